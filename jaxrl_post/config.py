@@ -1,0 +1,411 @@
+"""The one schema of a run: frozen dataclasses that hold defaults, ranges and cross-field rules.
+
+`default()` mirrors them into a locked ConfigDict; a file in configs/ starts from it and assigns; `resolve()` turns that,
+plus `--config.a.b=value` overrides, into a Config, once. After that nobody sees a ConfigDict. A mistake gives one sentence
+with name, value, bound and the nearest valid name, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import importlib.util
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+
+def at_least(default, low, high=None):
+    """A field with a default and an inclusive range."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def one_of(default, *choices):
+    """A field with a default and a closed list of values."""
+    return field(default=default, metadata={"choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """`path`: a Hugging Face directory or a llama2.c file; empty: random weights of `preset`."""
+
+    path: str = ""
+    preset: str = ""
+    tokenizer: str = ""  # tokenizer.json, a directory holding one, or a llama2.c vocabulary; empty: beside the model
+    compute_dtype: str = one_of("float32", "float32", "bfloat16")
+    remat: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Devices along each axis; their product is the number of devices used. Replicas of the engine lie along data x fsdp."""
+
+    data: int = at_least(1, 1)
+    fsdp: int = at_least(1, 1)
+    tensor: int = at_least(1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Sizes of the row engine, each per replica. `row_sizes`: rows per step that are compiled; a single size is kept as it
+    is, of several the probe drops those whose bits differ from the largest one's. `pages` 0: enough for every slot at
+    `max_length`. `cost_table`: a file written by scripts/bench.py cost; empty: the analytic table of the device kind."""
+
+    name: str = one_of("rows", "rows", "demonstrations")
+    slots: int = at_least(64, 1)
+    max_length: int = at_least(512, 2)  # prompt and answer together, tokens
+    page_size: int = at_least(16, 1)
+    pages: int = at_least(0, 0)
+    row_sizes: tuple[int, ...] = (64, 128)
+    head_rows: int = at_least(0, 0)  # rows that may sample in one step; 0: as many as slots
+    steps_per_dispatch: int = at_least(8, 1)
+    refill_slots: int = at_least(4, 1)  # a dispatch ends early when so many slots are free and requests wait
+    dtype: str = one_of("float32", "float32", "bfloat16")
+    cost_table: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Of training rollouts. `max_tokens` bounds the answer."""
+
+    temperature: float = at_least(1.0, 0.0)
+    max_tokens: int = at_least(256, 1)
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """`prompts`: groups per optimizer round (verl's train_batch_size); `group_size`: answers per prompt (rollout.n).
+    `filter_groups`: leave out groups whose accuracies are all equal, and refill, at most `max_waves` waves a round."""
+
+    name: str = one_of("sync", "sync")
+    prompts: int = at_least(32, 1)
+    group_size: int = at_least(8, 1)
+    filter_groups: bool = False
+    max_waves: int = at_least(10, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """verl's words: adv_estimator, loss_mode, loss_agg_mode, clip_ratio_low/high, kl_loss_type, kl_loss_coef."""
+
+    adv_estimator: str = one_of("grpo", "grpo", "dr_grpo", "rloo", "ones")
+    loss_mode: str = one_of("vanilla", "vanilla", "sft")
+    loss_agg_mode: str = one_of("token-mean", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+    clip_ratio_low: float = at_least(0.2, 0.0)
+    clip_ratio_high: float = at_least(0.2, 0.0)
+    kl_loss_type: str = one_of("k3", "k1", "k2", "k3")
+    kl_loss_coef: float = at_least(0.0, 0.0)
+    entropy_coef: float = at_least(0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW. `schedule` runs over `Config.steps` after `warmup_steps`; norms, biases and other vectors are not decayed."""
+
+    lr: float = at_least(1e-4, 0.0)
+    schedule: str = one_of("constant", "constant", "cosine", "linear")
+    warmup_steps: int = at_least(0, 0)
+    final_lr_ratio: float = at_least(0.1, 0.0, 1.0)
+    b1: float = at_least(0.9, 0.0, 1.0)
+    b2: float = at_least(0.95, 0.0, 1.0)
+    eps: float = at_least(1e-8, 0.0)
+    weight_decay: float = at_least(0.0, 0.0)
+    max_grad_norm: float = at_least(1.0, 0.0)  # 0: no clipping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A micro-batch is `rows` packed sequences of `tokens` tokens. `head_chunk`: tokens whose logits exist at once."""
+
+    rows: int = at_least(8, 1)
+    tokens: int = at_least(512, 2)
+    head_chunk: int = at_least(1024, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """`train`: a JSONL file of verl rows, or `task:NAME` for a procedural task; `task` are that task's own arguments."""
+
+    train: str = "task:sums"
+    size: int = at_least(4096, 1)  # prompts of a procedural task; a file has its own length
+    task: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """`functions`: import paths `pkg.mod:fn` or `file.py:fn`, summed with `weights` (empty: all 1).
+    `shuffle`: hands each group's scores to its rollouts in a random order: a control that must learn nothing."""
+
+    functions: tuple[str, ...] = ("jaxrl_post.rewards.math:exact",)
+    weights: tuple[float, ...] = ()
+    workers: int = at_least(1, 1)
+    timeout_s: float = at_least(10.0, 0.01)
+    shuffle: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Held-out prompts, greedy once and `samples` times at temperature 1, before, every `every` steps, and after.
+    `data` as Data.train; for a procedural task the prompts are drawn apart from the training ones. prompts 0: never."""
+
+    data: str = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    prompts: int = at_least(256, 0)
+    samples: int = at_least(4, 1)
+    every: int = at_least(0, 0)
+    show: int = at_least(3, 0)  # prompts whose answers are printed before and after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    name: str = "run"
+    seed: int = at_least(0, 0)
+    steps: int = at_least(10, 1)
+    run_dir: str = "runs"
+    model: Model = Model()
+    mesh: Mesh = Mesh()
+    engine: Engine = Engine()
+    sampling: Sampling = Sampling()
+    scheduler: Scheduler = Scheduler()
+    algorithm: Algorithm = Algorithm()
+    optimizer: Optimizer = Optimizer()
+    batch: Batch = Batch()
+    data: Data = Data()
+    reward: Reward = Reward()
+    eval: Eval = Eval()
+
+    def __post_init__(self):
+        for rule in _RULES:
+            rule(self)
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.data * self.mesh.fsdp * self.mesh.tensor
+
+    @property
+    def replicas(self) -> int:
+        return self.mesh.data * self.mesh.fsdp
+
+    @property
+    def rollouts_per_step(self) -> int:
+        return self.scheduler.prompts * self.scheduler.group_size
+
+    @property
+    def head_rows(self) -> int:
+        return self.engine.head_rows or self.engine.slots
+
+    @property
+    def pages(self) -> int:
+        return self.engine.pages or self.engine.slots * -(-self.engine.max_length // self.engine.page_size)
+
+
+def _need(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)
+
+
+def _model_given(c: Config) -> None:
+    _need(bool(c.model.path or c.model.preset), "model.path and model.preset are both empty: name a checkpoint "
+          "(model.path) or a preset for random weights (model.preset)")
+
+
+def _rows_fit(c: Config) -> None:
+    sizes = c.engine.row_sizes
+    _need(len(sizes) > 0 and all(size > 0 for size in sizes),
+          f"engine.row_sizes must hold at least one positive size, got {sizes}")
+    _need(max(sizes) >= c.engine.slots, f"engine.row_sizes {sizes} must reach engine.slots={c.engine.slots}: every "
+          f"running slot needs a row; nearest valid size is {c.engine.slots}")
+    _need(c.head_rows >= c.engine.slots, f"engine.head_rows={c.engine.head_rows} must be 0 or at least "
+          f"engine.slots={c.engine.slots}")
+
+
+def _lengths_fit(c: Config) -> None:
+    _need(c.sampling.max_tokens < c.engine.max_length, f"sampling.max_tokens={c.sampling.max_tokens} must be below "
+          f"engine.max_length={c.engine.max_length}, which holds prompt and answer")
+    _need(c.batch.tokens >= 2, f"batch.tokens={c.batch.tokens} must be at least 2")
+    pages = -(-c.engine.max_length // c.engine.page_size)
+    _need(c.pages >= pages, f"engine.pages={c.engine.pages} cannot hold one rollout of engine.max_length="
+          f"{c.engine.max_length} tokens: at least {pages} pages of {c.engine.page_size} are needed")
+
+
+def _shards_fit(c: Config) -> None:
+    shards = c.mesh.data * c.mesh.fsdp
+    _need(c.batch.rows % shards == 0, f"batch.rows={c.batch.rows} must be a multiple of mesh.data*mesh.fsdp={shards}; "
+          f"nearest valid value is {-(-c.batch.rows // shards) * shards}")
+
+
+def _groups_make_sense(c: Config) -> None:
+    grouped = c.algorithm.adv_estimator in ("grpo", "rloo", "dr_grpo")
+    _need(not grouped or c.scheduler.group_size >= 2, f"algorithm.adv_estimator={c.algorithm.adv_estimator!r} compares "
+          f"the answers of a group: scheduler.group_size={c.scheduler.group_size} must be at least 2")
+
+
+def _rewards_weighted(c: Config) -> None:
+    _need(len(c.reward.weights) in (0, len(c.reward.functions)), f"reward.weights has {len(c.reward.weights)} entries, "
+          f"reward.functions {len(c.reward.functions)}: give none or one each")
+
+
+_RULES = (_model_given, _rows_fit, _lengths_fit, _shards_fit, _groups_make_sense, _rewards_weighted)
+
+
+def default() -> ml_collections.ConfigDict:
+    """Every field with its default, as a ConfigDict that refuses unknown names. Fill `model` before `resolve`."""
+    return _mirror(Config).lock()
+
+
+def _fields(schema) -> dict[str, tuple[Any, dataclasses.Field]]:
+    hints = typing.get_type_hints(schema)
+    return {f.name: (hints[f.name], f) for f in dataclasses.fields(schema)}
+
+
+def _mirror(schema) -> ml_collections.ConfigDict:
+    out = ml_collections.ConfigDict(type_safe=False)
+    for name, (kind, f) in _fields(schema).items():
+        if dataclasses.is_dataclass(kind):
+            out[name] = _mirror(kind)
+        elif f.default is not dataclasses.MISSING:
+            out[name] = f.default
+        else:
+            out[name] = ml_collections.ConfigDict()
+    return out
+
+
+def load(path: str) -> ml_collections.ConfigDict:
+    """What `get_config()` of a Python file returns."""
+    file = Path(path)
+    if not file.is_file():
+        near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], n=1) \
+            if file.parent.is_dir() else []
+        raise ValueError(f"--config={path}: no such file" + (f"; nearest is {file.parent / near[0]}" if near else ""))
+    spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        given = module.get_config()
+    except (AttributeError, KeyError) as error:
+        raise ValueError(f"--config={path}: {str(error.args[0] if error.args else error).splitlines()[0]}") from error
+    return given
+
+
+def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str] = ()) -> Config:
+    """The frozen Config of a config file's dict and of `a.b=value` overrides, in order.
+
+    Raises:
+      ValueError: unknown name (with the nearest), wrong type, value out of range, or a cross-field rule broken.
+    """
+    values = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else dict(given)
+    for override in overrides:
+        _override(values, override)
+    return _build(Config, values, "")
+
+
+def _override(values: dict, override: str) -> None:
+    path, equals, text = override.partition("=")
+    _need(bool(equals), f"--config.{override}: write --config.{path}=VALUE")
+    *parents, leaf = path.split(".")
+    schema, where = Config, values
+    for depth, name in enumerate(parents):
+        if schema is not None:
+            _known(schema, name, ".".join(parents[:depth]))
+            kind = _fields(schema)[name][0]
+            schema = kind if dataclasses.is_dataclass(kind) else None
+        where = where.setdefault(name, {})
+        _need(isinstance(where, dict), f"--config.{path}: {'.'.join(parents[:depth + 1])} has no fields")
+    if schema is not None:
+        _known(schema, leaf, ".".join(parents))
+        kind = _fields(schema)[leaf][0]
+        _need(not dataclasses.is_dataclass(kind), f"--config.{path} is a section: set one of its fields, "
+              f"for example --config.{path}.{next(iter(_fields(kind))) if dataclasses.is_dataclass(kind) else ''}=...")
+    else:
+        kind = None
+    where[leaf] = text if kind is str else _literal(text)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return {"true": True, "false": False}.get(text.lower(), None) if text.lower() in ("true", "false") \
+            else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _known(schema, name: str, where: str) -> None:
+    names = list(_fields(schema))
+    if name in names:
+        return
+    full = f"{where}.{name}" if where else name
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    nested = [f"{s}.{name}" for s, (kind, _) in _fields(Config).items()
+              if dataclasses.is_dataclass(kind) and name in _fields(kind)]
+    best = [f"{where}.{near[0]}" if where else near[0]] if near else nested
+    raise ValueError(f"config: unknown name {full!r}" + (f"; nearest valid name is {best[0]!r}" if best else
+                                                         f"; valid names are {', '.join(names)}"))
+
+
+def _build(schema, values: Mapping, where: str):
+    for name in values:
+        _known(schema, name, where)
+    out = {}
+    for name, (kind, f) in _fields(schema).items():
+        full = f"{where}.{name}" if where else name
+        if name not in values:
+            continue
+        value = values[name]
+        if dataclasses.is_dataclass(kind):
+            _need(isinstance(value, Mapping), f"config: {full} is a section, got {value!r}")
+            out[name] = _build(kind, value, full)
+        else:
+            out[name] = _checked(full, kind, f, value)
+    return schema(**out)
+
+
+def _checked(full: str, kind, f: dataclasses.Field, value):
+    value = _coerced(full, kind, value)
+    low, high, choices = (f.metadata.get(key) for key in ("low", "high", "choices"))
+    if choices is not None and value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3)
+        raise ValueError(f"config: {full}={value!r} is not one of {', '.join(choices)}"
+                         + (f"; nearest is {near[0]!r}" if near else ""))
+    _need(low is None or value >= low, f"config: {full}={value!r} is below its bound; the nearest valid value is {low}")
+    _need(high is None or value <= high, f"config: {full}={value!r} is above its bound; the nearest valid value is {high}")
+    return value
+
+
+def _coerced(full: str, kind, value):
+    wrong = f"config: {full} must be {getattr(kind, '__name__', kind)}, got {type(value).__name__} {value!r}"
+    if kind is float:
+        _need(isinstance(value, (int, float)) and not isinstance(value, bool) and value == value, wrong)
+        return float(value)
+    if kind is int:
+        _need(isinstance(value, int) and not isinstance(value, bool), wrong)
+        return value
+    if kind in (bool, str):
+        _need(isinstance(value, kind), wrong)
+        return value
+    if typing.get_origin(kind) is tuple:
+        member = typing.get_args(kind)[0]
+        _need(isinstance(value, (tuple, list)), f"config: {full} must be a list of {member.__name__}, got {value!r}")
+        return tuple(_coerced(f"{full}[{i}]", member, v) for i, v in enumerate(value))
+    _need(isinstance(value, Mapping), wrong)
+    return types.MappingProxyType(dict(value))
+
+
+def to_dict(config: Config) -> dict:
+    """Plain nested dict, ready for JSON."""
+    def plain(value):
+        if dataclasses.is_dataclass(value):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {k: plain(v) for k, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+    return plain(config)

@@ -1,0 +1,83 @@
+"""What one engine step costs, by its number of rows: an input of the run, never a measurement inside it.
+
+A measured table comes from a file that `scripts/bench.py cost` wrote; without one, an analytic estimate for the device kind
+stands in. Either way it has a hash that is recorded with the run, so that a decision can be repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+# peak FLOP/s of dense bf16 (f32 on CPU), memory bytes/s, seconds of overhead a step; vendor figures, but for cpu, where
+# they are rough and only the ratios matter
+DEVICES = {
+    "cpu": (1e11, 2e10, 3e-4),
+    "h100": (9.9e14, 3.35e12, 5e-5),
+    "h200": (9.9e14, 4.8e12, 5e-5),
+    "v5e": (1.97e14, 8.2e11, 5e-5),
+    "v6e": (9.18e14, 1.64e12, 5e-5),
+}
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step at each measured row count; between them linear, outside at the nearest slope."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    source: str
+
+    def __post_init__(self):
+        if len(self.rows) != len(self.seconds) or not self.rows:
+            raise ValueError(f"step-cost table {self.source}: {len(self.rows)} row counts, {len(self.seconds)} times")
+        if sorted(set(self.rows)) != list(self.rows) or min(self.seconds) <= 0:
+            raise ValueError(f"step-cost table {self.source}: row counts must ascend and times be positive")
+
+    def __call__(self, rows: int) -> float:
+        """Seconds of a step of `rows` rows."""
+        if len(self.rows) == 1 or self.rows[0] <= rows <= self.rows[-1]:
+            return float(np.interp(rows, self.rows, self.seconds))
+        low, high = (0, 1) if rows < self.rows[0] else (-2, -1)
+        slope = (self.seconds[high] - self.seconds[low]) / (self.rows[high] - self.rows[low])
+        return max(self.seconds[low] + slope * (rows - self.rows[low]), min(self.seconds) / 1e3)
+
+    @property
+    def digest(self) -> str:
+        """Of the numbers: 16 hex digits of SHA-256."""
+        return hashlib.sha256(json.dumps([self.rows, self.seconds]).encode()).hexdigest()[:16]
+
+
+def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes: Sequence[int]) -> StepCost:
+    """max(weight bytes / bandwidth, 2 * parameters * rows / peak) + overhead; a floor, not a forecast."""
+    kind = next((name for name in DEVICES if name in device_kind.lower().replace(" lite", "e").replace(" ", "")), "cpu")
+    peak, bandwidth, overhead = DEVICES[kind]
+    seconds = tuple(max(parameters * bytes_per_parameter / bandwidth, 2 * parameters * r / peak) + overhead
+                    for r in sorted(sizes))
+    return StepCost(tuple(sorted(sizes)), seconds, f"analytic:{kind}")
+
+
+def load(path: str) -> StepCost:
+    """Reads {"figures": {"step_s": {"64": 0.002, ...}}}, as scripts/bench.py cost writes it."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"engine.cost_table={path}: no such file; write one with scripts/bench.py cost --json {path}")
+    try:
+        table: Mapping[str, float] = json.loads(file.read_text())["figures"]["step_s"]
+        pairs = sorted((int(rows), float(seconds)) for rows, seconds in table.items())
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"engine.cost_table={path}: expected figures.step_s with rows -> seconds, got {error!r}") from None
+    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file))
+
+
+def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: int) -> int:
+    """The size with the most useful rows a second: one row for each running slot, the rest for `backlog` waiting rows.
+
+    Sizes below `running` are out; ties go to the smaller size."""
+    fitting = [size for size in sorted(sizes) if size >= running] or [max(sizes)]
+    return max(fitting, key=lambda size: (min(size, running + backlog) / cost(size), -size))

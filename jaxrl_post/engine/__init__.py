@@ -1,0 +1,1 @@
+"""The engine: requests in, rollouts out, by rows."""

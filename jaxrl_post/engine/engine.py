@@ -1,0 +1,417 @@
+"""The row engine: slots, pages and programs put together behind the Engine protocol.
+
+Per `step`: admit what waits (a prompt's first answer computes its pages, the others start from them), map pages for the
+expected growth (parking the youngest if it must), choose a row size from the cost table, dispatch, and collect.
+
+Invariant: all of that decides when a token is computed, never which. It refuses what can never fit, and it never
+recompiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_post import cost as costs
+from jaxrl_post import mesh as meshes
+from jaxrl_post.engine import rows as device
+from jaxrl_post.engine.live import Live, begin
+from jaxrl_post.models import decoder
+from jaxrl_post.pages import Pages, Prompts
+from jaxrl_post.types import Capacity, Finish, Request, Rollout, RolloutId
+from jaxrl_post.weights import Layout
+
+NEVER = 1 << 30
+
+
+class Replica:
+    """The host's side of one block of slots and pages."""
+
+    def __init__(self, slots: int, pages: int, page: int):
+        self.slots: list[Live | None] = [None] * slots
+        self.pages = Pages(pages, page)
+        self.prompts = Prompts(self.pages)
+
+    @property
+    def running(self) -> list[Live]:
+        """Occupied slots, oldest first."""
+        return sorted((live for live in self.slots if live is not None), key=lambda live: live.age)
+
+    @property
+    def free(self) -> int:
+        return self.slots.count(None)
+
+
+class RowEngine:
+    """protocols.Engine over the row program. Sizes are per replica; there are mesh data*fsdp replicas."""
+
+    def __init__(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, *, slots: int, max_length: int,
+                 page_size: int, pages: int, row_sizes: Sequence[int], head_rows: int, steps_per_dispatch: int,
+                 refill_slots: int, dtype: Any = np.float32, cost: costs.StepCost | None = None,
+                 decode: Callable[[np.ndarray], str] | None = None, version: int = 0):
+        meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine",
+                               {"heads": model.heads, "kv_heads": model.kv_heads})
+        if max_length > model.max_length:
+            raise ValueError(f"engine.max_length={max_length} is beyond the model's {model.max_length} positions; the "
+                             f"nearest valid value is {model.max_length}")
+        replicas = meshes.replicas(mesh)
+        sizes = device.Sizes(replicas=replicas, slots=slots, max_length=max_length, page=page_size, pages=pages,
+                             heads=head_rows, steps=steps_per_dispatch,
+                             emit=min(max_length, max(4 * steps_per_dispatch, 16)), inserts=min(slots, 16))
+        self._model, self._decode, self._refill = model, decode, refill_slots
+        self._layout = Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
+        self.case = self._layout.case(params)
+        self._params = self._layout.place(params)
+        self._version = version
+        self._programs = device.Programs(model, mesh, sizes, tuple(sorted(row_sizes)), dtype)
+        self._programs.compile(self._params)
+        self._state = self._programs.blank()
+        self.row_sizes = tuple(sorted(row_sizes))
+        self.cost = cost or costs.analytic(jax.devices()[0].device_kind, _count(params), np.dtype(dtype).itemsize,
+                                           row_sizes)
+        self._replicas = [Replica(slots, pages, page_size) for _ in range(replicas)]
+        self.reset()
+
+    @property
+    def sizes(self) -> device.Sizes:
+        return self._programs.sizes
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    def reset(self) -> None:
+        """Clocks, counters and order start again; nothing may be pending."""
+        assert not any(live for r in self._replicas for live in r.slots), "reset with requests in slots"
+        for replica in self._replicas:
+            replica.prompts.keep_only(set())
+        self._waiting: list[Live] = []
+        self._finished: list[tuple[Live, Finish]] = []
+        self._age = 0
+        self._clock = {"train": 0, "eval": 0}
+        self._growth = 1.0
+        self._counts: dict[str, float] = {}
+
+    # ---- what the loop sees
+
+    @property
+    def capacity(self) -> Capacity:
+        waiting = [sum(live.request.replica == d for live in self._waiting) for d in range(len(self._replicas))]
+        return Capacity(slots=tuple(r.free - w for r, w in zip(self._replicas, waiting)),
+                        pages=tuple(r.pages.free for r in self._replicas))
+
+    @property
+    def clock(self) -> int:
+        return self._clock["train"]
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def pending(self) -> int:
+        return sum(live.request.purpose == self._purpose for live in self._all())
+
+    @property
+    def _purpose(self) -> str:
+        return "eval" if any(live.request.purpose == "eval" for live in self._all()) else "train"
+
+    def _all(self) -> list[Live]:
+        running = [live for r in self._replicas for live in r.slots if live is not None]
+        return running + self._waiting + [live for live, _ in self._finished]
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        here = {live.request.rollout_id for live in self._all()}
+        for request in requests:
+            self._check(request, here)
+            here.add(request.rollout_id)
+        for live in [begin(request, self._age + i) for i, request in enumerate(requests)]:
+            ending = live.ending()
+            if ending is None:
+                self._waiting.append(live)
+            else:
+                self._finished.append((live, ending))
+        self._age += len(requests)
+
+    def _check(self, request: Request, here: set[RolloutId]) -> None:
+        need, most = request.prompt.tokens.size + request.max_tokens, self.sizes.max_length
+        ends = len(request.sampling.eos_ids) + len(request.sampling.stop_ids)
+        if need > most:
+            raise ValueError(f"request {request.rollout_id}: prompt of {request.prompt.tokens.size} and max_tokens="
+                             f"{request.max_tokens} need {need} positions, engine.max_length={most}; the largest valid "
+                             f"max_tokens is {most - request.prompt.tokens.size}")
+        if not 0 <= request.replica < len(self._replicas):
+            raise ValueError(f"request {request.rollout_id}: replica {request.replica} of {len(self._replicas)}")
+        if request.rollout_id in here:
+            raise ValueError(f"request {request.rollout_id} is already in the engine")
+        if ends > device.ENDS:
+            raise ValueError(f"request {request.rollout_id}: {ends} eos and stop ids, at most {device.ENDS}")
+        if request.sampling.stop_strings and self._decode is None:
+            raise ValueError(f"request {request.rollout_id}: stop_strings need an engine with a tokenizer")
+        if np.any(request.prompt.tokens < 0) or np.any(request.prompt.tokens >= self._model.vocab_size):
+            raise ValueError(f"request {request.rollout_id}: prompt has a token outside 0..{self._model.vocab_size - 1}")
+
+    def cancel(self, ids: Iterable[RolloutId]) -> None:
+        self._take_out(ids)
+
+    def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
+        lives = self._take_out(ids)
+        return sorted((live.rollout(Finish.PARKED, self._clock[live.request.purpose]) for live in lives),
+                      key=lambda rollout: rollout.id)
+
+    def _take_out(self, ids: Iterable[RolloutId]) -> list[Live]:
+        wanted = set(ids)
+        out = [live for live in self._all() if live.request.rollout_id in wanted]
+        for live in out:
+            if live.slot >= 0:
+                self._leave(live)
+        self._waiting = [live for live in self._waiting if live.request.rollout_id not in wanted]
+        self._finished = [(live, how) for live, how in self._finished if live.request.rollout_id not in wanted]
+        return out
+
+    def swap(self, params: Any, version: int) -> None:
+        if version <= self._version:
+            raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
+        self._layout.check(self._params, params)
+        self._params = self._layout.replace(self._params, params)
+        self._version = version
+        for replica in self._replicas:
+            for live in replica.running:
+                replica.prompts.abandon(live.slot)
+
+    def metrics(self) -> dict[str, float]:
+        counts, self._counts = self._counts, {}
+        return {name: counts[name] for name in sorted(counts)}
+
+    def step(self) -> list[Rollout]:
+        done, self._finished = self._finished, []
+        results = [live.rollout(how, live.clocks[-1] if live.clocks else self._clock[live.request.purpose])
+                   for live, how in done]
+        purpose = self._purpose
+        if any(live.request.purpose == purpose for live in self._all()):
+            self._admit(purpose)
+            self._map(purpose)
+            results += self._run(purpose)
+        return sorted(results, key=lambda rollout: (rollout.finish_clock, rollout.id))
+
+    # ---- admission
+
+    def _admit(self, purpose: str) -> None:
+        self._waiting.sort(key=lambda live: live.age)
+        admitted: list[tuple[Live, int, int]] = []
+        for index, replica in enumerate(self._replicas):
+            mine = [w for w in self._waiting if w.request.replica == index and w.request.purpose == purpose]
+            replica.prompts.keep_only({self._key(live) for live in mine})
+            if mine and not replica.free:
+                self._evict(replica, purpose)
+            for live in mine:
+                if not replica.free:
+                    break
+                entry = replica.prompts.entries.get(self._key(live))
+                if entry is not None and not entry.ready:
+                    continue
+                copied = self._seat(replica, live, entry)
+                while copied is None and self._evict(replica, purpose):
+                    copied = self._seat(replica, live, replica.prompts.entries.get(self._key(live)))
+                if copied is None:
+                    break
+                admitted.append((live, *copied))
+        seated = {id(live) for live, _, _ in admitted}
+        self._waiting = [live for live in self._waiting if id(live) not in seated]
+        self._insert(admitted)
+
+    def _evict(self, replica: Replica, purpose: str) -> bool:
+        """While nothing of this purpose runs, makes room: parks the youngest of another, then drops shared prompts."""
+        if any(live.request.purpose == purpose for live in replica.running):
+            return False
+        if replica.running:
+            self._preempt(replica, replica.running[-1])
+            return True
+        held = bool(replica.prompts.entries)
+        replica.prompts.keep_only(set())
+        return held
+
+    def _key(self, live: Live) -> tuple[str, str, int]:
+        """Whose prompt pages it can share: never those of another version, nor of a purpose that stands still."""
+        return live.request.purpose, live.request.prompt.id, self._version
+
+    def _seat(self, replica: Replica, live: Live, entry) -> tuple[int, int] | None:
+        """Gives a slot and pages; (page to copy from, page to copy to), out of range for none. None: too few pages."""
+        pages, none = replica.pages, replica.pages.total
+        whole = live.shared // pages.size if entry else 0
+        taken = pages.take(pages.needed(live.known) - whole)
+        if taken is None:
+            return None
+        live.slot = replica.slots.index(None)
+        replica.slots[live.slot] = live
+        live.filled, live.pages = 0, taken
+        if live.start_clock < 0:
+            live.start_clock = self._clock[live.request.purpose]
+        if entry:
+            pages.share(entry.ids[:whole])
+            live.pages = entry.ids[:whole] + taken
+            live.filled = live.shared
+            return (entry.ids[whole], taken[0]) if live.shared % pages.size else (none, none)
+        if live.shared > 0:
+            replica.prompts.lead(self._key(live), live.slot, live.pages[:pages.needed(live.shared)])
+        return none, none
+
+    def _insert(self, admitted: list[tuple[Live, int, int]]) -> None:
+        s = self.sizes
+        by_replica = [[a for a in admitted if a[0].request.replica == d] for d in range(s.replicas)]
+        for begin_at in range(0, max(map(len, by_replica)), s.inserts):
+            slot = np.full((s.replicas, s.inserts), s.slots, np.int32)
+            source = np.full((s.replicas, s.inserts), s.pages, np.int32)
+            target = source.copy()
+            tokens = np.zeros((s.replicas, s.inserts, s.max_length), np.int32)
+            for d, mine in enumerate(by_replica):
+                for i, (live, copy_from, copy_to) in enumerate(mine[begin_at:begin_at + s.inserts]):
+                    text = live.text()[:s.max_length]
+                    slot[d, i], source[d, i], target[d, i] = live.slot, copy_from, copy_to
+                    tokens[d, i, :text.size] = text
+            self._state = self._programs.insert(self._state, slot, tokens, source, target)
+
+    # ---- pages
+
+    def _map(self, purpose: str) -> None:
+        """Maps pages for the expected growth, oldest first."""
+        growth = int(self.sizes.steps * self._growth) + 1
+        for replica in self._replicas:
+            for live in replica.running:
+                if live.slot >= 0 and live.request.purpose == purpose:
+                    self._grow(replica, live, min(live.known + growth, live.limit - 1), purpose)
+
+    def _grow(self, replica: Replica, live: Live, positions: int, purpose: str) -> None:
+        pages = replica.pages
+        while pages.needed(positions) > len(live.pages):
+            more = pages.take(1)
+            if more is not None:
+                live.pages += more
+                continue
+            before = pages.free
+            replica.prompts.keep_only(set())
+            if pages.free > before:
+                continue
+            victim = self._victim(replica, live, purpose)
+            if victim is None:
+                break
+            self._preempt(replica, victim)
+        if pages.needed(live.known) > len(live.pages):
+            self._preempt(replica, live)
+
+    def _victim(self, replica: Replica, live: Live, purpose: str) -> Live | None:
+        """The youngest that is younger, or of another purpose; one with older tokens only when there is no other."""
+        others = [o for o in replica.running if o is not live and (o.age > live.age or o.request.purpose != purpose)]
+        current = [o for o in others if all(v == self._version for v in o.versions)]
+        return (current or others or [None])[-1]
+
+    def _preempt(self, replica: Replica, live: Live) -> None:
+        """Parks a slot; it resumes later with its tokens forced and its guesses kept."""
+        self._add("sched/preemptions", 1)
+        if any(v != self._version for v in live.versions):
+            self._add("sched/preemptions_mixed_versions", 1)
+        self._leave(live)
+        self._waiting.append(live)
+
+    def _leave(self, live: Live) -> None:
+        replica = self._replicas[live.request.replica]
+        replica.prompts.abandon(live.slot)
+        replica.pages.release(live.pages)
+        replica.slots[live.slot] = None
+        live.slot, live.pages, live.filled = -1, [], 0
+
+    # ---- the dispatch
+
+    def _run(self, purpose: str) -> list[Rollout]:
+        packed, lives = self._pack(purpose)
+        if not lives:
+            return []
+        refill = self._refill if any(w.request.purpose == purpose for w in self._waiting) else NEVER
+        size = self._size(lives)
+        self._state, out, uses, steps = self._programs.dispatch(size, self._params, self._state, packed,
+                                                                self.sizes.steps, refill)
+        clock = self._clock[purpose]
+        self._clock[purpose] += steps
+        self._count(purpose, size, steps, uses)
+        return [rollout for live in lives for rollout in self._collect(live, out[live.request.replica, live.slot], clock)]
+
+    def _pack(self, purpose: str) -> tuple[np.ndarray, list[Live]]:
+        s = self.sizes
+        packed = np.zeros((s.replicas, s.slots, device.TABLE + s.blocks), np.int32)
+        packed[..., device.TABLE:] = s.pages
+        packed[..., device.FIRST_END:device.TABLE] = -1
+        waiting = {(w.request.replica, self._key(w)) for w in self._waiting}
+        lives = []
+        for d, replica in enumerate(self._replicas):
+            order = [live.slot for live in replica.running]
+            packed[d, :, device.ORDER] = order + [i for i in range(s.slots) if replica.slots[i] is None]
+            for live in replica.running:
+                if live.request.purpose == purpose:
+                    watch = replica.free and (d, self._key(live)) in waiting
+                    self._describe(live, packed[d, live.slot], replica, bool(watch))
+                    lives.append(live)
+        return packed, lives
+
+    def _describe(self, live: Live, row: np.ndarray, replica: Replica, watched: bool) -> None:
+        sampling = live.request.sampling
+        leads = any(e.leader == live.slot and not e.ready for e in replica.prompts.entries.values())
+        row[device.ACTIVE] = 1
+        row[device.KNOWN], row[device.FILLED] = live.known, live.filled
+        row[device.GUESSED] = live.known + len(live.guesses)
+        row[device.LIMIT] = live.limit
+        row[device.MAPPED] = len(live.pages) * replica.pages.size
+        row[device.WATCH] = live.shared if leads and watched else 0
+        row[device.SEED0:device.SEED1 + 1] = live.request.seed.view(np.int32)
+        row[device.TEMPERATURE] = np.float32(sampling.temperature).view(np.int32)
+        ends = sampling.eos_ids + sampling.stop_ids
+        row[device.FIRST_END:device.FIRST_END + len(ends)] = ends
+        row[device.TABLE:device.TABLE + len(live.pages)] = live.pages
+
+    def _size(self, lives: list[Live]) -> int:
+        """The best of the kept row sizes for the busiest replica."""
+        running, backlog = np.zeros(len(self._replicas), int), np.zeros(len(self._replicas), int)
+        for live in lives:
+            running[live.request.replica] += 1
+            backlog[live.request.replica] += live.known - live.filled - 1 + len(live.guesses)
+        busiest = int(np.argmax(running + backlog))
+        return costs.best_size(self.cost, self.row_sizes, int(running.max()), int(backlog[busiest]))
+
+    def _collect(self, live: Live, out: np.ndarray, clock: int) -> list[Rollout]:
+        s, replica = self.sizes, self._replicas[live.request.replica]
+        new = int(out[device.OUT_KNOWN]) - live.known
+        blocks = out[device.OUT_WINDOW:].reshape(4, s.emit)[:, :new]
+        checked = len(live.tokens)
+        live.extend(blocks[0], blocks[1].view(np.float32), blocks[2].view(np.float32), blocks[3] % 2,
+                    clock + blocks[3] // 2 + 1, self._version)
+        live.filled = int(out[device.OUT_FILLED])
+        if live.filled >= live.shared:
+            replica.prompts.finish(live.slot)
+        ending = live.ending()
+        length = live.stopped_at(self._decode, checked) if self._decode else None
+        if length is not None:
+            self._add("rows/stop_string_overrun", live.cut(length))
+            ending = live.ending() or Finish.STOP
+        if ending is None:
+            return []
+        self._leave(live)
+        return [live.rollout(ending, live.clocks[-1])]
+
+    def _count(self, purpose: str, size: int, steps: int, uses: np.ndarray) -> None:
+        total = dict(zip(device.USES, uses.sum(axis=0).tolist()))
+        self._growth = 1.0 + total["draft_accepted"] / max(1, total["decode"])
+        prefix = "rows" if purpose == "train" else "eval/rows"
+        for use, count in total.items():
+            self._add(f"{prefix}/{use}", count)
+        self._add(f"{prefix}/steps", steps)
+        self._add(f"{prefix}/dispatches", 1)
+        self._add(f"{prefix}/size_{size}", steps)
+
+    def _add(self, name: str, amount: float) -> None:
+        self._counts[name] = self._counts.get(name, 0) + amount
+
+
+def _count(params: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,0 +1,118 @@
+"""One request on its way: what is settled, what is still a guess, and how it becomes a Rollout.
+
+Invariant: the text up to `known` is what an uninterrupted run would have; parking, preemption and resumption only carry it
+around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from jaxrl_post.types import Finish, Request, Rollout
+
+
+@dataclass
+class Live:
+    """A request with the tokens it has. `guesses` are candidates for the tokens after them; `age` is its place in the order
+    of submission. `filled`: positions whose KV is computed, while it sits in `slot`."""
+
+    request: Request
+    age: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    clocks: list[int] = field(default_factory=list)
+    guesses: list[int] = field(default_factory=list)
+    start_clock: int = -1
+    slot: int = -1
+    filled: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_length(self) -> int:
+        return self.request.prompt.tokens.size
+
+    @property
+    def known(self) -> int:
+        return self.prompt_length + len(self.tokens)
+
+    @property
+    def limit(self) -> int:
+        return self.prompt_length + self.request.max_tokens
+
+    @property
+    def shared(self) -> int:
+        """Positions that a sibling can take over: all of the prompt but its last token, whose row samples."""
+        return self.prompt_length - 1
+
+    def text(self) -> np.ndarray:
+        """Prompt, settled tokens and guesses."""
+        return np.concatenate([self.request.prompt.tokens, np.array(self.tokens + self.guesses, np.int32)])
+
+    def extend(self, tokens, logprobs, entropies, drafted, clocks, version: int) -> None:
+        """Settles more tokens; guesses they used up go, and all of them when one was wrong."""
+        tokens = [int(t) for t in tokens]
+        self.guesses = self.guesses[len(tokens):] if self.guesses[:len(tokens)] == tokens else []
+        self.tokens += tokens
+        self.logprobs += [float(x) for x in logprobs]
+        self.entropies += [float(x) for x in entropies]
+        self.drafted += [bool(x) for x in drafted]
+        self.clocks += [int(x) for x in clocks]
+        self.versions += [version] * len(tokens)
+
+    def cut(self, length: int) -> int:
+        """Drops what comes after `length` tokens; how many that were."""
+        overrun = len(self.tokens) - length
+        for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "clocks"):
+            del getattr(self, name)[length:]
+        return overrun
+
+    def ending(self) -> Finish | None:
+        """How the text ended, by its tokens alone."""
+        sampling = self.request.sampling
+        if self.tokens and self.tokens[-1] in sampling.eos_ids:
+            return Finish.EOS
+        if self.tokens and self.tokens[-1] in sampling.stop_ids:
+            return Finish.STOP
+        return Finish.LENGTH if self.known >= self.limit else None
+
+    def stopped_at(self, decode: Callable[[np.ndarray], str], checked: int) -> int | None:
+        """Length at which a stop string is complete, looking at tokens from `checked` on."""
+        strings = self.request.sampling.stop_strings
+        if not strings or not any(s in decode(np.array(self.tokens, np.int32)) for s in strings):
+            return None
+        for length in range(checked + 1, len(self.tokens) + 1):
+            text = decode(np.array(self.tokens[:length], np.int32))
+            if any(s in text for s in strings):
+                return length
+        return None
+
+    def rollout(self, finish: Finish, clock: int) -> Rollout:
+        """What it has, as a Rollout that ended at `clock`."""
+        size = len(self.tokens)
+        return Rollout(id=self.request.rollout_id, prompt=self.request.prompt, tokens=self.tokens, sampled=[True] * size,
+                       logprobs=self.logprobs, entropies=self.entropies, versions=self.versions, drafted=self.drafted,
+                       finish=finish, start_clock=max(self.start_clock, 0), finish_clock=clock)
+
+
+def begin(request: Request, age: int) -> Live:
+    """A request that enters the engine, with its prefix as its mode says."""
+    live = Live(request=replace(request, prefix=None), age=age)
+    prefix = request.prefix
+    if prefix is None or request.prefix_mode == "restart":
+        return live
+    if prefix.prompt.id != request.prompt.id:
+        raise ValueError(f"request {request.rollout_id}: its prefix belongs to prompt {prefix.prompt.id!r}")
+    if request.prefix_mode == "verify":
+        live.guesses = [int(t) for t in prefix.tokens[:request.max_tokens]]
+        return live
+    for name in ("tokens", "logprobs", "entropies", "versions", "drafted"):
+        setattr(live, name, getattr(prefix, name)[:request.max_tokens].tolist())
+    live.clocks = [prefix.finish_clock] * len(live.tokens)
+    live.start_clock = prefix.start_clock
+    return live

@@ -1,0 +1,121 @@
+"""The contracts between rooms. The docstring of each method is its contract; the loop calls every one of them.
+
+Nothing inherits from these classes: an object that has the methods satisfies the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
+
+
+class Engine(Protocol):
+    """Turns requests into rollouts. A rollout is a function of (weights, prompt, seed, sampling), never of its company."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """Free slots and pages per replica, counted after what is waiting."""
+
+    @property
+    def clock(self) -> int:
+        """Engine steps taken so far for training rollouts; evaluation does not advance it."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the next step will use."""
+
+    @property
+    def pending(self) -> int:
+        """Requests submitted and not yet returned, cancelled or parked; of evaluation alone while any of those is left."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests in this order. ValueError, with nothing queued, when one can never fit."""
+
+    def cancel(self, ids: Iterable[RolloutId]) -> None:
+        """Drops them, running or waiting. Unknown ids are no-ops."""
+
+    def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
+        """Takes them out and returns what they have (finish PARKED), sorted by id. Unknown ids are no-ops."""
+
+    def step(self) -> list[Rollout]:
+        """One dispatch of several device steps; what finished, by (finish_clock, id). While evaluation requests are
+        pending only they advance. It ends early only on the state itself, never on time."""
+
+    def swap(self, params: Any, version: int) -> None:
+        """Uses `params` from the next step on, and calls them `version`, which must be greater than the current one.
+        ValueError when tree, shape or version are wrong; then the old weights stay."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the last call, by metric name."""
+
+
+class Scheduler(Protocol):
+    """Decides what is generated and what is trained, from counts alone: no clock of the wall, no I/O, no jax."""
+
+    def admit(self, capacity: Capacity, clock: int) -> list[Request]:
+        """New requests, a group's samples side by side."""
+
+    def complete(self, rollout: Rollout) -> Stop:
+        """Takes a finished rollout in; says which others need not go on."""
+
+    def parked(self, rollouts: Sequence[Rollout]) -> None:
+        """Takes back what `Stop.park` asked for."""
+
+    def due(self) -> list[Group]:
+        """Whole groups whose score is needed now, in admission order, unscored."""
+
+    def scored(self, group: Group) -> None:
+        """Takes a scored group back. Filters (dynamic sampling) act here."""
+
+    def take(self) -> list[Part]:
+        """What can be trained on now: groups in admission order, rollouts by sample index, never by completion."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the last call, by metric name."""
+
+
+class Learner(Protocol):
+    """Turns groups into new weights."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far: the version of `params`. A commit skipped for NaN advances it too."""
+
+    @property
+    def params(self) -> Any:
+        """The policy's weights, in the learner's layout."""
+
+    def prepare(self, groups: Sequence[Group]) -> None:
+        """Old and reference log-probs of these groups, once, at the current weights; kept by rollout id."""
+
+    def accumulate(self, groups: Sequence[Group]) -> None:
+        """Adds an unnormalised gradient sum and its counts. Advantages are computed here."""
+
+    def commit(self) -> Mapping[str, Any]:
+        """Divides once, takes an optimizer step, forgets what `prepare` kept; metrics as device scalars."""
+
+
+class Rewards(Protocol):
+    """Pure functions in killable processes."""
+
+    def start(self, rollout: Rollout) -> None:
+        """Begins to score it. Returns at once."""
+
+    def join(self, group: Group) -> Group:
+        """The group with its rewards. Waits, with a deadline. The judged program over its limit is a verdict; a grader
+        that fails twice leaves `scored` False."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the last call, by metric name."""
+
+
+class Observer(Protocol):
+    """Sees what happened: metrics, rollout log, evaluation. Never changes it."""
+
+    def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
+        """After an optimizer step, with the last part of its round."""
+
+    def published(self, version: int) -> None:
+        """After the engine took new weights: the place for evaluation."""

@@ -1,0 +1,85 @@
+"""How the R rows of one step are given to slots: array code over numpy or jax.numpy, which the caller passes as `xp`.
+
+Order of service: one row for every running slot; then prefill rows, oldest slot first, while rows are left; then candidate
+rows (drafts, or a prefix being verified), shared out evenly up to what each slot wants. A slot whose forced rows were cut
+gets no candidate row. Invariant: the plan decides when a position is computed, never what it gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Array = Any
+
+
+class Plan(NamedTuple):
+    """Rows sorted by slot. `slot`, `offset` (position minus the slot's first), `real`: [R]. `count`: rows of each slot [S].
+    Heads, the rows that sample, are compacted to a fixed number: `head_row` (index of the row), `head_slot`,
+    `head_rank` (0 for a slot's first head), `head_real`: [heads]."""
+
+    slot: Array
+    offset: Array
+    real: Array
+    count: Array
+    head_row: Array
+    head_slot: Array
+    head_rank: Array
+    head_real: Array
+
+
+def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Array:
+    """int[S]: shares of `budget` as even as possible, none above its want; the odd ones go to the first in `order`.
+
+    `rounds`: bits of the largest level that can matter."""
+    level = xp.zeros_like(budget)
+    for bit in reversed(range(rounds)):
+        higher = level + (1 << bit)
+        level = xp.where(xp.sum(xp.minimum(wants, higher)) <= budget, higher, level)
+    share = xp.minimum(wants, level)
+    more = (wants > level).astype(share.dtype)[order]
+    left = budget - xp.sum(share)
+    odd = xp.where(xp.cumsum(more) <= left, more, 0)
+    return share + odd[rank_of(xp, order)]
+
+
+def rank_of(xp, order: Array) -> Array:
+    """int[S]: the place of each slot in `order`, a permutation of slots."""
+    return xp.argsort(order)
+
+
+def counts(xp, forced: Array, candidates: Array, order: Array, rows: int, heads: int) -> Array:
+    """int[S]: rows of each slot. `forced` [S]: rows whose input token is settled (1 for a running slot, more while
+    prefilling, 0 for an idle one); `candidates` [S]: rows behind them that are guesses; `order` [S]: slots, oldest first.
+
+    At most `rows` in all, and at most `heads` of them sample (heads >= S, so only candidates can be short of heads)."""
+    running = (forced == 1).astype(forced.dtype)
+    prefill = xp.where(forced > 1, forced, 0)
+    left = xp.maximum(rows - xp.sum(running), 0)
+    before = xp.cumsum(prefill[order]) - prefill[order]
+    given = xp.clip(left - before, 0, prefill[order])[rank_of(xp, order)]
+    base = running + given
+    whole = (forced > 0) & (base == forced)
+    wants = xp.where(whole, candidates, 0)
+    budget = xp.minimum(rows - xp.sum(base), heads - xp.sum(whole.astype(forced.dtype)))
+    return base + level_fill(xp, wants, xp.maximum(budget, 0), order, max(1, rows.bit_length()))
+
+
+def plan(xp, forced: Array, candidates: Array, order: Array, *, rows: int, heads: int) -> Plan:
+    """Gives `rows` rows, `heads` of them sampling, to slots. A running slot needs one: rows >= running slots."""
+    count = counts(xp, forced, candidates, order, rows, heads)
+    sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
+    slot, offset, real = _spread(xp, count, rows)
+    head_slot, head_rank, head_real = _spread(xp, sampling, heads)
+    end = xp.cumsum(count)[head_slot]
+    head_row = xp.where(head_real, end - sampling[head_slot] + head_rank, 0)
+    return Plan(slot, offset, real, count, head_row, head_slot, head_rank, head_real)
+
+
+def _spread(xp, count: Array, size: int) -> tuple[Array, Array, Array]:
+    """For each of `size` places: the slot it falls to, its index within that slot, and whether it is taken."""
+    end = xp.cumsum(count)
+    place = xp.arange(size, dtype=count.dtype)
+    slot = xp.sum((place[:, None] >= end[None, :]).astype(count.dtype), axis=1)
+    real = slot < count.shape[0]
+    slot = xp.where(real, slot, count.shape[0] - 1)
+    return slot, place - (end - count)[slot], real

@@ -1,0 +1,213 @@
+"""The nouns that flow around the ring: Prompt -> Request -> Rollout -> Group -> Part.
+
+Invariant: every value here is frozen, its arrays are read-only numpy, and its lengths agree; a value that breaks
+this cannot be built. Nothing here knows a device, a clock or a file.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+PURPOSES = ("train", "eval")
+PREFIX_MODES = ("recompute", "verify", "restart")
+
+
+class Finish(enum.Enum):
+    """Why a rollout stopped. PARKED goes back into the engine; CANCELLED is never trained on."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    PARKED = "parked"
+    CANCELLED = "cancelled"
+
+
+class RolloutId(NamedTuple):
+    """Who a rollout is: everything its noise depends on, and nothing else (no round, no step, no slot)."""
+
+    run_seed: int
+    purpose: str
+    epoch: int
+    prompt_id: str
+    sample: int
+    attempt: int = 0
+
+    def seed(self) -> np.ndarray:
+        """uint32[2], the key of this rollout's noise: 8 bytes of BLAKE2b over the tuple's text."""
+        text = "\x1f".join(str(part) for part in self)
+        return frozen(np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), "<u4").astype(np.uint32))
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """The same array, made read-only."""
+    array.setflags(write=False)
+    return array
+
+
+def _array(value, dtype) -> np.ndarray:
+    return frozen(np.array(value, dtype=dtype, copy=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One row of the data. `id` is stable across epochs; `tokens` int32[T], T >= 1; `extra` holds verl's other columns."""
+
+    id: str
+    tokens: np.ndarray
+    answer: str = ""
+    source: str = ""
+    messages: tuple[Mapping, ...] = ()
+    extra: Mapping = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "tokens", _array(self.tokens, np.int32))
+        if self.tokens.ndim != 1 or self.tokens.size == 0:
+            raise ValueError(f"prompt {self.id!r}: tokens must be a non-empty vector, got shape {self.tokens.shape}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy. The token that ends a rollout is kept in it.
+
+    `eos_ids` end with Finish.EOS; `stop_ids` and `stop_strings` with Finish.STOP.
+    """
+
+    temperature: float = 1.0
+    eos_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """An answer: T tokens with what was true when each was drawn.
+
+    tokens int32[T] (without the prompt), sampled bool[T] (False: observed, forced), logprobs f32[T] and entropies f32[T]
+    of the sampling law (temperature included; at temperature 0 those of temperature 1), versions int32[T] non-decreasing,
+    drafted bool[T]. Clocks are engine steps.
+    """
+
+    id: RolloutId
+    prompt: Prompt
+    tokens: np.ndarray
+    sampled: np.ndarray
+    logprobs: np.ndarray
+    entropies: np.ndarray
+    versions: np.ndarray
+    drafted: np.ndarray
+    finish: Finish
+    start_clock: int
+    finish_clock: int
+
+    def __post_init__(self):
+        kinds = dict(tokens=np.int32, sampled=bool, logprobs=np.float32, entropies=np.float32, versions=np.int32,
+                     drafted=bool)
+        for name, dtype in kinds.items():
+            object.__setattr__(self, name, _array(getattr(self, name), dtype))
+            if getattr(self, name).shape != self.tokens.shape:
+                raise ValueError(f"rollout {self.id}: {name} has shape {getattr(self, name).shape}, tokens "
+                                 f"{self.tokens.shape}")
+        if np.any(np.diff(self.versions[self.sampled]) < 0):
+            raise ValueError(f"rollout {self.id}: versions decrease")
+
+    def __len__(self) -> int:
+        return self.tokens.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One answer to be generated: at most `max_tokens` tokens on `replica`, with the noise of `seed`.
+
+    `prefix` is what was generated before, `prefix_mode` what becomes of it: recompute (tokens forced, log-probs and
+    versions kept, KV new), verify (sampled tokens become candidates, log-probs and versions new) or restart (dropped).
+    """
+
+    rollout_id: RolloutId
+    prompt: Prompt
+    seed: np.ndarray
+    max_tokens: int
+    sampling: Sampling
+    replica: int = 0
+    prefix: Rollout | None = None
+    prefix_mode: str = "recompute"
+
+    def __post_init__(self):
+        object.__setattr__(self, "seed", _array(self.seed, np.uint32))
+        if self.seed.shape != (2,):
+            raise ValueError(f"request {self.rollout_id}: seed must be uint32[2], got shape {self.seed.shape}")
+        if self.max_tokens < 1:
+            raise ValueError(f"request {self.rollout_id}: max_tokens must be >= 1, got {self.max_tokens}")
+        if self.purpose not in PURPOSES:
+            raise ValueError(f"request {self.rollout_id}: purpose must be one of {PURPOSES}, got {self.purpose!r}")
+        if self.prefix_mode not in PREFIX_MODES:
+            raise ValueError(f"request {self.rollout_id}: prefix_mode must be one of {PREFIX_MODES}, got "
+                             f"{self.prefix_mode!r}")
+
+    @property
+    def purpose(self) -> str:
+        return self.rollout_id.purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All rollouts of one prompt, by sample index. rewards f32[G]; scored bool[G]: an unscored rollout is masked and left
+    out of the baseline, never scored 0. `components`: name -> f32[G], the parts of a reward; "acc" is its accuracy."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    rewards: np.ndarray
+    scored: np.ndarray
+    components: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self):
+        size = len(self.rollouts)
+        object.__setattr__(self, "rewards", _array(self.rewards, np.float32))
+        object.__setattr__(self, "scored", _array(self.scored, bool))
+        object.__setattr__(self, "components", {k: _array(v, np.float32) for k, v in self.components.items()})
+        for name, array in (("rewards", self.rewards), ("scored", self.scored), *self.components.items()):
+            if array.shape != (size,):
+                raise ValueError(f"group {self.prompt.id!r}: {name} has shape {array.shape}, expected ({size},)")
+        if any(rollout.prompt.id != self.prompt.id for rollout in self.rollouts):
+            raise ValueError(f"group {self.prompt.id!r}: a rollout belongs to another prompt")
+
+    @property
+    def accuracies(self) -> np.ndarray:
+        """f32[G]: the component named "acc", else the reward itself."""
+        return self.components.get("acc", self.rewards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What the learner gets at once. `fresh`: groups it sees for the first time; `groups`: those of this accumulation;
+    `commit`: take an optimizer step after it; `publish`: hand the weights to the engine after that."""
+
+    fresh: tuple[Group, ...]
+    groups: tuple[Group, ...]
+    commit: bool
+    publish: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Rollout ids that the engine shall cancel or park, because another one finished."""
+
+    cancel: tuple[RolloutId, ...] = ()
+    park: tuple[RolloutId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Free slots and free pages of each replica; slots promised to waiting requests are not free."""
+
+    slots: tuple[int, ...]
+    pages: tuple[int, ...]

@@ -1,0 +1,53 @@
+"""Learner layout to engine layout.
+
+Three cases, told apart by looking at the arrays: `shared` (same dtype and layout: the engine uses the learner's buffers),
+`cast` (another dtype, same layout) and `relayout` (another sharding). In the last two the engine owns a copy, and one
+compiled program writes the new weights into the buffers of the old.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class Layout:
+    """Where and as what the engine wants its weights: `shardings`, a tree like the weights, and `dtype`."""
+
+    def __init__(self, shardings: Any, dtype: Any):
+        self.shardings, self.dtype = shardings, dtype
+        self._finite = jax.jit(lambda tree: jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)])))
+        self._first = jax.jit(self._cast, out_shardings=shardings)
+        self._into = jax.jit(lambda old, new: self._cast(new), out_shardings=shardings, donate_argnums=0, keep_unused=True)
+
+    def _cast(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(self.dtype), tree)
+
+    def case(self, params: Any) -> str:
+        """shared, cast or relayout."""
+        pairs = list(zip(jax.tree.leaves(params), jax.tree.leaves(self.shardings), strict=True))
+        if not all(x.sharding.is_equivalent_to(want, x.ndim) for x, want in pairs):
+            return "relayout"
+        return "shared" if all(x.dtype == self.dtype for x, _ in pairs) else "cast"
+
+    def check(self, old: Any, new: Any) -> None:
+        """ValueError when trees or shapes differ or a value is not finite."""
+        was, now = jax.tree.structure(old), jax.tree.structure(new)
+        if was != now:
+            raise ValueError(f"swap: the new weights have {now.num_leaves} leaves in another tree than the {was.num_leaves} "
+                             f"in use")
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new), strict=True):
+            if a.shape != b.shape:
+                raise ValueError(f"swap: {jax.tree_util.keystr(path)} has shape {b.shape}, in use is {a.shape}")
+        if not bool(self._finite(new)):
+            raise ValueError("swap: the new weights are not finite")
+
+    def place(self, params: Any) -> Any:
+        """The first weights; the engine's own copy unless shared."""
+        return params if self.case(params) == "shared" else self._first(params)
+
+    def replace(self, old: Any, new: Any) -> Any:
+        """The next weights; `old` is used up unless shared."""
+        return new if self.case(new) == "shared" else self._into(old, new)

@@ -1,0 +1,77 @@
+"""Sampling law 1: which token a row draws, from logits, a seed, a position and a temperature.
+
+The law, fixed for good (another law is another number):
+  1. noise(seed, position, word) = threefry-2x32 with key = seed and counter = (position, word), first output word;
+     u = ((bits >> 1) + 0.5) * 2^-31, E = -log1p(-u) (a series below 0.01), G = -log E, a standard Gumbel number.
+  2. Token ids are cut into tiles of 1024. The score of a tile is the log-sum-exp of logits/temperature over its allowed
+     ids, plus G with word = 2^31 + tile. The tile with the highest score wins.
+  3. Inside it, the id with the highest logits/temperature + G, word = id, wins. Ties go to the lowest id.
+  4. Temperature 0 is argmax without noise.
+By the Gumbel-max theorem (twice) the id follows softmax(logits/temperature) exactly. The tag 2^31 keeps the noise of tile t
+and of id t apart: without it ids 0 and 1 come out at twice and at zero times their probability.
+
+Invariant: a row's result depends on that row's inputs alone. Log-probs and entropies are those of the law, temperature
+included; at temperature 0, those of temperature 1. This is the reference of the kernels that will share its signature.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from jaxrl_post.kernels import threefry
+
+LAW = 1
+TILE = 1024
+TILE_TAG = 1 << 31
+
+
+def gumbel(seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]) -> Float[Array, "R W"]:
+    """Standard Gumbel numbers, float32, one for each row and word."""
+    bits = threefry.first_word(jnp, seeds[:, :1], seeds[:, 1:], positions[:, None].astype(jnp.uint32), words)
+    u = ((bits >> 1).astype(jnp.float32) + 0.5) * (2.0 ** -31)
+    series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
+    return -jnp.log(jnp.where(u < 0.01, series, -jnp.log1p(-u)))
+
+
+def sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"],
+           temperatures: Float[Array, " R"]) -> tuple[Int[Array, " R"], Float[Array, " R"], Float[Array, " R"]]:
+    """Draws one token a row: (tokens int32, logprobs f32, entropies f32).
+
+    `positions` are absolute: of the token that is drawn, prompt included. Logits are float32; -inf marks an id that is
+    not allowed."""
+    rows, vocab = logits.shape
+    greedy = temperatures == 0
+    scaled = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
+    width = min(TILE, vocab)
+    tiles = -(-vocab // width)
+    tiled = jnp.pad(scaled, ((0, 0), (0, tiles * width - vocab)), constant_values=-jnp.inf).reshape(rows, tiles, width)
+
+    with jax.named_scope("law"):
+        peak = jnp.max(tiled, axis=-1)
+        weight = jnp.exp(tiled - jnp.where(peak > -jnp.inf, peak, 0.0)[..., None])
+        mass = jnp.sum(weight, axis=-1)
+        lse_tile = jnp.where(mass > 0, peak + jnp.log(jnp.where(mass > 0, mass, 1.0)), -jnp.inf)
+        top = jnp.max(peak, axis=-1)
+        share = jnp.where(mass > 0, jnp.exp(jnp.where(mass > 0, peak, top[:, None]) - top[:, None]), 0.0)
+        total = jnp.sum(share * mass, axis=-1)
+        lse = top + jnp.log(total)
+        moment = jnp.sum(jnp.where(weight > 0, weight * jnp.where(weight > 0, tiled, 0.0), 0.0), axis=-1)
+        entropies = lse - jnp.sum(share * moment, axis=-1) / total
+
+    with jax.named_scope("noise"):
+        if tiles == 1:
+            best = jnp.zeros(rows, jnp.int32)
+            inside = tiled[:, 0]
+        else:
+            words = jnp.broadcast_to(jnp.arange(tiles, dtype=jnp.uint32) + jnp.uint32(TILE_TAG), (rows, tiles))
+            noisy = lse_tile + gumbel(seeds, positions, words)
+            best = jnp.argmax(jnp.where(greedy[:, None], peak, noisy), axis=-1).astype(jnp.int32)
+            inside = jnp.take_along_axis(tiled, best[:, None, None], axis=1)[:, 0]
+        ids = best[:, None] * width + jnp.arange(width, dtype=jnp.int32)
+        noisy = inside + jnp.where(greedy[:, None], 0.0, gumbel(seeds, positions, ids.astype(jnp.uint32)))
+        tokens = (best * width + jnp.argmax(noisy, axis=-1)).astype(jnp.int32)
+
+    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
+    return tokens, chosen - lse, entropies

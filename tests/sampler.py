@@ -1,0 +1,92 @@
+"""The independent sampler that the engine is held against: one full numpy forward per token, no cache, its own noise.
+
+It shares no code with the engine. Threefry is written with Python integers after Salmon et al. (SC 2011), the law after
+the text of kernels/sampling.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+import numpy_llama
+
+MASK = 0xFFFFFFFF
+
+
+def threefry(key: tuple[int, int], counter: tuple[int, int]) -> int:
+    """First output word of threefry-2x32-20."""
+    k = (key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = (counter[0] + k[0]) & MASK, (counter[1] + k[1]) & MASK
+    for i in range(20):
+        turn = (13, 15, 26, 6, 17, 29, 16, 24)[i % 8]
+        x = (x + y) & MASK
+        y = (((y << turn) | (y >> (32 - turn))) & MASK) ^ x
+        if i % 4 == 3:
+            j = i // 4 + 1
+            x, y = (x + k[j % 3]) & MASK, (y + k[(j + 1) % 3] + j) & MASK
+    return x
+
+
+def gumbel(seed, position: int, word: int) -> float:
+    u = ((threefry((int(seed[0]), int(seed[1])), (position, word)) >> 1) + 0.5) * 2.0 ** -31
+    e = -math.log1p(-u) if u < 1 else math.inf
+    return -math.log(e)
+
+
+@dataclass
+class Draw:
+    """A token with its log-prob, the entropy, and the score gap to the runner-up, tile or id, whichever is closer."""
+
+    token: int
+    logprob: float
+    entropy: float
+    gap: float
+
+
+def draw(scores: np.ndarray, seed, position: int, temperature: float, tile_tag: int = 2 ** 31) -> Draw:
+    """One token of sampling law 1 from scores [V]."""
+    z = scores.astype(np.float64) / (temperature or 1.0)
+    logp = numpy_llama.log_softmax(z)
+    entropy = float(-(np.exp(logp) * logp)[logp > -np.inf].sum())
+    if temperature == 0:
+        first, gap = _best(z)
+        return Draw(first, float(logp[first]), entropy, gap)
+    tiles = [np.arange(a, min(a + 1024, z.size)) for a in range(0, z.size, 1024)]
+    tile_scores = [np.logaddexp.reduce(z[ids]) + gumbel(seed, position, tile_tag + t) for t, ids in enumerate(tiles)]
+    best_tile, tile_gap = _best(np.array(tile_scores))
+    ids = tiles[best_tile]
+    inside, gap = _best(np.array([z[i] + gumbel(seed, position, int(i)) for i in ids]))
+    token = int(ids[inside])
+    return Draw(token, float(logp[token]), entropy, min(gap, tile_gap))
+
+
+def _best(scores: np.ndarray) -> tuple[int, float]:
+    best = int(np.argmax(scores))
+    others = np.delete(scores, best)
+    return best, float(scores[best] - others.max()) if others.size else math.inf
+
+
+def generate(params, config, prompt, seed, max_tokens: int, temperature: float, ends=()) -> list[Draw]:
+    """An answer, token by token."""
+    text, draws = [int(t) for t in prompt], []
+    while len(draws) < max_tokens and not (draws and draws[-1].token in ends):
+        scores = numpy_llama.forward(params, config, text)[-1]
+        draws.append(draw(scores, seed, len(text), temperature))
+        text.append(draws[-1].token)
+    return draws
+
+
+def disagreement(draws: list[Draw], tokens, logprobs, entropies, *, near: float = 1e-4, close: float = 1e-4) -> str:
+    """Empty when the answer agrees with the sampler: tokens equal up to a first difference that is a near tie, log-probs and
+    entropies within `close` up to there; else one sentence about the first place where it does not."""
+    for i, (want, token) in enumerate(zip(draws, tokens)):
+        if want.token != token:
+            return "" if want.gap < near else f"token {i} is {token}, sampler says {want.token} by a gap of {want.gap:.2e}"
+        if abs(want.logprob - logprobs[i]) > close:
+            return f"log-prob {i} is {logprobs[i]}, sampler says {want.logprob}"
+        if abs(want.entropy - entropies[i]) > close * max(1.0, want.entropy):
+            return f"entropy {i} is {entropies[i]}, sampler says {want.entropy}"
+    return "" if len(draws) == len(tokens) else f"length {len(tokens)}, sampler says {len(draws)}"
