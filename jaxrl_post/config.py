@@ -8,9 +8,13 @@ with name, value, bound and the nearest valid name, before anything is compiled.
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import difflib
 import importlib.util
+import math
+import re
+import traceback
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -114,8 +118,8 @@ class Optimizer:
     schedule: str = one_of("constant", "constant", "cosine", "linear")
     warmup_steps: int = at_least(0, 0)
     final_lr_ratio: float = at_least(0.1, 0.0, 1.0)
-    b1: float = at_least(0.9, 0.0, 1.0)
-    b2: float = at_least(0.95, 0.0, 1.0)
+    b1: float = at_least(0.9, 0.0, 0.9999)
+    b2: float = at_least(0.95, 0.0, 0.9999)
     eps: float = at_least(1e-8, 0.0)
     weight_decay: float = at_least(0.0, 0.0)
     max_grad_norm: float = at_least(1.0, 0.0)  # 0: no clipping
@@ -221,8 +225,7 @@ def _model_given(c: Config) -> None:
 
 def _rows_fit(c: Config) -> None:
     sizes = c.engine.row_sizes
-    _need(len(sizes) > 0 and all(size > 0 for size in sizes),
-          f"engine.row_sizes must hold at least one positive size, got {sizes}")
+    _need(min(sizes, default=0) > 0, f"engine.row_sizes must hold at least one positive size, got {sizes}")
     _need(max(sizes) >= c.engine.slots, f"engine.row_sizes {sizes} must reach engine.slots={c.engine.slots}: every "
           f"running slot needs a row; nearest valid size is {c.engine.slots}")
     _need(c.head_rows >= c.engine.slots, f"engine.head_rows={c.engine.head_rows} must be 0 or at least "
@@ -232,7 +235,8 @@ def _rows_fit(c: Config) -> None:
 def _lengths_fit(c: Config) -> None:
     _need(c.sampling.max_tokens < c.engine.max_length, f"sampling.max_tokens={c.sampling.max_tokens} must be below "
           f"engine.max_length={c.engine.max_length}, which holds prompt and answer")
-    _need(c.batch.tokens >= 2, f"batch.tokens={c.batch.tokens} must be at least 2")
+    _need(c.batch.tokens >= c.engine.max_length, f"batch.tokens={c.batch.tokens} cannot hold a rollout of "
+          f"engine.max_length={c.engine.max_length} tokens; nearest valid value is {c.engine.max_length}")
     pages = -(-c.engine.max_length // c.engine.page_size)
     _need(c.pages >= pages, f"engine.pages={c.engine.pages} cannot hold one rollout of engine.max_length="
           f"{c.engine.max_length} tokens: at least {pages} pages of {c.engine.page_size} are needed")
@@ -259,8 +263,9 @@ _RULES = (_model_given, _rows_fit, _lengths_fit, _shards_fit, _groups_make_sense
 
 
 def default() -> ml_collections.ConfigDict:
-    """Every field with its default, as a ConfigDict that refuses unknown names. Fill `model` before `resolve`."""
-    return _mirror(Config).lock()
+    """Every field with its default, as a ConfigDict that refuses unknown names; mappings (a task's own arguments) take
+    any. Fill `model` before `resolve`."""
+    return _mirror(Config)
 
 
 def _fields(schema) -> dict[str, tuple[Any, dataclasses.Field]]:
@@ -269,7 +274,7 @@ def _fields(schema) -> dict[str, tuple[Any, dataclasses.Field]]:
 
 
 def _mirror(schema) -> ml_collections.ConfigDict:
-    out = ml_collections.ConfigDict(type_safe=False)
+    out, mappings = ml_collections.ConfigDict(type_safe=False), []
     for name, (kind, f) in _fields(schema).items():
         if dataclasses.is_dataclass(kind):
             out[name] = _mirror(kind)
@@ -277,24 +282,42 @@ def _mirror(schema) -> ml_collections.ConfigDict:
             out[name] = f.default
         else:
             out[name] = ml_collections.ConfigDict()
+            mappings.append(name)
+    out.lock()  # and everything in it
+    for name in mappings:
+        out[name].unlock()
     return out
 
 
 def load(path: str) -> ml_collections.ConfigDict:
-    """What `get_config()` of a Python file returns."""
+    """What `get_config()` of a Python file returns; ValueError with the line of a mistake in it."""
     file = Path(path)
-    if not file.is_file():
-        near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], n=1) \
-            if file.parent.is_dir() else []
-        raise ValueError(f"--config={path}: no such file" + (f"; nearest is {file.parent / near[0]}" if near else ""))
+    if not (file.is_file() and file.suffix == ".py"):
+        near = difflib.get_close_matches(f"{file.stem}.py", [p.name for p in file.parent.glob("*.py")], n=1)
+        raise ValueError(f"--config={path}: no such Python file"
+                         + (f"; nearest is {file.parent / near[0]}" if near else ""))
     spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         given = module.get_config()
-    except (AttributeError, KeyError) as error:
-        raise ValueError(f"--config={path}: {str(error.args[0] if error.args else error).splitlines()[0]}") from error
+    except (AttributeError, KeyError, NameError, TypeError, ValueError, ImportError, SyntaxError) as error:
+        raise ValueError(_mistake(file, error)) from error
+    _need(isinstance(given, ml_collections.ConfigDict), f"--config={path}: get_config() must return the ConfigDict of "
+          f"jaxrl_post.config.default(), got {type(given).__name__}")
     return given
+
+
+def _mistake(file: Path, error: Exception) -> str:
+    """One sentence on an error in a config file: its line, what it says, the nearest valid name."""
+    lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    lines += [str(error.lineno)] if isinstance(error, SyntaxError) else []
+    text = str(error.args[0] if error.args else error).splitlines()[0]
+    unknown = re.match(r"\W*(?:Key )?\W*(\w+)\W*($|does not exist|n?Did you mean)", text)  # as ml_collections puts it
+    if unknown and isinstance(error, (AttributeError, KeyError)):
+        near = _nearest(unknown[1], Config, "")
+        text = f"unknown name {unknown[1]!r}" + (f"; nearest valid name is {near!r}" if near else "")
+    return f"--config={file}{':' if lines else ''}{''.join(lines[-1:])}: {text}"
 
 
 def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str] = ()) -> Config:
@@ -303,7 +326,7 @@ def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str]
     Raises:
       ValueError: unknown name (with the nearest), wrong type, value out of range, or a cross-field rule broken.
     """
-    values = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else dict(given)
+    values = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else copy.deepcopy(dict(given))
     for override in overrides:
         _override(values, override)
     return _build(Config, values, "")
@@ -321,46 +344,50 @@ def _override(values: dict, override: str) -> None:
             schema = kind if dataclasses.is_dataclass(kind) else None
         where = where.setdefault(name, {})
         _need(isinstance(where, dict), f"--config.{path}: {'.'.join(parents[:depth + 1])} has no fields")
-    if schema is not None:
+    kind = None
+    if schema is not None:  # else inside a mapping
         _known(schema, leaf, ".".join(parents))
         kind = _fields(schema)[leaf][0]
-        _need(not dataclasses.is_dataclass(kind), f"--config.{path} is a section: set one of its fields, "
-              f"for example --config.{path}.{next(iter(_fields(kind))) if dataclasses.is_dataclass(kind) else ''}=...")
-    else:
-        kind = None
+        if dataclasses.is_dataclass(kind):
+            raise ValueError(f"--config.{path} is a section: set one of its fields, for example "
+                             f"--config.{path}.{dataclasses.fields(kind)[0].name}=VALUE")
     where[leaf] = text if kind is str else _literal(text)
 
 
 def _literal(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
-        return {"true": True, "false": False}.get(text.lower(), None) if text.lower() in ("true", "false") \
-            else ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
 
 
 def _known(schema, name: str, where: str) -> None:
     names = list(_fields(schema))
-    if name in names:
-        return
-    full = f"{where}.{name}" if where else name
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    nested = [f"{s}.{name}" for s, (kind, _) in _fields(Config).items()
-              if dataclasses.is_dataclass(kind) and name in _fields(kind)]
-    best = [f"{where}.{near[0]}" if where else near[0]] if near else nested
-    raise ValueError(f"config: unknown name {full!r}" + (f"; nearest valid name is {best[0]!r}" if best else
-                                                         f"; valid names are {', '.join(names)}"))
+    if name not in names:
+        near = _nearest(name, schema, where)
+        raise ValueError(f"config: unknown name {(f'{where}.{name}' if where else name)!r}"
+                         + (f"; nearest valid name is {near!r}" if near else f"; valid names are {', '.join(names)}"))
+
+
+def _nearest(name: str, schema, where: str) -> str | None:
+    """The full name most like `name`: of the same section first among equals, else of any section."""
+    named = {f"{where}.{own}" if where else own: (own, 0.1) for own in _fields(schema)}
+    for section, (kind, _) in _fields(Config).items():
+        if dataclasses.is_dataclass(kind):
+            named.update({f"{section}.{leaf}": (leaf, 0.0) for leaf in _fields(kind) if section != where})
+    score = {full: difflib.SequenceMatcher(None, name, leaf).ratio() + bonus for full, (leaf, bonus) in named.items()}
+    best = max(score, key=score.get)
+    return best if score[best] >= 0.6 else None
 
 
 def _build(schema, values: Mapping, where: str):
-    for name in values:
-        _known(schema, name, where)
     out = {}
-    for name, (kind, f) in _fields(schema).items():
+    for name, value in values.items():
+        _known(schema, name, where)
+        kind, f = _fields(schema)[name]
         full = f"{where}.{name}" if where else name
-        if name not in values:
-            continue
-        value = values[name]
         if dataclasses.is_dataclass(kind):
             _need(isinstance(value, Mapping), f"config: {full} is a section, got {value!r}")
             out[name] = _build(kind, value, full)
@@ -384,7 +411,7 @@ def _checked(full: str, kind, f: dataclasses.Field, value):
 def _coerced(full: str, kind, value):
     wrong = f"config: {full} must be {getattr(kind, '__name__', kind)}, got {type(value).__name__} {value!r}"
     if kind is float:
-        _need(isinstance(value, (int, float)) and not isinstance(value, bool) and value == value, wrong)
+        _need(isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value), wrong)
         return float(value)
     if kind is int:
         _need(isinstance(value, int) and not isinstance(value, bool), wrong)
@@ -394,7 +421,8 @@ def _coerced(full: str, kind, value):
         return value
     if typing.get_origin(kind) is tuple:
         member = typing.get_args(kind)[0]
-        _need(isinstance(value, (tuple, list)), f"config: {full} must be a list of {member.__name__}, got {value!r}")
+        _need(isinstance(value, (tuple, list)), f"config: {full} must be a list of {member.__name__}, got {value!r}; "
+              f"write [{value!r}]")
         return tuple(_coerced(f"{full}[{i}]", member, v) for i, v in enumerate(value))
     _need(isinstance(value, Mapping), wrong)
     return types.MappingProxyType(dict(value))

@@ -50,7 +50,7 @@ def draw(scores: np.ndarray, seed, position: int, temperature: float, tile_tag: 
     """One token of sampling law 1 from scores [V]."""
     z = scores.astype(np.float64) / (temperature or 1.0)
     logp = numpy_llama.log_softmax(z)
-    entropy = float(-(np.exp(logp) * logp)[logp > -np.inf].sum())
+    entropy = float(-(np.exp(logp) * np.where(logp > -np.inf, logp, 0.0)).sum())
     if temperature == 0:
         first, gap = _best(z)
         return Draw(first, float(logp[first]), entropy, gap)

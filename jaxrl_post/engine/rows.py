@@ -89,7 +89,6 @@ def _accept(plan: rowplan.Plan, guess: Array, sampled: Array, ended: Array) -> t
 def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, params: Any, packed: Array, cache: tuple,
           tokens: Array, slots: Slots, number: Array) -> tuple[tuple, Array, Slots]:
     """One step of one replica; packed [S, columns], tokens [S, T]."""
-    start = packed[:, KNOWN]
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     bound = _bound(packed, sizes)
     forced = jnp.where(going & (slots.known <= bound), slots.known - slots.filled, 0)
@@ -109,30 +108,34 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, para
     slot, after = plan.head_slot, position[plan.head_row] + 1
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0:SEED1 + 1], jnp.uint32)[slot]
     heat = jax.lax.bitcast_convert_type(packed[:, TEMPERATURE], jnp.float32)[slot]
-    sampled, logprobs, entropies = sampling.sample(logits, seeds, after, heat)
+    sampled, *law = sampling.sample(logits, seeds, after, heat)
     guess = jnp.where(after < slots.guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
-
-    emitted = jnp.zeros_like(slots.known).at[slot].add(counts.astype(jnp.int32))
-    stopped = jnp.zeros_like(slots.known).at[slot].add((counts & ended).astype(jnp.int32))
-    broken = jnp.zeros_like(slots.known).at[slot].add((counts & ~match).astype(jnp.int32))
-    known = slots.known + emitted
-    window = jnp.where(counts, after - start[slot], sizes.emit)
-    guesses = counts & (plan.head_rank > 0)
-    spent = jnp.stack([jnp.sum(plan.real) - jnp.sum(plan.head_real), jnp.sum(plan.head_real & (plan.head_rank == 0)),
-                       jnp.sum(guesses), jnp.sum(plan.head_real & (plan.head_rank > 0) & ~counts),
-                       rows - jnp.sum(plan.real)])
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
-    return cache, tokens, Slots(
+    stamps = number * 2 + match
+    return cache, tokens, _settle(sizes, packed, slots, plan, counts, ended, match, (*law, stamps), going, after)
+
+
+def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: rowplan.Plan, counts: Array, ended: Array, match: Array,
+            told: tuple, going: Array, after: Array) -> Slots:
+    """The slots after a step: what `counts` (heads whose sample is kept) says of each, and `told` about each head."""
+    def heads_of_slot(which):
+        return jnp.zeros_like(slots.known).at[plan.head_slot].add((counts & which).astype(jnp.int32))
+
+    known = slots.known + heads_of_slot(counts)
+    window = jnp.where(counts, after - packed[plan.head_slot, KNOWN], sizes.emit)
+    logprobs, entropies, stamps = (old.at[plan.head_slot, window].set(new, mode="drop") for old, new in
+                                   zip((slots.logprobs, slots.entropies, slots.stamps), told))
+    guesses, heads = plan.head_real & (plan.head_rank > 0), jnp.sum(plan.head_real)
+    uses = (jnp.sum(plan.real) - heads, heads - jnp.sum(guesses), jnp.sum(guesses & counts),
+            jnp.sum(guesses & ~counts), plan.real.shape[0] - jnp.sum(plan.real))
+    return Slots(
         known=known,
-        filled=jnp.where(emitted > 0, known - 1, slots.filled + plan.count),
-        guessed=jnp.where(broken > 0, known, jnp.maximum(slots.guessed, known)),
-        done=jnp.where(going & ((stopped > 0) | (known >= packed[:, LIMIT])), 1, slots.done),
-        logprobs=slots.logprobs.at[slot, window].set(logprobs, mode="drop"),
-        entropies=slots.entropies.at[slot, window].set(entropies, mode="drop"),
-        stamps=slots.stamps.at[slot, window].set(number * 2 + match, mode="drop"),
-        uses=slots.uses + spent)
+        filled=jnp.where(known > slots.known, known - 1, slots.filled + plan.count),
+        guessed=jnp.where(heads_of_slot(~match) > 0, known, jnp.maximum(slots.guessed, known)),
+        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (known >= packed[:, LIMIT])), 1, slots.done),
+        logprobs=logprobs, entropies=entropies, stamps=stamps, uses=slots.uses + jnp.stack(uses))
 
 
 def _bound(packed: Array, sizes: Sizes) -> Array:

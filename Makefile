@@ -1,0 +1,33 @@
+# make demo | test | show | clean. The environment is made first, in .venv, from the first Python that really runs;
+# PYTHON=/path/to/python chooses one, in a .venv-X.Y of its own. ARGS are handed on: make test ARGS='-k house'.
+ARGS ?=
+ifdef PYTHON
+  FOUND := $(shell sh scripts/find_python.sh '$(PYTHON)')
+  ifeq ($(FOUND),)
+    $(error no environment made)
+  endif
+  VENV := .venv-$(firstword $(FOUND))
+else
+  VENV := .venv
+endif
+STAMP := $(VENV)/installed.stamp
+
+.PHONY: demo test show clean
+
+demo: $(STAMP)
+	@$(VENV)/bin/python -m jaxrl_post.main --config=configs/demo.py $(ARGS)
+
+test: $(STAMP)
+	@$(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+show: $(STAMP)
+	@$(VENV)/bin/python scripts/show.py --all $(ARGS)
+
+$(STAMP): pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
+	@sh scripts/make_venv.sh $(VENV) '$(PYTHON)'
+	@touch $@
+
+# Leaves runs/ and scripts/results/ alone.
+clean:
+	rm -rf .venv .venv-* .cache .pytest_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

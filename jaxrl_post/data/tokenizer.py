@@ -1,0 +1,227 @@
+"""Text to token ids and back: Hugging Face's tokenizer.json, and llama2.c's vocabulary files.
+
+Both kinds have encode(text, special=True) -> list[int], decode(ids, skip_special=True) -> str, eos_ids, bos_id,
+special_ids and vocab_size. `special`: add what the tokenizer puts around a text (a BOS); False for a continuation and
+for a chat template's text, which holds its own. Refused: a folder without tokenizer.json (no slow tokenizers, no
+sentencepiece models), a text with a character the tokenizer would silently turn into its unknown token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+_BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonTokenizer:
+    """A tokenizer.json. `eos_ids`: every token that ends an answer; `special_ids`: those that `decode` skips."""
+
+    model: tokenizers.Tokenizer
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    special_ids: tuple[int, ...]
+    vocab_size: int
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """ValueError when the text has something that the vocabulary has not."""
+        encoded = self.model.encode(text, add_special_tokens=special)
+        unknown = getattr(self.model.model, "unk_token", None)
+        if unknown is not None and unknown in encoded.tokens:
+            start, end = encoded.offsets[encoded.tokens.index(unknown)]
+            raise ValueError(f"the tokenizer has no token for {text[start:end]!r} at character {start} of "
+                             f"{text[:80]!r}")
+        return encoded.ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self.model.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes tokenizer.json and a tokenizer_config.json that names BOS and EOS, for any reader of such folders."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save(str(folder / "tokenizer.json"))
+        names = {"bos_token": self.bos_id, "eos_token": self.eos_ids[0] if self.eos_ids else None}
+        config = {name: self.model.id_to_token(i) for name, i in names.items() if i is not None}
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama2cTokenizer:
+    """llama2.c's vocabulary (run.c, `build_tokenizer`): `pieces` bytes and `scores` per id; id 1 BOS, id 2 EOS, ids 3
+    to 258 the bytes. A story model ends a text with BOS, so both end an answer."""
+
+    pieces: tuple[bytes, ...]
+    scores: tuple[float, ...]
+    ids: dict[bytes, int]
+    eos_ids: tuple[int, ...] = (1, 2)
+    bos_id: int | None = 1
+    special_ids: tuple[int, ...] = (0, 1, 2)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.pieces)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """run.c's `encode`: BOS, a space in front of a text that is not empty, one token per character or per byte of
+        one that has none, then always the best-scored merge of neighbours, the leftmost of equal ones.
+
+        With `special` False neither BOS nor the space in front is added."""
+        out = []
+        if text and special:
+            out.append(self.ids[b" "])
+        for letter in text:
+            data = letter.encode()
+            out += [self.ids[data]] if data in self.ids else [byte + 3 for byte in data]
+        while (best := self._best_merge(out)) is not None:
+            place, merged = best
+            out[place:place + 2] = [merged]
+        return [self.bos_id, *out] if special else out
+
+    def _best_merge(self, ids: list[int]) -> tuple[int, int] | None:
+        best, score = None, -1e10
+        for place in range(len(ids) - 1):
+            merged = self.ids.get(self.pieces[ids[place]] + self.pieces[ids[place + 1]])
+            if merged is not None and self.scores[merged] > score:
+                best, score = (place, merged), self.scores[merged]
+        return best
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """run.c's `decode`, joined: right after BOS a leading space is dropped; "<0x0A>" stands for its byte. Bytes
+        that are no UTF-8 become U+FFFD."""
+        out, before = [], None
+        for i in map(int, ids):
+            piece = self.pieces[i]
+            if before == self.bos_id and piece.startswith(b" "):
+                piece = piece[1:]
+            byte = _BYTE.fullmatch(piece)
+            if not (skip_special and i in self.special_ids):
+                out.append(bytes([int(byte.group(1), 16)]) if byte else piece)
+            before = i
+        return b"".join(out).decode("utf-8", errors="replace")
+
+
+Tokenizer = JsonTokenizer | Llama2cTokenizer
+
+
+def load(path: str | Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, of a folder that holds one, or of a llama2.c vocabulary (*.bin).
+
+    EOS ids of a folder: those of generation_config.json and the eos_token of tokenizer_config.json; config.json's only
+    where neither names any.
+
+    Raises:
+      ValueError: no such path, no tokenizer.json in the folder, another kind of file, an EOS id outside the vocabulary.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not (path / "tokenizer.json").is_file():
+            held = ", ".join(sorted(file.name for file in path.iterdir()))
+            raise ValueError(f"{path} holds no tokenizer.json (it holds {held or 'nothing'})")
+        return _json(path / "tokenizer.json")
+    if not path.is_file():
+        raise ValueError(f"there is no tokenizer at {path}")
+    return _llama2c(path) if path.suffix == ".bin" else _json(path)
+
+
+def beside(model: str | Path) -> Path:
+    """Where the tokenizer of a model lies: in its folder, or the one vocabulary (tok*.bin) beside a llama2.c file.
+
+    Raises:
+      ValueError: none, or several.
+    """
+    model = Path(model)
+    if model.is_dir():
+        return model
+    found = sorted(model.parent.glob("tok*.bin"))
+    if len(found) != 1:
+        raise ValueError(f"model.tokenizer is empty and beside {model} lie {len(found)} files tok*.bin; name one")
+    return found[0]
+
+
+def characters(alphabet: str, eos: str = "<eos>") -> JsonTokenizer:
+    """One token per character: id 0 is `eos`, then the characters in order, then "<unk>", which is never produced.
+
+    Raises:
+      ValueError: a character twice.
+    """
+    if len(set(alphabet)) != len(alphabet):
+        raise ValueError(f"the alphabet {alphabet!r} has a character twice")
+    vocabulary = {word: i for i, word in enumerate((eos, *alphabet, "<unk>"))}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    model.decoder = tokenizers.decoders.Fuse()
+    model.add_special_tokens([tokenizers.AddedToken(eos, special=True)])
+    return _built(model, (0,), None)
+
+
+def _json(path: Path) -> JsonTokenizer:
+    data = _object(path)
+    if "model" not in data:
+        raise ValueError(f"{path} is no tokenizer.json: it has no 'model'")
+    model = tokenizers.Tokenizer.from_file(str(path))
+    config, generation, hub = (_object(path.parent / f"{name}.json", optional=True)
+                               for name in ("tokenizer_config", "generation_config", "config"))
+    named = [_id(model, config.get(name)) for name in ("eos_token", "bos_token")]
+    eos = _ids(generation.get("eos_token_id")) + _ids(named[0])
+    bos = named[1] if named[1] is not None else hub.get("bos_token_id")
+    return _built(model, tuple(dict.fromkeys(eos or _ids(hub.get("eos_token_id")))), bos, path)
+
+
+def _built(model: tokenizers.Tokenizer, eos: tuple[int, ...], bos: int | None, path: Path | str = "") -> JsonTokenizer:
+    size = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    for i in eos:
+        if not 0 <= i < size:
+            raise ValueError(f"{path}: eos_token_id {i} is outside its vocabulary of {size} tokens")
+    special = tuple(sorted(i for i, token in model.get_added_tokens_decoder().items() if token.special))
+    return JsonTokenizer(model=model, eos_ids=eos, bos_id=bos, special_ids=special, vocab_size=size)
+
+
+def _object(path: Path, optional: bool = False) -> dict:
+    if optional and not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a JSON object, got a {type(data).__name__}")
+    return data
+
+
+def _id(model: tokenizers.Tokenizer, token) -> int | None:
+    """The id of a token that a config names as a string or as an object with "content"."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return model.token_to_id(content) if content else None
+
+
+def _ids(value) -> list[int]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _llama2c(path: Path) -> Llama2cTokenizer:
+    """int32 length of the longest piece, then per token: float32 score, int32 length, bytes; little-endian."""
+    data, place, pieces, scores = path.read_bytes(), 4, [], []
+    while place < len(data):
+        if place + 8 > len(data):
+            raise ValueError(f"{path} ends inside token {len(pieces)}: it is no llama2.c vocabulary, or cut")
+        score, length = struct.unpack_from("<fi", data, place)
+        place += 8 + length
+        if length < 0 or place > len(data):
+            raise ValueError(f"{path} ends inside token {len(pieces)}: it is no llama2.c vocabulary, or cut")
+        pieces.append(data[place - length:place])
+        scores.append(score)
+    if len(pieces) < 259 or pieces[3:5] != [b"<0x00>", b"<0x01>"]:
+        raise ValueError(f"{path} has {len(pieces)} tokens and no bytes at ids 3 to 258: it is no llama2.c vocabulary")
+    ids: dict[bytes, int] = {}
+    for i, piece in enumerate(pieces):
+        ids.setdefault(piece, i)
+    return Llama2cTokenizer(pieces=tuple(pieces), scores=tuple(scores), ids=ids)

@@ -1,0 +1,144 @@
+"""Where arrays live: one mesh, three axes, and the only PartitionSpecs of the project.
+
+Axes: `data` copies weights and splits the batch; `fsdp` splits both; `tensor` splits heads, kv_heads, ffw and vocab.
+Rooms ask by logical axis name and never write a spec themselves. All axes are Auto: the compiler (GSPMD) places what is
+not constrained. What it refuses: a division that leaves a remainder, with one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+
+# Logical axis name -> mesh axis, by room. A name that is absent (and None) is replicated.
+LEARNER_RULES = {"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
+ENGINE_RULES = {"heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
+RULES = {"learner": LEARNER_RULES, "engine": ENGINE_RULES}
+LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "layers", None)
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """The mesh over the first data*fsdp*tensor devices of all processes.
+
+    Raises:
+      ValueError: a size below 1, or more devices asked for than there are.
+    """
+    sizes = (data, fsdp, tensor)
+    if min(sizes) < 1:
+        raise ValueError(f"mesh: every axis must be at least 1, got data={data}, fsdp={fsdp}, tensor={tensor}")
+    needed, devices = int(np.prod(sizes)), jax.devices()
+    if needed > len(devices):
+        raise ValueError(f"mesh: data*fsdp*tensor={data}*{fsdp}*{tensor}={needed} devices were asked for and "
+                         f"{len(devices)} are there; the largest valid product is {len(devices)}")
+    # Spelled out: the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
+    return Mesh(np.array(devices[:needed]).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
+
+
+def replicas(mesh: Mesh) -> int:
+    """Blocks of slots of the engine, and shards of a batch: data x fsdp."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
+    """The sharding of every weight.
+
+    Args:
+      axes: nested dict, each leaf a tuple of logical names, one per dimension.
+      room: "learner" (embed over fsdp; heads, kv_heads, ffw, vocab over tensor) or "engine" (tensor only).
+    Raises:
+      ValueError: an unknown room or logical name.
+    """
+    if room not in RULES:
+        raise ValueError(f"mesh: room must be one of {', '.join(RULES)}, got {room!r}")
+    return jax.tree.map(lambda names: NamedSharding(mesh, _spec(names, RULES[room])), axes, is_leaf=_is_names)
+
+
+def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: Mapping[str, int] | None = None) -> None:
+    """Refuses weights that the mesh cannot split evenly.
+
+    Args:
+      axes: as in `param_shardings`; shapes: the same tree with arrays or ShapeDtypeStructs.
+      counts: units that a dimension is made of and that may not be cut, by logical name: {"heads": 4, "kv_heads": 2}
+        where a weight holds heads*head_dim in one dimension.
+    Raises:
+      ValueError: one sentence naming axis, size, bound and the nearest valid size of the mesh axis.
+    """
+    rules = RULES[room]
+    sizes = dict(counts or {})
+    leaves = jax.tree.leaves(axes, is_leaf=_is_names)
+    for names, leaf in zip(leaves, jax.tree.leaves(shapes), strict=True):
+        for name, size in zip(names, leaf.shape, strict=True):
+            if name is not None and name not in sizes:
+                sizes[name] = size
+    for name, size in sizes.items():
+        if name not in rules:
+            continue
+        ways = mesh.shape[rules[name]]
+        if size % ways:
+            near = max(n for n in range(1, ways) if size % n == 0)
+            raise ValueError(f"mesh.{rules[name]}={ways} does not divide the model's {name}={size}; the nearest valid "
+                             f"value is {near}")
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """[B, ...]: rows of a batch over data x fsdp, all else whole."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+
+
+def heads_sharding(mesh: Mesh) -> NamedSharding:
+    """[B, T, N or K, H] inside the learner's attention: rows over data x fsdp, heads over tensor."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, TENSOR))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same whole value on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def slot_sharding(mesh: Mesh) -> NamedSharding:
+    """[replica, ...]: the engine's slots, rows and pages; replicas lie along data x fsdp."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+
+
+def cache_sharding(mesh: Mesh) -> NamedSharding:
+    """[replica, pages, page, K, H]: the engine's KV pages; K over tensor."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, None, TENSOR))
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Host values, the same in every process, as global arrays.
+
+    Args:
+      tree: numpy arrays (or what numpy can read); shardings: the same tree, or one sharding for all leaves.
+    """
+    if isinstance(shardings, jax.sharding.Sharding):
+        one = shardings
+        return jax.tree.map(lambda leaf: _place(leaf, one), tree)
+    return jax.tree.map(_place, tree, shardings)
+
+
+def _place(leaf, sharding) -> jax.Array:
+    host = np.asarray(leaf)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    # dtype is given because a process that owns no shard never calls the callback.
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)
+
+
+def _is_names(node) -> bool:
+    return isinstance(node, tuple) and all(name is None or isinstance(name, str) for name in node)
+
+
+def _spec(names: tuple, rules: Mapping[str, str]) -> PartitionSpec:
+    for name in names:
+        if name not in LOGICAL_AXES:
+            raise ValueError(f"mesh: unknown logical axis {name!r}; valid names are "
+                             f"{', '.join(str(n) for n in LOGICAL_AXES)}")
+    parts = [rules.get(name) for name in names]
+    # A mesh axis may split only one dimension of an array: the first one that asks keeps it.
+    return PartitionSpec(*(p if p is not None and p not in parts[:i] else None for i, p in enumerate(parts)))

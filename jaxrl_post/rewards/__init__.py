@@ -1,0 +1,14 @@
+"""Rewards: plain functions fn(data_source, solution_str, ground_truth, extra_info) -> float | dict, run by a pool.
+
+A dict holds "score", may hold "acc", and any other number is a named component. Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+
+class Overrun(Exception):
+    """Raised by a reward function: the program it judges ran over its limit. That is a verdict, not a failure.
+
+    `Overrun()` scores 0, `Overrun(credit)` scores that much. A reward function that itself runs too long, raises
+    anything else or dies has failed: it is tried once more, and then the rollout is left unscored.
+    """

@@ -1,0 +1,368 @@
+"""Reward functions in killable processes: start(rollout) queues, join(group) waits and gives the group its scores.
+
+Invariant: what a group is scored depends on its texts alone, never on the number of workers or on who finished first.
+A reward function that raises, dies, returns no finite number or runs over its limit has failed: it is tried once more
+in a fresh process, and then the rollout is unscored, never scored 0. Only `Overrun`, raised by the function, is a
+verdict.
+Every wait is bounded: a starting worker by START_LIMIT_S, a working one by `timeout_s`, after which it is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import multiprocessing.connection
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
+from jaxrl_post.rewards import worker as child
+from jaxrl_post.types import Group, Rollout, RolloutId
+
+START_LIMIT_S = 60.0
+_COUNTERS = ("unscored", "retries", "overruns")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Job:
+    """The scores of one rollout, one per function, as they come in."""
+
+    rollout: RolloutId
+    digest: str
+    numbers: list
+    pending: int
+    counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
+
+    @property
+    def scored(self) -> bool:
+        return all(numbers is not None for numbers in self.numbers)
+
+
+@dataclass(eq=False)
+class _Task:
+    """One function on one rollout."""
+
+    job: _Job
+    function: int
+    message: bytes
+    retried: bool = False
+
+
+class _Worker:
+    """One child process with a socket to it. `task` is what it works on, `deadline` when it must have answered."""
+
+    def __init__(self, functions: Sequence[str]):
+        ours, theirs = socket.socketpair()
+        # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
+        code = (f"import sys; sys.path[:] = {sys.path!r}; from jaxrl_post.rewards.worker import main; "
+                f"main({theirs.fileno()}, {os.getpid()})")
+        env = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
+            self.process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=env,
+                                            start_new_session=True)
+        self.socket, self.buffer = ours, bytearray()
+        self.task: _Task | None = None
+        self.ready = False
+        self.deadline = time.monotonic() + START_LIMIT_S
+        self.socket.settimeout(START_LIMIT_S)
+        self.socket.sendall(child.pack({"functions": list(functions)}))
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def give(self, task: _Task, limit_s: float) -> bool:
+        """Sends it; False when the worker is gone."""
+        self.task, self.deadline = task, time.monotonic() + limit_s
+        self.socket.settimeout(limit_s)
+        try:
+            self.socket.sendall(task.message)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> dict | None:
+        """The next message, None when it is not whole yet. EOFError when the worker is gone."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise EOFError
+        self.buffer += data
+        return child.unpack(self.buffer)
+
+    def end(self) -> int:
+        """Kills the process and what it started, reaps it, and returns its exit status."""
+        self.socket.close()
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+            pass
+        return self.process.wait()
+
+
+class Pool:
+    """protocols.Rewards over reward functions named by import path.
+
+    Args:
+      functions: import paths `pkg.mod:fn` or `file.py:fn`.
+      weights: one per function, or empty for all 1. A reward is the weighted sum of the scores.
+      workers: child processes, each with one question at a time.
+      timeout_s: wall-clock limit of one call of one function, seconds.
+      decode: the text of a rollout's token ids.
+      shuffle: the control that must learn nothing: training scores of a group are handed to its rollouts in an order
+        that depends on (seed, prompt id, epoch) alone; components, "acc" among them, and the journal keep the truth.
+      share: of a job of several processes: float64 vector -> process 0's. Called twice per join, in every process.
+      compute: False in the processes other than 0: they check the paths, score nothing and take what `share` brings.
+      journal: an object with write(record: dict), called for every score before `join` returns it.
+
+    A function is called with (data_source, solution_str, ground_truth, extra_info); extra_info is the prompt's `extra`
+    and, under "rollout", {"tokens": length of the answer, "finish": "eos" | "stop" | "length"}.
+
+    Components of a group, NaN where a rollout has none: "acc" (of the first function that gives one, else the score of
+    the first function) and the named numbers of each function; where there are several functions their scores too, and
+    names are led by the function's name and a slash.
+
+    Raises:
+      ValueError: a path is wrong, a function is missing or cannot take the four arguments, or weights do not fit.
+    """
+
+    def __init__(self, functions: Sequence[str], weights: Sequence[float] = (), *, workers: int, timeout_s: float,
+                 decode: Callable[[np.ndarray], str], shuffle: bool = False, seed: int = 0,
+                 share: Callable[[np.ndarray], np.ndarray] | None = None, compute: bool = True,
+                 journal: object | None = None):
+        if not functions:
+            raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
+        if len(weights) not in (0, len(functions)):
+            raise ValueError(f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none "
+                             "or one each")
+        if workers < 1 or not timeout_s > 0:
+            raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")
+        if not compute and share is None:
+            raise ValueError("a reward pool that computes nothing needs `share`")
+        self._functions, self._names = tuple(functions), _names(functions)
+        self._weights = tuple(weights) or (1.0,) * len(functions)
+        self._timeout_s, self._decode, self._share, self._journal = timeout_s, decode, share, journal
+        self._shuffle, self._seed, self._compute = shuffle, seed, compute
+        self._queue: deque[_Task] = deque()
+        self._jobs: dict[RolloutId, _Job] = {}
+        self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
+        self._workers: list[_Worker] = []
+        self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
+        self._workers += [_Worker(functions) for _ in range(workers if compute else 1)]
+        self._check(self._workers[0])
+        if not compute:
+            self.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills the workers and reaps them. What is not joined yet is lost."""
+        _end_all(self._workers)
+
+    def start(self, rollout: Rollout) -> None:
+        """Queues it and returns at once. A rollout that comes again (it was taken up once more) is scored anew."""
+        if not self._compute:
+            return
+        text, prompt = self._decode(rollout.tokens), rollout.prompt
+        extra = dict(prompt.extra) | {"rollout": {"tokens": len(rollout), "finish": rollout.finish.value}}
+        job = _Job(rollout=rollout.id, digest=_digest(rollout), numbers=[None] * len(self._functions),
+                   pending=len(self._functions))
+        self._jobs[rollout.id] = job
+        for index in range(len(self._functions)):
+            message = {"function": index, "arguments": [prompt.source, text, prompt.answer, extra]}
+            self._queue.append(_Task(job=job, function=index, message=child.pack(message)))
+        self._turn(0.0)
+
+    def join(self, group: Group) -> Group:
+        """The group with rewards, scored and components. Every rollout of it must have been started.
+
+        Raises:
+          ValueError: a rollout was never started.
+          RuntimeError: a fresh worker cannot be started any more.
+        """
+        begun = time.monotonic()
+        found = self._collect(group) if self._compute else None
+        self._waited_s += time.monotonic() - begun
+        if self._share is not None:
+            found = _shared(self._share, found)
+        for name, count in found["counts"].items():
+            self._counts[name] += count
+        if self._journal is not None:
+            for record in found["records"]:
+                self._journal.write(record)
+        return self._scored(group, found["records"])
+
+    def metrics(self) -> dict[str, float]:
+        """Of what was joined since the last call: rollouts without a score, second attempts, verdicts of an overrun;
+        and the seconds that `join` waited."""
+        out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
+        out["timing_s/reward_wait"] = self._waited_s
+        self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
+        return out
+
+    def _check(self, worker: _Worker) -> None:
+        while not worker.ready:
+            if not multiprocessing.connection.wait([worker], max(0.0, worker.deadline - time.monotonic())):
+                self.close()
+                raise ValueError(f"reward functions {self._functions} are not loaded after {START_LIMIT_S:g} s")
+            try:
+                message = worker.receive() or {}
+            except EOFError:
+                message = {"refused": f"the process that loads {self._functions} died"}
+            if "refused" in message:
+                self.close()
+                raise ValueError(message["refused"])
+            worker.ready = "ready" in message
+
+    def _collect(self, group: Group) -> dict:
+        unknown = [rollout.id for rollout in group.rollouts if rollout.id not in self._jobs]
+        if unknown:
+            raise ValueError(f"group {group.prompt.id!r}: rollout {unknown[0]} is joined but was never started")
+        if not self._workers:
+            raise ValueError(f"group {group.prompt.id!r} is joined after the reward pool was closed")
+        jobs = [self._jobs[rollout.id] for rollout in group.rollouts]
+        while any(job.pending for job in jobs):
+            nearest = min(worker.deadline for worker in self._workers if worker.task or not worker.ready)
+            self._turn(max(0.0, nearest - time.monotonic()))
+        for job in jobs:
+            del self._jobs[job.rollout]
+        counts = {name: sum(job.counts[name] for job in jobs) for name in _COUNTERS}
+        return {"records": [self._record(job) for job in jobs], "counts": counts}
+
+    def _record(self, job: _Job) -> dict:
+        out = job.rollout._asdict() | {"digest": job.digest, "scored": job.scored, "reward": 0.0, "components": {}}
+        if job.scored:
+            out["reward"] = sum(w * n["score"] for w, n in zip(self._weights, job.numbers, strict=True))
+            out["components"] = self._components(job.numbers)
+        return out
+
+    def _components(self, numbers: Sequence[dict[str, float]]) -> dict[str, float]:
+        out = {"acc": next((n["acc"] for n in numbers if "acc" in n), numbers[0]["score"])}
+        if len(numbers) == 1:
+            return out | {k: v for k, v in numbers[0].items() if k not in ("score", "acc")}
+        return out | {f"{name}/{k}": v for name, n in zip(self._names, numbers, strict=True) for k, v in n.items()}
+
+    def _scored(self, group: Group, records: Sequence[dict]) -> Group:
+        rewards = np.array([record["reward"] for record in records], np.float64)
+        scored = np.array([record["scored"] for record in records], bool)
+        names = dict.fromkeys(name for record in records for name in record["components"])
+        components = {name: np.array([record["components"].get(name, np.nan) for record in records]) for name in names}
+        if self._shuffle:
+            self._permute(group, rewards, scored)
+        return Group(prompt=group.prompt, rollouts=group.rollouts, rewards=rewards, scored=scored,
+                     components=components)
+
+    def _permute(self, group: Group, rewards: np.ndarray, scored: np.ndarray) -> None:
+        """In place, among the scored training rollouts: position i gets the score of the i-th smallest hash."""
+        places = [i for i, r in enumerate(group.rollouts) if scored[i] and r.id.purpose == "train"]
+        order = sorted(places, key=lambda i: _hash(self._seed, group.prompt.id, group.rollouts[i].id.epoch, i))
+        rewards[places] = rewards[order]
+
+    def _turn(self, wait_s: float) -> None:
+        """Hands out work, waits at most `wait_s` for an answer, takes what is there and ends who is over the limit."""
+        self._feed()
+        for worker in multiprocessing.connection.wait(self._workers, wait_s):
+            try:
+                message = worker.receive()
+            except EOFError:
+                self._failed(worker, None)
+                continue
+            if message is not None:
+                self._answered(worker, message)
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if now > worker.deadline and (worker.task or not worker.ready):
+                self._failed(worker, f"took longer than {self._timeout_s if worker.ready else START_LIMIT_S:g} s")
+        self._feed()
+
+    def _feed(self) -> None:
+        for worker in list(self._workers):
+            if worker.ready and worker.task is None and self._queue and not worker.give(self._queue.popleft(),
+                                                                                        self._timeout_s):
+                self._failed(worker, None)
+
+    def _answered(self, worker: _Worker, message: dict) -> None:
+        if "ready" in message:
+            self._started(worker)
+        elif "numbers" not in message:
+            self._failed(worker, message.get("failed") or message["refused"])
+        elif message["seconds"] > self._timeout_s:  # it was late, though nobody looked at the clock then
+            self._failed(worker, f"took {message['seconds']:.3g} s, longer than {self._timeout_s:g} s")
+        else:
+            task, worker.task = worker.task, None
+            task.job.numbers[task.function] = message["numbers"]
+            task.job.counts["overruns"] += message["overrun"]
+            task.job.pending -= 1
+
+    def _started(self, worker: _Worker) -> None:
+        worker.ready = True
+        if worker.task is not None and not worker.give(worker.task, self._timeout_s):
+            self._failed(worker, None)
+
+    def _failed(self, worker: _Worker, reason: str | None) -> None:
+        """Replaces the worker. Its task goes to the fresh one, or, the second time, is given up."""
+        status = worker.end()
+        reason = reason or f"the process ended with status {status}"
+        place = self._workers.index(worker)
+        if not worker.ready:
+            self.close()
+            raise RuntimeError(f"a fresh reward worker for {self._functions} cannot be started: {reason}")
+        self._workers[place] = fresh = _Worker(self._functions)
+        task = worker.task
+        if task is None:
+            return
+        name = self._functions[task.function]
+        if not task.retried:
+            task.retried, fresh.task = True, task
+            task.job.counts["retries"] += 1
+            _log.info("reward %s failed on %s and is tried again: %s", name, task.job.rollout, reason)
+            return
+        task.job.pending -= 1
+        task.job.counts["unscored"] = 1
+        _log.warning("reward %s failed twice on %s, which stays unscored: %s", name, task.job.rollout, reason)
+
+
+def _end_all(workers: list[_Worker]) -> None:
+    while workers:
+        workers.pop().end()
+
+
+def _names(functions: Sequence[str]) -> tuple[str, ...]:
+    """What components are led by: the function's name, or its whole path where two have the same name."""
+    short = [path.rpartition(":")[2] for path in functions]
+    return tuple(name if short.count(name) == 1 else path for name, path in zip(short, functions, strict=True))
+
+
+def _hash(*parts) -> bytes:
+    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=16).digest()
+
+
+def _digest(rollout: Rollout) -> str:
+    """Says which tokens were scored, so that a journal cannot be read for others."""
+    return hashlib.blake2b(rollout.tokens.astype("<i4").tobytes(), digest_size=8).hexdigest()
+
+
+def _shared(share: Callable[[np.ndarray], np.ndarray], found: dict | None) -> dict:
+    """Process 0's findings in every process: their length in bytes first, then the bytes, as float64 vectors."""
+    body = np.frombuffer(json.dumps(found).encode(), np.uint8).astype(np.float64) if found is not None else None
+    size = int(share(np.array([0 if body is None else body.size], np.float64))[0])
+    received = share(np.zeros(size) if body is None else body)
+    return json.loads(np.asarray(received).astype(np.uint8).tobytes())

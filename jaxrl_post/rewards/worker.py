@@ -1,0 +1,185 @@
+"""The child side of the reward pool: loads the reward functions, then answers one question after another.
+
+Invariant: it speaks only over the socket it was given, one message at a time, and does not outlive a failure: an
+exception of a reward function ends the process after one last message: no broken state reaches the next rollout.
+It imports neither jax nor numpy, so that a fresh one is there in well under half a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jaxrl_post.rewards import Overrun
+
+_LENGTH = struct.Struct("!I")
+_LARGEST = 3.4e38  # rewards are float32
+_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+class Refused(Exception):
+    """The path of a reward function is wrong; its text is one sentence."""
+
+
+def pack(message: Mapping) -> bytes:
+    """A message as bytes: its length, then JSON."""
+    body = json.dumps(message, default=_plain).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def unpack(buffer: bytearray) -> dict | None:
+    """Takes the first whole message out of `buffer`; None when there is none yet."""
+    if len(buffer) < _LENGTH.size:
+        return None
+    end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
+    if len(buffer) < end:
+        return None
+    body = bytes(buffer[_LENGTH.size:end])
+    del buffer[:end]
+    return json.loads(body)
+
+
+def _plain(value):
+    """Numbers and arrays of other libraries, as JSON knows them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    for name in ("tolist", "item"):
+        if hasattr(value, name):
+            return getattr(value, name)()
+    raise TypeError(f"a {type(value).__name__} in a prompt's columns cannot go to a reward function: {value!r}")
+
+
+def load(path: str) -> Callable[[str, str, str, dict], object]:
+    """The reward function of `pkg.mod:fn` or `file.py:fn`, as a function of four positional arguments.
+
+    Arguments go by verl's names where the function has them, in whatever order, else by position.
+
+    Raises:
+      Refused: no such module, file or function, not callable, or it cannot take the four arguments.
+    """
+    module_name, colon, name = path.rpartition(":")
+    if not colon or not module_name or not name:
+        raise Refused(f"reward function {path!r} must be written pkg.mod:fn or file.py:fn")
+    module = _module(path, module_name)
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=1)
+        raise Refused(f"reward function {path!r}: {module_name} has no {name!r}"
+                      + (f"; nearest is {near[0]!r}" if near else ""))
+    function = getattr(module, name)
+    if not callable(function):
+        raise Refused(f"reward function {path!r}: {name!r} is a {type(function).__name__}, not a function")
+    signature = inspect.signature(function)
+    if _binds(signature, (), dict.fromkeys(_NAMES)):
+        return lambda *values: function(**dict(zip(_NAMES, values, strict=True)))
+    if _binds(signature, _NAMES, {}):
+        return function
+    raise Refused(f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}")
+
+
+def _module(path: str, name: str):
+    if name.endswith(".py"):
+        file = Path(name)
+        if not file.is_file():
+            raise Refused(f"reward function {path!r}: there is no file {file.absolute()}")
+        spec = importlib.util.spec_from_file_location(f"reward_{file.stem}", file)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name + ".").startswith(error.name + "."):
+            raise
+        raise Refused(f"reward function {path!r}: there is no module {error.name!r}") from error
+
+
+def _binds(signature: inspect.Signature, positional, named) -> bool:
+    try:
+        signature.bind(*positional, **named)
+    except TypeError:
+        return False
+    return True
+
+
+def verdict(returned: object) -> dict[str, float]:
+    """The numbers of what a reward function returned: "score", "acc" where given, and every other finite number.
+
+    Raises:
+      ValueError: no score, or a score or acc that is no finite number.
+    """
+    given = returned if isinstance(returned, Mapping) else {"score": returned}
+    if "score" not in given:
+        raise ValueError(f"the dict has no 'score', only {sorted(map(str, given))}")
+    numbers = {str(name): number for name, value in given.items() if (number := _number(value)) is not None}
+    for name in ("score", "acc"):
+        if name in given and name not in numbers:
+            raise ValueError(f"{name} is {given[name]!r}, which is no finite number")
+    return numbers
+
+
+def _number(value: object) -> float | None:
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
+        value = value.item()
+    if not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= _LARGEST else None  # False for NaN too
+
+
+def _die_with(parent: int) -> None:
+    """Linux: the kernel kills this process when its parent dies, whatever it is doing then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        raise SystemExit("the pool is gone")
+
+
+def _receive(channel: socket.socket, buffer: bytearray) -> dict:
+    while (message := unpack(buffer)) is None:
+        data = channel.recv(1 << 16)
+        if not data:
+            raise SystemExit(0)
+        buffer += data
+    return message
+
+
+def main(fd: int, parent: int) -> None:
+    """Serves on the socket `fd` until the other end closes it."""
+    _die_with(parent)
+    os.set_inheritable(fd, False)
+    channel, buffer = socket.socket(fileno=fd), bytearray()
+    paths, loading = _receive(channel, buffer)["functions"], True
+
+    def last_word(kind, error, trace):
+        text = f"{kind.__name__}: {error}"[:2000]
+        if loading:
+            known = kind is Refused
+            channel.sendall(pack({"refused": str(error) if known else f"a reward function of {paths} cannot be "
+                                                                      f"loaded: {text}"}))
+        else:
+            channel.sendall(pack({"failed": text}))
+
+    sys.excepthook = last_word
+    functions = [load(path) for path in paths]
+    loading = False
+    channel.sendall(pack({"ready": True}))
+    while True:
+        task = _receive(channel, buffer)
+        begun = time.monotonic()
+        try:
+            numbers, overrun = verdict(functions[task["function"]](*task["arguments"])), False
+        except Overrun as error:
+            numbers, overrun = verdict(error.args[0] if error.args else 0.0), True
+        channel.sendall(pack({"numbers": numbers, "overrun": overrun, "seconds": time.monotonic() - begun}))

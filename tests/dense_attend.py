@@ -1,0 +1,26 @@
+"""Plain causal attention over whole texts as an `attend`: what tests give the decoder when no cache is the subject."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+
+def dense(positions, segments=None):
+    """attend for q [B, T, N, H]: a token sees its own segment (default: one) at positions not after its own."""
+    segments = jnp.zeros_like(positions) if segments is None else segments
+    distance = positions[:, :, None] - positions[:, None, :]
+    same = segments[:, :, None] == segments[:, None, :]
+
+    def attend(layer, q, k, v, cache, *, scale, window, soft_cap):
+        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+        wide = jnp.promote_types(q.dtype, jnp.float32)
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type=wide) * scale
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        seen = same & (distance >= 0) & (distance < (window or jnp.iinfo(jnp.int32).max))
+        scores = jnp.where(seen[:, None], scores, -jnp.inf)
+        weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+        weights = weights / weights.sum(-1, keepdims=True)
+        return jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v), cache
+
+    return attend

@@ -1,0 +1,134 @@
+"""Engines, requests and comparisons for the equality suites, small and large."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+import sampler
+from jaxrl_post import mesh as meshes
+from jaxrl_post.engine.engine import RowEngine
+from jaxrl_post.models import decoder
+from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
+
+EOS = 3
+TINY = decoder.ModelConfig(vocab_size=40, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256,
+                           tied=True)
+BASE = dict(slots=16, max_length=96, page_size=16, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8,
+            refill_slots=2)
+
+
+@functools.cache
+def weights(seed: int, config: decoder.ModelConfig = TINY) -> dict:
+    """Random weights whose logits have a standard deviation of about 1.5, so that an answer depends on its text."""
+    params = decoder.init(config, seed)
+    params["embed"] = params["embed"] * 1.5
+    return params
+
+
+def engine(params=None, config: decoder.ModelConfig = TINY, mesh=None, **changes) -> RowEngine:
+    mesh = mesh or meshes.make_mesh()
+    placed = meshes.put(params or weights(0, config), meshes.param_shardings(mesh, decoder.axes(config), "engine"))
+    return RowEngine(config, placed, mesh, **{**BASE, **changes})
+
+
+def requests(count: int, *, samples: int = 4, longest_prompt: int = 40, longest: int = 48, temperatures=(1.0, 0.7, 0.0),
+             seed: int = 0, vocab: int = TINY.vocab_size, replicas: int = 1, exact: int = 0) -> list[Request]:
+    """`count` requests, `samples` to a prompt, with random prompts, limits and temperatures; `exact`: all answers have
+    just so many tokens."""
+    noise, out = np.random.default_rng(seed), []
+    while len(out) < count:
+        index = len(out) // samples
+        prompt = Prompt(id=str(index), tokens=noise.integers(0, vocab, noise.integers(1, longest_prompt + 1)))
+        for sample in range(min(samples, count - len(out))):
+            name = RolloutId(seed, "train", 0, prompt.id, sample)
+            out.append(Request(rollout_id=name, prompt=prompt, seed=name.seed(),
+                               max_tokens=exact or int(noise.integers(1, longest + 1)), replica=index % replicas,
+                               sampling=Sampling(temperature=temperatures[sample % len(temperatures)],
+                                                 eos_ids=() if exact else (EOS,))))
+    return out
+
+
+def run(engine: RowEngine, asked: list[Request], *, submit_at: list[int] | None = None) -> dict[RolloutId, Rollout]:
+    """Every answer. `submit_at`: the turn at which each request is handed in (default: all at once)."""
+    submit_at = submit_at or [0] * len(asked)
+    out: dict[RolloutId, Rollout] = {}
+    for turn in range(100000):
+        now = [r for r, at in zip(asked, submit_at) if at == turn]
+        engine.submit(now)
+        for rollout in engine.step():
+            assert rollout.id not in out, "returned twice"
+            out[rollout.id] = rollout
+        if not engine.pending and turn >= max(submit_at):
+            return out
+    raise AssertionError("the engine never came to an end")
+
+
+def same_bits(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout]) -> bool:
+    """Same rollouts, tokens, log-probs, entropies and endings, bit for bit."""
+    return a.keys() == b.keys() and all(
+        a[k].tokens.tobytes() == b[k].tokens.tobytes() and a[k].logprobs.tobytes() == b[k].logprobs.tobytes()
+        and a[k].entropies.tobytes() == b[k].entropies.tobytes() and a[k].finish == b[k].finish for k in a)
+
+
+def against_sampler(out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4) -> list[str]:
+    """What the independent sampler has to object to."""
+    objections = []
+    for request in asked:
+        got = out[request.rollout_id]
+        draws = sampler.generate(params, config, request.prompt.tokens, request.seed, request.max_tokens,
+                                 request.sampling.temperature, request.sampling.eos_ids)
+        objection = sampler.disagreement(draws, got.tokens, got.logprobs, got.entropies, close=close)
+        if objection:
+            objections.append(f"{request.rollout_id}: {objection}")
+    return objections
+
+
+def with_guesses(request: Request, guesses) -> Request:
+    """The request with candidates for its tokens, right or wrong."""
+    size = len(guesses)
+    prefix = Rollout(id=request.rollout_id, prompt=request.prompt, tokens=guesses, sampled=[True] * size,
+                     logprobs=[0.0] * size, entropies=[0.0] * size, versions=[0] * size, drafted=[False] * size,
+                     finish=Finish.PARKED, start_clock=0, finish_clock=0)
+    return dataclasses.replace(request, prefix=prefix, prefix_mode="verify")
+
+
+def park_and_resume(engine: RowEngine, asked: list[Request], *, mode: str, seed: int = 0, chance: float = 0.15
+                    ) -> tuple[dict[RolloutId, Rollout], int]:
+    """As `run`, but every request may be parked after any dispatch and is handed in again `mode`; how often that was."""
+    noise, by_id = np.random.default_rng(seed), {r.rollout_id: r for r in asked}
+    engine.submit(asked)
+    out: dict[RolloutId, Rollout] = {}
+    away: list[Request] = []
+    parks = 0
+    while engine.pending or away:
+        engine.submit(away)
+        out.update((r.id, r) for r in engine.step())
+        chosen = [name for name in by_id if name not in out and noise.random() < chance and parks < 4 * len(asked)]
+        parked = engine.park(chosen)
+        parks += sum(len(p) > 0 for p in parked)
+        away = [dataclasses.replace(by_id[p.id], prefix=p, prefix_mode=mode) for p in parked]
+    return out, parks
+
+
+def first_differences(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout], asked: list[Request], params,
+                      config=TINY) -> tuple[list[float], float]:
+    """Score gaps, by the independent sampler, at the first token where two runs differ, one for each rollout that differs;
+    and the largest log-prob difference before that."""
+    gaps, worst = [], 0.0
+    for request in asked:
+        one, two = a[request.rollout_id], b[request.rollout_id]
+        size = min(len(one), len(two))
+        apart = np.flatnonzero(one.tokens[:size] != two.tokens[:size])
+        until = int(apart[0]) if apart.size else size
+        if until:
+            worst = max(worst, float(np.abs(one.logprobs[:until] - two.logprobs[:until]).max()))
+        if apart.size:
+            text = np.concatenate([request.prompt.tokens, one.tokens[:until]])
+            scores = sampler.numpy_llama.forward(params, config, text)[-1]
+            gaps.append(sampler.draw(scores, request.seed, text.size, request.sampling.temperature).gap)
+        elif len(one) != len(two):
+            gaps.append(float("inf"))
+    return gaps, worst

@@ -1,0 +1,106 @@
+"""An independent forward pass of Llama-family models in plain numpy: the oracle of several tests.
+
+Full forward over one text, no cache, no batch, no jax; written from the papers with complex numbers for the rotation
+and explicit loops over layers and heads, sharing with models/decoder.py only the names in `params` and `config`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.ndarray:
+    """[T, V] scores after each of T tokens, in `dtype` (float32 or float64)."""
+    tokens = np.asarray(tokens)
+    positions = np.arange(tokens.size) if positions is None else np.asarray(positions)
+    stream = _cast(params["embed"], dtype)[tokens]
+    for index in range(config.layers):
+        layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
+        stream = stream + _attention(layer, config, _norm(stream, layer["attn_norm"], config), positions,
+                                     config.windows[index])
+        stream = stream + _feed_forward(layer, config, _norm(stream, layer["ffw_norm"], config))
+    stream = _norm(stream, _cast(params["final_norm"], dtype), config)
+    head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
+    return _capped(stream @ head, config.final_soft_cap)
+
+
+def greedy(params, config, tokens, count: int, *, dtype=np.float32) -> list[int]:
+    """`tokens` continued by the `count` most probable ones, each from a full forward pass."""
+    tokens = list(tokens)
+    for _ in range(count):
+        tokens.append(int(forward(params, config, tokens, dtype=dtype)[-1].argmax()))
+    return tokens
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    top = scores.max(-1, keepdims=True)
+    return scores - top - np.log(np.exp(scores - top).sum(-1, keepdims=True))
+
+
+def _cast(leaf, dtype) -> np.ndarray:
+    return np.asarray(leaf).astype(dtype)
+
+
+def _norm(x, weight, config) -> np.ndarray:
+    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + x.dtype.type(config.norm_eps)) * (
+        weight + x.dtype.type(config.norm_offset))
+
+
+def _capped(x, cap) -> np.ndarray:
+    return x if cap is None else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
+
+
+def _attention(layer, config, x, positions, window) -> np.ndarray:
+    q, k, v = (np.tensordot(x, layer[name], 1) for name in "qkv")
+    if config.qkv_bias:
+        q, k, v = q + layer["q_bias"], k + layer["k_bias"], v + layer["v_bias"]
+    if config.qk_norm:
+        q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
+    q, k = _turned(q, config, positions), _turned(k, config, positions)
+    scale = x.dtype.type(config.head_dim ** -0.5 if config.query_scale is None else config.query_scale)
+    distance = positions[:, None] - positions[None, :]
+    hidden = (distance < 0) | (distance >= (window or math.inf))
+    out = np.zeros_like(x)
+    for head in range(config.heads):
+        shared = head * config.kv_heads // config.heads
+        scores = _capped(q[:, head] @ k[:, shared].T * scale, config.attn_soft_cap)
+        weights = np.exp(log_softmax(np.where(hidden, -np.inf, scores)))
+        out += (weights @ v[:, shared]) @ layer["o"][head]
+    return out
+
+
+def _turned(x, config, positions) -> np.ndarray:
+    half = config.head_dim // 2
+    angles = np.outer(positions, [_frequency(config, i) for i in range(half)])
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None, :]
+    return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)
+
+
+def _frequency(config, i: int) -> float:
+    plain = 1 / config.rope_theta ** (2 * i / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    if scaling.kind == "linear":
+        return plain / scaling.factor
+    wavelength = 2 * math.pi / plain
+    if wavelength < scaling.original_length / scaling.high_frequency_factor:
+        return plain
+    if wavelength > scaling.original_length / scaling.low_frequency_factor:
+        return plain / scaling.factor
+    smooth = (scaling.original_length / wavelength - scaling.low_frequency_factor) / (
+        scaling.high_frequency_factor - scaling.low_frequency_factor)
+    return (1 - smooth) * plain / scaling.factor + smooth * plain
+
+
+def _feed_forward(layer, config, x) -> np.ndarray:
+    gate = x @ layer["gate"]
+    if config.activation == "silu":
+        gate = gate / (1 + np.exp(-gate))
+    elif config.activation == "gelu_tanh":
+        gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate ** 3)))
+    else:
+        gate = 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
+    return (gate * (x @ layer["up"])) @ layer["down"]

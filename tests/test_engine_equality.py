@@ -1,0 +1,318 @@
+"""The promise: speculation, batching, preemption, parking and restart change when a token is computed, never which."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import engine_lab as lab
+from jaxrl_post.engine import engine as engine_file
+from jaxrl_post.engine import probe, rows
+from jaxrl_post.engine.live import Live
+from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+
+ASKED = lab.requests(60)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return lab.engine()
+
+
+@pytest.fixture(scope="module")
+def plain(shared):
+    shared.reset()
+    return lab.run(shared, ASKED)
+
+
+def fresh(engine):
+    engine.reset()
+    return engine
+
+
+def test_agrees_with_the_independent_sampler(plain):
+    some = ASKED[::2]
+    assert sum(len(plain[r.rollout_id]) for r in some) > 400
+    assert {r.finish.value for r in plain.values()} == {"eos", "length"}
+    assert lab.against_sampler(plain, some, lab.weights(0)) == []
+
+
+def test_slot_order_and_submit_times_change_nothing(shared, plain):
+    noise = np.random.default_rng(1)
+    for _ in range(2):
+        order = noise.permutation(len(ASKED))
+        out = lab.run(fresh(shared), [ASKED[i] for i in order], submit_at=noise.integers(0, 12, len(ASKED)).tolist())
+        assert lab.same_bits(plain, out)
+
+
+def test_preemption_changes_nothing(plain):
+    tight = lab.engine(pages=12)
+    assert lab.same_bits(plain, lab.run(tight, ASKED))
+    assert tight.metrics()["sched/preemptions"] >= 20
+
+
+@pytest.mark.parametrize("mode", ["recompute", "verify", "restart"])
+def test_parking_changes_nothing(shared, plain, mode):
+    out, parks = lab.park_and_resume(fresh(shared), ASKED, mode=mode)
+    assert parks >= 20
+    assert lab.same_bits(plain, out)
+
+
+def test_candidates_change_nothing(shared, plain):
+    noise = np.random.default_rng(2)
+    right = {r.rollout_id: plain[r.rollout_id].tokens for r in ASKED}
+    junk = {name: noise.integers(0, 40, 48) for name in right}
+    mixed = {name: np.where(noise.random(t.size) < 0.9, t, noise.integers(0, 40, t.size)) for name, t in right.items()}
+    beyond = {name: np.concatenate([t, noise.integers(0, 40, 6)]) for name, t in right.items()}
+    steps = {}
+    for kind, guesses in (("right", right), ("junk", junk), ("mixed", mixed), ("beyond the end", beyond)):
+        out = lab.run(fresh(shared), [lab.with_guesses(r, guesses[r.rollout_id]) for r in ASKED])
+        assert lab.same_bits(plain, out), kind
+        steps[kind] = shared.clock
+    fresh(shared)
+    lab.run(shared, ASKED)
+    assert steps["right"] < 0.6 * shared.clock
+    assert steps["junk"] <= 1.3 * shared.clock
+
+
+def test_dispatch_length_and_page_size_of_prompt_sharing_change_nothing(plain):
+    for steps in (1, 3):
+        assert lab.same_bits(plain, lab.run(lab.engine(steps_per_dispatch=steps), ASKED))
+
+
+def test_row_sizes_kept_by_the_probe_give_the_same_bits():
+    several = lab.engine(row_sizes=(64, 96, 128))
+    kept = probe.keep_equal_sizes(several)
+    assert kept[128] and set(several.row_sizes) == {size for size, equal in kept.items() if equal}
+    outs = []
+    for size in [s for s in kept if kept[s]]:
+        several.row_sizes = (size,)
+        outs.append(lab.run(fresh(several), ASKED))
+    assert all(lab.same_bits(outs[0], out) for out in outs)
+
+
+def test_probe_drops_a_size_that_differs(monkeypatch):
+    several = lab.engine(row_sizes=(64, 96))
+    real = several._programs.dispatch
+
+    def off(size, *args):
+        state, out, uses, steps = real(size, *args)
+        if size == 64:
+            out = out.copy()
+            out[..., rows.OUT_WINDOW + several.sizes.emit] ^= 1
+        return state, out, uses, steps
+
+    monkeypatch.setattr(several._programs, "dispatch", off)
+    assert probe.keep_equal_sizes(several) == {64: False, 96: True}
+    assert several.row_sizes == (96,) and several.clock == 0
+
+
+def test_swap_gives_new_rollouts_the_new_weights_and_no_stale_prompt(shared):
+    """A group whose first answers ran before the swap: the later ones must equal a fresh engine's."""
+    asked = lab.requests(24, samples=8, seed=5)
+    new = lab.run(lab.engine(lab.weights(1)), asked)
+    engine = lab.engine()
+    before = lab.run(engine, asked[::2])
+    held = [dataclasses.replace(r, rollout_id=r.rollout_id._replace(attempt=1)) for r in asked[:1]]
+    engine.submit(held + asked[1::2])
+    engine.step()
+    engine.park([r.rollout_id for r in asked[1::2]])
+    engine.swap(placed(lab.weights(1)), 1)
+    out = lab.run(engine, asked[1::2])
+    assert all((r.versions == 1).all() for name, r in out.items() if name.attempt == 0)
+    assert lab.same_bits({k: v for k, v in out.items() if k.attempt == 0}, {r.rollout_id: new[r.rollout_id] for r in
+                                                                           asked[1::2]})
+    assert not lab.same_bits(before, {name: new[name] for name in before})
+
+
+def test_verify_after_a_swap_gives_what_the_new_weights_would_have_given(shared):
+    asked = lab.requests(20, samples=4, seed=6)
+    near = {**lab.weights(0), "final_norm": lab.weights(0)["final_norm"] * 1.01}
+    want = lab.run(lab.engine(near), asked)
+    engine = lab.engine()
+    engine.submit(asked)
+    early = {r.id: r for _ in range(3) for r in engine.step()}
+    parked = engine.park([r.rollout_id for r in asked])
+    engine.swap(placed(near), 1)
+    old = {**early, **{p.id: p for p in parked}}
+    again = [dataclasses.replace(r, prefix=old[r.rollout_id], prefix_mode="verify") for r in asked]
+    out = lab.run(engine, again)
+    assert lab.same_bits(want, out)
+    assert engine.metrics()["rows/draft_accepted"] > 20
+    assert any(old[name].tokens.tolist() != out[name].tokens[:len(old[name])].tolist() for name in out)
+
+
+def test_keep_carries_versions_and_recompute_keeps_logprobs(shared):
+    asked = lab.requests(12, samples=4, seed=7, temperatures=(1.0,))
+    engine = lab.engine()
+    engine.submit(asked)
+    first = {r.id: r for r in engine.step()}
+    parked = {p.id: p for p in engine.park([r.rollout_id for r in asked[:6]])}
+    engine.swap(placed(lab.weights(1)), 4)
+    back = [dataclasses.replace(r, prefix=parked[r.rollout_id]) for r in asked[:6] if r.rollout_id in parked]
+    out = {**first, **lab.run(engine, back)}
+    assert any(set(r.versions.tolist()) == {0, 4} for r in out.values())
+    for name, prefix in parked.items():
+        size = len(prefix)
+        assert out[name].tokens[:size].tolist() == prefix.tokens.tolist()
+        assert out[name].logprobs[:size].tobytes() == prefix.logprobs.tobytes()
+        assert (out[name].versions[size:] == 4).all()
+
+
+def test_evaluation_freezes_training_and_its_clock(shared, plain):
+    engine = fresh(shared)
+    engine.submit(ASKED)
+    out = {r.id: r for r in engine.step()}
+    clock = engine.clock
+    asked = [dataclasses.replace(r, rollout_id=r.rollout_id._replace(purpose="eval")) for r in ASKED[:20]]
+    engine.submit(asked)
+    seen = {}
+    while engine.pending and len(seen) < 20:
+        seen.update((r.id, r) for r in engine.step())
+    assert set(seen) == {r.rollout_id for r in asked} and engine.clock == clock
+    while engine.pending:
+        out.update((r.id, r) for r in engine.step())
+    assert lab.same_bits(plain, out)
+    for r in asked:
+        assert seen[r.rollout_id].tokens.tolist() == plain[r.rollout_id._replace(purpose="train")].tokens.tolist()
+
+
+def test_evaluation_gets_pages_when_training_holds_all(plain):
+    engine = lab.engine(pages=12)
+    engine.submit(ASKED)
+    out = {r.id: r for r in engine.step()}
+    asked = [dataclasses.replace(r, rollout_id=r.rollout_id._replace(purpose="eval")) for r in ASKED]
+    out.update(lab.run(engine, asked))
+    while engine.pending:
+        out.update((r.id, r) for r in engine.step())
+    assert lab.same_bits(plain, {k: v for k, v in out.items() if k.purpose == "train"})
+
+
+def test_stop_strings_do_not_depend_on_the_dispatch_length():
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
+    decode = lambda tokens: "".join(letters[t] for t in tokens)  # noqa: E731
+    asked = [dataclasses.replace(r, sampling=Sampling(stop_strings=("ab", "Q", "c")), max_tokens=40) for r in
+             lab.requests(30, seed=8, temperatures=(1.0,))]
+    outs = [lab.run(lab.engine(steps_per_dispatch=k, decode=decode), asked) for k in (1, 8)]
+    assert lab.same_bits(*outs)
+    stopped = [r for r in outs[0].values() if r.finish.value == "stop"]
+    assert len(stopped) > 10
+    for r in stopped:
+        text = decode(r.tokens)
+        assert ("c" in text or "ab" in text) and not ("c" in text[:-1] or "ab" in text[:-1])
+
+
+def test_pages_and_slots_come_back(shared):
+    engine = fresh(shared)
+    whole = engine.capacity
+    lab.run(engine, ASKED[:30])
+    engine.submit(ASKED[30:])
+    engine.step()
+    engine.cancel([r.rollout_id for r in ASKED])
+    engine.reset()
+    assert engine.capacity == whole and engine.pending == 0
+
+
+def test_what_can_never_fit_is_refused_whole(shared):
+    engine = fresh(shared)
+    prompt = Prompt(id="long", tokens=np.zeros(90, np.int32))
+    name = RolloutId(0, "train", 0, "long", 0)
+    too_long = Request(rollout_id=name, prompt=prompt, seed=name.seed(), max_tokens=7, sampling=Sampling())
+    with pytest.raises(ValueError, match="need 97 positions, engine.max_length=96; the largest valid max_tokens is 6"):
+        engine.submit([ASKED[0], too_long])
+    assert engine.pending == 0
+
+
+def placed(params):
+    from jaxrl_post import mesh as meshes
+    from jaxrl_post.models import decoder
+    return meshes.put(params, meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine"))
+
+
+# ---- planted faults (DESIGN 9.6): each must break one of the equalities above
+
+def noise_keyed_by_slot(monkeypatch):
+    real = engine_file.RowEngine._describe
+
+    def describe(self, live, row, *rest):
+        real(self, live, row, *rest)
+        row[rows.SEED0] ^= live.slot
+
+    monkeypatch.setattr(engine_file.RowEngine, "_describe", describe)
+
+
+def position_off_by_one_after_a_park(monkeypatch):
+    real = engine_file.RowEngine._seat
+
+    def seat(self, replica, live, entry):
+        out = real(self, replica, live, entry)
+        if out is not None and live.tokens:
+            # the first position after what a sibling computed is the leader's too, and right: skip one more
+            live.filled = min(live.filled + 1 + (live.filled > 0), live.known - 1)
+        return out
+
+    monkeypatch.setattr(engine_file.RowEngine, "_seat", seat)
+
+
+def draft_not_compared_at_eos(monkeypatch):
+    real = rows._accept
+    monkeypatch.setattr(rows, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False))
+
+
+def verify_keeps_the_mismatched_token(monkeypatch):
+    def accept(plan, guess, sampled, ended):
+        _, counts, match = real(plan, guess, sampled, ended)
+        return rows.jnp.where(guess >= 0, guess, sampled), counts, match
+    real = rows._accept
+    monkeypatch.setattr(rows, "_accept", accept)
+
+
+def stale_prompt_page_after_a_swap(monkeypatch):
+    monkeypatch.setattr(engine_file.RowEngine, "_key", lambda self, live: (live.request.prompt.id,))
+
+
+def guesses_kept_after_a_miss(monkeypatch):
+    real = Live.extend
+
+    def extend(self, tokens, *rest):
+        left = self.guesses[len(tokens):]
+        real(self, tokens, *rest)
+        self.guesses = left
+
+    monkeypatch.setattr(Live, "extend", extend)
+
+
+def test_planted_noise_keyed_by_slot(monkeypatch, plain):
+    noise_keyed_by_slot(monkeypatch)
+    assert not lab.same_bits(plain, lab.run(lab.engine(), ASKED[::-1]))
+
+
+def test_planted_position_off_by_one_after_a_park(monkeypatch, plain):
+    position_off_by_one_after_a_park(monkeypatch)
+    out, _ = lab.park_and_resume(lab.engine(), ASKED, mode="recompute")
+    assert not lab.same_bits(plain, out)
+
+
+@pytest.mark.parametrize("fault", [draft_not_compared_at_eos, verify_keeps_the_mismatched_token])
+def test_planted_faults_of_acceptance(monkeypatch, plain, fault):
+    fault(monkeypatch)
+    noise = np.random.default_rng(2)
+    guesses = [np.concatenate([np.where(noise.random(len(plain[r.rollout_id])) < 0.95, plain[r.rollout_id].tokens, 7),
+                               noise.integers(0, 40, 6)]) for r in ASKED]
+    out = lab.run(lab.engine(), [lab.with_guesses(r, g) for r, g in zip(ASKED, guesses)])
+    assert not lab.same_bits(plain, out)
+
+
+def test_planted_stale_prompt_page_after_a_swap(monkeypatch):
+    stale_prompt_page_after_a_swap(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_swap_gives_new_rollouts_the_new_weights_and_no_stale_prompt(None)
+
+
+def test_guesses_left_after_a_miss_cost_rows_but_no_token(monkeypatch, plain):
+    """Not a fault: candidates at the wrong place are only wrong candidates."""
+    guesses_kept_after_a_miss(monkeypatch)
+    out = lab.run(lab.engine(), [lab.with_guesses(r, np.full(40, 5)) for r in ASKED])
+    assert lab.same_bits(plain, out)

@@ -1,0 +1,76 @@
+"""Paged attention against a plain softmax over each row's own text."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_post.kernels import attention
+
+R, S, N, K, H, PAGE, PAGES, BLOCKS = 9, 4, 6, 2, 8, 4, 20, 5
+
+
+def _case(seed=0):
+    noise = np.random.default_rng(seed)
+    table = noise.permutation(PAGES)[:S * BLOCKS].reshape(S, BLOCKS).astype(np.int32)
+    slot = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3], np.int32)
+    position = np.array([0, 1, 2, 16, 6, 7, 9, 10, 11], np.int32)
+    real = np.array([1, 1, 1, 1, 1, 1, 1, 1, 0], bool)
+    keys = noise.normal(size=(S, BLOCKS * PAGE, K, H)).astype(np.float32)
+    values = noise.normal(size=(S, BLOCKS * PAGE, K, H)).astype(np.float32)
+    cache = attention.Cache(jnp.asarray(noise.normal(size=(PAGES, PAGE, K, H)), jnp.float32) * 50,
+                            jnp.asarray(noise.normal(size=(PAGES, PAGE, K, H)), jnp.float32) * 50)
+    for s in range(S):
+        reach = position[slot == s].max() + 1
+        rows = attention.Rows(jnp.full(reach, s), jnp.arange(reach), jnp.ones(reach, bool), jnp.asarray(table))
+        cache = attention.write(cache, jnp.asarray(keys[s, :reach]), jnp.asarray(values[s, :reach]), rows)
+    rows = attention.Rows(*map(jnp.asarray, (slot, position, real, table)))
+    q = noise.normal(size=(R, N, H)).astype(np.float32)
+    return q, cache, rows, keys, values
+
+
+def _plain(q, keys, values, slot, position, scale, window, cap):
+    out = np.zeros(q.shape)
+    for r in range(R):
+        low = 0 if window is None else max(0, position[r] - window + 1)
+        for n in range(N):
+            k = keys[slot[r], low:position[r] + 1, n // (N // K)].astype(np.float64)
+            v = values[slot[r], low:position[r] + 1, n // (N // K)]
+            s = k @ q[r, n] * scale
+            s = cap * np.tanh(s / cap) if cap else s
+            w = np.exp(s - s.max())
+            out[r, n] = w @ v / w.sum()
+    return out
+
+
+@pytest.mark.parametrize("window,cap", [(None, None), (3, None), (None, 2.0), (5, 1.5)])
+def test_equals_plain_softmax(window, cap):
+    q, cache, rows, keys, values = _case()
+    got = np.asarray(attention.attention(jnp.asarray(q), cache, rows, scale=0.3, window=window, soft_cap=cap))
+    want = _plain(q, keys, values, rows.slot, rows.position, 0.3, window, cap)
+    np.testing.assert_allclose(got[:-1], want[:-1], atol=2e-6)
+    assert not got[-1].any(), "a row that is not real attends to nothing"
+
+
+def test_stale_pages_longer_company_and_page_ids_change_no_bit():
+    q, cache, rows, *_ = _case()
+    how = dict(scale=0.3, window=None, soft_cap=None)
+    base = np.asarray(attention.attention(jnp.asarray(q), cache, rows, **how))
+    alone = rows._replace(real=rows.real & (rows.slot != 1))
+    short = np.asarray(attention.attention(jnp.asarray(q), cache, alone, **how))
+    keep = np.asarray(alone.real)
+    assert base[keep].tobytes() == short[keep].tobytes()
+    turn = np.random.default_rng(3).permutation(PAGES)
+    moved = attention.Cache(cache.k[np.argsort(turn)], cache.v[np.argsort(turn)])
+    again = attention.attention(jnp.asarray(q), moved, rows._replace(table=jnp.asarray(turn)[rows.table]), **how)
+    assert base.tobytes() == np.asarray(again).tobytes()
+
+
+def test_write_drops_unreal_rows_and_copy_drops_pages_out_of_range():
+    _, cache, rows, *_ = _case()
+    new = jnp.ones((R, K, H))
+    written = attention.write(cache, new, new, rows._replace(real=jnp.zeros(R, bool)))
+    assert np.array_equal(written.k, cache.k)
+    copied = attention.copy(cache, jnp.array([3, 4]), jnp.array([7, PAGES]))
+    assert np.array_equal(copied.v[7], cache.v[3]) and np.array_equal(copied.v[:7], cache.v[:7])

@@ -1,0 +1,95 @@
+"""Sampling law 1 against its numpy twin, and its distribution against softmax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sampler
+from jaxrl_post.kernels import sampling, threefry
+
+
+def test_threefry_known_answers():
+    """Random123's test vectors for threefry2x32, 20 rounds, and the twin written with Python integers."""
+    for key, counter, word in [((0, 0), (0, 0), 0x6B200159), ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, 0x1CB996FC),
+                               ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), 0xC4923A9C)]:
+        got = threefry.first_word(np, *(np.array([v], np.uint32) for v in key + counter))
+        assert int(got[0]) == word == sampler.threefry(key, counter)
+
+
+def test_noise_is_a_gumbel_number_of_seed_position_and_word():
+    noise = np.random.default_rng(0)
+    seeds = noise.integers(0, 2 ** 32, (50, 2), dtype=np.uint32)
+    positions = noise.integers(0, 5000, 50).astype(np.int32)
+    words = noise.integers(0, 2 ** 32, (50, 7), dtype=np.uint32)
+    got = np.asarray(sampling.gumbel(jnp.asarray(seeds), jnp.asarray(positions), jnp.asarray(words)))
+    want = [[sampler.gumbel(seeds[r], int(positions[r]), int(w)) for w in words[r]] for r in range(50)]
+    np.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("vocab", [7, 512, 1024, 2053])
+def test_agrees_with_the_twin(vocab):
+    noise = np.random.default_rng(vocab)
+    rows = 24
+    logits = (noise.normal(size=(rows, vocab)) * 3).astype(np.float32)
+    logits[3, : vocab // 2] = -np.inf
+    seeds = noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32)
+    positions = noise.integers(0, 4096, rows).astype(np.int32)
+    heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
+    tokens, logprobs, entropies = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
+    for r in range(rows):
+        want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]))
+        assert tokens[r] == want.token or want.gap < 1e-5
+        assert abs(logprobs[r] - want.logprob) < 1e-5 and abs(entropies[r] - want.entropy) < 2e-5
+
+
+def test_ties_go_to_the_lowest_id():
+    logits = np.zeros((1, 2053), np.float32)
+    logits[0, [5, 1500]] = 9.0
+    got = sampling.sample(jnp.asarray(logits), jnp.zeros((1, 2), jnp.uint32), jnp.zeros(1, jnp.int32), jnp.zeros(1))
+    assert got[0][0] == 5
+
+
+def _counts(logits: np.ndarray, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each id came out of `draws` draws, and how often it should have."""
+    law = jax.jit(jax.vmap(lambda seed, at: sampling.sample(
+        jnp.asarray(logits)[None], seed[None], at[None], jnp.ones(1))[0][0]))
+    noise = np.random.default_rng(1)
+    seeds = jnp.asarray(noise.integers(0, 2 ** 32, (draws, 2), dtype=np.uint32))
+    at = jnp.asarray(noise.integers(0, 300, draws).astype(np.int32))
+    tokens = np.concatenate([np.asarray(law(seeds[i:i + 4000], at[i:i + 4000])) for i in range(0, draws, 4000)])
+    expected = draws * np.exp(sampler.numpy_llama.log_softmax(logits.astype(np.float64)))
+    return np.bincount(tokens, minlength=logits.size), expected
+
+
+def _excess(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Pearson's statistic in standard deviations above its mean; ids with an expected count below 5 are pooled."""
+    often = expected >= 5
+    counts = np.append(counts[often], counts[~often].sum())
+    expected = np.append(expected[often], expected[~often].sum())
+    keep = expected > 0
+    statistic, freedom = float(((counts - expected)[keep] ** 2 / expected[keep]).sum()), max(int(keep.sum()) - 1, 1)
+    return (statistic - freedom) / np.sqrt(2 * freedom)
+
+
+PEAKED = (np.random.default_rng(0).normal(size=2053) * 2.5).astype(np.float32)
+FLAT = np.zeros(2053, np.float32)
+
+
+@pytest.mark.parametrize("logits", [FLAT, PEAKED], ids=["flat", "peaked"])
+def test_distribution_is_softmax(logits):
+    """Chi-square at V = 2,053 (three tiles, the last one ragged): over all ids, and over the few whose numbers are tile
+    numbers too."""
+    counts, expected = _counts(logits, 40000)
+    assert _excess(counts, expected) < 4.5
+    assert _excess(counts[:3], expected[:3]) < 4.5
+
+
+def test_planted_fault_without_the_tile_tag_fails(monkeypatch):
+    """Tile t and id t then share noise: ids 0 and 1 come out at about twice and never."""
+    monkeypatch.setattr(sampling, "TILE_TAG", 0)
+    counts, expected = _counts(FLAT, 40000)
+    assert _excess(counts[:3], expected[:3]) > 4.5
+    assert counts[1] < 0.2 * expected[1]

@@ -1,0 +1,68 @@
+"""The plan against numbers computed by hand, and against the arrays that a real mesh places."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_post import mesh as meshes
+from jaxrl_post.config import default, resolve
+from jaxrl_post.launch import plan
+from jaxrl_post.models import decoder
+from jaxrl_post.models.presets import PRESETS
+
+TINY = PRESETS["tiny"]
+
+
+def config(*overrides):
+    return resolve(default(), ["model.preset=tiny", "engine.max_length=64", "sampling.max_tokens=30", *overrides])
+
+
+def test_arithmetic_by_hand():
+    rows = plan.arithmetic(config("scheduler.prompts=6", "scheduler.group_size=4", "mesh.data=2", "engine.slots=8",
+                                  "batch.rows=2", "batch.tokens=100", "steps=50", "eval.prompts=10", "eval.samples=4"),
+                           prompts=120, longest_prompt=10)
+    assert rows["rollouts per step"] == 24 and rows["engine slots in all"] == 16
+    assert rows["times the slots are filled per step"] == 1.5
+    assert rows["micro-batch, tokens"] == 200
+    assert rows["most micro-batches per step"] == 6  # 40 tokens each: 2 in a row of 100, 4 in a micro-batch
+    assert rows["epochs"] == 2.5 and rows["rollouts per evaluation"] == 50
+
+
+@pytest.mark.parametrize("data, fsdp, tensor", [(1, 1, 1), (2, 2, 2)])
+def test_weights_are_what_a_device_really_holds(data, fsdp, tensor):
+    mesh = meshes.make_mesh(data, fsdp, tensor)
+    params = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "learner"))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
+    got = plan.memory(config(f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}", "engine.dtype=bfloat16"),
+                      TINY)
+    assert got["weights (learner, float32)"] == got["gradient (float32)"] == held
+    assert got["optimizer (two moments, float32)"] == 2 * held
+    engine = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "engine"))
+    case = "relayout" if fsdp > 1 else "cast"
+    assert got[f"weights (engine, bfloat16, {case})"] == sum(
+        leaf.addressable_shards[0].data.nbytes // 2 for leaf in jax.tree.leaves(engine))
+    assert got["all"] == sum(value for name, value in got.items() if name != "all")
+
+
+def test_pages_by_hand():
+    got = plan.memory(config("engine.pages=10", "engine.page_size=16"), TINY)
+    # 2 layers, keys and values, 160 positions, 2 heads of 8, 4 bytes
+    assert got["KV pages (10 of 16 tokens, float32)"] == 2 * 2 * 160 * 2 * 8 * 4
+    assert got["weights (engine, float32, shared)"] == 0 and got["weights (reference, float32)"] == 0
+    assert plan.memory(config("algorithm.kl_loss_coef=0.1"), TINY)["weights (reference, float32)"] > 0
+
+
+def test_remat_and_a_smaller_head_chunk_need_less():
+    plain, remat = (plan.memory(config(f"model.remat={r}"), TINY)["activations (estimate)"] for r in (False, True))
+    chunked = plan.memory(config("batch.head_chunk=16"), TINY)["activations (estimate)"]
+    assert remat < plain and chunked < plain
+
+
+def test_a_mesh_that_does_not_divide_is_one_sentence():
+    with pytest.raises(ValueError, match="mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2"):
+        plan.memory(config("mesh.tensor=4"), TINY)
+
+
+def test_text_lines_up():
+    lines = plan.text("Memory", {"a": 2**20, "longer": np.int64(3 * 2**30)}, "B").splitlines()
+    assert lines == ["Memory", "  a              1.0 MiB", "  longer     3,072.0 MiB"]

@@ -1,0 +1,259 @@
+"""Hugging Face directories: scores equal those of transformers, and what is written comes back to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxrl_post.models import decoder, hf
+from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+from jaxrl_post.models.presets import PRESETS
+from tests import numpy_llama
+from tests.dense_attend import dense
+
+GOLDEN = Path(__file__).parent / "goldens" / "llama"  # written by transformers 5 through scripts/make_goldens.py
+TINY = PRESETS["tiny"]
+SQUARE = ModelConfig(vocab_size=8, embed=8, layers=2, heads=2, kv_heads=2, head_dim=4, ffw=8, max_length=16)
+
+
+def scores(config, params, tokens) -> np.ndarray:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+    @jax.jit
+    def run(params, tokens):
+        h, _ = decoder.hidden(params, config, tokens, positions, dense(positions), ())
+        return decoder.logits(params, config, h)
+
+    return np.asarray(run(params, jnp.asarray(tokens)))
+
+
+def shaken(config: ModelConfig, seed: int = 0) -> dict:
+    generator = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: generator.normal(0, 1, leaf.shape).astype(np.float32), decoder.abstract(config))
+
+
+def assert_same(ours: dict, theirs: dict) -> None:
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)))
+
+
+def test_scores_equal_those_of_transformers():
+    config, params = hf.load(GOLDEN)
+    assert config.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 1000) and config.kv_heads == 2
+    golden = np.load(GOLDEN / "scores.npz")
+    assert np.abs(golden["scores"]).max() > 1
+    np.testing.assert_allclose(scores(config, params, golden["tokens"]), golden["scores"], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(numpy_llama.forward(params, config, golden["tokens"][1]), golden["scores"][1], rtol=0,
+                               atol=2e-5)
+
+
+def test_a_real_directory_of_transformers_4(data_dir):
+    config, params = hf.load(data_dir / "verl-tiny-llama")
+    assert config == ModelConfig(vocab_size=16, embed=128, layers=4, heads=4, kv_heads=4, head_dim=32, ffw=344,
+                                 max_length=2048, rope_theta=10000.0, norm_eps=1e-6)
+    tokens = np.random.default_rng(0).integers(0, 16, (1, 20))
+    exact = numpy_llama.forward(params, config, tokens[0], dtype=np.float64)
+    np.testing.assert_allclose(scores(config, params, tokens)[0], exact, rtol=0, atol=1e-5)
+    kept = hf.load(data_dir / "verl-tiny-llama", dtype=None)[1]
+    assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {np.dtype(ml_dtypes.bfloat16)}
+    assert_same(params, jax.tree.map(lambda leaf: leaf.astype(np.float32), kept))
+
+
+@pytest.mark.parametrize("config", [
+    SQUARE,  # nothing but its name says which way round a square matrix lies
+    dataclasses.replace(TINY, rope_scaling=RopeScaling("linear", 2.0), activation="gelu_tanh", norm_eps=3e-6),
+    dataclasses.replace(TINY, tied=False, rope_theta=5e5, rope_scaling=RopeScaling("llama3", 8.0, 1.5, 3.0, 99)),
+], ids=["square", "linear", "llama3"])
+def test_float32_comes_back_to_the_bit(tmp_path, config):
+    params = shaken(config)
+    hf.save(tmp_path / "out", config, params)
+    again, loaded = hf.load(tmp_path / "out")
+    assert again == config
+    assert_same(loaded, params)
+
+
+def test_bfloat16_rounds_to_nearest_even_once(tmp_path):
+    params = shaken(SQUARE)
+    hf.save(tmp_path / "out", SQUARE, jax.tree.map(jnp.asarray, params), dtype="bfloat16")
+    loaded = hf.load(tmp_path / "out")[1]
+    assert_same(loaded, jax.tree.map(lambda leaf: leaf.astype(ml_dtypes.bfloat16).astype(np.float32), params))
+    hf.save(tmp_path / "again", SQUARE, loaded, dtype="bfloat16")
+    once, twice = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again"))
+    assert once == twice
+
+
+def test_matrices_of_the_file_are_outputs_by_inputs(tmp_path):
+    params = shaken(TINY)
+    hf.save(tmp_path / "out", TINY, params)
+    theirs = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    layer = params["layers"]["1"]
+    assert theirs["model.layers.1.self_attn.k_proj.weight"][1 * 8 + 5, 30] == layer["k"][30, 1, 5]
+    assert theirs["model.layers.1.self_attn.o_proj.weight"][30, 3 * 8 + 5] == layer["o"][3, 5, 30]
+    assert theirs["model.layers.1.mlp.down_proj.weight"][30, 60] == layer["down"][60, 30]
+    assert theirs["model.embed_tokens.weight"][60, 30] == params["embed"][60, 30]
+    assert "lm_head.weight" not in theirs
+
+
+def test_a_saved_golden_is_the_golden(tmp_path):
+    config, params = hf.load(GOLDEN)
+    hf.save(tmp_path / "out", config, params, dtype="bfloat16")
+    ours, theirs = (safetensors.safe_open(folder / "model.safetensors", "numpy") for folder in (
+        tmp_path / "out", GOLDEN))
+    assert sorted(ours.keys()) == sorted(theirs.keys()) and ours.metadata() == theirs.metadata()
+    assert all(np.array_equal(ours.get_tensor(name), theirs.get_tensor(name)) for name in ours.keys())
+
+
+def test_tokenizer_files_and_ids_go_along(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    hf.save(tmp_path / "out", SQUARE, shaken(SQUARE), tokenizer_files=[tmp_path / "tokenizer.json"], eos_ids=(3, 5),
+            bos_id=1)
+    hf.save(tmp_path / "one", SQUARE, shaken(SQUARE), eos_ids=(3,))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+    for name in ("config.json", "generation_config.json"):
+        written = json.loads((tmp_path / "out" / name).read_text())
+        assert (written["eos_token_id"], written["bos_token_id"]) == ([3, 5], 1)
+        written = json.loads((tmp_path / "one" / name).read_text())
+        assert (written["eos_token_id"], written["bos_token_id"]) == (3, None)
+
+
+def test_an_export_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    first, second = shaken(SQUARE, 1), shaken(SQUARE, 2)
+    hf.save(tmp_path / "out", SQUARE, first)
+    monkeypatch.setattr(hf, "_write_json", lambda file, value: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        hf.save(tmp_path / "out", SQUARE, second)
+    assert_same(hf.load(tmp_path / "out")[1], first)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    monkeypatch.undo()
+    hf.save(tmp_path / "out", SQUARE, second)
+    assert_same(hf.load(tmp_path / "out")[1], second)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_is_no_export_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("")
+    with pytest.raises(ValueError, match="is no export to be replaced"):
+        hf.save(tmp_path, SQUARE, shaken(SQUARE))
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (dict(qk_norm=True), "qk_norm=True cannot be saved as LlamaForCausalLM"),
+    (dict(windows=(None, 4)), "windows=.* cannot be saved"),
+    (dict(query_scale=0.5), "query_scale=0.5 cannot be saved"),
+])
+def test_what_llama_cannot_express_is_not_saved(tmp_path, change, sentence):
+    config = dataclasses.replace(SQUARE, **change)
+    with pytest.raises(ValueError, match=sentence):
+        hf.save(tmp_path / "out", config, shaken(config))
+
+
+def test_params_of_another_shape_are_not_saved(tmp_path):
+    params = shaken(SQUARE)
+    params["layers"]["1"]["o"] = params["layers"]["1"]["o"][:1]
+    with pytest.raises(ValueError, match=r"layers.1.o has shape \(1, 4, 8\), expected \(2, 4, 8\)"):
+        hf.save(tmp_path / "out", SQUARE, params)
+    del params["head"]
+    params["layers"]["1"]["o"] = np.zeros((2, 4, 8))
+    with pytest.raises(ValueError, match="params have no head, needed for lm_head.weight"):
+        hf.save(tmp_path / "out", SQUARE, params)
+    assert list(tmp_path.iterdir()) == []
+
+
+def edited(folder: Path, change) -> Path:
+    """The export in `folder` with `change` applied to its config (a dict) or to its tensors."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    change(config, tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (lambda c, t: c.update(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not read; known is Llama"),
+    (lambda c, t: c.pop("hidden_size"), "hidden_size must be a number, got None"),
+    (lambda c, t: c.update(vocab_size="8"), "vocab_size must be a number, got '8'"),
+    (lambda c, t: c.update(attention_bias=True), "attention_bias=True is not supported"),
+    (lambda c, t: c.update(quantization_config={"bits": 4}), "quantization_config=.* is not supported"),
+    (lambda c, t: c.update(hidden_act="relu"), "hidden_act='relu' is not one of silu"),
+    (lambda c, t: c.update(rope_scaling={"type": "yarn", "factor": 2}), "rope type 'yarn' is not one of default"),
+    (lambda c, t: c.update(rope_scaling={"type": "linear"}), "factor must be a number"),
+    (lambda c, t: t.pop(NORM), rf"tensor {NORM} is missing; expected shape \(8,\)"),
+    (lambda c, t: t.update(extra=np.zeros((2, 3))), r"tensor extra of shape \(2, 3\) is not part"),
+    (lambda c, t: t.update({NORM: np.ones(9, np.float32)}), rf"tensor {NORM} has shape \(9,\), expected \(8,\)"),
+    (lambda c, t: t.update({NORM: np.ones(8, np.int8)}), rf"tensor {NORM} has type I8, expected one of BF16"),
+    (lambda c, t: c.update(tie_word_embeddings=True), "lm_head.weight differs from"),
+])
+def test_wrong_directories_are_refused_in_one_sentence(tmp_path, change, sentence):
+    hf.save(tmp_path / "out", SQUARE, shaken(SQUARE))
+    with pytest.raises(ValueError, match=sentence) as error:
+        hf.load(edited(tmp_path / "out", change))
+    assert "\n" not in str(error.value)
+
+
+def test_both_spellings_of_config_give_the_same(tmp_path):
+    hf.save(tmp_path / "out", SQUARE, shaken(SQUARE))
+
+    def newer(config, tensors):
+        config["dtype"] = config.pop("torch_dtype")
+        config["rope_parameters"] = {"rope_type": "linear", "rope_theta": 777.0, "factor": 2.0}
+        del config["rope_theta"], config["rope_scaling"]
+
+    assert hf.load(edited(tmp_path / "out", newer))[0] == dataclasses.replace(
+        SQUARE, rope_theta=777.0, rope_scaling=RopeScaling("linear", 2.0))
+
+    def older(config, tensors):
+        config.update(rope_theta=777.0, rope_scaling={"type": "linear", "factor": 2.0})
+        del config["rope_parameters"], config["head_dim"], config["num_key_value_heads"]
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)
+
+    assert hf.load(edited(tmp_path / "out", older))[0] == dataclasses.replace(
+        SQUARE, rope_theta=777.0, rope_scaling=RopeScaling("linear", 2.0))
+
+
+def test_a_second_copy_of_a_tied_embedding_is_accepted(tmp_path):
+    config = dataclasses.replace(SQUARE, tied=True)
+    hf.save(tmp_path / "out", config, shaken(config))
+    edited(tmp_path / "out", lambda c, t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))
+    assert_same(hf.load(tmp_path / "out")[1], shaken(config))
+
+
+@pytest.mark.parametrize("remove, add, sentence", [
+    ("model.safetensors", "pytorch_model.bin", "pytorch_model.bin is a pickle"),
+    ("model.safetensors", "model.safetensors.index.json", "weights in several files are not read"),
+    ("model.safetensors", None, "no model.safetensors in it"),
+    ("config.json", None, "config.json: no such file"),
+])
+def test_missing_files_are_named(tmp_path, remove, add, sentence):
+    shutil.copytree(GOLDEN, tmp_path / "out")
+    (tmp_path / "out" / remove).unlink()
+    if add:
+        (tmp_path / "out" / add).write_text("{}")
+    with pytest.raises(ValueError, match=sentence):
+        hf.load(tmp_path / "out")
+
+
+def test_broken_files_are_refused_in_one_sentence(tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "out")
+    weights = tmp_path / "out" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        hf.load(tmp_path / "out")
+    (tmp_path / "out" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        hf.load(tmp_path / "out")
+    with pytest.raises(ValueError, match="no such directory"):
+        hf.load(tmp_path / "nowhere")

@@ -1,0 +1,97 @@
+"""Rows of metrics against hand-computed numbers; the stopwatch against a clock that is moved by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_post.observers import Observers, Stopwatch, Timed
+from jaxrl_post.types import Finish, Group, Part, Prompt, Rollout, RolloutId
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Source:
+    def __init__(self, name):
+        self.name, self.count = name, 0
+
+    def metrics(self):
+        count, self.count = self.count, 0
+        return {self.name: float(count)}
+
+
+def group(lengths, rewards, acc, scored, *, finish=Finish.EOS, epoch=0, prompt=2):
+    given = Prompt(id=f"p{epoch}", tokens=np.ones(prompt), source="s")
+    rollouts = []
+    for sample, n in enumerate(lengths):
+        zeros = np.zeros(n)
+        sampled = zeros == 0
+        sampled[:1] = sample > 0  # the first token of the first rollout was observed
+        rollouts.append(Rollout(
+            id=RolloutId(0, "train", epoch, given.id, sample), prompt=given, tokens=zeros, sampled=sampled,
+            logprobs=zeros, entropies=zeros, versions=zeros, drafted=zeros, finish=finish, start_clock=0,
+            finish_clock=0))
+    return Group(prompt=given, rollouts=tuple(rollouts), rewards=rewards, scored=scored, components={"acc": acc})
+
+
+GROUPS = (group([3, 5], [1.0, -1.0], [1, 0], [1, 1]),
+          group([8, 4], [4.0, 99.0], [1, np.nan], [1, 0], finish=Finish.LENGTH, epoch=2, prompt=5))
+
+
+def watched(**changed):
+    clock, rows, logged, asked, warm = Clock(), [], [], [], []
+
+    def evaluate(version):
+        clock.now += 7
+        asked.append(version)
+        rows.append((version, {"val-core/s/acc/mean@4": 0.5}))
+
+    watch = Stopwatch(clock)
+    sources = [Source("sched/x"), Source("rows/y"), Source("reward/z")]
+    given = dict(engine=sources[1], scheduler=sources[0], rewards=sources[2], write=lambda step, row: rows.append((step, row)),
+                 log=lambda step, groups: logged.append((step, groups)), evaluate=evaluate, every=2, last=4,
+                 warm=lambda: warm.append(len(rows)), watch=watch, devices=2)
+    return Observers(**(given | changed)), clock, watch, sources, rows, logged, asked, warm
+
+
+def test_a_row_per_step_and_evaluations_between():
+    observe, clock, watch, sources, rows, logged, asked, warm = watched()
+    part = Part(fresh=GROUPS, groups=GROUPS, commit=True, publish=True)
+    engine = Timed(Source("z"), {"metrics": "gen"}, watch)
+    for version in range(1, 5):
+        clock.now += 3
+        sources[0].count = version
+        observe.commit({"actor/loss": jnp.float32(version / 4)}, part)
+        clock.now += 1
+        assert engine.metrics() == {"z": 0.0} and engine.name == "z"
+        observe.published(version)
+    observe.flush()
+    assert [step for step, _ in rows] == [1, 2, 2, 3, 4] and asked == [2] and warm == [1]
+    steps = [row for _, row in rows if "training/global_step" in row]
+    assert [row["actor/loss"] for row in steps] == [0.25, 0.5, 0.75, 1.0]
+    assert all(row["critic/score/max"] == 4.0 for row in steps)  # described
+    assert [row["off_policy/max"] for row in steps] == [0, 1, 2, 3]  # the batch's tokens are all of version 0
+    assert [row["sched/x"] for row in steps] == [1, 2, 3, 4]
+    assert [row["timing_s/step"] for row in steps] == [4, 4, 11, 4]
+    assert [row.get("timing_s/testing") for row in steps] == [None, None, 7, None]
+    assert steps[0]["perf/throughput"] == 34 / 4 / 2
+    assert logged == [(n, GROUPS) for n in (1, 2, 3, 4)] and observe.tokens == 4 * 18
+
+
+def test_the_stopwatch_counts_a_call_that_fails():
+    clock = Clock()
+    watch = Stopwatch(clock)
+
+    def fail():
+        clock.now += 2
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        watch.timing("gen", fail)()
+    clock.now += 1
+    assert watch.drain() == {"timing_s/gen": 2, "timing_s/step": 3}
+    assert watch.drain() == {"timing_s/step": 0}

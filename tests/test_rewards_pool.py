@@ -1,0 +1,324 @@
+"""The pool against graders that loop, raise, die, sleep and lie; every score is known by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+
+GRADERS = '''
+import os, sys, time
+from jaxrl_post.rewards import Overrun
+
+def number(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str)
+
+def mixed(data_source, solution_str, ground_truth, extra_info):
+    word, _, rest = solution_str.partition(" ")
+    if word == "loop":
+        while True: pass
+    if word == "raise": raise RuntimeError("broken grader")
+    if word == "exit": os._exit(3)
+    if word == "quit": sys.exit(0)
+    if word == "sleep": time.sleep(60)
+    if word == "nan": return float("nan")
+    if word == "none": return None
+    if word == "huge": return 1e300
+    if word == "over": raise Overrun(float(rest)) if rest else Overrun
+    if word == "print": print("x" * 100000)
+    if word == "once":
+        if os.path.exists(rest): return 0.5
+        open(rest, "w").close()
+        os._exit(1)
+    if word == "late": time.sleep(float(rest))
+    if word == "bad": return {"acc": 1}
+    return 1.0
+
+def named(data_source, solution_str, ground_truth, extra_info=None, **more):
+    size = len(solution_str)
+    return {"score": size, "acc": solution_str == ground_truth, "half": size / 2, "pred": "text"}
+
+def told(extra_info, ground_truth, solution_str, data_source):
+    assert data_source == "src" and ground_truth == "gold" and extra_info["k"] == [1, 2], (data_source, extra_info)
+    return extra_info["rollout"]["tokens"] + (extra_info["rollout"]["finish"] == "eos") / 2
+
+def clean(a, b, c, d):
+    return float("jax" not in sys.modules and "numpy" not in sys.modules)
+
+def hash_of(a, b, c, d):
+    return float(hash(b) % 1000)
+
+def short(a, b): return 0
+value = 3
+'''
+TEXTS: list[str] = []
+
+
+@pytest.fixture
+def graders(tmp_path) -> str:
+    (tmp_path / "graders.py").write_text(GRADERS)
+    return str(tmp_path / "graders.py")
+
+
+def rollout(text: str, sample: int = 0, prompt: str = "p", epoch: int = 0, purpose: str = "train") -> Rollout:
+    """A rollout whose one token is the number of its text."""
+    TEXTS.append(text)
+    one = np.ones(1)
+    return Rollout(id=RolloutId(0, purpose, epoch, prompt, sample), tokens=[len(TEXTS) - 1], sampled=[True],
+                   prompt=Prompt(id=prompt, tokens=[1], answer="gold", source="src", extra={"k": np.array([1, 2])}),
+                   logprobs=-one, entropies=one, versions=[0], drafted=[False], finish=Finish.EOS,
+                   start_clock=0, finish_clock=1)
+
+
+def group(*rollouts: Rollout) -> Group:
+    none = np.zeros(len(rollouts))
+    return Group(prompt=rollouts[0].prompt, rollouts=rollouts, rewards=none, scored=none == 1)
+
+
+def pool(path: str, *names: str, **given) -> Pool:
+    settings = dict(workers=2, timeout_s=1.0, decode=lambda tokens: TEXTS[tokens[0]]) | given
+    return Pool(tuple(f"{path}:{name}" for name in names), **settings)
+
+
+def scores(rewards: Pool, *texts: str, **given) -> Group:
+    rollouts = [rollout(text, i, **given) for i, text in enumerate(texts)]
+    for one in rollouts:
+        rewards.start(one)
+    return rewards.join(group(*rollouts))
+
+
+def test_order_and_worker_count_change_nothing(graders):
+    texts = [str(i / 7) for i in range(20)]
+    for workers in (1, 3):
+        with pool(graders, "number", workers=workers) as rewards:
+            out = scores(rewards, *texts)
+        np.testing.assert_array_equal(out.rewards, np.array([float(t) for t in texts], np.float32))
+        np.testing.assert_array_equal(out.components["acc"], out.rewards)
+        assert out.scored.all() and list(out.components) == ["acc"]
+
+
+def test_a_failing_grader_leaves_unscored_and_the_others_alone(graders, caplog):
+    with pool(graders, "mixed") as rewards:
+        out = scores(rewards, "fine", "loop", "raise", "exit", "fine", "quit", "sleep", "nan", "none", "huge", "bad",
+                     "fine")
+        ok = [True, False, False, False, True] + [False] * 6 + [True]
+        assert out.scored.tolist() == ok and out.rewards.tolist() == [float(x) for x in ok]
+        assert np.isnan(out.components["acc"][~out.scored]).all()
+        metrics = rewards.metrics()
+        assert metrics["reward/unscored"] == 9 and metrics["reward/retries"] == 9 and metrics["reward/overruns"] == 0
+        assert rewards.metrics()["reward/unscored"] == 0
+        assert scores(rewards, "fine", prompt="q").rewards.tolist() == [1.0]
+    assert all(words in caplog.text for words in ("RuntimeError: broken grader", "status 3", "longer than 1 s"))
+
+
+def test_the_second_attempt_counts(graders, tmp_path):
+    with pool(graders, "mixed") as rewards:
+        out = scores(rewards, f"once {tmp_path / 'mark'}")
+        assert out.scored.all() and out.rewards.tolist() == [0.5]
+        assert rewards.metrics()["reward/retries"] == 1
+
+
+def test_an_overrun_of_the_judged_program_is_a_verdict(graders):
+    with pool(graders, "mixed") as rewards:
+        out = scores(rewards, "over", "over 0.25", "fine")
+        assert out.scored.all() and out.rewards.tolist() == [0.0, 0.25, 1.0]
+        counts = rewards.metrics()
+        assert counts["reward/overruns"] == 2 and counts["reward/retries"] == 0
+
+
+def test_a_late_answer_is_late_though_nobody_looked(graders):
+    with pool(graders, "mixed", timeout_s=0.2) as rewards:
+        one = rollout("late 0.4")
+        rewards.start(one)
+        time.sleep(0.8)
+        assert not rewards.join(group(one)).scored[0]
+
+
+def test_components_weights_and_names(graders):
+    with pool(graders, "named") as rewards:
+        out = scores(rewards, "gold", "x")
+    assert {k: v.tolist() for k, v in out.components.items()} == {"acc": [1, 0], "half": [2, 0.5]}
+    assert out.rewards.tolist() == [4, 1]
+    with pool(graders, "mixed", "named", weights=(1.0, 0.5)) as rewards:
+        out = scores(rewards, "gold", "raise")
+    assert out.rewards.tolist() == [3, 0] and out.scored.tolist() == [True, False]
+    assert {k: v[0] for k, v in out.components.items()} == {
+        "acc": 1, "mixed/score": 1, "named/score": 4, "named/acc": 1, "named/half": 2}
+
+
+def test_arguments_go_by_name_and_carry_the_columns(graders):
+    with pool(graders, "told") as rewards:
+        assert scores(rewards, "x").rewards.tolist() == [1.5]
+
+
+def test_workers_are_light_quiet_and_hash_alike(graders, capfd):
+    with pool(graders, "clean", "hash_of", workers=2) as rewards:
+        out = scores(rewards, *"aaaaaaaa")
+    assert (out.components["clean/score"] == 1).all() and len(set(out.components["hash_of/score"].tolist())) == 1
+    begun = time.monotonic()
+    with pool(graders, "mixed", timeout_s=5.0) as rewards:
+        started = time.monotonic() - begun
+        scores(rewards, "print")
+    assert started < 5.0 and capfd.readouterr().out == ""
+
+
+def test_shuffle_permutes_training_scores_only_and_keeps_the_truth(graders):
+    texts = [str(i) for i in range(12)]
+    with pool(graders, "number", shuffle=True, seed=3, timeout_s=30.0) as rewards:
+        first, again = scores(rewards, *texts), scores(rewards, *texts)
+        other, later = scores(rewards, *texts, prompt="q"), scores(rewards, *texts, epoch=1)
+        held = scores(rewards, *texts, purpose="eval")
+    with pool(graders, "number", shuffle=True, seed=4, timeout_s=30.0) as rewards:
+        reseeded = scores(rewards, *texts)
+    for out in (first, other, later, reseeded):
+        assert sorted(out.rewards.tolist()) == list(range(12)) and out.components["acc"].tolist() == list(range(12))
+    np.testing.assert_array_equal(first.rewards, again.rewards)
+    assert len({tuple(out.rewards) for out in (first, other, later, reseeded, held)}) == 5
+    assert held.rewards.tolist() == list(range(12))
+
+
+def test_shuffle_leaves_unscored_rollouts_where_they_are(graders):
+    with pool(graders, "number", shuffle=True) as rewards:
+        out = scores(rewards, "1", "word", "3", "4")
+    assert out.scored.tolist() == [True, False, True, True] and sorted(out.rewards[out.scored]) == [1, 3, 4]
+
+
+def test_process_zero_shares_what_it_scored(graders):
+    """Two processes as two threads: `share` is a barrier and a box that process 0 fills."""
+    barrier, box, out, seen = threading.Barrier(2), {}, {}, {}
+    texts = ["gold", "raise", "over 0.5"]
+    rollouts = [rollout(text, i) for i, text in enumerate(texts)]
+
+    def process(rank: int):
+        def share(vector):
+            if rank == 0:
+                box["vector"] = vector
+            barrier.wait(30)
+            got = box["vector"].copy()
+            assert got.shape == vector.shape and got.dtype == np.float64
+            barrier.wait(30)
+            return got
+
+        journal = Journal()
+        with pool(graders, "mixed", "named", share=share, compute=rank == 0, journal=journal) as rewards:
+            for one in rollouts:
+                rewards.start(one)
+            out[rank] = rewards.join(group(*rollouts))
+            seen[rank] = (journal.records, {k: v for k, v in rewards.metrics().items() if k.startswith("reward/")})
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen[0] == seen[1] and seen[0][1]["reward/unscored"] == 1 and seen[0][1]["reward/overruns"] == 1
+    for rank in (0, 1):
+        assert out[rank].rewards.tolist() == [5, 0, 8.5] and out[rank].scored.tolist() == [True, False, True]
+    for name, values in out[0].components.items():
+        np.testing.assert_array_equal(values, out[1].components[name])
+
+
+class Journal:
+    def __init__(self):
+        self.records = []
+
+    def write(self, record: dict) -> None:
+        self.records.append(record)
+
+
+def test_the_journal_has_the_true_score_of_every_rollout(graders):
+    journal = Journal()
+    with pool(graders, "number", shuffle=True, journal=journal) as rewards:
+        scores(rewards, "1", "2", "x")
+    assert [(r["prompt_id"], r["sample"], r["reward"], r["scored"]) for r in journal.records] == [
+        ("p", 0, 1.0, True), ("p", 1, 2.0, True), ("p", 2, 0.0, False)]
+    assert journal.records[0]["components"] == {"acc": 1.0} and len({r["digest"] for r in journal.records}) == 3
+
+
+def test_a_rollout_that_comes_again_is_scored_anew(graders):
+    with pool(graders, "number") as rewards:
+        rewards.start(rollout("1"))
+        assert scores(rewards, "2").rewards.tolist() == [2.0]
+
+
+def test_join_needs_start(graders):
+    with pool(graders, "number") as rewards, pytest.raises(ValueError, match="was never started"):
+        rewards.join(group(rollout("1")))
+
+
+@pytest.mark.parametrize("path,words", [
+    ("jaxrl_post.rewards.math:exakt", "no 'exakt'; nearest is 'exact'"),
+    ("jaxrl_post.rewards.maths:exact", "no module 'jaxrl_post.rewards.maths'"),
+    ("no_such_package.mod:fn", "no module 'no_such_package'"),
+    ("exact", "must be written pkg.mod:fn or file.py:fn"),
+    ("missing.py:fn", "there is no file"),
+    ("{graders}:short", "does not take the four arguments"),
+    ("{graders}:value", "is a int, not a function"),
+    ("{broken}:fn", "cannot be loaded: ZeroDivisionError"),
+])
+def test_a_wrong_path_is_one_sentence_at_construction(graders, tmp_path, path, words):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    path = path.format(graders=graders, broken=tmp_path / "broken.py")
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")) as caught:
+        Pool((path,), workers=1, timeout_s=1.0, decode=str)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        Pool((path,), workers=1, timeout_s=1.0, decode=str, compute=False, share=lambda vector: vector)
+
+
+def test_wrong_settings_are_refused(graders):
+    for given, words in ((dict(workers=0), "workers=0"), (dict(timeout_s=0.0), "timeout_s=0"),
+                         (dict(weights=(1.0, 2.0)), "2 entries"), (dict(compute=False), "needs `share`")):
+        with pytest.raises(ValueError, match=words):
+            pool(graders, "number", **given)
+
+
+def test_close_leaves_no_process_behind(graders):
+    rewards = pool(graders, "mixed", workers=3, timeout_s=60.0)
+    processes = [worker.process for worker in rewards._workers]
+    for i in range(3):
+        rewards.start(rollout("loop", i))
+    rewards.close()
+    assert [process.returncode for process in processes] == [-signal.SIGKILL] * 3
+    rewards.close()
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise KeyboardInterrupt", "os.kill(os.getpid(), 9)"])
+def test_workers_die_with_the_run_however_it_ends(graders, end):
+    script = textwrap.dedent(f"""
+        import os, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import test_rewards_pool as t
+        rewards = t.pool({graders!r}, "mixed", workers=2, timeout_s=600.0)
+        for i in range(2):
+            rewards.start(t.rollout("loop", i))
+        print(*[worker.process.pid for worker in rewards._workers], flush=True)
+        {end}
+        """)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=60)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; a zombie that nobody reaps does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

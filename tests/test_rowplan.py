@@ -1,0 +1,67 @@
+"""The row plan against its rules spelled out slot by slot, and jax.numpy against numpy."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_post import rowplan
+
+
+@st.composite
+def cases(draw):
+    slots = draw(st.integers(1, 9))
+    forced = draw(st.lists(st.sampled_from([0, 1, 1, 1, 2, 5, 17]), min_size=slots, max_size=slots))
+    guesses = [draw(st.integers(0, 12)) * (f > 0) for f in forced]
+    rows = draw(st.integers(slots, 40))
+    heads = draw(st.integers(slots, rows))
+    return (np.array(forced, np.int32), np.array(guesses, np.int32),
+            np.array(draw(st.permutations(range(slots))), np.int32), rows, heads)
+
+
+def by_hand(forced, guesses, order, rows, heads):
+    """Rows per slot, given out one at a time."""
+    count = np.where(forced == 1, 1, 0)
+    left = rows - count.sum()
+    for s in order:
+        if forced[s] > 1:
+            count[s] = min(forced[s], left)
+            left -= count[s]
+    whole = [s for s in order if forced[s] > 0 and count[s] == forced[s]]
+    free_heads = heads - len(whole)
+    extra = {s: 0 for s in whole}
+    while left > 0 and free_heads > 0 and any(extra[s] < guesses[s] for s in whole):
+        lowest = min(extra[s] for s in whole if extra[s] < guesses[s])
+        s = next(s for s in whole if extra[s] == lowest and extra[s] < guesses[s])
+        extra[s] += 1
+        left, free_heads = left - 1, free_heads - 1
+    for s in whole:
+        count[s] += extra[s]
+    return count
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_counts_equal_the_rules_by_hand(case):
+    forced, guesses, order, rows, heads = case
+    plan = rowplan.plan(np, forced, guesses, order, rows=rows, heads=heads)
+    want = by_hand(forced, guesses, order, rows, heads)
+    assert plan.count.tolist() == want.tolist()
+    flat = [(s, o) for s in range(forced.size) for o in range(want[s])]
+    assert [(s, o) for s, o, real in zip(plan.slot, plan.offset, plan.real) if real] == flat
+    sampling = [i for i, (s, o) in enumerate(flat) if o >= forced[s] - 1]
+    assert plan.head_row[plan.head_real].tolist() == sampling
+    assert plan.head_slot[plan.head_real].tolist() == [flat[i][0] for i in sampling]
+    assert plan.head_rank[plan.head_real].tolist() == [flat[i][1] - forced[flat[i][0]] + 1 for i in sampling]
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_jax_and_numpy_agree(case):
+    forced, guesses, order, rows, heads = case
+    a = rowplan.plan(np, forced, guesses, order, rows=rows, heads=heads)
+    b = rowplan.plan(jnp, *map(jnp.asarray, (forced, guesses, order)), rows=rows, heads=heads)
+    for name, x, y in zip(a._fields, a, b):
+        assert np.array_equal(x, y), name
