@@ -126,8 +126,12 @@ def put(tree: Any, shardings: Any) -> Any:
 def _place(leaf, sharding) -> jax.Array:
     host = np.asarray(leaf)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
-    # dtype is given because a process that owns no shard never calls the callback.
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)
+    if sharding.is_fully_addressable:
+        return jax.device_put(host, sharding)
+    # An explicit transfer, though jax counts this way as an implicit one. dtype is given because a process that owns no
+    # shard never calls the callback.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)
 
 
 def _is_names(node) -> bool:

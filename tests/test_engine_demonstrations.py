@@ -39,7 +39,8 @@ def test_a_rollout_is_what_the_data_wrote():
 
 def test_finishes():
     engine = Demonstrations(lambda prompt, seed: prompt.tokens, slots=4)
-    engine.submit([request(0, sampling=Sampling(eos_ids=(3,))), request(1, sampling=Sampling(stop_ids=(4,))), request(2)])
+    ends, stops = Sampling(eos_ids=(3,)), Sampling(stop_ids=(4,))
+    engine.submit([request(0, sampling=ends), request(1, sampling=stops), request(2)])
     assert [rollout.finish for rollout in engine.step()] == [Finish.EOS, Finish.STOP, Finish.LENGTH]
 
 
@@ -49,8 +50,8 @@ def test_evaluation_goes_first_and_alone():
     assert engine.pending == 1
     assert [rollout.id.purpose for rollout in engine.step()] == ["eval"]
     assert engine.clock == 0 and engine.pending == 2
-    scored = evaluate(engine, ToyRewards(lambda r: 1.0), PROMPTS, samples=2, run_seed=0, sampling=SAMPLING, max_tokens=4,
-                      replicas=1)
+    scored = evaluate(engine, ToyRewards(lambda r: 1.0), PROMPTS, samples=2, run_seed=0, sampling=SAMPLING,
+                      max_tokens=4, replicas=1)
     assert scored.figures()["mean_at_2"] == 1.0 and engine.clock == 0 and engine.pending == 2
 
 

@@ -19,8 +19,8 @@ import jax
 me = jax.process_index()
 mine = np.array([[1 / 3, np.pi * 1e300], [np.nan, -0.0]]) + me  # float64: half of it would be lost on a device
 got = share(mine)
-print("GOT", jax.process_count(), len(jax.devices()), got.dtype, got.tobytes().hex(), share_text("run-007" if me == 0 else ""),
-      share(np.array([True, False]) ^ bool(me)).tolist())
+print("GOT", jax.process_count(), len(jax.devices()), got.dtype, got.tobytes().hex(),
+      share_text("run-007" if me == 0 else ""), share(np.array([True, False]) ^ bool(me)).tolist())
 """
 
 
@@ -32,7 +32,8 @@ def test_alone_without_the_variables():
 
 @pytest.mark.parametrize("environment, sentence", [
     ({"JAX_NUM_PROCESSES": "2"}, "JAX_NUM_PROCESSES set but JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID not"),
-    ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}, "'two' must be a whole number"),
+    ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"},
+     "'two' must be a whole number"),
     ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},
      "JAX_PROCESS_ID=2 must be at least 0 and below JAX_NUM_PROCESSES=2"),
 ])

@@ -33,8 +33,8 @@ def test_weights_are_what_a_device_really_holds(data, fsdp, tensor):
     mesh = meshes.make_mesh(data, fsdp, tensor)
     params = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "learner"))
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
-    got = plan.memory(config(f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}", "engine.dtype=bfloat16"),
-                      TINY)
+    got = plan.memory(config(f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}",
+                             "engine.dtype=bfloat16"), TINY)
     assert got["weights (learner, float32)"] == got["gradient (float32)"] == held
     assert got["optimizer (two moments, float32)"] == 2 * held
     engine = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "engine"))
@@ -59,7 +59,7 @@ def test_remat_and_a_smaller_head_chunk_need_less():
 
 
 def test_a_mesh_that_does_not_divide_is_one_sentence():
-    with pytest.raises(ValueError, match="mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2"):
+    with pytest.raises(ValueError, match="mesh.tensor=4 does not divide the model's kv_heads=2; the nearest .* 2"):
         plan.memory(config("mesh.tensor=4"), TINY)
 
 

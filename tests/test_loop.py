@@ -63,8 +63,8 @@ def test_nothing_goes_on_after_the_last_step():
 def test_standing_still_is_an_error():
     scheduler = Sync(ToyPrompts(10), run_seed=1, steps=2, prompts_per_round=3, group_size=4, sampling=SAMPLING,
                      max_tokens=6, filter_groups=False, max_waves=1, replicas=1)
-    with pytest.raises(RuntimeError, match="stands still at learner step 0 of 2.*12 requests pending.*sync round 1 of 2, "
-                                           "wave 1: 0 of 3 groups kept, 3 on their way with 12 rollouts missing"):
+    with pytest.raises(RuntimeError, match="stands still at learner step 0 of 2.*12 requests pending.*sync round 1 of "
+                                           "2, wave 1: 0 of 3 groups kept, 3 on their way with 12 rollouts missing"):
         run(ToyEngine(stuck=True), scheduler, ToyRewards(accuracy), ToyLearner(), ToyObserver(), publish, 2)
 
 

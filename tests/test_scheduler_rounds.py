@@ -35,8 +35,8 @@ def score(group, accuracy):
     marks = [accuracy(r.id) for r in group.rollouts]
     acc = [0.0 if m is None else m for m in marks]
     # The shaped reward differs within every group: only the accuracy may decide.
-    return dataclasses.replace(group, rewards=np.array(acc) + np.arange(len(acc)), scored=[m is not None for m in marks],
-                               components={"acc": acc})
+    return dataclasses.replace(group, rewards=np.array(acc) + np.arange(len(acc)),
+                               scored=[m is not None for m in marks], components={"acc": acc})
 
 
 def drive(scheduler, accuracy, order):
@@ -185,7 +185,7 @@ def test_planted_faults_fail(kind):
 
 
 def test_a_wave_by_hand():
-    """4 wanted; 1 of 4 differs, so the keep rate 1/4 asks for min(4, 3 * 4) more; 3 of those 4 differ, the round is full."""
+    """4 wanted; 1 of 4 differs, so the keep rate 1/4 asks for min(4, 3 * 4) more; 3 of those differ: full."""
     prompts, good = ToyPrompts(100), {2, 5, 6, 7}
     place = {prompts.at(p)[1].id: p for p in range(100)}
 

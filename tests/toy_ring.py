@@ -1,4 +1,5 @@
-"""A ring in plain numpy: engine, rewards, learner and prompts that satisfy the protocols, for tests of what is between."""
+"""A ring in plain numpy: engine, rewards, learner and prompts that satisfy the protocols, for tests of what is between
+them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """An engine that asks the data instead of a model: its rollouts are worked solutions.
 
-Through it supervised fine-tuning is the one loop with `loss_mode="sft"` and `adv_estimator="ones"`: prompts, masks, packing
-and learner are those of reinforcement learning. It refuses prefixes, and solutions longer than a request allows.
+Through it supervised fine-tuning is the one loop with `loss_mode="sft"` and `adv_estimator="ones"`: prompts, masks,
+packing and learner are those of reinforcement learning. It refuses prefixes, and solutions longer than a request
+allows.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Demonstrations:
                 raise ValueError(f"request {request.rollout_id}: demonstrations do not go on from a prefix")
             if not 1 <= tokens.size <= request.max_tokens:
                 raise ValueError(f"prompt {request.prompt.id!r}: its demonstration has {tokens.size} tokens, the bound "
-                                 f"is 1 to sampling.max_tokens={request.max_tokens}; nearest valid bound is {tokens.size}")
+                                 f"is 1 to sampling.max_tokens={request.max_tokens}; nearest valid bound is "
+                                 f"{tokens.size}")
             written[request.rollout_id] = (request, tokens)
         self._waiting.update(written)
 

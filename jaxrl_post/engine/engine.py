@@ -88,6 +88,7 @@ class RowEngine:
         assert not any(live for r in self._replicas for live in r.slots), "reset with requests in slots"
         for replica in self._replicas:
             replica.prompts.keep_only(set())
+        self._here: dict[RolloutId, Live] = {}
         self._waiting: list[Live] = []
         self._finished: list[tuple[Live, Finish]] = []
         self._age = 0
@@ -113,22 +114,20 @@ class RowEngine:
 
     @property
     def pending(self) -> int:
-        return sum(live.request.purpose == self._purpose for live in self._all())
+        purpose = self._purpose
+        return sum(live.request.purpose == purpose for live in self._here.values())
 
     @property
     def _purpose(self) -> str:
-        return "eval" if any(live.request.purpose == "eval" for live in self._all()) else "train"
-
-    def _all(self) -> list[Live]:
-        running = [live for r in self._replicas for live in r.slots if live is not None]
-        return running + self._waiting + [live for live, _ in self._finished]
+        return "eval" if any(live.request.purpose == "eval" for live in self._here.values()) else "train"
 
     def submit(self, requests: Sequence[Request]) -> None:
-        here = {live.request.rollout_id for live in self._all()}
+        here = set(self._here)
         for request in requests:
             self._check(request, here)
             here.add(request.rollout_id)
         for live in [begin(request, self._age + i) for i, request in enumerate(requests)]:
+            self._here[live.request.rollout_id] = live
             ending = live.ending()
             if ending is None:
                 self._waiting.append(live)
@@ -163,13 +162,13 @@ class RowEngine:
                       key=lambda rollout: rollout.id)
 
     def _take_out(self, ids: Iterable[RolloutId]) -> list[Live]:
-        wanted = set(ids)
-        out = [live for live in self._all() if live.request.rollout_id in wanted]
+        out = [self._here.pop(name) for name in ids if name in self._here]
         for live in out:
             if live.slot >= 0:
                 self._leave(live)
-        self._waiting = [live for live in self._waiting if live.request.rollout_id not in wanted]
-        self._finished = [(live, how) for live, how in self._finished if live.request.rollout_id not in wanted]
+        if out:
+            self._waiting = [live for live in self._waiting if live.request.rollout_id in self._here]
+            self._finished = [(live, how) for live, how in self._finished if live.request.rollout_id in self._here]
         return out
 
     def swap(self, params: Any, version: int) -> None:
@@ -190,8 +189,10 @@ class RowEngine:
         done, self._finished = self._finished, []
         results = [live.rollout(how, live.clocks[-1] if live.clocks else self._clock[live.request.purpose])
                    for live, how in done]
-        purpose = self._purpose
-        if any(live.request.purpose == purpose for live in self._all()):
+        for rollout in results:
+            del self._here[rollout.id]
+        if self._here:
+            purpose = self._purpose
             self._admit(purpose)
             self._map(purpose)
             results += self._run(purpose)
@@ -397,6 +398,7 @@ class RowEngine:
         if ending is None:
             return []
         self._leave(live)
+        del self._here[live.request.rollout_id]
         return [live.rollout(ending, live.clocks[-1])]
 
     def _count(self, purpose: str, size: int, steps: int, uses: np.ndarray) -> None:

@@ -9,7 +9,7 @@ PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(vocab_size=64, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256,
                         tied=True),
     # The demo's policy: a character vocabulary (the assembler replaces vocab_size by the tokenizer's).
-    "demo": ModelConfig(vocab_size=32, embed=96, layers=3, heads=6, kv_heads=6, head_dim=16, ffw=256, max_length=512,
+    "demo": ModelConfig(vocab_size=32, embed=64, layers=3, heads=4, kv_heads=4, head_dim=16, ffw=192, max_length=128,
                         tied=True),
     # Shape of karpathy/tinyllamas stories260K.
     "stories260k": ModelConfig(vocab_size=512, embed=64, layers=5, heads=8, kv_heads=4, head_dim=8, ffw=172,

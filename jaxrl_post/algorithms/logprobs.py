@@ -1,0 +1,63 @@
+"""Log-probs of given tokens, and entropies, without ever holding the logits of a whole batch.
+
+Invariant: at most `chunk` tokens have their [V] logits in memory at once, forwards and backwards (they are recomputed);
+when the whole batch fits in one chunk nothing is recomputed. Chunks are cut along time, so rows stay on their devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def of_logits(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"],
+              temperature: float = 1.0) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """log softmax(logits / temperature) at `targets`, and the entropy of that distribution, in nats.
+
+    The chosen logit is taken by comparing ids, not by indexing: the comparison fuses into the sums over V that are there
+    anyway, is local when V is split over devices, and its gradient is no scatter. Measured on CPU (2 cores, gradient, ms
+    against take_along_axis): 2048 tokens 0.08 / 0.10 at V 32, 0.34 / 0.42 at 512, 15 / 29 at 8192; so it is never left.
+    """
+    assert logits.ndim == targets.ndim + 1 and logits.shape[:-1] == targets.shape, (logits.shape, targets.shape)
+    assert jnp.issubdtype(logits.dtype, jnp.floating) and jnp.issubdtype(targets.dtype, jnp.integer), \
+        (logits.dtype, targets.dtype)
+    scores = logits / temperature
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    shifted = scores - top
+    weights = jnp.exp(shifted)
+    total = jnp.sum(weights, axis=-1)
+    chosen = jnp.sum(jnp.where(jnp.arange(scores.shape[-1]) == targets[..., None], shifted, 0.0), axis=-1)
+    log_total = jnp.log(total)
+    return chosen - log_total, log_total - jnp.sum(weights * shifted, axis=-1) / total
+
+
+def chosen(head: Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]], hidden: Float[Array, "B T D"],
+           targets: Int[Array, "B T"], *, temperature: float,
+           chunk: int) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-prob of targets[b, t] given hidden[b, t], and entropy there, both in the dtype of the logits.
+
+    Args:
+      head: hidden -> logits; it may close over weights that are being differentiated.
+      temperature: divides the logits; the sampling law at temperature 0 reports log-probs of temperature 1, so must you.
+      chunk: tokens, over all rows, whose logits may exist at once.
+    """
+    assert hidden.ndim == 3 and targets.shape == hidden.shape[:2], (hidden.shape, targets.shape)
+    B, T, D = hidden.shape
+    width = max(1, chunk // B)
+    if width >= T:
+        return of_logits(head(hidden), targets, temperature)
+    count = -(-T // width)
+    pad = count * width - T
+
+    def cut(x):  # [B, T, ...] -> [count, B, width, ...]
+        x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(B, count, width, *x.shape[2:]), 1, 0)
+
+    def one(piece):
+        return of_logits(head(piece[0]), piece[1], temperature)
+
+    parts = jax.lax.map(jax.checkpoint(one), (cut(hidden), cut(targets)))
+    return tuple(jnp.moveaxis(part, 0, 1).reshape(B, count * width)[:, :T] for part in parts)

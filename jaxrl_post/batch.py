@@ -1,0 +1,163 @@
+"""The door from host to device on the training side: groups in, packed arrays of one static shape out.
+
+A row holds several sequences (prompt and answer) one after another, each a segment with its own positions. Everything is
+indexed AT the token: loss_mask[b, t] says that tokens[b, t] was sampled and is trained on, and the log-probs, advantage
+and version there belong to that very token. The model predicts it from the position before (same segment): whoever
+computes log-probs shifts, nobody else. Placing is first-fit-decreasing and a function of the lengths alone.
+What it refuses: a sequence longer than a row, and a rollout that was cancelled or parked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jaxrl_post.types import Finish, Group, Rollout, RolloutId
+
+
+@functools.partial(jax.tree_util.register_dataclass,
+                   data_fields=["tokens", "positions", "segment_ids", "group_ids", "versions", "loss_mask", "advantages",
+                                "returns", "values", "rollout_logprobs", "old_logprobs", "ref_logprobs"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A micro-batch, all leaves [B, T]: a pytree of numpy arrays here and of jax arrays on the device.
+
+    tokens, positions (restart in each segment), segment_ids (from 1 in each row; 0 is padding), group_ids (of the packed
+    list of groups; -1 is padding), versions (-1 where nothing was sampled) int32; loss_mask bool; the others floating, 0
+    where the mask is not set. Leaves without a critic, reference or old policy are None, the same in every batch of a run.
+    """
+
+    tokens: Any
+    positions: Any
+    segment_ids: Any
+    group_ids: Any
+    versions: Any
+    loss_mask: Any
+    advantages: Any
+    returns: Any = None
+    values: Any = None
+    rollout_logprobs: Any
+    old_logprobs: Any = None
+    ref_logprobs: Any = None
+
+
+class Place(NamedTuple):
+    """Where a rollout's answer lies: answer[i] is at [batch][row, start + i], i < length."""
+
+    rollout_id: RolloutId
+    batch: int
+    row: int
+    start: int
+    length: int
+
+
+def place(lengths: Int[np.ndarray, " n"], tokens: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], int]:
+    """First-fit-decreasing: each sequence, longest first (ties by index), goes into the first row with room.
+
+    Returns:
+      row and start of each sequence, and the number of rows. No length may exceed `tokens`.
+    """
+    row, start = np.zeros(len(lengths), np.int32), np.zeros(len(lengths), np.int32)
+    used = np.zeros(len(lengths), np.int64)
+    rows = 0
+    for i in np.argsort(-np.asarray(lengths), kind="stable"):
+        fits = used[:rows] + lengths[i] <= tokens
+        r = int(np.argmax(fits)) if fits.any() else rows
+        rows = max(rows, r + 1)
+        row[i], start[i] = r, used[r]
+        used[r] += lengths[i]
+    return row, start, rows
+
+
+def pack(groups: Sequence[Group], advantages: Sequence[np.ndarray], *, rows: int, tokens: int,
+         old_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
+         ref_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
+         dtype: Any = np.float32) -> tuple[list[Batch], list[Place]]:
+    """Micro-batches of static shape [rows, tokens] holding every rollout of `groups` once, whole.
+
+    Args:
+      advantages: per group float[G], one per rollout; it is copied to each of its sampled tokens.
+      old_logprobs, ref_logprobs: per rollout float[T] over its answer; None where the run has none.
+      dtype: of the floating leaves.
+    Returns:
+      the batches, and where each rollout's answer lies, in the order of groups and rollouts. An unscored rollout is
+      placed with its mask unset: it is neither in the numerator nor in the count of any loss.
+    Raises:
+      ValueError: a sequence longer than `tokens`, or a rollout that did not finish.
+    """
+    members = [(g, i, rollout) for g, group in enumerate(groups) for i, rollout in enumerate(group.rollouts)]
+    for _, _, rollout in members:
+        _refuse_unfinished(rollout)
+    lengths = np.array([rollout.prompt.tokens.size + len(rollout) for _, _, rollout in members], np.int64)
+    if lengths.size and lengths.max() > tokens:
+        worst = members[int(lengths.argmax())][2]
+        raise ValueError(f"batch.tokens={tokens} cannot hold rollout {tuple(worst.id)}: prompt and answer together are "
+                         f"{lengths.max()} tokens; the nearest valid value is {lengths.max()}")
+    row, start, used = place(lengths, tokens)
+    arrays = _empty(-(-used // rows) * rows, tokens, dtype, old_logprobs is not None, ref_logprobs is not None)
+    segments = np.zeros(arrays["tokens"].shape[0], np.int32)
+    places = []
+    for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
+        g, i, rollout = members[n]
+        segments[row[n]] += 1
+        _write(arrays, row[n], start[n], rollout, segments[row[n]], g, advantages[g][i], groups[g].scored[i],
+               old_logprobs, ref_logprobs)
+    for n, (_, _, rollout) in enumerate(members):
+        places.append(Place(rollout.id, int(row[n]) // rows, int(row[n]) % rows,
+                            int(start[n]) + rollout.prompt.tokens.size, len(rollout)))
+    cuts = range(0, arrays["tokens"].shape[0], rows)
+    return [Batch(**{name: array[at:at + rows] for name, array in arrays.items()}) for at in cuts], places
+
+
+def blank(rows: int, tokens: int, dtype: Any, old: bool, reference: bool) -> Batch:
+    """A batch of padding with the leaves that `pack` would make: the shape to compile for."""
+    return Batch(**_empty(rows, tokens, dtype, old, reference))
+
+
+def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
+    """The [rows, tokens] results of each batch, cut back into one vector per rollout, over its answer."""
+    return {p.rollout_id: np.array(arrays[p.batch][p.row, p.start:p.start + p.length]) for p in places}
+
+
+def _refuse_unfinished(rollout: Rollout) -> None:
+    if rollout.finish in (Finish.CANCELLED, Finish.PARKED):
+        raise ValueError(f"batch: rollout {tuple(rollout.id)} is {rollout.finish.name}; only finished ones (EOS, STOP, "
+                         f"LENGTH) can be trained on")
+
+
+def _empty(rows: int, tokens: int, dtype, old: bool, reference: bool) -> dict[str, np.ndarray]:
+    def filled(value, kind):
+        return np.full((rows, tokens), value, kind)
+
+    arrays = dict(tokens=filled(0, np.int32), positions=filled(0, np.int32), segment_ids=filled(0, np.int32),
+                  group_ids=filled(-1, np.int32), versions=filled(-1, np.int32), loss_mask=filled(False, bool),
+                  advantages=filled(0, dtype), rollout_logprobs=filled(0, dtype))
+    if old:
+        arrays["old_logprobs"] = filled(0, dtype)
+    if reference:
+        arrays["ref_logprobs"] = filled(0, dtype)
+    return arrays
+
+
+def _write(arrays, row, start, rollout: Rollout, segment, group, advantage, scored, old_logprobs, ref_logprobs) -> None:
+    prompt, answer = rollout.prompt.tokens.size, len(rollout)
+    whole, tail = slice(start, start + prompt + answer), slice(start + prompt, start + prompt + answer)
+    sampled = rollout.sampled
+    arrays["tokens"][row, whole] = np.concatenate([rollout.prompt.tokens, rollout.tokens])
+    arrays["positions"][row, whole] = np.arange(prompt + answer)
+    arrays["segment_ids"][row, whole] = segment
+    arrays["group_ids"][row, whole] = group
+    arrays["versions"][row, tail] = np.where(sampled, rollout.versions, -1)
+    arrays["loss_mask"][row, tail] = sampled & bool(scored)
+    arrays["advantages"][row, tail] = np.where(sampled & bool(scored), advantage, 0.0)
+    arrays["rollout_logprobs"][row, tail] = np.where(sampled, rollout.logprobs, 0.0)
+    if old_logprobs is not None:
+        arrays["old_logprobs"][row, tail] = np.where(sampled, old_logprobs[rollout.id], 0.0)
+    if ref_logprobs is not None:
+        arrays["ref_logprobs"][row, tail] = np.where(sampled, ref_logprobs[rollout.id], 0.0)

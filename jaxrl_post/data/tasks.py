@@ -1,0 +1,157 @@
+"""Procedural tasks: problems with exact answers in any number, and worked solutions for supervised training.
+
+Invariant: a task's splits are disjoint by construction. Which split a problem may appear in is a function of its text
+alone, so no seed, size or argument can move one from the held-out prompts to those that are trained on. Within a split
+no problem comes twice; its text is its id. It refuses a size that the arguments cannot fill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+SHARES = {"eval": 2, "train": 4, "sft": 10}  # sixteenths of all problems
+ALPHABET = "0123456789+=#"  # every character of the tasks here
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+_DRAWS = 200  # of a problem before its kind counts as used up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """`rows(seed, split, size, **arguments)`: `size` rows {id, prompt, answer, source, extra} of a split of SHARES.
+    `demonstrate(extra, seed uint32[2])`: a solution's text for a row with that `extra`, a function of the two alone."""
+
+    rows: Callable[..., list[dict]]
+    demonstrate: Callable[[Mapping, np.ndarray], str]
+
+
+def split_of(text: str) -> str:
+    """The split that a problem belongs to: 4 bits of BLAKE2b of its text."""
+    bucket = hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 16
+    for split, share in SHARES.items():
+        bucket -= share
+        if bucket < 0:
+            return split
+    raise AssertionError("SHARES must add up to sixteen")
+
+
+# ---- sums: a chain of additions
+
+
+def sum_rows(seed: int, split: str, size: int, *, shortest: int = 3, usual: int = 6, longest: int = 9,
+             more: float = 0.35, tail: float = 0.05, careful: float = 0.35, luck: float = 0.15) -> list[dict]:
+    """Sums of one number of two digits and several of one digit, as "47+8+5=" with answer "60".
+
+    The number of terms is geometric from `shortest` to `usual`, each further term having probability `more`; a share
+    `tail` has `usual` + 1 to `longest`, all alike. Any run of consecutive rows holds nearly those shares (a golden-ratio
+    sequence instead of independent draws), so small held-out sets have the same tail as large ones.
+
+    Args:
+      careful, luck: how the split "sft" is solved: see `solve_sum`. Other splits carry no solution.
+
+    Raises:
+      ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
+    """
+    _need(2 <= shortest <= usual < longest <= 20, f"task sums: shortest={shortest}, usual={usual}, longest={longest} must "
+          "satisfy 2 <= shortest <= usual < longest <= 20")
+    for name, value in (("more", more), ("tail", tail), ("careful", careful), ("luck", luck)):
+        _need(0.0 <= value <= 1.0, f"task sums: {name}={value} must lie from 0 to 1")
+    start = np.random.default_rng(_words("sums", seed, split)).random()
+
+    def terms(index: int) -> int:
+        return _terms((start + index * _GOLDEN) % 1.0, shortest, usual, longest, more, tail)
+
+    def problem(noise: np.random.Generator, index: int) -> tuple[str, str, dict]:
+        numbers = [int(noise.integers(10, 100)), *map(int, noise.integers(1, 10, terms(index) - 1))]
+        extra = {"terms": numbers} | ({"careful": careful, "luck": luck} if split == "sft" else {})
+        return "+".join(map(str, numbers)) + "=", str(sum(numbers)), extra
+
+    return _distinct("sums", seed, split, size, problem)
+
+
+def _terms(u: float, shortest: int, usual: int, longest: int, more: float, tail: float) -> int:
+    """How many terms the problem at quantile u in [0, 1) has."""
+    if u >= 1.0 - tail:
+        return usual + 1 + min(int((u - 1.0 + tail) / tail * (longest - usual)), longest - usual - 1)
+    rest = 1.0 - u / (1.0 - tail)
+    return min(usual, shortest + (int(math.log(rest) / math.log(more)) if 0.0 < more < 1.0 else int(more) * usual))
+
+
+def solve_sum(extra: Mapping, seed: np.ndarray) -> str:
+    """With probability `careful` the sum worked out one term at a time, "55+5=60#60"; else a guess, "#55", which is the
+    answer with probability `luck` and else forgets one of the terms of one digit. What follows "#" is the answer.
+
+    The choice depends on the seed alone: long problems are guessed as often as short ones.
+    """
+    noise, terms = np.random.default_rng(_words("solve", *map(int, seed))), list(extra["terms"])
+    style, fortune, forgotten = noise.random(), noise.random(), int(noise.integers(1, len(terms)))
+    if style < extra["careful"]:
+        return work_out(terms)
+    return f"#{sum(terms) - (0 if fortune < extra['luck'] else terms[forgotten])}"
+
+
+def work_out(terms: list[int]) -> str:
+    """The careful solution: the first two terms become their sum and the others are copied, until one number is left. Its
+    length grows with the square of the number of terms."""
+    steps = [[sum(terms[:k]), *terms[k:]] for k in range(2, len(terms) + 1)]
+    return "=".join("+".join(map(str, step)) for step in steps) + f"#{steps[-1][0]}"
+
+
+# ---- sorting: the digits of a number in order
+
+
+def sorting_rows(seed: int, split: str, size: int, *, shortest: int = 4, longest: int = 8) -> list[dict]:
+    """Digits to be sorted, as "5203=" with answer "0235"; every length from `shortest` to `longest` equally often.
+
+    Raises:
+      ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
+    """
+    _need(1 <= shortest <= longest <= 100, f"task sorting: shortest={shortest}, longest={longest} must satisfy 1 <= "
+          "shortest <= longest <= 100")
+
+    def problem(noise: np.random.Generator, index: int) -> tuple[str, str, dict]:
+        digits = "".join(map(str, noise.integers(0, 10, shortest + index % (longest - shortest + 1))))
+        return digits + "=", "".join(sorted(digits)), {"digits": digits}
+
+    return _distinct("sorting", seed, split, size, problem)
+
+
+def solve_sorting(extra: Mapping, seed: np.ndarray) -> str:
+    """The sorted digits behind "#"; the seed plays no part."""
+    return "#" + "".join(sorted(extra["digits"]))
+
+
+TASKS = {"sums": Task(rows=sum_rows, demonstrate=solve_sum),
+         "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting)}
+
+
+def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) -> list[dict]:
+    """`size` problems of the split, none twice. `problem(noise, index)` draws (prompt, answer, extra) for row `index`."""
+    _need(split in SHARES, f"task {task}: split {split!r} is not one of {', '.join(SHARES)}")
+    noise = np.random.default_rng(_words(task, "rows", seed, split))
+    rows: dict[str, dict] = {}
+    for index in range(size):
+        for _ in range(_DRAWS):
+            prompt, answer, extra = problem(noise, index)
+            if split_of(prompt) == split and prompt not in rows:
+                break
+        else:
+            raise ValueError(f"task {task}: size={size} is more than split {split!r} has of every kind of problem; the "
+                             f"nearest valid size with these arguments is about {len(rows)}")
+        rows[prompt] = {"id": f"{task}/{prompt}", "prompt": prompt, "answer": answer, "source": task, "extra": extra}
+    return list(rows.values())
+
+
+def _words(*parts) -> list[int]:
+    """A seed for numpy's generator: 16 bytes of BLAKE2b over the parts' text, as four words."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=16).digest()
+    return np.frombuffer(digest, "<u4").tolist()
+
+
+def _need(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)

@@ -1,0 +1,141 @@
+"""What a run starts from: the model's weights, its tokenizer, the training prompts and the held-out ones.
+
+Invariant: everything here is host data and is the same in every process. Held-out prompts share no id with training
+prompts. It refuses a tokenizer that the model has no rows for, and a prompt that leaves no room for its answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_post.config import Config
+from jaxrl_post.data import chat, prompts, tasks, tokenizer
+from jaxrl_post.models import decoder, hf, llama2c
+from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.types import Prompt, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """`load_params` reads or draws the weights (host arrays, float32); until it is called only shapes are known.
+    `files`: the tokenizer's own, copied beside an exported policy. `held_out` is empty when eval.prompts is 0.
+    `write(prompt, seed)` gives the tokens of a worked solution, for supervised training."""
+
+    model: decoder.ModelConfig
+    load_params: Callable[[], Any]
+    tokenizer: tokenizer.Tokenizer
+    files: tuple[Path, ...]
+    train: prompts.Prompts
+    held_out: tuple[Prompt, ...]
+    sampling: Sampling
+    longest_prompt: int
+    write: Callable[[Prompt, np.ndarray], list[int]]
+
+
+def gather(config: Config) -> Inputs:
+    """Reads everything but the weights.
+
+    Raises:
+      ValueError: one sentence about the file, name or length that is wrong.
+    """
+    place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
+    words = tokenizer.load(place)
+    model, load_params = _model(config, words.vocab_size)
+    if words.vocab_size > model.vocab_size:
+        raise ValueError(f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
+                         "they do not belong together")
+    if config.engine.max_length > model.max_length:
+        raise ValueError(f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
+                         f"positions; the nearest valid value is {model.max_length}")
+    template = chat.load(place) if place.is_dir() else None
+    train, held_out = (_prompts(config, part, words, template) for part in ("train", "eval"))
+    shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
+    if shared:
+        raise ValueError(f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
+                         "prompts must not be trained on")
+    sampling = Sampling(temperature=config.sampling.temperature, eos_ids=words.eos_ids,
+                        stop_ids=config.sampling.stop_ids, stop_strings=config.sampling.stop_strings)
+    return Inputs(model=model, load_params=load_params, tokenizer=words, files=_files(place), held_out=held_out,
+                  train=prompts.Prompts(train, config.seed), sampling=sampling,
+                  longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
+                  write=_writer(config, words))
+
+
+def _beside(config: Config) -> Path:
+    if not config.model.path:
+        raise ValueError("model.tokenizer is empty and model.preset has none beside it: name a tokenizer.json, a "
+                         "directory that holds one, or a llama2.c vocabulary")
+    return tokenizer.beside(config.model.path)
+
+
+def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callable[[], Any]]:
+    """The shape, and how to come by the weights."""
+    path, preset = config.model.path, config.model.preset
+    if path and preset:
+        raise ValueError(f"model.path={path!r} and model.preset={preset!r} are both given: name one")
+    if path and Path(path).is_dir():
+        return hf.read_config(Path(path) / "config.json"), lambda: hf.load(path)[1]
+    if path:
+        model, params = llama2c.load(path)
+        return model, lambda: params
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.0)
+        raise ValueError(f"model.preset={preset!r} is not one of {', '.join(PRESETS)}; nearest is {near[0]!r}")
+    model = dataclasses.replace(PRESETS[preset], vocab_size=vocabulary)
+    return model, lambda: decoder.init(model, config.seed)
+
+
+def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> tuple[Prompt, ...]:
+    """Prompts of one part, "train" or "eval", in file order."""
+    if part == "eval" and config.eval.prompts == 0:
+        return ()
+    source, arguments, size = config.data.train, config.data.task, config.data.size
+    if part == "eval":
+        source, arguments, size = _eval_source(config), config.eval.task or arguments, config.eval.prompts
+    split = "sft" if part == "train" and config.engine.name == "demonstrations" else part
+    rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments)
+    if part == "eval":
+        if len(rows) < size:
+            raise ValueError(f"eval.prompts={size} but {source} has {len(rows)} rows; the nearest valid value is "
+                             f"{len(rows)}")
+        rows = rows[:size]
+    return prompts.tokenised(rows, words, chat=template, limit=config.engine.max_length - config.sampling.max_tokens,
+                             where=source)
+
+
+def _eval_source(config: Config) -> str:
+    """eval.data, else the training task itself, which draws its held-out prompts apart."""
+    if not config.eval.data and not config.data.train.startswith("task:"):
+        raise ValueError(f"eval.data is empty and data.train={config.data.train!r} is a file: name a file of held-out "
+                         "prompts, or set eval.prompts=0")
+    return config.eval.data or config.data.train
+
+
+def _writer(config: Config, words: tokenizer.Tokenizer) -> Callable[[Prompt, np.ndarray], list[int]]:
+    """Worked solutions: of a procedural task its own; of a file the column "solution", else the answer. An end token
+    closes each."""
+    name = config.data.train.removeprefix("task:")
+    if config.engine.name == "demonstrations" and not words.eos_ids:
+        raise ValueError("engine.name='demonstrations' needs a tokenizer with an end token, to close each "
+                         "solution with")
+
+    def solve(prompt: Prompt, seed: np.ndarray) -> str:
+        if name != config.data.train:
+            return tasks.TASKS[name].demonstrate(prompt.extra, seed)
+        return str(prompt.extra.get("solution", prompt.answer))
+
+    return lambda prompt, seed: [*words.encode(solve(prompt, seed), special=False), words.eos_ids[0]]
+
+
+def _files(place: Path) -> tuple[Path, ...]:
+    if place.is_file():
+        return (place,)
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+    return tuple(place / name for name in names if (place / name).is_file())

@@ -1,0 +1,46 @@
+"""The ring: prompts -> scheduler -> engine -> reward -> scheduler -> learner -> engine. One loop for every mode.
+
+It knows types and protocols only: another way of training is another scheduler, never another loop. Whether a rollout
+is done depends on its tokens, never on how fast its reward came back: the ring waits for rewards at one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxrl_post.protocols import Engine, Learner, Observer, Rewards, Scheduler
+
+
+def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner, observe: Observer,
+        publish: Callable[[Learner, Engine], int], steps: int) -> None:
+    """Turns until the learner has taken `steps` optimizer steps. `publish` hands its weights to the engine and returns
+    their version.
+
+    Raises:
+      RuntimeError: a whole turn changed nothing, so no later turn ever would.
+    """
+    while learner.step < steps:
+        before = engine.clock
+        requests = scheduler.admit(engine.capacity, engine.clock)
+        engine.submit(requests)
+        finished = engine.step()
+        for rollout in finished:
+            rewards.start(rollout)
+            stop = scheduler.complete(rollout)
+            engine.cancel(stop.cancel)
+            scheduler.parked(engine.park(stop.park))
+        due = scheduler.due()
+        for group in due:  # the only place where the ring waits for a reward
+            scheduler.scored(rewards.join(group))
+        parts = scheduler.take()
+        for part in parts:
+            learner.prepare(part.fresh)
+            learner.accumulate(part.groups)
+            if part.commit:
+                observe.commit(learner.commit(), part)
+            if part.publish:
+                observe.published(publish(learner, engine))
+        if not (requests or finished or due or parts or engine.clock > before):
+            raise RuntimeError(f"the ring stands still at learner step {learner.step} of {steps}: nothing was "
+                               f"admitted, finished, due or taken and the engine's clock stays at {engine.clock} with "
+                               f"{engine.pending} requests pending; scheduler: {scheduler}")

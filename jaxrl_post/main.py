@@ -1,0 +1,366 @@
+"""python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER]
+
+The whole run, read from top to bottom: what was asked for, what the run starts from, the plan, the parts (each built
+exactly once), the ring turning, the last words. A mistake in a config, a data file or a checkpoint is one sentence and
+exit code 1, before anything is compiled; a run that could not start leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+
+BEGAN = time.monotonic()  # before the imports: a run's seconds are those of the whole command
+
+import contextlib
+import difflib
+import json
+import math
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import optax
+
+import jaxrl_post
+from jaxrl_post import config as configs
+from jaxrl_post import cost, evaluate, loop, mesh, metrics
+from jaxrl_post.engine import probe
+from jaxrl_post.engine.demonstrations import Demonstrations
+from jaxrl_post.engine.engine import RowEngine
+from jaxrl_post.kernels import sampling
+from jaxrl_post.launch import compilation, distributed, folder, inputs, plan
+from jaxrl_post.models import hf
+from jaxrl_post.observers import Observers, Stopwatch, Timed
+from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rollout_log import Journal, RolloutLog
+from jaxrl_post.scheduler.recorder import Recorder
+from jaxrl_post.scheduler.rounds import Sync
+from jaxrl_post.trainer.learner import Learner
+
+# ---- 1. What was asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The command line: a config file, overrides `a.b=value` in order, and two words."""
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    dry_run: bool = False
+    run_dir: str = ""
+
+
+def parse(arguments: Sequence[str]) -> Flags:
+    """
+    Raises:
+      ValueError: no config file, or a flag that does not exist (with the nearest).
+    """
+    given: dict[str, Any] = {"overrides": []}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "--run-dir") and equals and value:
+            given[name.removeprefix("--").replace("-", "_")] = value
+        elif name.startswith("--config."):
+            given["overrides"].append(argument.removeprefix("--config."))
+        elif argument == "--dry-run":
+            given["dry_run"] = True
+        else:
+            known = ("--config=FILE", "--config.a.b=VALUE", "--dry-run", "--run-dir=FOLDER")
+            near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
+            raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
+    if "config" not in given:
+        raise ValueError("no config file: write --config=FILE, for example --config=configs/demo.py")
+    return Flags(**given | {"overrides": tuple(given["overrides"])})
+
+
+# ---- 2. The plan
+
+
+def planned(config: configs.Config, start: inputs.Inputs) -> str:
+    """Batch arithmetic and memory per device, as text."""
+    numbers = plan.arithmetic(config, len(start.train), start.longest_prompt)
+    memory = plan.memory(config, start.model)
+    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", memory, "B"),
+                      f"Weights reach the engine: {plan.swap_case(config)}"])
+
+
+# ---- 3. The parts
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Everything that turns. `evaluator` is the engine itself, a second one where the data writes the rollouts, or None
+    where nothing is evaluated."""
+
+    config: configs.Config
+    start: inputs.Inputs
+    folder: Path
+    mine: Path
+    guard: compilation.CompileGuard
+    watch: Stopwatch
+    learner: Learner
+    engine: Any
+    evaluator: RowEngine | None
+    scheduler: Recorder
+    rewards: Pool
+    judge: Pool
+    writer: metrics.Several
+    evaluations: list[evaluate.Evaluation] = field(default_factory=list)
+
+
+def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
+    """From the command line to a run that is ready to turn; None when only the plan was asked for."""
+    flags = parse(arguments)
+    config = configs.resolve(configs.load(flags.config), flags.overrides)
+    if flags.dry_run:
+        print(json.dumps(configs.to_dict(config), indent=2))
+        print(planned(config, inputs.gather(config)))
+        return None
+    distributed.start(os.environ)
+    compilation.use_cache(os.environ)
+    start = inputs.gather(config)
+    words = planned(config, start)
+    devices = mesh.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    say(words)
+    place = folder.make(flags.run_dir, config.run_dir, config.name, config.seed)
+    try:
+        return build(config, start, devices, place, stack)
+    except ValueError:
+        stack.close()
+        if jax.process_index() == 0:
+            shutil.rmtree(place)
+        raise
+
+
+def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Mesh, place: Path,
+          stack: contextlib.ExitStack) -> Run:
+    """Every part, once. Graders first: they need no device and may refuse."""
+    mine, decode, watch = folder.own(place), start.tokenizer.decode, Stopwatch()
+    rewards = stack.enter_context(graders(config, decode, mine / "rewards.jsonl", stack, shuffle=config.reward.shuffle))
+    judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
+    scheduler = Sync(
+        start.train, run_seed=config.seed, steps=config.steps, prompts_per_round=config.scheduler.prompts,
+        group_size=config.scheduler.group_size, sampling=start.sampling, max_tokens=config.sampling.max_tokens,
+        filter_groups=config.scheduler.filter_groups, max_waves=config.scheduler.max_waves, replicas=config.replicas)
+    decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "w", encoding="utf-8"))
+
+    guard = stack.enter_context(compilation.CompileGuard())
+    params = start.load_params()
+    learner = Learner(
+        start.model, params, devices, algorithm=config.algorithm, optimizer=config.optimizer, batch=config.batch,
+        temperature=config.sampling.temperature, steps=config.steps, max_tokens=config.sampling.max_tokens,
+        reference=params if config.algorithm.kl_loss_coef > 0 else None, remat=config.model.remat,
+        compute_dtype=config.model.compute_dtype)
+    learner.compile()
+    engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices)
+    writers = [metrics.Jsonl(mine / "metrics.jsonl")]
+    if jax.process_index() == 0:
+        write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
+        writers.append(metrics.console(config.steps))
+    writer = metrics.Several(*writers)
+    stack.callback(writer.close)
+    return Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
+               engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
+               judge=judge, writer=writer)
+
+
+def graders(config: configs.Config, decode: Any, journal: Path, stack: contextlib.ExitStack, *, shuffle: bool) -> Pool:
+    """A pool of reward processes; of several processes of a job the first one scores and shares."""
+    log = Journal(journal)
+    stack.callback(log.close)
+    return Pool(config.reward.functions, config.reward.weights, workers=config.reward.workers,
+                timeout_s=config.reward.timeout_s, decode=decode, shuffle=shuffle, seed=config.seed,
+                share=distributed.share if jax.process_count() > 1 else None, compute=jax.process_index() == 0,
+                journal=log)
+
+
+def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, devices: jax.sharding.Mesh) -> RowEngine:
+    """The engine, with the row sizes that the probe keeps."""
+    c = config.engine
+    engine = RowEngine(
+        start.model, learner.params, devices, slots=c.slots, max_length=c.max_length, page_size=c.page_size,
+        pages=config.pages, row_sizes=c.row_sizes, head_rows=config.head_rows, steps_per_dispatch=c.steps_per_dispatch,
+        refill_slots=c.refill_slots, dtype=jnp.dtype(c.dtype), cost=cost.load(c.cost_table) if c.cost_table else None,
+        decode=start.tokenizer.decode, version=learner.step)
+    dropped = [size for size, kept in probe.keep_equal_sizes(engine).items() if not kept]
+    if dropped:
+        say(f"engine.row_sizes: {dropped} give other bits than {max(c.row_sizes)} on this machine and are not used")
+    return engine
+
+
+def rows_for_all(config, start, learner, devices) -> tuple[Any, RowEngine | None]:
+    """The row engine generates, and evaluates."""
+    engine = row_engine(config, start, learner, devices)
+    return engine, engine if start.held_out else None
+
+
+def data_for_training(config, start, learner, devices) -> tuple[Any, RowEngine | None]:
+    """The data writes the training rollouts; a row engine evaluates, if anything is evaluated."""
+    engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
+    return engine, row_engine(config, start, learner, devices) if start.held_out else None
+
+
+ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
+
+
+def derived(config: configs.Config, evaluator: RowEngine | None) -> dict:
+    """What the run was keyed by beside its config."""
+    out = {"versions": versions(), "device": jax.devices()[0].device_kind, "devices": jax.device_count(),
+           "processes": jax.process_count(), "sampling_law": sampling.LAW, "swap": plan.swap_case(config)}
+    if evaluator is not None:
+        out |= {"row_sizes": list(evaluator.row_sizes),
+                "cost_table": {"source": evaluator.cost.source, "digest": evaluator.cost.digest}}
+    return out
+
+
+# ---- 4. The ring turns
+
+
+def turn(run: Run) -> None:
+    """Evaluation before, the loop, evaluation after, export, summary."""
+    config, watch = run.config, run.watch
+    log = RolloutLog(run.mine / "rollouts")
+    examine(run, 0)
+    rewards = Timed(run.rewards, {"start": "reward", "join": "reward"}, watch)
+    observe = Observers(
+        engine=run.engine, scheduler=run.scheduler, rewards=run.rewards, write=run.writer.write, log=log.write,
+        evaluate=lambda version: examine(run, version), every=config.eval.every if run.evaluator else 0,
+        last=config.steps, warm=run.guard.arm, watch=watch, devices=config.devices)
+    watch.drain()
+    with jax.transfer_guard_host_to_device("disallow"):
+        loop.run(
+            Timed(run.engine, {"submit": "gen", "step": "gen"}, watch), run.scheduler, rewards,
+            Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch),
+            observe, lambda learner, engine: publish(run), config.steps)
+    observe.flush()
+    examine(run, run.learner.step)
+    run.guard.disarm()
+    run.writer.close()
+    finish(run, observe.tokens)
+
+
+def publish(run: Run) -> int:
+    """New weights for everything that generates. The wait for the learner is counted as its own."""
+    run.watch.timing("update_actor", jax.block_until_ready)(run.learner.params)
+    for engine in dict.fromkeys(e for e in (run.engine, run.evaluator) if e is not None):
+        run.watch.timing("update_weights", engine.swap)(run.learner.params, run.learner.step)
+    return run.engine.version
+
+
+def examine(run: Run, version: int) -> None:
+    """One evaluation: its answers below evaluations/, its row of metrics, with what the evaluator counted meanwhile."""
+    if run.evaluator is None:
+        return
+    config = run.config
+    found = evaluate.evaluate(
+        run.evaluator, run.judge, run.start.held_out, samples=config.eval.samples, run_seed=config.seed,
+        sampling=run.start.sampling, max_tokens=config.sampling.max_tokens, replicas=config.replicas)
+    run.evaluations[1:] = [found]  # the first and the latest
+    RolloutLog(run.mine / "evaluations").write(version, found.sampled + found.greedy)
+    counted = run.evaluator.metrics() | {f"eval/{name}": n for name, n in run.judge.metrics().items()}
+    run.writer.write(version, found.metrics() | {name: n for name, n in counted.items() if "timing_s/" not in name})
+
+
+# ---- 5. Last words
+
+
+def finish(run: Run, tokens: int) -> None:
+    """The policy, the summary, and what to look at."""
+    policy = distributed.whole(run.learner.params)
+    if jax.process_index() != 0:
+        return
+    words = run.start.tokenizer
+    hf.save(run.folder / "policy", run.start.model, policy, tokenizer_files=run.start.files, eos_ids=words.eos_ids,
+            bos_id=words.bos_id)
+    figures = [found.figures() for found in run.evaluations] or [None]
+    summary = {
+        "name": run.config.name, "seed": run.config.seed, "eval": {"before": figures[0], "after": figures[-1]},
+        "steps": run.learner.step, "tokens": tokens, "versions": versions(), "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(), "processes": jax.process_count(),
+        "seconds": round(time.monotonic() - BEGAN, 3)}
+    write_json(run.folder / "summary.json", summary)
+    say("\n".join([*answers(run), *headline(run, summary), *contents(run)]))
+
+
+def answers(run: Run) -> list[str]:
+    """The same held-out prompts, answered greedily before and after."""
+    lines = []
+    first, last = (run.evaluations or [None])[0], (run.evaluations or [None])[-1]
+    for index in range(min(run.config.eval.show, len(run.start.held_out))):
+        prompt = run.start.held_out[index]
+        lines.append(f"\nprompt  {run.start.tokenizer.decode(prompt.tokens)!r}   answer {prompt.answer!r}")
+        for word, found in (("before", first), ("after", last)):
+            group = found.greedy[index]
+            mark = f"{group.accuracies[0]:g}" if group.scored[0] else "no score"
+            text = run.start.tokenizer.decode(group.rollouts[0].tokens)
+            lines.append(f"  {word:<6}  {mark:<8}  {text!r}")
+    return lines
+
+
+def headline(run: Run, summary: dict) -> list[str]:
+    before, after = summary["eval"]["before"], summary["eval"]["after"]
+    if before is None:
+        return []
+    mean = f"mean_at_{run.config.eval.samples}"
+    shown = {name: [found[name] for found in (before, after)] for name in ("greedy", mean)}
+    lines = [f"{name}: {_number(a)} before, {_number(b)} after" for name, (a, b) in shown.items()]
+    return ["", *lines, f"{before['n']} held-out prompts, {summary['steps']} steps, {summary['tokens']:,} sampled "
+            f"tokens, {summary['seconds']:.1f} s"]
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+def contents(run: Run) -> list[str]:
+    """What lies in the run folder."""
+    words = {
+        "config.json": "the resolved config, and what else the run was keyed by",
+        "summary.json": "figures before and after",
+        "metrics.jsonl": "one row per step and per evaluation", "rollouts": "every training rollout, by step",
+        "evaluations": "every evaluation's answers, by step", "scheduler_log.jsonl": "every decision, with its clock",
+        "rewards.jsonl": "every training score", "eval_rewards.jsonl": "every evaluation's score",
+        "policy": "the trained model, as a Hugging Face directory"}
+    there = sorted(path.name for path in run.folder.iterdir())
+    return ["", str(run.folder), *(f"  {name:<20}  {words.get(name, 'of one process')}" for name in there)]
+
+
+def versions() -> dict[str, str]:
+    return {"jaxrl_post": jaxrl_post.__version__, "python": platform.python_version(), "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__, "flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__}
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def say(text: str) -> None:
+    """To the screen, once per job."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    with contextlib.ExitStack() as stack:
+        try:
+            run = assemble(arguments, stack)
+        except ValueError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            return 1
+        if run is not None:
+            turn(run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""What a run says about itself: one row of metrics per optimizer step, the rollout log, evaluations, seconds per phase.
+
+Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one; whatever was timed
+is named timing_s/ or perf/, everything else is a function of config and code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxrl_post.metrics import describe
+from jaxrl_post.protocols import Engine, Rewards, Scheduler
+from jaxrl_post.types import Group, Part
+
+
+class Stopwatch:
+    """Seconds per phase of the ring, under verl's names where it has one: gen, reward, old_log_prob, update_actor,
+    update_weights, testing, log."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self._now, self._begun, self._seconds = now, now(), Counter()
+
+    def timing(self, phase: str, call: Callable) -> Callable:
+        """`call`, with its seconds added to `phase`."""
+        def timed(*arguments):
+            begun = self._now()
+            try:
+                return call(*arguments)
+            finally:
+                self._seconds[phase] += self._now() - begun
+        return timed
+
+    def drain(self) -> dict[str, float]:
+        """Since the last call: timing_s/PHASE of each, and timing_s/step, everything together."""
+        now, seconds = self._now(), self._seconds
+        whole, self._begun, self._seconds = now - self._begun, now, Counter()
+        return {f"timing_s/{phase}": seconds[phase] for phase in sorted(seconds)} | {"timing_s/step": whole}
+
+
+class Timed:
+    """Any part of the ring, with the seconds of some of its methods added to phases: {"step": "gen"}."""
+
+    def __init__(self, part: Any, phases: Mapping[str, str], watch: Stopwatch):
+        self._part, self._phases, self._watch = part, phases, watch
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._part, name)
+        return self._watch.timing(self._phases[name], value) if name in self._phases else value
+
+
+class Observers:
+    """The protocols.Observer of a run.
+
+    Args:
+      engine, scheduler, rewards: their `metrics()` are drained at every commit.
+      write: gets (step, row).
+      log: gets (step, groups) of every commit: the rollout log.
+      evaluate: gets the version and writes its own row; called every `every` versions (0: never) but for `last`, which
+        the run's end evaluates.
+      warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
+      devices: number of them, for tokens per second and device.
+    """
+
+    def __init__(self, *, engine: Engine, scheduler: Scheduler, rewards: Rewards, write: Callable[[int, Mapping], None],
+                 log: Callable[[int, Sequence[Group]], None], evaluate: Callable[[int], None], every: int, last: int,
+                 warm: Callable[[], None], watch: Stopwatch, devices: int):
+        self._engine, self._scheduler, self._rewards = engine, scheduler, rewards
+        self._write, self._log = write, log
+        self._evaluate, self._every, self._last, self._warm = evaluate, every, last, warm
+        self._watch, self._devices = watch, devices
+        self._waiting: tuple[Mapping, dict] | None = None
+        self._warmed = False
+        self.step = 0
+        self.tokens = 0  # sampled so far, of training
+
+    def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
+        self.flush()
+        self.step += 1
+        self.tokens += sum(int(r.sampled.sum()) for group in part.groups for r in group.rollouts)
+        row = {"training/global_step": float(self.step)} | describe(part.groups, self.step - 1)
+        for part_of_ring in (self._engine, self._scheduler, self._rewards):
+            row |= part_of_ring.metrics()
+        self._waiting = metrics, row
+        self._watch.timing("log", self._log)(self.step, part.groups)
+
+    def published(self, version: int) -> None:
+        """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
+        self.flush()
+        if self._every and version % self._every == 0 and version != self._last:
+            self._watch.timing("testing", self._evaluate)(version)
+        if not self._warmed:
+            self._warmed = True
+            self._warm()
+
+    def flush(self) -> None:
+        """Writes the row of the last commit."""
+        if self._waiting is None:
+            return
+        metrics, row = self._waiting
+        self._waiting = None
+        row |= {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
+        self._write(self.step, row | self._speed(row))
+
+    def _speed(self, row: Mapping[str, float]) -> dict[str, float]:
+        seconds = self._watch.drain()
+        whole, tokens = seconds["timing_s/step"], row["rollout/num_tokens"]
+        return seconds | {"perf/time_per_step": whole, "perf/total_num_tokens": tokens,
+                          "perf/throughput": tokens / whole / self._devices,
+                          "perf/generated_tokens_per_s": row["rollout/num_sampled_tokens"] / max(
+                              seconds.get("timing_s/gen", whole), 1e-9)}

@@ -1,0 +1,73 @@
+"""The trainer's `attend`: causal attention inside the segments of packed rows.
+
+Invariant: a token sees itself and earlier tokens of its own segment, nothing else; masked pairs weigh exactly zero. Padding
+(segment 0) is a segment like any other, so no softmax is empty. Queries go in blocks, each against the keys up to its
+end and recomputed in the backward pass: the scores of one block exist at a time, and the upper triangle is not computed.
+
+Measured on CPU (2 cores, 8 x 256 tokens, 6 heads of 16, 3 layers, ms for value and gradient of the whole model): all
+pairs 138, blocks of 64 100, without any attention 47; jax.nn.dot_product_attention is as slow as all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+BLOCK = 64  # smallest block of queries
+BLOCKS = 8  # most blocks in a row: each is unrolled in every layer
+
+
+def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.Sharding | None = None) -> Callable:
+    """`attend` for hidden states whose tokens are flattened to [B*T], as the decoder wants it (q [B*T, N, H]).
+
+    Args:
+      sharding: of q, k and v as [B, T, N, H] (mesh.heads_sharding), or None on one device.
+    """
+    B, T = segment_ids.shape
+    size = max(BLOCK, -(-T // BLOCKS))
+
+    def attend(layer: int, q: Float[Array, "BT N H"], k: Float[Array, "BT K H"], v: Float[Array, "BT K H"], cache: Any,
+               *, scale: float, window: int | None, soft_cap: float | None) -> tuple[Float[Array, "BT N H"], Any]:
+        def rows(x):
+            x = x.reshape(B, T, *x.shape[1:])
+            return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
+        q, k, v = rows(q), rows(k), rows(v)
+        block = jax.checkpoint(lambda q, k, v, mask: _block(q, k, v, mask, scale, soft_cap))
+        outs = []
+        for start in range(0, T, size):
+            end = min(start + size, T)
+            first = 0 if window is None else max(0, start - window + 1)
+            mask = _mask(segment_ids, start, end, first, window)
+            outs.append(block(q[:, start:end], k[:, first:end], v[:, first:end], mask))
+        out = jnp.concatenate(outs, axis=1)
+        return out.reshape(B * T, *out.shape[2:]), cache
+
+    return attend
+
+
+def _mask(segment_ids: jax.Array, start: int, end: int, first: int, window: int | None) -> jax.Array:
+    """bool[B, queries, keys]. Positions rise by one inside a segment, so distances are those of the row."""
+    behind = jnp.arange(start, end)[:, None] - jnp.arange(first, end)[None, :]
+    near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    return (segment_ids[:, start:end, None] == segment_ids[:, None, first:end]) & near
+
+
+def _block(q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K H"], mask, scale: float,
+           soft_cap: float | None) -> Float[Array, "B T N H"]:
+    """Softmax attention of one block of queries; scores in float32 or wider, divided by their sum at the end."""
+    B, T, N, H = q.shape
+    K = k.shape[2]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    scores = scale * jnp.einsum("btkgh,bskh->bkgts", q.reshape(B, T, K, N // K, H), k, preferred_element_type=wide)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min / 2)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    total = jnp.moveaxis(jnp.sum(weights, axis=-1), 3, 1)
+    out = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v.dtype), v, preferred_element_type=wide)
+    return (out / total[..., None]).astype(q.dtype).reshape(B, T, N, H)

@@ -1,0 +1,69 @@
+"""Clipping, AdamW, its schedule, and which weights decay. The learning rate is applied by the learner, by its own step.
+
+Invariant: the rate is a function of the optimizer step alone, so a skipped update does not shift the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_post.config import Optimizer
+
+
+def rate(optimizer: Optimizer, steps: int) -> Callable[[Any], jax.Array]:
+    """The learning rate of step 0, 1, ..., steps - 1.
+
+    Warm-up: lr (step + 1) / warmup_steps, so that the first step already moves and step warmup_steps - 1 has all of lr. Then
+    constant; or over the progress p = (step - warmup_steps) / (steps - warmup_steps) in [0, 1], from lr at p = 0 to
+    final_lr_ratio lr at p = 1, along a line or half a cosine (SGDR, arXiv 1608.03983, equation 5).
+
+    Raises:
+      ValueError: a warm-up that is longer than the run.
+    """
+    warmup, floor = optimizer.warmup_steps, optimizer.final_lr_ratio
+    if warmup > steps:
+        raise ValueError(f"optimizer.warmup_steps={warmup} is above the run's steps={steps}; the nearest valid value is "
+                         f"{steps}")
+    shape = SCHEDULES[optimizer.schedule]
+
+    def at(step):
+        progress = jnp.clip((step - warmup) / max(1, steps - warmup), 0.0, 1.0)
+        return optimizer.lr * jnp.where(step < warmup, (step + 1) / max(1, warmup), shape(progress, floor))
+
+    return at
+
+
+SCHEDULES = {
+    "constant": lambda progress, floor: jnp.ones_like(progress),
+    "linear": lambda progress, floor: 1.0 - (1.0 - floor) * progress,
+    "cosine": lambda progress, floor: floor + (1.0 - floor) * (1.0 + jnp.cos(jnp.pi * progress)) / 2,
+}
+
+
+def transform(optimizer: Optimizer, decayed: Any) -> optax.GradientTransformation:
+    """Clip by global norm, Adam, decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2): a step's direction, to be
+    multiplied by -rate.
+
+    Args:
+      decayed: a tree of bool like the params (see `matrices`).
+    """
+    parts = [optax.clip_by_global_norm(optimizer.max_grad_norm)] if optimizer.max_grad_norm > 0 else []
+    parts.append(optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps))
+    if optimizer.weight_decay > 0:
+        parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=decayed))
+    return optax.chain(*parts)
+
+
+def matrices(axes: Mapping) -> Any:
+    """True for weights that decay: those with an `embed` axis and another one. Norms are vectors; a bias is a vector too,
+    also where it is stored per head as [N, H].
+
+    Args:
+      axes: nested dict, each leaf a tuple of logical axis names.
+    """
+    return jax.tree.map(lambda names: len(names) > 1 and "embed" in names, axes, is_leaf=lambda n: isinstance(n, tuple))

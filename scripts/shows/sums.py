@@ -1,0 +1,40 @@
+"""The learner's gradient is a sum: packed == unpacked, k accumulates == one batch, 8 sharded devices == one.
+
+Per leaf, relative 2-norm, before the optimizer, with every term of the loss on (narrow clipping, k3, entropy) and the ratio
+away from 1. The unpacked side is plain code of tests/made_groups.py: one sequence per row, dense attention, the papers'
+formulas. Then the planted faults, each of which must be far outside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+MINUTES = 3.0
+EXACT, SINGLE = 1e-12, 5e-6
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "tests")]
+    import numpy as np
+
+    import gradient_arms as arms
+    import made_groups
+    groups = made_groups.groups()
+    record.figure("num_sequences", sum(len(group.rollouts) for group in groups))
+    record.figure("num_trained_tokens", int(made_groups.unpacked(groups)[1].sum()))
+    for name, dtype, bound in (("x64", np.float64, EXACT), ("f32", np.float32, SINGLE)):
+        for mode in arms.MODES:
+            short = mode.replace("-", "_")
+            packed = arms.gradient(groups, dtype, mode=mode)
+            plain = arms.plain_gradient(groups, dtype, mode=mode)
+            record.figure(f"{name}_packed_vs_unpacked_{short}", arms.worst(packed, plain), at_most=bound)
+            several = arms.gradient(groups, dtype, mode=mode, parts=3)
+            record.figure(f"{name}_3_accumulates_vs_one_{short}", arms.worst(several, packed), at_most=bound)
+            eight = arms.gradient(groups, dtype, mode=mode, sizes=(2, 2, 2))
+            record.figure(f"{name}_8_devices_vs_one_{short}", arms.worst(eight, packed), at_most=bound)
+    record.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_trainer_sums.py", "-k", "planted", timeout_s=600)
+    record.figure("planted_faults_caught", 4, equals=4)

@@ -1,0 +1,74 @@
+"""One gradient by several ways: packed, one sequence per row, in several accumulates, on eight devices. tests/ and
+scripts/shows/sums.py compare them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import jax
+import numpy as np
+
+import made_groups
+from jaxrl_post import config, mesh
+from jaxrl_post.algorithms import advantages
+from jaxrl_post.trainer.learner import Learner
+
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MAX_TOKENS = 24
+
+
+def algorithm(mode: str = "token-mean", **changes) -> config.Algorithm:
+    """Every term at once, with bounds narrow enough that many tokens are clipped."""
+    given = dict(loss_agg_mode=mode, clip_ratio_low=0.02, clip_ratio_high=0.03, kl_loss_coef=0.3, entropy_coef=0.1)
+    return config.Algorithm(**(given | changes))
+
+
+def precision(dtype):
+    """The context in which `dtype` exists."""
+    return jax.enable_x64(True) if dtype == np.float64 else contextlib.nullcontext()
+
+
+def learner(dtype=np.float32, *, mode="token-mean", sizes=(1, 1, 1), rows=4, tokens=48, policy=None, reference=True,
+            optimizer=None, model=made_groups.MODEL, given=None, **more) -> Learner:
+    return Learner(model, made_groups.weights(0, dtype, model) if policy is None else policy, mesh.make_mesh(*sizes),
+                   algorithm=given or algorithm(mode), optimizer=optimizer or config.Optimizer(),
+                   batch=config.Batch(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
+                   temperature=more.pop("temperature", 0.8), steps=more.pop("steps", 10), max_tokens=MAX_TOKENS,
+                   reference=made_groups.moved(made_groups.weights(0, dtype, model), 2) if reference else None,
+                   compute_dtype=np.dtype(dtype).name, **more)
+
+
+def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
+    """prepare at one policy, then accumulate `groups` in `parts` at another: the divided gradient, on the host."""
+    with precision(dtype):
+        one = learner(dtype, **kwargs)
+        one.prepare(groups)
+        shift(one, dtype)
+        for part in np.array_split(np.arange(len(groups)), parts):
+            one.accumulate([groups[g] for g in part])
+        return jax.device_get(one.gradient())
+
+
+def shift(one: Learner, dtype) -> None:
+    """Moves the policy as if a commit had happened, so that ratios are not 1."""
+    policy = made_groups.moved(made_groups.weights(0, dtype), 1)
+    placed = mesh.put(policy, jax.tree.map(lambda x: x.sharding, one.params))
+    one.state = dataclasses.replace(one.state, params={"policy": placed})
+
+
+def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0.8):
+    """The same from tests/made_groups.py: no packing, no chunks, no sums; one division per formula."""
+    a = algorithm(mode)
+    values = [advantages.grpo(group.rewards, group.scored) for group in groups]
+    with precision(dtype):
+        old = made_groups.weights(0, dtype)
+        policy, reference = (jax.tree.map(jax.numpy.asarray, made_groups.moved(old, seed)) for seed in (1, 2))
+        return jax.device_get(jax.jit(jax.grad(lambda p: made_groups.plain_loss(
+            p, made_groups.MODEL, groups, values, old, reference, mode=mode, low=a.clip_ratio_low, high=a.clip_ratio_high,
+            kl_coef=a.kl_loss_coef, entropy_coef=a.entropy_coef, max_tokens=MAX_TOKENS, temperature=temperature)))(policy))
+
+
+def worst(a, b) -> float:
+    """The largest per-leaf relative 2-norm distance."""
+    return max(made_groups.distances(a, b).values())

@@ -1,0 +1,110 @@
+"""Made-up scored groups, and a second, plain way to the learner's gradient: one sequence per row, the papers' formulas."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dense_attend import dense
+from jaxrl_post.models import decoder
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+
+MODEL = decoder.ModelConfig(vocab_size=32, embed=16, layers=2, heads=4, kv_heads=2, head_dim=4, ffw=24, max_length=64,
+                            tied=True)
+
+
+def rollout(prompt: Prompt, sample: int, tokens, *, logprobs=None, sampled=None, version: int = 0,
+            finish: Finish = Finish.EOS) -> Rollout:
+    n = len(tokens)
+    return Rollout(id=RolloutId(0, "train", 0, prompt.id, sample), prompt=prompt, tokens=tokens,
+                   sampled=np.ones(n, bool) if sampled is None else sampled,
+                   logprobs=np.full(n, -1.0) if logprobs is None else logprobs, entropies=np.zeros(n),
+                   versions=np.full(n, version), drafted=np.zeros(n, bool), finish=finish, start_clock=0, finish_clock=1)
+
+
+def groups(count: int = 5, size: int = 4, *, longest: int = 20, vocab: int = 32, seed: int = 0,
+           unscored: bool = True) -> list[Group]:
+    """`count` groups with prompts of 2-6 and answers of 1-`longest` tokens; in the second group one rollout is unscored,
+    in the third one has observed (not sampled) tokens in its middle."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for g in range(count):
+        prompt = Prompt(id=f"p{g}", tokens=rng.integers(0, vocab, rng.integers(2, 7)))
+        rollouts = []
+        for i in range(size):
+            n = int(rng.integers(1, longest + 1)) if (g, i) != (2, 0) else longest
+            sampled = np.ones(n, bool)
+            if (g, i) == (2, 0):
+                sampled[4:9] = False
+            rollouts.append(rollout(prompt, i, rng.integers(0, vocab, n), sampled=sampled,
+                                    logprobs=-3 * rng.random(n)))
+        scored = np.ones(size, bool)
+        scored[0] = not (unscored and g == 1)
+        out.append(Group(prompt=prompt, rollouts=tuple(rollouts), rewards=rng.integers(0, 4, size) / 3, scored=scored))
+    return out
+
+
+def weights(seed: int = 0, dtype=np.float32, model: decoder.ModelConfig = MODEL):
+    return jax.tree.map(lambda x: np.asarray(x, dtype), decoder.init(model, seed))
+
+
+def moved(params, seed: int, scale: float = 0.02):
+    """Other weights near `params`: ratios are not 1, and no log-ratio is near the clamps of the losses."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + (scale * rng.standard_normal(x.shape)).astype(x.dtype), params)
+
+
+def unpacked(found: list[Group]):
+    """tokens, targets' mask and owner of every rollout in a row of its own: [n, T] arrays and (group, sample) pairs."""
+    members = [(g, i) for g, group in enumerate(found) for i in range(len(group.rollouts))]
+    T = max(found[g].rollouts[i].prompt.tokens.size + len(found[g].rollouts[i]) for g, i in members)
+    tokens, mask = np.zeros((len(members), T), np.int32), np.zeros((len(members), T), bool)
+    for n, (g, i) in enumerate(members):
+        r = found[g].rollouts[i]
+        start, end = r.prompt.tokens.size, r.prompt.tokens.size + len(r)
+        tokens[n, :end] = np.concatenate([r.prompt.tokens, r.tokens])
+        mask[n, start:end] = r.sampled & found[g].scored[i]
+    return tokens, mask, members
+
+
+def plain_scores(params, model, tokens, temperature: float = 1.0):
+    """Log-prob of each token (0 for the first) and entropy there, [n, T], by a whole softmax."""
+    tokens = jnp.asarray(tokens)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    dtype = jax.tree.leaves(params)[0].dtype
+    h, _ = decoder.hidden(params, model, tokens, positions, dense(positions), None, dtype=dtype)
+    logps = jax.nn.log_softmax(decoder.logits(params, model, h) / temperature)
+    chosen = jnp.take_along_axis(logps[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
+    entropies = -jnp.sum(jnp.exp(logps) * logps, axis=-1)[:, :-1]
+    return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in (chosen, entropies))
+
+
+def plain_loss(params, model, found, advantages, old, reference, *, mode: str, low: float, high: float, kl_coef: float,
+               entropy_coef: float, max_tokens: int, temperature: float = 1.0):
+    """The loss of the whole batch as the papers write it: PPO-clip + k3 + entropy, each sequence by itself."""
+    tokens, mask, members = unpacked(found)
+    logps, entropies = plain_scores(params, model, tokens, temperature)
+    wide = logps.dtype
+    a = np.array([advantages[g][i] for g, i in members])[:, None].astype(wide)
+    ratio = jnp.exp(logps - plain_scores(old, model, tokens, temperature)[0])
+    losses = -jnp.minimum(ratio * a, jnp.clip(ratio, 1 - low, 1 + high) * a)
+    if reference is not None:
+        d = plain_scores(reference, model, tokens, temperature)[0] - logps
+        losses = losses + kl_coef * (jnp.exp(d) - 1 - d)
+    losses = losses - entropy_coef * entropies
+    kept = [n for n in range(len(members)) if mask[n].any()]
+    sums = [jnp.sum(losses[n][mask[n]]) for n in kept]
+    if mode == "token-mean":
+        return sum(sums) / mask.sum()
+    if mode == "seq-mean-token-mean":
+        return sum(s / mask[n].sum() for s, n in zip(sums, kept, strict=True)) / len(kept)
+    return sum(sums) / (len(kept) * max_tokens)
+
+
+def distances(a, b) -> dict[str, float]:
+    """Per leaf: 2-norm of the difference over 2-norm of `b`."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True)
+    return {jax.tree_util.keystr(path): float(np.linalg.norm(np.asarray(x, float) - np.asarray(y, float))
+                                              / max(np.linalg.norm(np.asarray(y, float)), 1e-300))
+            for (path, x), y in pairs}

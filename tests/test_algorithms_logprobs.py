@@ -1,0 +1,91 @@
+"""The chunked log-prob head against a numpy softmax, and its promise about memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_post.algorithms import logprobs
+from jaxrl_post.algorithms.mismatch import mismatch
+
+
+def case(B=3, T=10, D=4, V=7, seed=0):
+    rng = np.random.default_rng(seed)
+    hidden, table = jnp.asarray(rng.normal(size=(B, T, D)), jnp.float32), jnp.asarray(rng.normal(size=(D, V)), jnp.float32)
+    return hidden, table, jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32)
+
+
+def twin(hidden, table, targets, temperature):
+    scores = np.asarray(hidden, float) @ np.asarray(table, float) / temperature
+    logps = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    return np.take_along_axis(logps, np.asarray(targets)[..., None], -1)[..., 0], -(np.exp(logps) * logps).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 12, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_are_those_of_numpy_for_every_chunk(chunk, temperature):
+    hidden, table, targets = case()
+    got = logprobs.chosen(lambda h: h @ table, hidden, targets, temperature=temperature, chunk=chunk)
+    for value, expected in zip(got, twin(hidden, table, targets, temperature), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_huge_logits_stay_finite():
+    logits = jnp.asarray([[1e4, 0.0, -1e4]], jnp.float32)
+    logp, entropy = logprobs.of_logits(logits, jnp.asarray([1]))
+    np.testing.assert_allclose(logp, [-1e4])
+    np.testing.assert_allclose(entropy, [0.0])
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_gradient_is_that_of_the_plain_softmax(chunk):
+    hidden, table, targets = case()
+    w, u = np.random.default_rng(1).normal(size=(2, *targets.shape)).astype(np.float32)
+
+    def chunked(h, t):
+        logp, entropy = logprobs.chosen(lambda x: x @ t, h, targets, temperature=0.7, chunk=chunk)
+        return jnp.sum(w * logp + u * entropy)
+
+    def plain(h, t):
+        logps = jax.nn.log_softmax(h @ t / 0.7)
+        chosen = jnp.take_along_axis(logps, targets[..., None], -1)[..., 0]
+        return jnp.sum(w * chosen - u * jnp.sum(jnp.exp(logps) * logps, -1))
+
+    got, expected = (jax.grad(f, argnums=(0, 1))(hidden, table) for f in (chunked, plain))
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_no_logits_of_the_whole_batch_are_kept():
+    B, T, D, V, chunk = 4, 128, 8, 4096, 32
+    hidden, table, targets = case(B, T, D, V)
+
+    def loss(h, t):
+        return jnp.sum(logprobs.chosen(lambda x: x @ t, h, targets, temperature=1.0, chunk=chunk)[0])
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(hidden, table).compile()
+    whole = B * T * V * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < whole / 4
+    kept = jax.jit(jax.grad(lambda h, t: jnp.sum(logprobs.of_logits(h @ t, targets)[0]), argnums=(0, 1)))
+    assert kept.lower(hidden, table).compile().memory_analysis().temp_size_in_bytes >= whole  # the measure can see it
+
+
+def test_ranks_and_dtypes_are_checked_first():
+    hidden, table, targets = case()
+    with pytest.raises((AssertionError, TypeError)):
+        logprobs.chosen(lambda h: h @ table, hidden, targets[:, :-1], temperature=1.0, chunk=4)
+    with pytest.raises((AssertionError, TypeError)):
+        logprobs.of_logits(jnp.zeros((2, 3), jnp.int32).astype(jnp.float32), jnp.zeros((3,), jnp.int32))
+
+
+def test_mismatch_by_hand():
+    old, rollout = np.log([0.5, 0.25]), np.log([0.4, 0.5])
+    got = mismatch(old, rollout)
+    np.testing.assert_allclose(got["training/rollout_probs_diff_mean"], 0.175)
+    np.testing.assert_allclose(got["training/rollout_probs_diff_max"], 0.25)
+    np.testing.assert_allclose(got["training/rollout_probs_diff_std"], 0.075 * np.sqrt(2))
+    np.testing.assert_allclose(got["training/rollout_logprobs_abs_diff_max"], np.log(2))
+    np.testing.assert_allclose(got["training/rollout_logprobs_abs_diff_mean"], (np.log(1.25) + np.log(2)) / 2)
+    np.testing.assert_allclose(got["rollout_corr/kl"], (np.log(0.8) + np.log(2)) / 2)
+    np.testing.assert_allclose(got["rollout_corr/k3_kl"], (1.25 - 1 - np.log(1.25) + 0.5 - 1 + np.log(2)) / 2)
+    assert max(mismatch(old, old).values()) == 0

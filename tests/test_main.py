@@ -1,0 +1,305 @@
+"""The command: mistakes are one sentence and exit code 1; a plan writes nothing; a run leaves what it promises, repeats
+to the bit, and its exported policy is the policy it ended with."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_post import main as command
+from jaxrl_post import metrics, rollout_log
+from jaxrl_post.data.tasks import TASKS, split_of
+from jaxrl_post.data.tokenizer import characters, load
+
+CONFIG = """
+from jaxrl_post.config import default
+
+
+def get_config():
+    c = default()
+    c.name, c.steps, c.run_dir = "toy", 3, "{here}/runs"
+    c.model.preset, c.model.tokenizer = "tiny", "{here}/tokenizer"
+    c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 8, 32, 8, (32,)
+    c.engine.steps_per_dispatch = 4
+    c.sampling.max_tokens = 8
+    c.scheduler.prompts, c.scheduler.group_size = 4, 4
+    c.batch.rows, c.batch.tokens = 4, 64
+    c.optimizer.lr = 1e-2
+    c.data.train, c.eval.data = "{here}/train.jsonl", "{here}/eval.jsonl"
+    c.eval.prompts, c.eval.samples = 6, 2
+    c.reward.functions = ("{here}/reward.py:first_digit",)
+    return c
+"""
+
+REWARD = """
+def first_digit(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str[:1] == ground_truth[:1])
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder with a config and all that it names: sums of one digit, 90 to train on and 10 held out."""
+    folder = tmp_path_factory.mktemp("command")
+    characters("0123456789+=").save(folder / "tokenizer")
+    rows = [{"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums",
+             "reward_model": {"ground_truth": str(a + b)}}
+            for a in range(10) for b in range(10)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:90]))
+    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[90:]))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "toy.py").write_text(CONFIG.format(here=folder))
+    return folder
+
+
+def go(here, *flags):
+    return command.main([f"--config={here / 'toy.py'}", *flags])
+
+
+def test_flags():
+    flags = command.parse(["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"])
+    assert flags == command.Flags(config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r")
+
+
+@pytest.mark.parametrize("flag, sentence", [
+    ("--config.scheduler.promts=3", "unknown name 'scheduler.promts'; nearest valid name is 'scheduler.prompts'"),
+    ("--config.scheduler.group_size=1", "scheduler.group_size=1 must be at least 2"),
+    ("--dryrun", "unknown argument '--dryrun'; nearest is --dry-run"),
+    ("--run-dir=", "unknown argument '--run-dir='; nearest is --run-dir=FOLDER"),
+    ("--config.model.preset=tinny", "model.preset='tinny' is not one of"),
+    ("--config.model.tokenizer=/nowhere", "there is no tokenizer at /nowhere"),
+    ("--config.model.path=/nowhere", "model.path='/nowhere' and model.preset='tiny' are both given"),
+    ("--config.data.train=/nowhere.jsonl", "there is no file /nowhere.jsonl"),
+    ("--config.eval.data=", "name a file of held-out prompts, or set eval.prompts=0"),
+    ("--config.eval.prompts=11", "has 10 rows; the nearest valid value is 10"),
+    ("--config.eval.data=HERE/train.jsonl", "share 6 prompts, the first is '0+0'"),
+    ("--config.sampling.max_tokens=30", "the prompt has 4 tokens; it must have 1 to 2"),
+    ("--config.engine.max_length=9999", "engine.max_length=9999"),
+    ("--config.mesh.tensor=4", "mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2"),
+    ("--config.mesh.data=32", "batch.rows=4 must be a multiple of mesh.data*mesh.fsdp=32"),
+    ("--config.reward.functions=['nowhere.x:y']", "there is no module 'nowhere'"),
+    ("--config.optimizer.warmup_steps=9", "optimizer.warmup_steps=9 is above the run's steps=3"),
+])
+def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, flag, sentence):
+    watching, compiled = [True], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **labels: compiled.append(labels) if watching and "backend_compile" in event else None)
+    assert go(here, flag.replace("HERE", str(here))) == 1
+    watching.clear()
+    assert not compiled, "something was compiled before the mistake was found"
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and said.endswith("\n")
+    assert sentence in said
+    assert not list(here.glob("runs/*"))
+
+
+def test_no_config_at_all(capsys):
+    assert command.main([]) == 1
+    said = capsys.readouterr().err
+    assert said == "error: no config file: write --config=FILE, for example --config=configs/demo.py\n"
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: pytest.fail("a plan needs no device"))
+    before = sorted(here.rglob("*"))
+    assert go(here, "--dry-run", "--config.mesh.fsdp=4", "--config.steps=45") == 0
+    said = capsys.readouterr().out
+    start, end = said.index("{"), said.rindex("}") + 1
+    resolved = json.loads(said[start:end])
+    assert resolved["mesh"] == {"data": 1, "fsdp": 4, "tensor": 1} and resolved["steps"] == 45
+    rows = dict(line.strip().rsplit("  ", 1) for line in said[end:].splitlines() if line.startswith("  "))
+    plan = {name.strip(): value.strip() for name, value in rows.items()}
+    assert plan["rollouts per step"] == "16" and plan["engine slots in all"] == "32" and plan["epochs"] == "2.0"
+    assert "Weights reach the engine: relayout" in said
+    assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == [
+        path for path in before if "__pycache__" not in path.parts]
+
+
+@pytest.fixture(scope="module")
+def finished(here):
+    """One run of three steps; its folder."""
+    assert go(here, f"--run-dir={here / 'first'}", "--config.eval.every=2") == 0
+    return here / "first"
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    config, summary = (json.loads((finished / f"{name}.json").read_text()) for name in ("config", "summary"))
+    assert config["optimizer"]["lr"] == 1e-2 and config["derived"]["row_sizes"] == [32]
+    assert set(config["derived"]["cost_table"]) == {"source", "digest"} and config["derived"]["swap"] == "shared"
+    rows = metrics.read(finished / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 3]
+    steps = [row for row in rows if "training/global_step" in row]
+    logged = [rollout_log.read(finished / "rollouts" / f"step_{n:06d}.npz") for n in (1, 2, 3)]
+    assert summary["steps"] == 3 and summary["seconds"] > 0
+    assert summary["tokens"] == sum(r.tokens.size for groups in logged for g in groups for r in g.rollouts)
+    for version, (row, groups) in enumerate(zip(steps, logged)):
+        assert row["reward/mean"] == pytest.approx(np.mean([g.rewards for g in groups]))
+        assert {int(v) for g in groups for r in g.rollouts for v in r.versions} == {version}
+        assert row["training/rollout_probs_diff_max"] < 1e-4 and row["sched/num_groups_trained"] == 4
+        assert row["rows/decode"] + row["rows/prefill"] + row["rows/idle"] == row["rows/steps"] * 32
+        assert row["timing_s/step"] >= row["timing_s/gen"] + row["timing_s/update_actor"]
+    for when, row in (("before", rows[0]), ("after", rows[-1])):
+        assert set(summary["eval"][when]) >= {"greedy", "mean_at_2", "n"} and summary["eval"][when]["n"] == 6
+        assert row["val-core/sums/acc/mean@2"] == summary["eval"][when]["mean_at_2"]
+        assert row["val-aux/sums/acc/greedy"] == summary["eval"][when]["greedy"]
+    answered = rollout_log.read(finished / "evaluations" / "step_000003.npz")
+    assert [group.prompt.id for group in answered] == [f"9+{b}" for b in range(6)] * 2
+    for group in logged[0]:
+        for rollout, reward in zip(group.rollouts, group.rewards):
+            assert reward == float(rollout.tokens[:1].tolist() == [int(group.prompt.answer[0]) + 1])  # id 1 is "0"
+    events = [json.loads(line) for line in (finished / "scheduler_log.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events].count("complete") == 48
+    assert len((finished / "rewards.jsonl").read_text().splitlines()) == 48
+    assert len((finished / "eval_rewards.jsonl").read_text().splitlines()) == 3 * 6 * 3
+
+
+def test_a_run_repeats_to_the_bit_also_without_the_evaluation_between(here, finished):
+    again = here / "again"
+    assert go(here, f"--run-dir={again}") == 0
+    for name in ("rollouts/step_000001.npz", "rollouts/step_000003.npz", "scheduler_log.jsonl", "rewards.jsonl",
+                 "policy/model.safetensors"):
+        assert (again / name).read_bytes() == (finished / name).read_bytes(), name
+    same_answers(*(folder / "evaluations" / "step_000003.npz" for folder in (finished, again)))
+    first, second = (metrics.read(folder / "metrics.jsonl") for folder in (finished, again))
+    assert [metrics.deterministic(row) for row in second] == [metrics.deterministic(row) for i, row in enumerate(first)
+                                                              if i != 3]
+
+
+def test_the_exported_policy_answers_as_the_run_ended(here, finished):
+    flags = ("--config.model.preset=", f"--config.model.path={finished / 'policy'}", "--config.model.tokenizer=")
+    assert go(here, f"--run-dir={here / 'more'}", "--config.steps=1", *flags) == 0
+    same_answers(finished / "evaluations" / "step_000003.npz", here / "more" / "evaluations" / "step_000000.npz")
+
+
+def same_answers(first, second):
+    """All but the clocks, which count the evaluations before."""
+    for a, b in zip(rollout_log.read(first), rollout_log.read(second), strict=True):
+        assert np.array_equal(a.rewards, b.rewards)
+        for x, y in zip(a.rollouts, b.rollouts, strict=True):
+            assert x.id == y.id and np.array_equal(x.tokens, y.tokens) and np.array_equal(x.logprobs, y.logprobs)
+
+
+def test_the_last_words(here, capsys):
+    assert go(here, f"--run-dir={here / 'words'}", "--config.steps=1") == 0
+    said = capsys.readouterr().out
+    folder = here / "words"
+    assert said.count("prompt  '9+") == 3 and said.count("  before  ") == 3 == said.count("  after   ")
+    assert "prompt  '9+1='   answer '10'" in said and f"\n{folder}\n" in said
+    assert "6 held-out prompts, 1 steps" in said and "step 1/1" in said
+    listed = [line.split()[0] for line in said[said.index(f"\n{folder}\n"):].splitlines()[2:]]
+    assert listed == sorted(path.name for path in folder.iterdir())
+
+
+def test_an_existing_run_is_never_written_over(here, finished, capsys):
+    before = (finished / "summary.json").read_bytes()
+    assert go(here, f"--run-dir={finished}") == 1
+    assert "a run is never written over" in capsys.readouterr().err
+    assert (finished / "summary.json").read_bytes() == before
+
+
+def test_a_recompilation_in_the_second_round_fails_the_run(here, monkeypatch):
+    write = rollout_log.RolloutLog.write
+
+    def strange(self, step, groups):
+        write(self, step, groups)
+        if self._folder.name == "rollouts":
+            jax.jit(lambda late_program: late_program * 2)(jax.device_put(np.zeros(100 + step, np.float32)))
+
+    monkeypatch.setattr(rollout_log.RolloutLog, "write", strange)
+    with pytest.raises(RuntimeError, match=r"recompilation after warm-up of .*float32\[102\]"):
+        go(here, f"--run-dir={here / 'late'}")
+    jax.jit(lambda x: x + 3)(jnp.ones(7))  # the guard ended with the run
+
+
+def test_an_implicit_transfer_in_the_loop_fails_the_run(here, monkeypatch):
+    write = rollout_log.RolloutLog.write
+
+    def careless(self, step, groups):
+        write(self, step, groups)
+        if self._folder.name == "rollouts":
+            jax.numpy.add(jax.device_put(np.zeros(3, np.float32)), np.zeros(3, np.float32))
+
+    monkeypatch.setattr(rollout_log.RolloutLog, "write", careless)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        go(here, f"--run-dir={here / 'careless'}")
+
+
+def test_dynamic_sampling_and_no_evaluation(here):
+    folder = here / "filtered"
+    assert go(here, f"--run-dir={folder}", "--config.scheduler.filter_groups=True", "--config.scheduler.max_waves=99",
+              "--config.eval.prompts=0", "--config.steps=2", "--config.eval.data=") == 0
+    rows = metrics.read(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["frac_reward_zero_std"] == 0 and row["sched/num_groups_trained"] == 4 for row in rows)
+    assert sum(row["sched/num_groups_filtered"] for row in rows) > 0 and not (folder / "evaluations").exists()
+    assert json.loads((folder / "summary.json").read_text())["eval"] == {"before": None, "after": None}
+
+
+def test_supervised_training_is_the_same_loop(here):
+    """Rollouts are the task's own solutions, the loss falls, and the evaluating engine got the trained weights."""
+    folder = here / "supervised"
+    task = ["--config.data.train=task:sums", "--config.data.size=64", "--config.eval.data=", "--config.batch.tokens=96",
+            "--config.engine.max_length=96", "--config.sampling.max_tokens=64", "--config.data.task.usual=4",
+            "--config.data.task.longest=5", "--config.reward.functions=['jaxrl_post.rewards.math:exact']"]
+    supervised = ["--config.engine.name=demonstrations", "--config.algorithm.loss_mode=sft", "--config.steps=12",
+                  "--config.algorithm.adv_estimator=ones", "--config.scheduler.group_size=1",
+                  "--config.scheduler.prompts=16", f"--config.model.tokenizer={here / 'sums_tokenizer'}"]
+    characters("0123456789+=#").save(here / "sums_tokenizer")
+    assert go(here, f"--run-dir={folder}", *task, *supervised) == 0
+    rows = [row for row in metrics.read(folder / "metrics.jsonl") if "actor/pg_loss" in row]
+    losses = [row["actor/pg_loss"] for row in rows]
+    assert losses[-1] < losses[0] - 0.5
+    words = load(here / "sums_tokenizer")
+    for group in rollout_log.read(folder / "rollouts" / "step_000007.npz"):
+        rollout = group.rollouts[0]
+        text = TASKS["sums"].demonstrate(group.prompt.extra, rollout.id.seed())
+        assert words.decode(rollout.tokens) == text and rollout.tokens[-1] == 0 and rollout.sampled.all()
+        assert split_of(words.decode(group.prompt.tokens)) == "sft"
+    assert go(here, f"--run-dir={here / 'after'}", *task, "--config.steps=1", "--config.model.preset=",
+              f"--config.model.path={folder / 'policy'}", "--config.model.tokenizer=") == 0
+    same_answers(folder / "evaluations" / "step_000012.npz", here / "after" / "evaluations" / "step_000000.npz")
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_same_bytes_as_one(here):
+    """2 processes of 2 devices against 1 of 4: decisions and tokens of step 1; the two processes in everything."""
+    flags = ["--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.steps=2", "--config.eval.prompts=2"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def launch(folder, devices, environment):
+        root = str(Path(__file__).parents[1])
+        given = os.environ | {"PYTHONPATH": root, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        return subprocess.Popen([sys.executable, "-m", "jaxrl_post.main", f"--config={here / 'toy.py'}",
+                                 f"--run-dir={here / folder}", *flags], env=given | environment, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, cwd=root)
+
+    jobs = [launch("two", 2, {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2",
+                              "JAX_PROCESS_ID": str(i)}) for i in range(2)]
+    said = [job.communicate(timeout=240)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], said
+    alone = launch("one", 4, {})
+    said = alone.communicate(timeout=240)[0]
+    assert alone.returncode == 0, said
+    first, second = here / "two" / "process_0", here / "two" / "process_1"
+    names, others = ([path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+                     for folder in (first, second))
+    assert names == others and len(names) > 6
+    for name in names:
+        if name.name != "metrics.jsonl":
+            assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    rows = [metrics.read(folder / "metrics.jsonl") for folder in (first, second)]
+    assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
+    decided = [(folder / "scheduler_log.jsonl").read_text().splitlines() for folder in (first, here / "one")]
+    taken = [next(i for i, line in enumerate(lines) if '"event":"take"' in line) for lines in decided]
+    assert decided[0][:taken[0] + 1] == decided[1][:taken[1] + 1]
+    assert (first / "rollouts" / "step_000001.npz").read_bytes() == (
+        here / "one" / "rollouts" / "step_000001.npz").read_bytes()

@@ -1,0 +1,212 @@
+"""The learner as the loop sees it: what prepare, accumulate and commit keep, change, refuse and report."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradient_arms as arms
+import made_groups
+from jaxrl_post import config, mesh
+from jaxrl_post.algorithms import advantages
+from jaxrl_post.trainer import optimizer as optimizers
+from jaxrl_post.trainer.learner import Learner
+
+GROUPS = made_groups.groups()
+PLAIN = config.Algorithm()
+
+
+def learner(**more):
+    return arms.learner(reference=more.pop("reference", False), given=more.pop("given", PLAIN), **more)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One compiled learner whose optimizer moves; tests leave its sums empty."""
+    one = learner(optimizer=config.Optimizer(lr=1e-2, warmup_steps=2, max_grad_norm=0.0))
+    one.compile()
+    return one
+
+
+def turn(one, groups=GROUPS):
+    one.prepare(groups)
+    one.accumulate(groups)
+    return {name: float(value) for name, value in one.commit().items()}
+
+
+def host(tree):
+    return jax.tree.map(np.array, jax.device_get(tree))
+
+
+def test_commit_is_adam_on_the_divided_gradient(shared):
+    before, moments, step = host(shared.params), host(shared.state.opt_state), shared.step
+    shared.prepare(GROUPS)
+    shared.accumulate(GROUPS)
+    grads = host(shared.gradient())
+    metrics = shared.commit()
+    transform = optimizers.transform(config.Optimizer(lr=1e-2, max_grad_norm=0.0), None)
+    updates, _ = transform.update(grads, moments, before)
+    rate = float(optimizers.rate(config.Optimizer(lr=1e-2, warmup_steps=2), 10)(step))
+    assert float(metrics["actor/lr"]) == pytest.approx(rate)
+    for path, want in jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda p, u: p - rate * u, before, updates)):
+        got = shared.params
+        for key in path:
+            got = got[key.key]
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    assert shared.step == step + 1 == int(shared.state.step)
+    norm = np.sqrt(sum(float(np.sum(np.square(g, dtype=float))) for g in jax.tree.leaves(grads)))
+    assert float(metrics["actor/grad_norm"]) == pytest.approx(norm, rel=1e-5)
+
+
+def test_a_commit_empties_the_sums(shared):
+    turn(shared)
+    assert all(not np.any(g) for g in jax.tree.leaves(host(shared.gradient())))
+
+
+def test_the_same_groups_at_the_same_weights_have_ratio_one(shared):
+    metrics = turn(shared)
+    assert metrics["actor/pg_clipfrac"] == 0 and abs(metrics["actor/ppo_kl"]) < 1e-6
+    values = [advantages.grpo(g.rewards, g.scored) for g in GROUPS]
+    pairs = [(a, r.sampled.sum()) for v, g in zip(values, GROUPS, strict=True)
+             for a, r, s in zip(v, g.rollouts, g.scored, strict=True) if s]
+    a, n = np.array(pairs).T
+    assert metrics["actor/pg_loss"] == pytest.approx(-(a @ n) / n.sum(), rel=1e-4)  # ratio 1: the loss is -mean A
+    assert metrics["critic/advantages/mean"] == pytest.approx((a @ n) / n.sum())
+    assert (metrics["critic/advantages/max"], metrics["critic/advantages/min"]) == (a.max(), a.min())
+    assert metrics["training/trained_tokens"] == n.sum()
+    whole = sum(r.prompt.tokens.size + len(r) for g in GROUPS for r in g.rollouts)
+    assert 0.5 < metrics["training/packed_fill_ratio"] <= 1
+    room = whole / metrics["training/packed_fill_ratio"]
+    assert room % (4 * 48) == pytest.approx(0, abs=1e-6)
+
+
+def test_entropy_and_mismatch_against_a_plain_forward(shared):
+    params = jax.tree.map(jnp.asarray, host(shared.params))
+    tokens, mask, members = made_groups.unpacked(GROUPS)
+    logps, entropies = (np.asarray(x, float) for x in made_groups.plain_scores(params, made_groups.MODEL, tokens, 0.8))
+    metrics = turn(shared)
+    assert metrics["actor/entropy"] == pytest.approx(entropies[mask].mean(), rel=1e-5)
+    gaps = []
+    for n, (g, i) in enumerate(members):  # the engine's log-probs are compared wherever it sampled, scored or not
+        r = GROUPS[g].rollouts[i]
+        start = r.prompt.tokens.size
+        gaps.append((logps[n, start:start + len(r)] - r.logprobs)[r.sampled])
+    gaps = np.concatenate(gaps)
+    assert metrics["training/rollout_logprobs_abs_diff_max"] == pytest.approx(np.abs(gaps).max(), rel=1e-5)
+    assert metrics["training/rollout_logprobs_abs_diff_mean"] == pytest.approx(np.abs(gaps).mean(), rel=1e-5)
+    assert metrics["rollout_corr/kl"] == pytest.approx(-gaps.mean(), rel=1e-4, abs=1e-5)
+
+
+def test_nan_is_skipped_counted_and_leaves_every_bit(shared):
+    turn(shared)
+    before, step = host((shared.params, shared.state.opt_state)), shared.step
+    shared.prepare(GROUPS)
+    store = shared._old[GROUPS[0].rollouts[0].id]
+    store[:] = np.nan
+    shared.accumulate(GROUPS)
+    metrics = shared.commit()
+    assert float(metrics["training/skipped_updates"]) == 1 and not np.isfinite(float(metrics["actor/grad_norm"]))
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host((shared.params, shared.state.opt_state))), strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert shared.step == step + 1 == int(shared.state.step)
+    metrics = turn(shared)  # and the next one is sound again
+    assert metrics["training/skipped_updates"] == 0 and np.isfinite(metrics["actor/grad_norm"])
+    assert any(a.tobytes() != b.tobytes() for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(host(shared.params)),
+                                                          strict=True))
+
+
+def test_a_commit_of_nothing_is_skipped_too(shared):
+    before = host(shared.params)
+    metrics = shared.commit()
+    assert float(metrics["training/skipped_updates"]) == 1 and float(metrics["actor/grad_norm"]) == 0
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(shared.params)),
+                                                    strict=True))
+
+
+def test_what_was_not_prepared_since_the_last_commit_is_refused(shared):
+    with pytest.raises(ValueError, match=r"rollout \(0, 'train', 0, 'p0', 0, 0\) was not prepared since the last commit"):
+        shared.accumulate(GROUPS[:1])
+    turn(shared)
+    with pytest.raises(ValueError, match="was not prepared"):
+        shared.accumulate(GROUPS[:1])
+
+
+def test_a_sequence_longer_than_a_row_is_refused(shared):
+    with pytest.raises(ValueError, match="batch.tokens=48 cannot hold"):
+        shared.prepare(made_groups.groups(1, 2, longest=60, seed=3))
+
+
+def test_nothing_is_compiled_after_compile(shared, caplog):
+    def compiled():
+        return [record.message for record in caplog.records if "compil" in record.message.lower()]
+
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        turn(shared)
+        turn(shared, made_groups.groups(2, 3, seed=5))
+        assert not compiled()
+        jax.jit(lambda x: x + 3)(np.float32(1))
+        assert compiled()  # it would have been seen
+
+
+def test_learning_rate_zero_leaves_every_bit_even_with_decay():
+    one = learner(optimizer=config.Optimizer(lr=0.0, weight_decay=0.5))
+    before = host(one.params)
+    for _ in range(2):
+        turn(one)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(one.params)),
+                                                          strict=True))
+    assert one.step == 2
+
+
+def test_sft_needs_no_old_logprobs_and_lowers_the_likelihood_loss():
+    given = config.Algorithm(adv_estimator="ones", loss_mode="sft", loss_agg_mode="token-mean")
+    one = learner(given=given, optimizer=config.Optimizer(lr=3e-2), temperature=1.0)
+    params = jax.tree.map(jnp.asarray, host(one.params))
+    tokens, mask, _ = made_groups.unpacked(GROUPS)
+    nll = -np.asarray(made_groups.plain_scores(params, made_groups.MODEL, tokens)[0], float)[mask].mean()
+    found = [turn(one) for _ in range(8)]
+    assert found[0]["actor/pg_loss"] == pytest.approx(nll, rel=1e-5)
+    assert found[-1]["actor/pg_loss"] < 0.8 * nll
+    assert not {"actor/ppo_kl", "training/rollout_probs_diff_mean"} & set(found[0])
+
+
+def test_kl_to_the_reference_itself_is_zero_and_is_reported():
+    one = learner(reference=True, given=config.Algorithm(kl_loss_coef=0.1, kl_loss_type="k2"))
+    one._reference = one.params
+    assert turn(one)["actor/kl_loss"] == pytest.approx(0, abs=1e-10)
+
+
+def test_callers_arrays_survive_the_donation():
+    """Device arrays in the learner's own layout: the learner must not donate what is not its own."""
+    devices = mesh.make_mesh(1, 1, 1)
+    given = jax.device_put(made_groups.weights(), mesh.replicated(devices))
+    one = learner(policy=given)
+    turn(one)
+    old = one.params
+    np.testing.assert_array_equal(given["embed"], made_groups.weights()["embed"])
+    turn(one)
+    assert old["embed"].is_deleted()
+
+
+def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
+    full, half = learner(), Learner(
+        made_groups.MODEL, made_groups.weights(), mesh.make_mesh(), algorithm=PLAIN, optimizer=config.Optimizer(),
+        batch=config.Batch(rows=4, tokens=48), temperature=0.8, steps=10, max_tokens=24, compute_dtype="bfloat16")
+    grads = []
+    for one in (full, half):
+        one.prepare(GROUPS)
+        one.accumulate(GROUPS)
+        grads.append(host(one.gradient()))
+        assert {leaf.dtype for leaf in jax.tree.leaves((one.params, grads[-1]))} == {np.dtype(np.float32)}
+    assert 1e-5 < arms.worst(grads[1], grads[0]) < 0.1
+
+
+@pytest.mark.parametrize("more, message", [
+    (dict(sizes=(2, 1, 1), rows=3), r"batch.rows=3 must be a multiple of mesh.data\*mesh.fsdp=2; the nearest valid value "
+                                    "is 4"),
+    (dict(sizes=(1, 1, 4)), "mesh.tensor=4 does not divide the model's kv_heads=2"),
+    (dict(given=config.Algorithm(kl_loss_coef=0.1)), "kl_loss_coef=0.1 needs a reference model"),
+])
+def test_refusals(more, message):
+    with pytest.raises(ValueError, match=message):
+        learner(**more)

@@ -1,0 +1,134 @@
+"""Packed == unpacked, k accumulates == one batch, eight sharded devices == one: per leaf, in relative 2-norm.
+
+The other side is always tests/made_groups.py: one sequence per row, dense attention, the papers' formulas with their
+divisions written out. With x64 the bound is 1e-12; in float32 5e-6.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import gradient_arms as arms
+import made_groups
+from jaxrl_post.algorithms import losses
+from jaxrl_post.trainer import attention, programs
+
+EXACT, SINGLE = 1e-12, 5e-6
+GROUPS = made_groups.groups()
+ARMS = {
+    "packed": dict(),
+    "one_sequence_per_row": dict(tokens=26, rows=20),
+    "three_accumulates": dict(parts=3),
+    "other_micro_batches": dict(rows=2, tokens=30),
+    "one_chunk": dict(head_chunk=100_000),
+    "remat": dict(remat=True),
+    "eight_devices": dict(sizes=(2, 2, 2)),
+}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {mode: arms.plain_gradient(GROUPS, np.float64, mode=mode) for mode in arms.MODES}
+
+
+@pytest.mark.parametrize("mode", arms.MODES)
+@pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
+def test_every_mode_in_x64(plain, arm, mode):
+    assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
+
+
+@pytest.mark.parametrize("arm", ["other_micro_batches", "one_chunk", "remat"])
+def test_what_must_not_matter_in_x64(plain, arm):
+    mode = "seq-mean-token-mean"
+    assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
+
+
+@pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
+def test_float32(plain, arm):
+    mode = "token-mean"
+    packed = arms.gradient(GROUPS, mode=mode)
+    assert arms.worst(packed, plain[mode]) <= SINGLE
+    if arm != "packed":
+        assert arms.worst(arms.gradient(GROUPS, mode=mode, **ARMS[arm]), packed) <= SINGLE
+
+
+def test_an_unscored_rollout_is_as_if_it_were_not_there():
+    with_it = made_groups.groups(3)
+    group = with_it[1]
+    kept = np.flatnonzero(group.scored)
+    assert kept.size == 3
+    less = dataclasses.replace(group, rollouts=tuple(group.rollouts[i] for i in kept), rewards=group.rewards[kept],
+                               scored=group.scored[kept])
+    for mode in arms.MODES:
+        a, b = (arms.gradient(g, np.float64, mode=mode) for g in (with_it, [with_it[0], less, with_it[2]]))
+        assert arms.worst(a, b) <= EXACT
+
+
+def test_directional_derivative_by_central_differences():
+    """The gradient of the whole learner against differences of its own undivided loss, in x64."""
+    with arms.precision(np.float64):
+        one = arms.learner(np.float64, mode="seq-mean-token-mean", given=arms.algorithm(
+            "seq-mean-token-mean", clip_ratio_low=0.5, clip_ratio_high=0.5))
+        one.prepare(GROUPS)
+        arms.shift(one, np.float64)
+        one.accumulate(GROUPS)
+        grads = jax.device_get(one.gradient())
+        values = [np.asarray(v) for v in map(_grpo, GROUPS)]
+        batches, _ = one._packed(GROUPS, values)
+        policy = jax.device_get(one.params)
+        loss = jax.jit(lambda p, b: programs.numerator(p, b, one._recipe))
+
+        def whole(p):
+            found = [loss(p, b) for b in batches]
+            return sum(float(n) for n, _ in found) / sum(int(rest[0]) for _, rest in found)
+
+        rng, h = np.random.default_rng(0), 1e-5
+        for _ in range(2):
+            way = jax.tree.map(lambda x: rng.standard_normal(x.shape), policy)
+            up, down = (whole(jax.tree.map(lambda x, d, s=s: x + s * h * d, policy, way)) for s in (1, -1))
+            slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: float(np.sum(g * d)), grads, way)))
+            np.testing.assert_allclose((up - down) / (2 * h), slope, rtol=1e-6)
+
+
+def _grpo(group):
+    from jaxrl_post.algorithms.advantages import grpo
+    return grpo(group.rewards, group.scored)
+
+
+def mean_per_micro_batch(monkeypatch):
+    """Each micro-batch divided by its own count: the mean of means."""
+    whole = programs.numerator
+
+    def divided(policy, batch, recipe):
+        total, (count, *rest) = whole(policy, batch, recipe)
+        return total / count, (jax.numpy.ones_like(count), *rest)
+    monkeypatch.setattr(programs, "numerator", divided)
+
+
+def no_segments(monkeypatch):
+    packed = attention.packed
+    monkeypatch.setattr(attention, "packed", lambda ids, sharding: packed(jax.numpy.ones_like(ids), sharding))
+
+
+def counts_of_a_row(monkeypatch):
+    """Sequence lengths taken over the row, as if it held one sequence."""
+    plain = losses._sequences
+    monkeypatch.setattr(losses, "_sequences", lambda mask, ids: plain(mask, jax.numpy.ones_like(ids)))
+
+
+def late_by_one(monkeypatch):
+    """Log-probs left at the position that predicts instead of at the token."""
+    right = programs.score
+    monkeypatch.setattr(programs, "score", lambda p, b, r: tuple(jax.numpy.roll(x, -1, axis=1) for x in right(p, b, r)))
+
+
+FAULTS = [mean_per_micro_batch, no_segments, counts_of_a_row, late_by_one]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_planted_faults_are_seen(plain, monkeypatch, fault):
+    fault(monkeypatch)
+    mode = "seq-mean-token-mean"
+    assert arms.worst(arms.gradient(GROUPS, mode=mode), plain[mode]) > 1e-3
