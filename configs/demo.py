@@ -9,7 +9,7 @@ HERE = Path(__file__).resolve().parent
 
 def get_config():
     c = default()
-    c.name, c.steps = "demo", 40
+    c.name, c.steps = "demo", 80
     c.model.path = str(HERE / "demo_policy")
 
     c.engine.slots, c.engine.max_length, c.engine.page_size = 64, 116, 16
@@ -17,7 +17,7 @@ def get_config():
     c.sampling.max_tokens = 96
     c.scheduler.prompts, c.scheduler.group_size = 64, 8
 
-    c.optimizer.lr, c.optimizer.eps, c.optimizer.max_grad_norm = 4e-3, 0.1, 0.0
+    c.optimizer.lr, c.optimizer.eps, c.optimizer.max_grad_norm = 2.5e-3, 0.1, 0.0
     c.batch.rows, c.batch.tokens, c.batch.head_chunk = 16, 128, 2048
 
     c.data.train, c.data.size = "task:sums", 2560

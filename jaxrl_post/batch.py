@@ -1,9 +1,9 @@
 """The door from host to device on the training side: groups in, packed arrays of one static shape out.
 
-A row holds several sequences (prompt and answer) one after another, each a segment with its own positions. Everything is
-indexed AT the token: loss_mask[b, t] says that tokens[b, t] was sampled and is trained on, and the log-probs, advantage
-and version there belong to that very token. The model predicts it from the position before (same segment): whoever
-computes log-probs shifts, nobody else. Placing is first-fit-decreasing and a function of the lengths alone.
+A row holds several sequences (prompt and answer) one after another, each a segment with its own positions. Everything
+is indexed AT the token: loss_mask[b, t] says that tokens[b, t] was sampled and is trained on, and the log-probs,
+advantage and version there belong to that very token. The model predicts it from the position before (same segment):
+whoever computes log-probs shifts, nobody else. Placing is first-fit-decreasing and a function of the lengths alone.
 What it refuses: a sequence longer than a row, and a rollout that was cancelled or parked.
 """
 
@@ -22,15 +22,17 @@ from jaxrl_post.types import Finish, Group, Rollout, RolloutId
 
 
 @functools.partial(jax.tree_util.register_dataclass,
-                   data_fields=["tokens", "positions", "segment_ids", "group_ids", "versions", "loss_mask", "advantages",
-                                "returns", "values", "rollout_logprobs", "old_logprobs", "ref_logprobs"], meta_fields=[])
+                   data_fields=["tokens", "positions", "segment_ids", "group_ids", "versions", "loss_mask",
+                                "advantages", "returns", "values", "rollout_logprobs", "old_logprobs",
+                                "ref_logprobs"], meta_fields=[])
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """A micro-batch, all leaves [B, T]: a pytree of numpy arrays here and of jax arrays on the device.
 
-    tokens, positions (restart in each segment), segment_ids (from 1 in each row; 0 is padding), group_ids (of the packed
-    list of groups; -1 is padding), versions (-1 where nothing was sampled) int32; loss_mask bool; the others floating, 0
-    where the mask is not set. Leaves without a critic, reference or old policy are None, the same in every batch of a run.
+    tokens, positions (restart in each segment), segment_ids (from 1 in each row; 0 is padding), group_ids (of the
+    packed list of groups; -1 is padding), versions (-1 where nothing was sampled) int32; loss_mask bool; the others
+    floating, 0 where the mask is not set. Leaves without a critic, reference or old policy are None, the same in every
+    batch of a run.
     """
 
     tokens: Any

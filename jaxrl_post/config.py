@@ -157,7 +157,8 @@ class Reward:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Held-out prompts, greedy once and `samples` times at temperature 1, before, every `every` steps, and after.
+    """Held-out prompts, greedy once and `samples` times at temperature 1, before, every `every` steps (and at those listed
+    in `at`), and after.
     `data` as Data.train; for a procedural task the prompts are drawn apart from the training ones. prompts 0: never."""
 
     data: str = ""
@@ -165,6 +166,7 @@ class Eval:
     prompts: int = at_least(256, 0)
     samples: int = at_least(4, 1)
     every: int = at_least(0, 0)
+    at: tuple[int, ...] = ()
     show: int = at_least(3, 0)  # prompts whose answers are printed before and after
 
 
@@ -199,6 +201,11 @@ class Config:
     @property
     def replicas(self) -> int:
         return self.mesh.data * self.mesh.fsdp
+
+    def evaluated_at(self, version: int) -> bool:
+        """Whether there is an evaluation during the run, at this optimizer step; the one at its end is another matter."""
+        every = self.eval.every > 0 and version % self.eval.every == 0
+        return version != self.steps and (every or version in self.eval.at)
 
     @property
     def rollouts_per_step(self) -> int:

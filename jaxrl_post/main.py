@@ -234,8 +234,8 @@ def turn(run: Run) -> None:
     rewards = Timed(run.rewards, {"start": "reward", "join": "reward"}, watch)
     observe = Observers(
         engine=run.engine, scheduler=run.scheduler, rewards=run.rewards, write=run.writer.write, log=log.write,
-        evaluate=lambda version: examine(run, version), every=config.eval.every if run.evaluator else 0,
-        last=config.steps, warm=run.guard.arm, watch=watch, devices=config.devices)
+        evaluate=lambda version: examine(run, version), when=config.evaluated_at, warm=run.guard.arm, watch=watch,
+        devices=config.devices)
     watch.drain()
     with jax.transfer_guard_host_to_device("disallow"):
         loop.run(

@@ -60,18 +60,17 @@ class Observers:
       engine, scheduler, rewards: their `metrics()` are drained at every commit.
       write: gets (step, row).
       log: gets (step, groups) of every commit: the rollout log.
-      evaluate: gets the version and writes its own row; called every `every` versions (0: never) but for `last`, which
-        the run's end evaluates.
+      evaluate: gets the version and writes its own row; called for the versions that `when` names.
       warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
       devices: number of them, for tokens per second and device.
     """
 
     def __init__(self, *, engine: Engine, scheduler: Scheduler, rewards: Rewards, write: Callable[[int, Mapping], None],
-                 log: Callable[[int, Sequence[Group]], None], evaluate: Callable[[int], None], every: int, last: int,
-                 warm: Callable[[], None], watch: Stopwatch, devices: int):
+                 log: Callable[[int, Sequence[Group]], None], evaluate: Callable[[int], None],
+                 when: Callable[[int], bool], warm: Callable[[], None], watch: Stopwatch, devices: int):
         self._engine, self._scheduler, self._rewards = engine, scheduler, rewards
         self._write, self._log = write, log
-        self._evaluate, self._every, self._last, self._warm = evaluate, every, last, warm
+        self._evaluate, self._when, self._warm = evaluate, when, warm
         self._watch, self._devices = watch, devices
         self._waiting: tuple[Mapping, dict] | None = None
         self._warmed = False
@@ -91,7 +90,7 @@ class Observers:
     def published(self, version: int) -> None:
         """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
         self.flush()
-        if self._every and version % self._every == 0 and version != self._last:
+        if self._when(version):
             self._watch.timing("testing", self._evaluate)(version)
         if not self._warmed:
             self._warmed = True

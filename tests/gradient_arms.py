@@ -64,9 +64,14 @@ def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0
     with precision(dtype):
         old = made_groups.weights(0, dtype)
         policy, reference = (jax.tree.map(jax.numpy.asarray, made_groups.moved(old, seed)) for seed in (1, 2))
-        return jax.device_get(jax.jit(jax.grad(lambda p: made_groups.plain_loss(
-            p, made_groups.MODEL, groups, values, old, reference, mode=mode, low=a.clip_ratio_low, high=a.clip_ratio_high,
-            kl_coef=a.kl_loss_coef, entropy_coef=a.entropy_coef, max_tokens=MAX_TOKENS, temperature=temperature)))(policy))
+
+        def loss(p):
+            return made_groups.plain_loss(
+                p, made_groups.MODEL, groups, values, old, reference, mode=mode, low=a.clip_ratio_low,
+                high=a.clip_ratio_high, kl_coef=a.kl_loss_coef, entropy_coef=a.entropy_coef, max_tokens=MAX_TOKENS,
+                temperature=temperature)
+
+        return jax.device_get(jax.jit(jax.grad(loss))(policy))
 
 
 def worst(a, b) -> float:

@@ -1,4 +1,5 @@
-"""Made-up scored groups, and a second, plain way to the learner's gradient: one sequence per row, the papers' formulas."""
+"""Made-up scored groups, and a second, plain way to the learner's gradient: one sequence per row, the papers'
+formulas."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ def rollout(prompt: Prompt, sample: int, tokens, *, logprobs=None, sampled=None,
     return Rollout(id=RolloutId(0, "train", 0, prompt.id, sample), prompt=prompt, tokens=tokens,
                    sampled=np.ones(n, bool) if sampled is None else sampled,
                    logprobs=np.full(n, -1.0) if logprobs is None else logprobs, entropies=np.zeros(n),
-                   versions=np.full(n, version), drafted=np.zeros(n, bool), finish=finish, start_clock=0, finish_clock=1)
+                   versions=np.full(n, version), drafted=np.zeros(n, bool), finish=finish, start_clock=0,
+                   finish_clock=1)
 
 
 def groups(count: int = 5, size: int = 4, *, longest: int = 20, vocab: int = 32, seed: int = 0,
            unscored: bool = True) -> list[Group]:
-    """`count` groups with prompts of 2-6 and answers of 1-`longest` tokens; in the second group one rollout is unscored,
-    in the third one has observed (not sampled) tokens in its middle."""
+    """`count` groups with prompts of 2-6 and answers of 1-`longest` tokens; in the second group one rollout is
+    unscored, in the third one has observed (not sampled) tokens in its middle."""
     rng = np.random.default_rng(seed)
     out = []
     for g in range(count):

@@ -11,7 +11,7 @@ from jaxrl_post.algorithms.mismatch import mismatch
 
 def case(B=3, T=10, D=4, V=7, seed=0):
     rng = np.random.default_rng(seed)
-    hidden, table = jnp.asarray(rng.normal(size=(B, T, D)), jnp.float32), jnp.asarray(rng.normal(size=(D, V)), jnp.float32)
+    hidden, table = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((B, T, D), (D, V)))
     return hidden, table, jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32)
 
 

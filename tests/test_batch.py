@@ -25,7 +25,8 @@ def tiny():
 def test_by_hand():
     groups = tiny()
     old = {r.id: np.arange(len(r)) + 10.0 * n for n, r in enumerate(r for g in groups for r in g.rollouts)}
-    batches, places = batch.pack(groups, [np.array([0.5, -0.5]), np.array([0.0, 2.0])], rows=2, tokens=8, old_logprobs=old)
+    batches, places = batch.pack(groups, [np.array([0.5, -0.5]), np.array([0.0, 2.0])], rows=2, tokens=8,
+                                 old_logprobs=old)
     assert len(batches) == 1
     b = batches[0]
     np.testing.assert_array_equal(b.tokens, [[10, 11, 1, 2, 3, 10, 11, 4], [20, 5, 6, 20, 7, 8, 0, 0]])
@@ -38,7 +39,7 @@ def test_by_hand():
     np.testing.assert_allclose(b.rollout_logprobs, [[0, 0, -.1, 0, -.3, 0, 0, -.4], [0, -.5, -.6, 0, -.7, -.8, 0, 0]])
     np.testing.assert_array_equal(b.old_logprobs, [[0, 0, 0, 0, 2, 0, 0, 10], [0, 20, 21, 0, 30, 31, 0, 0]])
     assert b.ref_logprobs is None and b.returns is None and b.values is None
-    assert [(p.batch, p.row, p.start, p.length) for p in places] == [(0, 0, 2, 3), (0, 0, 7, 1), (0, 1, 1, 2), (0, 1, 4, 2)]
+    assert [tuple(p[1:]) for p in places] == [(0, 0, 2, 3), (0, 0, 7, 1), (0, 1, 1, 2), (0, 1, 4, 2)]
     assert batch.answers([b.tokens], places)[places[0].rollout_id].tolist() == [1, 2, 3]
 
 
@@ -88,15 +89,16 @@ def test_same_input_same_bytes():
 
 def test_too_long_is_refused_with_the_length_that_would_do():
     groups = tiny()
-    with pytest.raises(ValueError, match=r"batch.tokens=4 cannot hold rollout .*'a', 0.*5 tokens; the nearest valid value "
-                                         r"is 5"):
+    with pytest.raises(ValueError, match=r"batch.tokens=4 cannot hold rollout .*'a', 0.*5 tokens; the nearest valid "
+                                         r"value is 5"):
         batch.pack(groups, [np.zeros(2)] * 2, rows=2, tokens=4)
 
 
 @pytest.mark.parametrize("finish", [Finish.CANCELLED, Finish.PARKED])
 def test_unfinished_rollouts_are_refused(finish):
     prompt = Prompt(id="a", tokens=[1])
-    group = Group(prompt=prompt, rollouts=(made_groups.rollout(prompt, 0, [1], finish=finish),), rewards=[0], scored=[True])
+    rollout = made_groups.rollout(prompt, 0, [1], finish=finish)
+    group = Group(prompt=prompt, rollouts=(rollout,), rewards=[0], scored=[True])
     with pytest.raises(ValueError, match=f"is {finish.name}; only finished ones"):
         batch.pack([group], [np.zeros(1)], rows=1, tokens=4)
 

@@ -1,9 +1,8 @@
-"""Procedural tasks: exact answers against arithmetic done here, disjoint splits over the real sizes, shares, solutions."""
+"""Procedural tasks: answers against arithmetic done here, disjoint splits over the real sizes, shares, solutions."""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +31,14 @@ def test_sums_are_right_and_pure():
 
 @pytest.mark.parametrize("name", sorted(tasks.TASKS))
 def test_splits_share_no_problem_whatever_the_seed(name):
-    seen = {split: {row["id"] for seed in range(3) for row in tasks.TASKS[name].rows(seed, split, 600)}
+    seen = {split: {row["id"] for seed in range(3) for row in tasks.TASKS[name].rows(seed, split, 150)}
             for split in tasks.SHARES}
-    assert all(len(ids) > 600 for ids in seen.values())
+    assert all(len(ids) > 150 for ids in seen.values())
     assert sum(map(len, seen.values())) == len(set.union(*seen.values()))
 
 
 def test_demo_sizes_are_disjoint():
-    """The prompts of configs/demo_sft.py, configs/demo.py and its evaluation, at the seeds and sizes they are shown with."""
+    """The prompts of configs/demo_sft.py, configs/demo.py and its evaluation, at the seeds that are shown."""
     rl, sft = (config.resolve(config.load(str(ROOT / "configs" / f"{name}.py"))) for name in ("demo", "demo_sft"))
 
     def ids(settings, split, seed, size):
@@ -84,7 +83,7 @@ def test_careful_solution():
     for row in tasks.sum_rows(1, "sft", 100, careful=1.0):
         solution = tasks.solve_sum(row["extra"], seeds(1)[0])
         chain, _, answer = solution.partition("#")
-        assert {Fraction(eval(step)) for step in chain.split("=")} == {Fraction(row["answer"])} and answer == row["answer"]
+        assert {eval(step) for step in chain.split("=")} == {int(row["answer"])} and answer == row["answer"]
         assert scorers.exact("sums", solution, row["answer"], {}) == 1.0
 
 

@@ -57,13 +57,15 @@ def test_cache_and_heads_and_replicated():
     m = mesh.make_mesh(2, 1, 2)
     assert {p.shape for p in pieces(mesh.put(np.zeros((2, 5, 8, 4, 3)), mesh.cache_sharding(m))).values()} == {
         (1, 5, 8, 2, 3)}
-    assert {p.shape for p in pieces(mesh.put(np.zeros((2, 5, 4, 3)), mesh.heads_sharding(m))).values()} == {(1, 5, 2, 3)}
+    heads = mesh.put(np.zeros((2, 5, 4, 3)), mesh.heads_sharding(m))
+    assert {p.shape for p in pieces(heads).values()} == {(1, 5, 2, 3)}
     assert {p.shape for p in pieces(mesh.put(np.float32(3), mesh.replicated(m))).values()} == {()}
 
 
 def test_constraints_work_inside_jit():
     m = mesh.make_mesh(2, 2, 2)
-    out = jax.jit(lambda x: jax.lax.with_sharding_constraint(x * 2, mesh.batch_sharding(m)))(np.ones((8, 2), np.float32))
+    double = jax.jit(lambda x: jax.lax.with_sharding_constraint(x * 2, mesh.batch_sharding(m)))
+    out = double(np.ones((8, 2), np.float32))
     assert out.sharding.is_equivalent_to(mesh.batch_sharding(m), 2)
 
 

@@ -36,7 +36,8 @@ def test_values_and_gradients(T, window, soft_cap):
         return dense(positions, segments)(0, q, k, v, None, **how)[0]
 
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), rtol=2e-5, atol=2e-6)
-    got, expected = (jax.grad(lambda *a, f=f: jnp.sum(weight * f(*a)), argnums=(0, 1, 2))(q, k, v) for f in (ours, theirs))
+    got, expected = (jax.grad(lambda *a, f=f: jnp.sum(weight * f(*a)), argnums=(0, 1, 2))(q, k, v)
+                     for f in (ours, theirs))
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 

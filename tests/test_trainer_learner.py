@@ -106,13 +106,15 @@ def test_nan_is_skipped_counted_and_leaves_every_bit(shared):
     shared.accumulate(GROUPS)
     metrics = shared.commit()
     assert float(metrics["training/skipped_updates"]) == 1 and not np.isfinite(float(metrics["actor/grad_norm"]))
-    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host((shared.params, shared.state.opt_state))), strict=True):
+    after = host((shared.params, shared.state.opt_state))
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert a.tobytes() == b.tobytes()
     assert shared.step == step + 1 == int(shared.state.step)
     metrics = turn(shared)  # and the next one is sound again
     assert metrics["training/skipped_updates"] == 0 and np.isfinite(metrics["actor/grad_norm"])
-    assert any(a.tobytes() != b.tobytes() for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(host(shared.params)),
-                                                          strict=True))
+    now = host(shared.params)
+    assert any(a.tobytes() != b.tobytes()
+               for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(now), strict=True))
 
 
 def test_a_commit_of_nothing_is_skipped_too(shared):
@@ -124,7 +126,7 @@ def test_a_commit_of_nothing_is_skipped_too(shared):
 
 
 def test_what_was_not_prepared_since_the_last_commit_is_refused(shared):
-    with pytest.raises(ValueError, match=r"rollout \(0, 'train', 0, 'p0', 0, 0\) was not prepared since the last commit"):
+    with pytest.raises(ValueError, match=r"rollout \(0, 'train', 0, 'p0', 0, 0\) was not prepared since the last"):
         shared.accumulate(GROUPS[:1])
     turn(shared)
     with pytest.raises(ValueError, match="was not prepared"):
@@ -202,8 +204,8 @@ def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
 
 
 @pytest.mark.parametrize("more, message", [
-    (dict(sizes=(2, 1, 1), rows=3), r"batch.rows=3 must be a multiple of mesh.data\*mesh.fsdp=2; the nearest valid value "
-                                    "is 4"),
+    (dict(sizes=(2, 1, 1), rows=3), r"batch.rows=3 must be a multiple of mesh.data\*mesh.fsdp=2; the nearest valid "
+                                    "value is 4"),
     (dict(sizes=(1, 1, 4)), "mesh.tensor=4 does not divide the model's kv_heads=2"),
     (dict(given=config.Algorithm(kl_loss_coef=0.1)), "kl_loss_coef=0.1 needs a reference model"),
 ])

@@ -48,5 +48,6 @@ ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "ones": ones}
 def _scored(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
     values = rewards[scored].astype(float)
     if not np.all(np.isfinite(values)):
-        raise ValueError(f"advantages: scored rewards must be finite, got {values.tolist()}; leave such a rollout unscored")
+        raise ValueError(f"advantages: scored rewards must be finite, got {values.tolist()}; leave such a "
+                         f"rollout unscored")
     return values

@@ -1,9 +1,9 @@
 """Per-token losses, KL estimators and the three ways to aggregate them. Nothing here is jitted or random.
 
 Shapes: all per-token arrays are [B, T] and indexed at the token (its log-prob, its advantage, its mask). An aggregator
-returns a numerator and a count, both plain sums over sequences: sums over micro-batches and devices add, and ONE division
-numerator / count at commit gives the paper's formula for the whole batch. The count is of what was sampled and scored,
-before any clipping or rejection: a rejected token lowers the numerator, never the count.
+returns a numerator and a count, both plain sums over sequences: sums over micro-batches and devices add, and ONE
+division numerator / count at commit gives the paper's formula for the whole batch. The count is of what was sampled
+and scored, before any clipping or rejection: a rejected token lowers the numerator, never the count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def vanilla(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], ad
     """max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - old_logprobs) (PPO, arXiv 1707.06347, equation 7;
     two bounds: DAPO, arXiv 2503.14476, equation 10).
 
-    Dual clip is off (verl has it on at 3). A gradient flows where the unclipped branch is the larger one, ties included.
+    Dual clip is off (verl has it on at 3). A gradient flows where the unclipped branch is the larger one, ties
+    included.
 
     Returns:
       losses, and 1 where the clipped branch is the larger one (verl's pg_clipfrac).

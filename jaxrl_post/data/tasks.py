@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 SHARES = {"eval": 2, "train": 4, "sft": 10}  # sixteenths of all problems
-ALPHABET = "0123456789+=#"  # every character of the tasks here
+ALPHABET = "0123456789+=#"  # every character of the arithmetic tasks here
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-_DRAWS = 200  # of a problem before its kind counts as used up
+_DRAWS = 1000  # of a problem before its kind counts as used up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ def sum_rows(seed: int, split: str, size: int, *, shortest: int = 3, usual: int 
     """Sums of one number of two digits and several of one digit, as "47+8+5=" with answer "60".
 
     The number of terms is geometric from `shortest` to `usual`, each further term having probability `more`; a share
-    `tail` has `usual` + 1 to `longest`, all alike. Any run of consecutive rows holds nearly those shares (a golden-ratio
-    sequence instead of independent draws), so small held-out sets have the same tail as large ones.
+    `tail` has `usual` + 1 to `longest`, all alike. Any run of consecutive rows holds nearly those shares (a golden
+    ratio sequence instead of independent draws), so small held-out sets have the same tail as large ones.
 
     Args:
       careful, luck: how the split "sft" is solved: see `solve_sum`. Other splits carry no solution.
@@ -56,8 +56,8 @@ def sum_rows(seed: int, split: str, size: int, *, shortest: int = 3, usual: int 
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
     """
-    _need(2 <= shortest <= usual < longest <= 20, f"task sums: shortest={shortest}, usual={usual}, longest={longest} must "
-          "satisfy 2 <= shortest <= usual < longest <= 20")
+    _need(2 <= shortest <= usual < longest <= 20, f"task sums: shortest={shortest}, usual={usual}, longest={longest} "
+          "must satisfy 2 <= shortest <= usual < longest <= 20")
     for name, value in (("more", more), ("tail", tail), ("careful", careful), ("luck", luck)):
         _need(0.0 <= value <= 1.0, f"task sums: {name}={value} must lie from 0 to 1")
     start = np.random.default_rng(_words("sums", seed, split)).random()
@@ -95,8 +95,8 @@ def solve_sum(extra: Mapping, seed: np.ndarray) -> str:
 
 
 def work_out(terms: list[int]) -> str:
-    """The careful solution: the first two terms become their sum and the others are copied, until one number is left. Its
-    length grows with the square of the number of terms."""
+    """The careful solution: the first two terms become their sum and the others are copied, until one number is left.
+    Its length grows with the square of the number of terms."""
     steps = [[sum(terms[:k]), *terms[k:]] for k in range(2, len(terms) + 1)]
     return "=".join("+".join(map(str, step)) for step in steps) + f"#{steps[-1][0]}"
 
@@ -125,12 +125,43 @@ def solve_sorting(extra: Mapping, seed: np.ndarray) -> str:
     return "#" + "".join(sorted(extra["digits"]))
 
 
+# ---- openings: first sentences of a children's story, to be told on
+
+_WHO = ("girl", "boy", "dog", "cat", "bird", "bear", "bunny", "mouse", "duck", "frog")
+_NAMES = ("Lily", "Tom", "Mia", "Ben", "Sue", "Max", "Anna", "Sam", "Lucy", "Tim", "Amy", "Jack", "Molly", "Bob", "Jane",
+          "Spot")
+_THINGS = ("ball", "kite", "toy car", "red box", "big tree", "blue hat", "book", "drum", "cake", "flower", "stick", "boat")
+
+
+def opening_rows(seed: int, split: str, size: int, *, word: str = "happy") -> list[dict]:
+    """Openings such as "Once upon a time, there was a little girl named Lily. Lily loved to play with a kite.", whose
+    column `required` asks the scorer rewards.format:required for `word` in what follows; there is no answer.
+
+    Raises:
+      ValueError: an unknown split, an empty word, or more rows than there are openings.
+    """
+    _need(bool(word), "task openings: word is empty; name the word that a story must have, for example 'happy'")
+
+    def problem(noise: np.random.Generator, index: int) -> tuple[str, str, dict]:
+        who, name, thing = (str(noise.choice(words)) for words in (_WHO, _NAMES, _THINGS))
+        text = f"Once upon a time, there was a little {who} named {name}. {name} loved to play with a {thing}."
+        return text, "", {"required": [word]}
+
+    return _distinct("openings", seed, split, size, problem)
+
+
+def solve_opening(extra: Mapping, seed: np.ndarray) -> str:
+    """The shortest story that has what is required; the seed plays no part."""
+    return f" Everybody was {' and '.join(extra['required'])}."
+
+
 TASKS = {"sums": Task(rows=sum_rows, demonstrate=solve_sum),
-         "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting)}
+         "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting),
+         "openings": Task(rows=opening_rows, demonstrate=solve_opening)}
 
 
 def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) -> list[dict]:
-    """`size` problems of the split, none twice. `problem(noise, index)` draws (prompt, answer, extra) for row `index`."""
+    """`size` problems of the split, none twice. `problem(noise, index)` draws (prompt, answer, extra) of a row."""
     _need(split in SHARES, f"task {task}: split {split!r} is not one of {', '.join(SHARES)}")
     noise = np.random.default_rng(_words(task, "rows", seed, split))
     rows: dict[str, dict] = {}

@@ -1,7 +1,7 @@
 """The learner: groups in, new weights out, on one mesh.
 
-Invariant: every program is compiled once, for one shape, before it first runs; another shape is an error, never a second
-compilation. Gradients are sums until `commit` divides once. What it refuses: groups that were not prepared, a KL
+Invariant: every program is compiled once, for one shape, before it first runs; another shape is an error, never a
+second compilation. Gradients are sums until `commit` divides once. What it refuses: groups that were not prepared, a KL
 coefficient without a reference, and a mesh that cannot divide the model.
 """
 
@@ -29,8 +29,8 @@ from jaxrl_post.types import Group, RolloutId
 
 
 class Learner:
-    """Satisfies protocols.Learner. `state` is the only tree that changes; it is donated at every commit, so arrays taken
-    from `params` die at the next commit unless they were copied."""
+    """Satisfies protocols.Learner. `state` is the only tree that changes; it is donated at every commit, so arrays
+    taken from `params` die at the next commit unless they were copied."""
 
     def __init__(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, *, algorithm: config.Algorithm,
                  optimizer: config.Optimizer, batch: config.Batch, temperature: float, steps: int, max_tokens: int,
@@ -168,8 +168,8 @@ class Learner:
         for group in groups:
             for rollout in group.rollouts:
                 if rollout.id not in self._prepared:
-                    raise ValueError(f"learner: rollout {tuple(rollout.id)} was not prepared since the last commit; call "
-                                     f"prepare with its group first")
+                    raise ValueError(f"learner: rollout {tuple(rollout.id)} was not prepared since the last commit; "
+                                     f"call prepare with its group first")
 
     def _blank(self, old: bool, reference: bool) -> door.Batch:
         """The shape of a micro-batch, where it lives."""
@@ -209,14 +209,16 @@ def _abstract(tree: Any) -> Any:
 
 
 def _owned(tree: Any, shardings: Any) -> Any:
-    """A copy of `tree` as float32 or wider in the learner's layout: the state is donated, the caller's arrays are not."""
+    """A copy of `tree` as float32 or wider in the learner's layout: the state is donated, the caller's arrays are
+    not."""
     def host(leaf, sharding):
         return meshes.put(np.array(leaf, np.promote_types(leaf.dtype, np.float32)), sharding)
 
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)):
-        copy = jax.jit(lambda t: jax.tree.map(lambda x: jnp.array(x, jnp.promote_types(x.dtype, jnp.float32), copy=True),
-                                              t), out_shardings=shardings)
-        return copy(tree)
+        def wide(leaf):
+            return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32), copy=True)
+
+        return jax.jit(lambda t: jax.tree.map(wide, t), out_shardings=shardings)(tree)
     return jax.tree.map(host, tree, shardings)
 
 

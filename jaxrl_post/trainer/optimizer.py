@@ -18,17 +18,17 @@ from jaxrl_post.config import Optimizer
 def rate(optimizer: Optimizer, steps: int) -> Callable[[Any], jax.Array]:
     """The learning rate of step 0, 1, ..., steps - 1.
 
-    Warm-up: lr (step + 1) / warmup_steps, so that the first step already moves and step warmup_steps - 1 has all of lr. Then
-    constant; or over the progress p = (step - warmup_steps) / (steps - warmup_steps) in [0, 1], from lr at p = 0 to
-    final_lr_ratio lr at p = 1, along a line or half a cosine (SGDR, arXiv 1608.03983, equation 5).
+    Warm-up: lr (step + 1) / warmup_steps, so that the first step already moves and step warmup_steps - 1 has all of
+    lr. Then constant; or over the progress p = (step - warmup_steps) / (steps - warmup_steps) in [0, 1], from lr at p
+    = 0 to final_lr_ratio lr at p = 1, along a line or half a cosine (SGDR, arXiv 1608.03983, equation 5).
 
     Raises:
       ValueError: a warm-up that is longer than the run.
     """
     warmup, floor = optimizer.warmup_steps, optimizer.final_lr_ratio
     if warmup > steps:
-        raise ValueError(f"optimizer.warmup_steps={warmup} is above the run's steps={steps}; the nearest valid value is "
-                         f"{steps}")
+        raise ValueError(f"optimizer.warmup_steps={warmup} is above the run's steps={steps}; the nearest valid value "
+                         f"is {steps}")
     shape = SCHEDULES[optimizer.schedule]
 
     def at(step):
@@ -46,8 +46,8 @@ SCHEDULES = {
 
 
 def transform(optimizer: Optimizer, decayed: Any) -> optax.GradientTransformation:
-    """Clip by global norm, Adam, decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2): a step's direction, to be
-    multiplied by -rate.
+    """Clip by global norm, Adam, decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2): a step's direction, to
+    be multiplied by -rate.
 
     Args:
       decayed: a tree of bool like the params (see `matrices`).
@@ -60,8 +60,8 @@ def transform(optimizer: Optimizer, decayed: Any) -> optax.GradientTransformatio
 
 
 def matrices(axes: Mapping) -> Any:
-    """True for weights that decay: those with an `embed` axis and another one. Norms are vectors; a bias is a vector too,
-    also where it is stored per head as [N, H].
+    """True for weights that decay: those with an `embed` axis and another one. Norms are vectors; a bias is a vector
+    too, also where it is stored per head as [N, H].
 
     Args:
       axes: nested dict, each leaf a tuple of logical axis names.

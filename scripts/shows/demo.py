@@ -1,4 +1,4 @@
-"""A policy visibly learns: configs/demo.py at three seeds with a cold compilation cache, and two controls that must not.
+"""A policy visibly learns: configs/demo.py at three seeds, each from a cold compilation cache; two controls do not.
 
 Held-out prompts that neither the supervised training nor this one has seen; the reward is the exact answer and nothing
 else. The controls are one seed with 1,024 held-out prompts: learning rate 0, and every group's rewards handed to its
@@ -31,7 +31,8 @@ def show(record) -> None:
         record.figure(f"seed_{seed}.greedy.before", before["greedy"])
         record.figure(f"seed_{seed}.greedy.gain", after["greedy"] - before["greedy"], at_least=0.2)
         for when in ("before", "after"):
-            record.figure(f"seed_{seed}.correct_length_p99_to_p50.{when}", found[when]["correct_length_tail"], at_least=4.0)
+            record.figure(f"seed_{seed}.correct_length_p99_to_p50.{when}", found[when]["correct_length_tail"],
+                          at_least=4.0)
         record.figure(f"seed_{seed}.length_mean.before", before["length_mean"])
         record.figure(f"seed_{seed}.length_mean.after", after["length_mean"])
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=300.0)

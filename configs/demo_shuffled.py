@@ -1,0 +1,20 @@
+"""The demo's control: rewards change hands within each group, so there is nothing to learn, and nothing must be learned.
+
+Recipe: that of configs/demo.py, 1,024 held-out prompts. Hardware: 2 CPU cores.
+Command: python -m jaxrl_post.main --config=configs/demo_shuffled.py
+Expected: the accuracy after is the accuracy before, within 0.03; scripts/show.py demo checks it.
+"""
+
+from pathlib import Path
+
+from jaxrl_post.config import load
+
+HERE = Path(__file__).resolve().parent
+
+
+def get_config():
+    c = load(str(HERE / "demo.py"))
+    c.name = "demo_shuffled"
+    c.reward.shuffle = True
+    c.eval.prompts, c.eval.every = 1024, 0
+    return c
