@@ -1,8 +1,9 @@
 """Learner layout to engine layout.
 
 Three cases, told apart by looking at the arrays: `shared` (same dtype and layout: the engine uses the learner's buffers),
-`cast` (another dtype, same layout) and `relayout` (another sharding). In the last two the engine owns a copy, and one
-compiled program writes the new weights into the buffers of the old.
+`cast` (another dtype, same layout: one compiled program writes into the buffers of the old weights) and `relayout` (another
+sharding: leaf by leaf, each old leaf given up before its successor is made). In the last two the engine owns its copy, and
+at no time does more than one leaf exist beside the learner's weights and the engine's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Layout:
         self._finite = jax.jit(lambda tree: jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)])))
         self._first = jax.jit(self._cast, out_shardings=shardings)
         self._into = jax.jit(lambda old, new: self._cast(new), out_shardings=shardings, donate_argnums=0, keep_unused=True)
+        self._narrow = jax.jit(self._cast)
 
     def _cast(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(self.dtype), tree)
@@ -48,6 +50,20 @@ class Layout:
         """The first weights; the engine's own copy unless shared."""
         return params if self.case(params) == "shared" else self._first(params)
 
+    def memory(self, old: Any, new: Any) -> Any:
+        """What the compiler says of the program that `replace` runs in case `cast` (`memory_analysis()`)."""
+        return self._into.lower(old, new).compile().memory_analysis()
+
     def replace(self, old: Any, new: Any) -> Any:
         """The next weights; `old` is used up unless shared."""
-        return new if self.case(new) == "shared" else self._into(old, new)
+        case = self.case(new)
+        if case == "shared":
+            return new
+        return self._into(old, new) if case == "cast" else jax.tree.map(self._move, old, new, self.shardings)
+
+    def _move(self, old: jax.Array, new: jax.Array, sharding: Any) -> jax.Array:
+        """One leaf onto another sharding. `device_put` copies between devices directly: on CPU (288 MiB, 4 devices) in a third
+        of the time of a compiled program, which does it with collectives."""
+        old.delete()
+        narrow = new if new.dtype == self.dtype else self._narrow(new)
+        return jax.device_put(narrow, sharding, may_alias=False)

@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 
+import numpy_cached
 import sampler
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine.engine import RowEngine
@@ -132,3 +133,49 @@ def first_differences(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout], 
         elif len(one) != len(two):
             gaps.append(float("inf"))
     return gaps, worst
+
+
+def kept_across_swaps(rollout: Rollout, request: Request, by_version: dict, config=TINY) -> str:
+    """What a cached one-sequence reference, which switches weights where the rollout's versions do, has to object to. The
+    row that samples a token runs with that token's version, the prompt's other rows with the first token's."""
+    text = [*request.prompt.tokens.tolist(), *rollout.tokens.tolist()]
+    versions = [int(rollout.versions[0])] * (request.prompt.tokens.size - 1) + rollout.versions.tolist()
+    cached, draws = numpy_cached.Cached(config), []
+    for position, version in enumerate(versions):
+        scores = cached.feed(by_version[version], text[position])
+        if position >= request.prompt.tokens.size - 1:
+            draws.append(sampler.draw(scores, request.seed, position + 1, request.sampling.temperature))
+    return sampler.disagreement(draws, rollout.tokens, rollout.logprobs, rollout.entropies)
+
+
+def swap_in_mid_generation(engine: RowEngine, asked: list[Request], new, *, steps: int, mode: str
+                           ) -> dict[RolloutId, Rollout]:
+    """Every answer of a run whose weights become `new` after `steps` dispatches; live answers go on by `mode`: keep, or,
+    parked and handed in again, recompute or verify (then answers that had finished are verified too)."""
+    engine.submit(asked)
+    out = {r.id: r for _ in range(steps) for r in engine.step()}
+    if mode == "keep":
+        engine.swap(new, engine.version + 1)
+        again = []
+    else:
+        old = {p.id: p for p in engine.park([r.rollout_id for r in asked])}
+        old |= out if mode == "verify" else {}
+        out = {} if mode == "verify" else out
+        engine.swap(new, engine.version + 1)
+        again = [dataclasses.replace(r, prefix=old[r.rollout_id], prefix_mode=mode) for r in asked if r.rollout_id in old]
+    engine.submit(again)
+    while engine.pending:
+        out.update((r.id, r) for r in engine.step())
+    return out
+
+
+def recomputed_after_swap(rollout: Rollout, request: Request, new, version: int, config=TINY) -> str:
+    """What a full-forward reference has to object to in the tokens of `version`: over the whole text so far, as if the new
+    weights had computed all of it."""
+    first = int(np.argmax(rollout.versions == version))
+    draws = []
+    for i in range(first, len(rollout)):
+        text = np.concatenate([request.prompt.tokens, rollout.tokens[:i]])
+        draws.append(sampler.draw(sampler.numpy_llama.forward(new, config, text)[-1], request.seed, text.size,
+                                  request.sampling.temperature))
+    return sampler.disagreement(draws, rollout.tokens[first:], rollout.logprobs[first:], rollout.entropies[first:])

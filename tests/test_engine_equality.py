@@ -144,6 +144,25 @@ def test_verify_after_a_swap_gives_what_the_new_weights_would_have_given(shared)
     assert any(old[name].tokens.tolist() != out[name].tokens[:len(old[name])].tolist() for name in out)
 
 
+def test_keep_equals_a_cached_reference_that_switches_weights(shared):
+    asked = lab.requests(24, samples=4, seed=9, longest=40)
+    weights = {0: lab.weights(0), 1: lab.weights(1)}
+    out = lab.swap_in_mid_generation(lab.engine(), asked, placed(lab.weights(1)), steps=3, mode="keep")
+    mixed = [r for r in asked if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
+    assert len(mixed) >= 4
+    assert [o for o in (lab.kept_across_swaps(out[r.rollout_id], r, weights) for r in mixed) if o] == []
+    swapped = {0: lab.weights(1), 1: lab.weights(0)}
+    assert [o for o in (lab.kept_across_swaps(out[r.rollout_id], r, swapped) for r in mixed) if o]
+
+
+def test_recompute_equals_a_full_forward_of_the_new_weights(shared):
+    asked = lab.requests(24, samples=4, seed=10, longest=40)
+    out = lab.swap_in_mid_generation(lab.engine(), asked, placed(lab.weights(1)), steps=3, mode="recompute")
+    mixed = [r for r in asked if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
+    assert len(mixed) >= 4
+    assert [o for o in (lab.recomputed_after_swap(out[r.rollout_id], r, lab.weights(1), 1) for r in mixed) if o] == []
+
+
 def test_keep_carries_versions_and_recompute_keeps_logprobs(shared):
     asked = lab.requests(12, samples=4, seed=7, temperatures=(1.0,))
     engine = lab.engine()

@@ -98,12 +98,17 @@ class Learner:
         self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in jitted.items()}
         self._sums = self._programs["zeros"]()
 
+    def logprobs(self, groups: Sequence[Group]) -> dict[RolloutId, np.ndarray]:
+        """Log-probs of every answer at the current weights, float[T] on the host, by rollout id."""
+        self.compile()
+        return self._scored(groups, self.params)
+
     def prepare(self, groups: Sequence[Group]) -> None:
         """Old log-probs (where the loss reads them) and reference log-probs of these groups at the current weights."""
         self.compile()
         self._prepared.update(rollout.id for group in groups for rollout in group.rollouts)
         if self._needs_old:
-            self._old.update(self._scored(groups, self.params))
+            self._old.update(self.logprobs(groups))
             for group in groups:
                 for rollout in group.rollouts:
                     self._pairs.append((self._old[rollout.id][rollout.sampled], rollout.logprobs[rollout.sampled]))

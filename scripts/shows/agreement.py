@@ -44,8 +44,7 @@ def _gaps(model, params):
                           batch=config.Batch(rows=4, tokens=128), temperature=heat, steps=1, max_tokens=60)
         groups = [Group(prompt=asked[i].prompt, rollouts=tuple(answers[r.rollout_id] for r in asked[i:i + 4]),
                         rewards=np.zeros(4), scored=np.ones(4, bool)) for i in range(0, len(asked), 4)]
-        learner.prepare(groups)
-        scored = learner.old_logprobs()
+        scored = learner.logprobs(groups)
         out += [np.abs(scored[name] - rollout.logprobs) for name, rollout in answers.items()]
     return np.concatenate(out)
 
