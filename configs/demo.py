@@ -1,4 +1,19 @@
-"""GRPO."""
+"""GRPO on a small pretrained policy: it learns to work a sum out instead of guessing it, and its answers get longer.
+
+Task: sums such as "47+8+5="; most have three terms, one in twenty has seven to nine. The reward is 1 for the exact
+answer behind "#" and 0 for anything else: nothing is paid for a format or a length.
+Policy: configs/demo_policy, a Llama of 161,000 weights (0.65 MB) made by configs/demo_sft.py. It has seen careful
+solutions ("55+5=60#60") and careless guesses ("#55"), guesses about twice as often, and greedily it always guesses.
+Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 answers a step, on-policy, one update a step, token-mean loss
+(arXiv 2503.14476), no KL term, no clipping of the gradient. Adam with an epsilon far above the gradient's size is plain
+gradient descent with momentum: a step is as large as the evidence for it. With the usual epsilon noise moves the policy as
+fast as a signal does, and shuffled rewards drift along the one direction that matters, careful or careless.
+Hardware: 2 CPU cores, 1 to 2 minutes from a cold compilation cache.
+Command: make demo, or python -m jaxrl_post.main --config=configs/demo.py
+Expected, on 256 held-out prompts: mean of 4 at temperature 1 from 0.36 to 0.93, greedy from 0.01 to 0.99, mean length from
+9 to 17 tokens; learning rate 0 and shuffled rewards (configs/demo_shuffled.py) gain nothing. Checked at three seeds by
+python scripts/show.py demo.
+"""
 
 from pathlib import Path
 
@@ -9,17 +24,17 @@ HERE = Path(__file__).resolve().parent
 
 def get_config():
     c = default()
-    c.name, c.steps = "demo", 80
+    c.name, c.steps = "demo", 100
     c.model.path = str(HERE / "demo_policy")
 
-    c.engine.slots, c.engine.max_length, c.engine.page_size = 64, 116, 16
-    c.engine.row_sizes = (64, 128)
+    c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 64, 116, 16, (64, 128)
+    c.engine.steps_per_dispatch, c.engine.refill_slots = 16, 8
     c.sampling.max_tokens = 96
     c.scheduler.prompts, c.scheduler.group_size = 64, 8
 
-    c.optimizer.lr, c.optimizer.eps, c.optimizer.max_grad_norm = 2.5e-3, 0.1, 0.0
+    c.optimizer.lr, c.optimizer.b1, c.optimizer.eps, c.optimizer.max_grad_norm = 2.5e-3, 0.9, 0.1, 0.0
     c.batch.rows, c.batch.tokens, c.batch.head_chunk = 16, 128, 2048
 
     c.data.train, c.data.size = "task:sums", 2560
-    c.eval.prompts, c.eval.every = 256, 20
+    c.eval.prompts, c.eval.every = 256, 25
     return c

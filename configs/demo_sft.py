@@ -1,4 +1,16 @@
-"""Supervised."""
+"""Supervised training of the demo's policy from random weights, on worked solutions of the demo's own task.
+
+A solution is careful with probability 0.35, else a guess that is right with probability 0.15 and else forgets a term; which
+of them it is does not depend on the problem. Long problems are shown more often than the demo asks them, so that
+careful solutions stay right where they are long. Problems come from a split that neither the demo's training nor its
+held-out prompts can draw from (data/tasks.py).
+Recipe: 5,000 steps of 84 solutions, next-token loss on the solution alone, AdamW, cosine schedule.
+Hardware: 2 CPU cores, 5 to 9 minutes.
+Commands: python -m jaxrl_post.main --config=configs/demo_sft.py --run-dir=runs/demo_sft
+          cp runs/demo_sft/policy/* configs/demo_policy/
+Expected, on the demo's kind of held-out prompts: mean of 4 at temperature 1 0.37, greedy 0.01; careful solutions are 98.5 %
+right.
+"""
 
 from pathlib import Path
 
@@ -9,12 +21,11 @@ HERE = Path(__file__).resolve().parent
 
 def get_config():
     c = default()
-    c.name, c.seed, c.steps = "demo_sft", 0, 5000
+    c.name, c.steps = "demo_sft", 5000
     c.model.preset, c.model.tokenizer = "demo", str(HERE / "demo_policy")
 
     c.engine.name = "demonstrations"
-    c.engine.slots, c.engine.max_length, c.engine.page_size = 128, 116, 16
-    c.engine.row_sizes = (128,)
+    c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 128, 116, 16, (128,)
     c.sampling.max_tokens = 96
     c.scheduler.prompts, c.scheduler.group_size = 84, 1
 
@@ -25,5 +36,6 @@ def get_config():
 
     c.data.train, c.data.size = "task:sums", 8192
     c.data.task = {"more": 0.5, "tail": 0.12, "careful": 0.35, "luck": 0.15}
+    c.eval.task = {"more": 0.35, "tail": 0.05}
     c.eval.prompts, c.eval.every = 256, 1000
     return c
