@@ -37,4 +37,6 @@ def get_config():
 
     c.data.train, c.data.size = "task:sums", 2560
     c.eval.prompts, c.eval.every = 256, 25
+    c.checkpoint.every, c.checkpoint.keep_last = 25, 3
+    c.history.epochs, c.history.max_bytes = 2, 64 << 20
     return c

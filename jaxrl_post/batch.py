@@ -18,21 +18,24 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from jaxrl_post.algorithms.credit import Credit
 from jaxrl_post.types import Finish, Group, Rollout, RolloutId
 
 
 @functools.partial(jax.tree_util.register_dataclass,
                    data_fields=["tokens", "positions", "segment_ids", "group_ids", "versions", "loss_mask",
-                                "advantages", "returns", "values", "rollout_logprobs", "old_logprobs",
-                                "ref_logprobs"], meta_fields=[])
+                                "loss_weights", "loss_counts", "advantages", "returns", "values", "rollout_logprobs",
+                                "old_logprobs", "ref_logprobs", "corrections"], meta_fields=[])
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """A micro-batch, all leaves [B, T]: a pytree of numpy arrays here and of jax arrays on the device.
 
     tokens, positions (restart in each segment), segment_ids (from 1 in each row; 0 is padding), group_ids (of the
     packed list of groups; -1 is padding), versions (-1 where nothing was sampled) int32; loss_mask bool; the others
-    floating, 0 where the mask is not set. Leaves without a critic, reference or old policy are None, the same in every
-    batch of a run.
+    floating, 0 where the mask is not set. The loss is the sum of loss_weights times the tokens' losses, divided by the
+    sum of loss_counts (int32: a rollout's count lies on its first trained token); corrections are further weights of
+    the policy's loss (algorithms/correction.py). Leaves without a critic, reference, old policy or correction are None,
+    the same in every batch of a run.
     """
 
     tokens: Any
@@ -41,12 +44,15 @@ class Batch:
     group_ids: Any
     versions: Any
     loss_mask: Any
+    loss_weights: Any
+    loss_counts: Any
     advantages: Any
     returns: Any = None
     values: Any = None
     rollout_logprobs: Any
     old_logprobs: Any = None
     ref_logprobs: Any = None
+    corrections: Any = None
 
 
 class Place(NamedTuple):
@@ -77,39 +83,41 @@ def place(lengths: Int[np.ndarray, " n"], tokens: int) -> tuple[Int[np.ndarray, 
     return row, start, rows
 
 
-def pack(groups: Sequence[Group], advantages: Sequence[np.ndarray], *, rows: int, tokens: int,
+def pack(groups: Sequence[Group], credits: Mapping[RolloutId, Credit] | None, *, rows: int, tokens: int,
          old_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
-         ref_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
+         ref_logprobs: Mapping[RolloutId, np.ndarray] | None = None, corrected: bool = False,
          dtype: Any = np.float32) -> tuple[list[Batch], list[Place]]:
     """Micro-batches of static shape [rows, tokens] holding every rollout of `groups` once, whole.
 
     Args:
-      advantages: per group float[G], one per rollout; it is copied to each of its sampled tokens.
+      credits: what each rollout is worth to the loss; None where the batch is only read: then no mask is set.
       old_logprobs, ref_logprobs: per rollout float[T] over its answer; None where the run has none.
-      dtype: of the floating leaves.
+      corrected: whether credits hold corrections. dtype: of the floating leaves.
     Returns:
-      the batches, and where each rollout's answer lies, in the order of groups and rollouts. An unscored rollout is
-      placed with its mask unset: it is neither in the numerator nor in the count of any loss.
+      the batches, and where each rollout's answer lies, in the order of groups and rollouts. A rollout of weight 0
+      (unscored, say) is placed with its mask unset: it is neither in the numerator nor in the count of any loss.
     Raises:
       ValueError: a sequence longer than `tokens`, or a rollout that did not finish.
     """
     members = [(g, i, rollout) for g, group in enumerate(groups) for i, rollout in enumerate(group.rollouts)]
     for _, _, rollout in members:
         _refuse_unfinished(rollout)
-    lengths = np.array([rollout.prompt.tokens.size + len(rollout) for _, _, rollout in members], np.int64)
-    if lengths.size and lengths.max() > tokens:
-        worst = members[int(lengths.argmax())][2]
-        raise ValueError(f"batch.tokens={tokens} cannot hold rollout {tuple(worst.id)}: prompt and answer together are "
-                         f"{lengths.max()} tokens; the nearest valid value is {lengths.max()}")
+    lengths = check_lengths(groups, tokens)
     row, start, used = place(lengths, tokens)
-    arrays = _empty(-(-used // rows) * rows, tokens, dtype, old_logprobs is not None, ref_logprobs is not None)
+    arrays = _empty(-(-used // rows) * rows, tokens, dtype, old_logprobs is not None, ref_logprobs is not None,
+                    corrected)
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     places = []
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
-        g, i, rollout = members[n]
+        g, _, rollout = members[n]
         segments[row[n]] += 1
-        _write(arrays, row[n], start[n], rollout, segments[row[n]], g, advantages[g][i], groups[g].scored[i],
-               old_logprobs, ref_logprobs)
+        _write(arrays, row[n], start[n], rollout, segments[row[n]], g)
+        tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
+        for name, given in (("old_logprobs", old_logprobs), ("ref_logprobs", ref_logprobs)):
+            if given is not None:
+                arrays[name][row[n], tail] = np.where(rollout.sampled, given[rollout.id], 0.0)
+        if credits is not None and credits[rollout.id].weight > 0:
+            _credit(arrays, row[n], tail, rollout.sampled, credits[rollout.id])
     for n, (_, _, rollout) in enumerate(members):
         places.append(Place(rollout.id, int(row[n]) // rows, int(row[n]) % rows,
                             int(start[n]) + rollout.prompt.tokens.size, len(rollout)))
@@ -117,9 +125,20 @@ def pack(groups: Sequence[Group], advantages: Sequence[np.ndarray], *, rows: int
     return [Batch(**{name: array[at:at + rows] for name, array in arrays.items()}) for at in cuts], places
 
 
-def blank(rows: int, tokens: int, dtype: Any, old: bool, reference: bool) -> Batch:
+def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]:
+    """Prompt and answer of each rollout together, in order; ValueError when one is longer than a row of `tokens`."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = np.array([rollout.prompt.tokens.size + len(rollout) for rollout in rollouts], np.int64)
+    if lengths.size and lengths.max() > tokens:
+        worst = rollouts[int(lengths.argmax())]
+        raise ValueError(f"batch.tokens={tokens} cannot hold rollout {tuple(worst.id)}: prompt and answer together are "
+                         f"{lengths.max()} tokens; the nearest valid value is {lengths.max()}")
+    return lengths
+
+
+def blank(rows: int, tokens: int, dtype: Any, *, old: bool, reference: bool, corrected: bool) -> Batch:
     """A batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, old, reference))
+    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected))
 
 
 def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
@@ -133,33 +152,38 @@ def _refuse_unfinished(rollout: Rollout) -> None:
                          f"LENGTH) can be trained on")
 
 
-def _empty(rows: int, tokens: int, dtype, old: bool, reference: bool) -> dict[str, np.ndarray]:
+def _empty(rows: int, tokens: int, dtype, old: bool, reference: bool, corrected: bool) -> dict[str, np.ndarray]:
     def filled(value, kind):
         return np.full((rows, tokens), value, kind)
 
     arrays = dict(tokens=filled(0, np.int32), positions=filled(0, np.int32), segment_ids=filled(0, np.int32),
                   group_ids=filled(-1, np.int32), versions=filled(-1, np.int32), loss_mask=filled(False, bool),
-                  advantages=filled(0, dtype), rollout_logprobs=filled(0, dtype))
-    if old:
-        arrays["old_logprobs"] = filled(0, dtype)
-    if reference:
-        arrays["ref_logprobs"] = filled(0, dtype)
+                  loss_weights=filled(0, dtype), loss_counts=filled(0, np.int32), advantages=filled(0, dtype),
+                  rollout_logprobs=filled(0, dtype))
+    for name, there in (("old_logprobs", old), ("ref_logprobs", reference), ("corrections", corrected)):
+        if there:
+            arrays[name] = filled(0, dtype)
     return arrays
 
 
-def _write(arrays, row, start, rollout: Rollout, segment, group, advantage, scored, old_logprobs, ref_logprobs) -> None:
+def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout, segment: int, group: int) -> None:
+    """What was said, and by whom."""
     prompt, answer = rollout.prompt.tokens.size, len(rollout)
     whole, tail = slice(start, start + prompt + answer), slice(start + prompt, start + prompt + answer)
-    sampled = rollout.sampled
     arrays["tokens"][row, whole] = np.concatenate([rollout.prompt.tokens, rollout.tokens])
     arrays["positions"][row, whole] = np.arange(prompt + answer)
     arrays["segment_ids"][row, whole] = segment
     arrays["group_ids"][row, whole] = group
-    arrays["versions"][row, tail] = np.where(sampled, rollout.versions, -1)
-    arrays["loss_mask"][row, tail] = sampled & bool(scored)
-    arrays["advantages"][row, tail] = np.where(sampled & bool(scored), advantage, 0.0)
-    arrays["rollout_logprobs"][row, tail] = np.where(sampled, rollout.logprobs, 0.0)
-    if old_logprobs is not None:
-        arrays["old_logprobs"][row, tail] = np.where(sampled, old_logprobs[rollout.id], 0.0)
-    if ref_logprobs is not None:
-        arrays["ref_logprobs"][row, tail] = np.where(sampled, ref_logprobs[rollout.id], 0.0)
+    arrays["versions"][row, tail] = np.where(rollout.sampled, rollout.versions, -1)
+    arrays["rollout_logprobs"][row, tail] = np.where(rollout.sampled, rollout.logprobs, 0.0)
+
+
+def _credit(arrays: dict[str, np.ndarray], row: int, tail: slice, sampled: np.ndarray, credit: Credit) -> None:
+    """What it is worth to the loss."""
+    arrays["loss_mask"][row, tail] = sampled
+    arrays["loss_weights"][row, tail] = np.where(sampled, credit.weight, 0.0)
+    if sampled.any():
+        arrays["loss_counts"][row, tail.start + int(np.argmax(sampled))] = credit.count
+    arrays["advantages"][row, tail] = np.where(sampled, credit.advantages, 0.0)
+    if credit.correction is not None:
+        arrays["corrections"][row, tail] = np.where(sampled, credit.correction, 0.0)

@@ -87,27 +87,58 @@ class Sampling:
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
     """`prompts`: groups per optimizer round (verl's train_batch_size); `group_size`: answers per prompt (rollout.n).
-    `filter_groups`: leave out groups whose accuracies are all equal, and refill, at most `max_waves` waves a round."""
+    `filter_groups`: leave out groups whose accuracies are all equal, and refill, at most `max_waves` waves a round.
+    A round is trained on in `mini_batches` optimizer steps, and that `ppo_epochs` times; then weights are published."""
 
-    name: str = one_of("sync", "sync")
     prompts: int = at_least(32, 1)
     group_size: int = at_least(8, 1)
     filter_groups: bool = False
     max_waves: int = at_least(10, 1)
+    mini_batches: int = at_least(1, 1)
+    ppo_epochs: int = at_least(1, 1)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps per round."""
+        return self.mini_batches * self.ppo_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """verl's words: adv_estimator, loss_mode, loss_agg_mode, clip_ratio_low/high, kl_loss_type, kl_loss_coef."""
+    """verl's words; algorithms/PARITY.md says where other projects mean something else by them."""
 
-    adv_estimator: str = one_of("grpo", "grpo", "dr_grpo", "rloo", "ones")
-    loss_mode: str = one_of("vanilla", "vanilla", "sft")
-    loss_agg_mode: str = one_of("token-mean", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+    adv_estimator: str = one_of("grpo", "grpo", "dr_grpo", "rloo", "opo", "maxrl", "reinforce_plus_plus",
+                                "reinforce_plus_plus_baseline", "ones")
+    gamma: float = at_least(1.0, 0.0, 1.0)  # discount per token, of reinforce_plus_plus
+    loss_mode: str = one_of("vanilla", "vanilla", "gspo", "cispo", "sapo", "sft")
+    loss_agg_mode: str = one_of("token-mean", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
+                                "seq-mean-token-sum-norm", "prompt-mean")
     clip_ratio_low: float = at_least(0.2, 0.0)
     clip_ratio_high: float = at_least(0.2, 0.0)
+    clip_ratio_c: float = at_least(0.0, 0.0)  # dual clip of the vanilla loss; 0: off
+    tau_pos: float = at_least(1.0, 1e-3)  # of sapo
+    tau_neg: float = at_least(1.05, 1e-3)
     kl_loss_type: str = one_of("k3", "k1", "k2", "k3")
     kl_loss_coef: float = at_least(0.0, 0.0)
+    use_kl_in_reward: bool = False  # every token's reward loses kl_coef * k1
+    kl_coef: float = at_least(0.001, 0.0)
     entropy_coef: float = at_least(0.0, 0.0)
+    rollout_is: str = one_of("none", "none", "token", "sequence")  # importance weights pi_old / mu
+    rollout_is_threshold: tuple[float, ...] = (2.0,)  # (upper,) truncates, (lower, upper) sets to 0 outside
+    rollout_rs: str = one_of("none", "none", *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean")
+                                               for kind in ("k1", "k2", "k3")), "seq_max_k2", "seq_max_k3")
+    rollout_rs_threshold: tuple[float, ...] = (2.0,)  # (upper,), or for k1 (lower, upper)
+    overlong_buffer: int = at_least(0, 0)  # tokens before max_tokens in which the reward sinks; 0: none
+    overlong_penalty: float = at_least(1.0, 0.0)  # at max_tokens
+    overlong_filtering: bool = False  # answers cut at max_tokens stay in the baseline and leave the loss
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_loss_coef > 0 or self.use_kl_in_reward
+
+    @property
+    def corrects_rollouts(self) -> bool:
+        return self.rollout_is != "none" or self.rollout_rs != "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +167,17 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """`train`: a JSONL file of verl rows, or `task:NAME` for a procedural task; `task` are that task's own arguments."""
+    """`train`: a JSONL or Parquet file, or `task:NAME` for a procedural task; `task` are that task's own arguments. Files,
+    of training and evaluation alike, are read by the names of `format`, in which `columns` replaces a role's column:
+    {"prompt": "question"}; roles are id, prompt, answer, source, extra, and '' says that rows have none. `template`: what
+    a prompt becomes, "{prompt}" standing for it; `chat`: a text prompt becomes a user's message to the chat template."""
 
     train: str = "task:sums"
+    format: str = one_of("verl", "verl", "trl", "slime")
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    template: str = ""
+    chat: bool = False
+    source: str = ""  # of rows that name none
     size: int = at_least(4096, 1)  # prompts of a procedural task; a file has its own length
     task: Mapping[str, Any] = field(default_factory=dict)
 
@@ -171,6 +210,23 @@ class Eval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The whole run is saved at the first publish after every `every` optimizer steps and at the end; 0: never. The newest
+    `keep_last` stay. A save is a swap boundary, so `every` is part of what a run is keyed by."""
+
+    every: int = at_least(50, 0)
+    keep_last: int = at_least(3, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What is remembered of every prompt: its answers of the last `epochs` epochs (0: nothing), `max_bytes` in all."""
+
+    epochs: int = at_least(2, 0)
+    max_bytes: int = at_least(1 << 28, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
@@ -189,6 +245,8 @@ class Config:
     data: Data = Data()
     reward: Reward = Reward()
     eval: Eval = Eval()
+    checkpoint: Checkpoint = Checkpoint()
+    history: History = History()
 
     def __post_init__(self):
         for rule in _RULES:
@@ -206,6 +264,15 @@ class Config:
         """Whether there is an evaluation during the run, at this optimizer step; the one at its end is another matter."""
         every = self.eval.every > 0 and version % self.eval.every == 0
         return version != self.steps and (every or version in self.eval.at)
+
+    def saved_at(self, before: int, version: int) -> bool:
+        """Whether `version` is saved when it is published after `before`."""
+        every = self.checkpoint.every
+        return every > 0 and (version >= self.steps or version // every > before // every)
+
+    @property
+    def rounds(self) -> int:
+        return self.steps // self.scheduler.updates
 
     @property
     def rollouts_per_step(self) -> int:
@@ -256,9 +323,50 @@ def _shards_fit(c: Config) -> None:
 
 
 def _groups_make_sense(c: Config) -> None:
-    grouped = c.algorithm.adv_estimator in ("grpo", "rloo", "dr_grpo")
+    grouped = c.algorithm.adv_estimator not in ("ones", "reinforce_plus_plus")
     _need(not grouped or c.scheduler.group_size >= 2, f"algorithm.adv_estimator={c.algorithm.adv_estimator!r} compares "
           f"the answers of a group: scheduler.group_size={c.scheduler.group_size} must be at least 2")
+
+
+def _demonstrations_are_imitated(c: Config) -> None:
+    imitates, loss, estimator = c.engine.name == "demonstrations", c.algorithm.loss_mode, c.algorithm.adv_estimator
+    _need(imitates == (loss == "sft") and (not imitates or estimator == "ones"),
+          f"engine.name={c.engine.name!r} with algorithm.loss_mode={loss!r} and algorithm.adv_estimator={estimator!r}: "
+          "supervised training is 'demonstrations' with 'sft' and 'ones', and neither of the first two goes without the other")
+
+
+def _rounds_divide(c: Config) -> None:
+    s, updates = c.scheduler, c.scheduler.updates
+    _need(s.prompts % s.mini_batches == 0, f"scheduler.mini_batches={s.mini_batches} must divide scheduler.prompts="
+          f"{s.prompts}; nearest valid value is {max(n for n in range(1, s.mini_batches + 1) if s.prompts % n == 0)}")
+    for name, step in (("steps", c.steps), ("eval.every", c.eval.every), *(("eval.at", at) for at in c.eval.at)):
+        _need(step % updates == 0, f"{name}={step} must be a multiple of the {updates} optimizer steps of a round "
+              f"(scheduler.mini_batches * scheduler.ppo_epochs); nearest valid value is {-(-step // updates) * updates}")
+
+
+def _loss_makes_sense(c: Config) -> None:
+    a = c.algorithm
+    _need(a.clip_ratio_c == 0 or a.clip_ratio_c > 1, f"algorithm.clip_ratio_c={a.clip_ratio_c} must be 0 (off) or above 1; "
+          "3 is usual")
+    _need(a.clip_ratio_c == 0 or a.loss_mode == "vanilla", f"algorithm.clip_ratio_c={a.clip_ratio_c} is of algorithm."
+          f"loss_mode='vanilla' and not of {a.loss_mode!r}; nearest valid value is 0")
+    off_policy = a.use_kl_in_reward or a.corrects_rollouts
+    _need(a.loss_mode != "sft" or not off_policy, "algorithm.loss_mode='sft' has no old log-probs: leave "
+          "algorithm.use_kl_in_reward, algorithm.rollout_is and algorithm.rollout_rs at their defaults")
+    _need(a.overlong_buffer <= c.sampling.max_tokens, f"algorithm.overlong_buffer={a.overlong_buffer} is above "
+          f"sampling.max_tokens={c.sampling.max_tokens}, which is the nearest valid value")
+    lowers = a.use_kl_in_reward or a.overlong_buffer > 0
+    _need(a.adv_estimator != "maxrl" or not lowers, "algorithm.adv_estimator='maxrl' needs rewards of at least 0: leave "
+          "algorithm.use_kl_in_reward and algorithm.overlong_buffer at their defaults")
+
+
+def _thresholds_make_sense(c: Config) -> None:
+    a = c.algorithm
+    for name, given, most in (("rollout_is", a.rollout_is_threshold, 2),
+                              ("rollout_rs", a.rollout_rs_threshold, 2 if a.rollout_rs.endswith("k1") else 1)):
+        whole = 1 <= len(given) <= most and all(bound > 0 for bound in given) and list(given) == sorted(given)
+        _need(whole, f"algorithm.{name}_threshold={given} must be [upper]" + " or [lower, upper]" * (most - 1)
+              + f", above 0 and rising, for algorithm.{name}={getattr(a, name)!r}")
 
 
 def _rewards_weighted(c: Config) -> None:
@@ -266,7 +374,8 @@ def _rewards_weighted(c: Config) -> None:
           f"reward.functions {len(c.reward.functions)}: give none or one each")
 
 
-_RULES = (_model_given, _rows_fit, _lengths_fit, _shards_fit, _groups_make_sense, _rewards_weighted)
+_RULES = (_model_given, _rows_fit, _lengths_fit, _shards_fit, _groups_make_sense, _rounds_divide,
+          _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated)
 
 
 def default() -> ml_collections.ConfigDict:

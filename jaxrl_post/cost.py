@@ -18,9 +18,11 @@ import numpy as np
 # they are rough and only the ratios matter
 DEVICES = {
     "cpu": (1e11, 2e10, 3e-4),
+    "a100": (3.1e14, 2.0e12, 5e-5),
     "h100": (9.9e14, 3.35e12, 5e-5),
     "h200": (9.9e14, 4.8e12, 5e-5),
     "v5e": (1.97e14, 8.2e11, 5e-5),
+    "v5p": (4.59e14, 2.76e12, 5e-5),
     "v6e": (9.18e14, 1.64e12, 5e-5),
 }
 
@@ -55,7 +57,11 @@ class StepCost:
 
 def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes: Sequence[int]) -> StepCost:
     """max(weight bytes / bandwidth, 2 * parameters * rows / peak) + overhead; a floor, not a forecast."""
-    kind = next((name for name in DEVICES if name in device_kind.lower().replace(" lite", "e").replace(" ", "")), "cpu")
+    plain = device_kind.lower().replace(" lite", "e").replace(" ", "")
+    kind = next((name for name in DEVICES if name in plain), None)
+    if kind is None:
+        raise ValueError(f"there is no analytic step-cost table for a {device_kind}, only for {', '.join(DEVICES)}: measure "
+                         "one with scripts/bench.py cost and name its file in engine.cost_table")
     peak, bandwidth, overhead = DEVICES[kind]
     seconds = tuple(max(parameters * bytes_per_parameter / bandwidth, 2 * parameters * r / peak) + overhead
                     for r in sorted(sizes))

@@ -65,6 +65,12 @@ class Evaluation:
         return {name: value for name, value in out.items() if value is not None}
 
 
+def of(groups: Sequence[Group]) -> Evaluation:
+    """The evaluation whose `sampled + greedy` these are."""
+    half = len(groups) // 2
+    return Evaluation(sampled=tuple(groups[:half]), greedy=tuple(groups[half:]))
+
+
 def evaluate(engine: Engine, rewards: Rewards, prompts: Sequence[Prompt], *, samples: int, run_seed: int,
              sampling: Sampling, max_tokens: int, replicas: int) -> Evaluation:
     """Answers every prompt greedily and `samples` times at temperature 1, and scores the answers.
@@ -94,9 +100,13 @@ def evaluate(engine: Engine, rewards: Rewards, prompts: Sequence[Prompt], *, sam
             rewards.start(rollout)
             finished[rollout.id] = rollout
     join = _Joiner(rewards, finished)
-    return Evaluation(
+    found = Evaluation(
         sampled=tuple(join(p, [_id(run_seed, p, s, 0) for s in range(samples)]) for p in prompts),
         greedy=tuple(join(p, [_id(run_seed, p, 0, GREEDY)]) for p in prompts))
+    if not any(group.scored.any() for group in found.sampled):
+        raise RuntimeError(f"evaluation: none of {len(requests)} answers could be scored: the graders failed, twice each, "
+                           "as the warnings above say")
+    return found
 
 
 def _id(run_seed: int, prompt: Prompt, sample: int, attempt: int) -> RolloutId:

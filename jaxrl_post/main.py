@@ -1,8 +1,9 @@
-"""python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER]
+"""python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
 
 The whole run, read from top to bottom: what was asked for, what the run starts from, the plan, the parts (each built
 exactly once), the ring turning, the last words. A mistake in a config, a data file or a checkpoint is one sentence and
-exit code 1, before anything is compiled; a run that could not start leaves nothing behind.
+exit code 1, before anything is compiled; a run that could not start leaves nothing behind. --resume=FOLDER goes on with a
+run that was killed; --run-dir=FOLDER --resume begins it where there is none yet, so one command can be run until it ends.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ import optax
 
 import jaxrl_post
 from jaxrl_post import config as configs
-from jaxrl_post import cost, evaluate, loop, mesh, metrics
+from jaxrl_post import checkpoint, cost, evaluate, loop, mesh, metrics, parts
 from jaxrl_post.engine import probe
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.engine import RowEngine
+from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
-from jaxrl_post.launch import compilation, distributed, folder, inputs, plan
+from jaxrl_post.launch import allocation, compilation, distributed, folder, inputs, plan, resume
 from jaxrl_post.models import hf
-from jaxrl_post.observers import Observers, Stopwatch, Timed
+from jaxrl_post.observers import Observers, Remembering, Stopwatch, Timed
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rollout_log import Journal, RolloutLog
+from jaxrl_post.rollout_log import Journal, RolloutLog, read
 from jaxrl_post.scheduler.recorder import Recorder
 from jaxrl_post.scheduler.rounds import Sync
 from jaxrl_post.trainer.learner import Learner
@@ -52,12 +54,14 @@ from jaxrl_post.trainer.learner import Learner
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command line: a config file, overrides `a.b=value` in order, and two words."""
+    """The command line: a config file, overrides `a.b=value` in order, a folder, and two words. `resume`: "" never,
+    "allowed" where there is something in the folder, "required"."""
 
     config: str
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
     run_dir: str = ""
+    resume: str = ""
 
 
 def parse(arguments: Sequence[str]) -> Flags:
@@ -74,12 +78,17 @@ def parse(arguments: Sequence[str]) -> Flags:
             given["overrides"].append(argument.removeprefix("--config."))
         elif argument == "--dry-run":
             given["dry_run"] = True
+        elif name == "--resume" and (value or not equals):
+            given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
-            known = ("--config=FILE", "--config.a.b=VALUE", "--dry-run", "--run-dir=FOLDER")
+            known = ("--config=FILE", "--config.a.b=VALUE", "--dry-run", "--run-dir=FOLDER", "--resume",
+                     "--resume=FOLDER")
             near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
             raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
     if "config" not in given:
         raise ValueError("no config file: write --config=FILE, for example --config=configs/demo.py")
+    if given.get("resume") and not given.get("run_dir"):
+        raise ValueError("--resume says not which run: write --resume=FOLDER, or --run-dir=FOLDER --resume")
     return Flags(**given | {"overrides": tuple(given["overrides"])})
 
 
@@ -100,7 +109,7 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
 @dataclass(kw_only=True)
 class Run:
     """Everything that turns. `evaluator` is the engine itself, a second one where the data writes the rollouts, or None
-    where nothing is evaluated."""
+    where nothing is evaluated. `saved`: the checkpoint it goes on from, if any; `about`: what it is saved under."""
 
     config: configs.Config
     start: inputs.Inputs
@@ -114,17 +123,30 @@ class Run:
     scheduler: Recorder
     rewards: Pool
     judge: Pool
+    history: History
     writer: metrics.Several
+    saves: checkpoint.Checkpoints
+    saved: checkpoint.Saved | None
+    about: dict
     evaluations: list[evaluate.Evaluation] = field(default_factory=list)
+
+    @property
+    def engines(self) -> list[Any]:
+        """Those that there are, each once."""
+        return list(dict.fromkeys(engine for engine in (self.engine, self.evaluator) if engine is not None))
 
 
 def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
     """From the command line to a run that is ready to turn; None when only the plan was asked for."""
     flags = parse(arguments)
+    allocation.return_large_blocks()
     config = configs.resolve(configs.load(flags.config), flags.overrides)
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
-        print(planned(config, inputs.gather(config)))
+        start = inputs.gather(config)
+        print(planned(config, start), flush=True)
+        compilation.use_cache(os.environ)
+        print(parts.foreseen(config, start))
         return None
     distributed.start(os.environ)
     compilation.use_cache(os.environ)
@@ -132,36 +154,42 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     words = planned(config, start)
     devices = mesh.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     say(words)
-    place = folder.make(flags.run_dir, config.run_dir, config.name, config.seed)
+    if flags.resume:
+        place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
+    else:
+        place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
     try:
-        return build(config, start, devices, place, stack)
+        return build(config, start, devices, place, new, stack)
     except ValueError:
         stack.close()
-        if jax.process_index() == 0:
+        if new and jax.process_index() == 0:
             shutil.rmtree(place)
         raise
 
 
-def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Mesh, place: Path,
+def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Mesh, place: Path, new: bool,
           stack: contextlib.ExitStack) -> Run:
-    """Every part, once. Graders first: they need no device and may refuse."""
+    """Every part, once. What was saved and graders first: they need no device and may refuse."""
     mine, decode, watch = folder.own(place), start.tokenizer.decode, Stopwatch()
+    about = resume.about(config, start, versions())
+    saves = checkpoint.Checkpoints(place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say,
+                                   share=distributed.share_text)
+    saved = None if new else resume.point(saves, place, mine, about, say)
     rewards = stack.enter_context(graders(config, decode, mine / "rewards.jsonl", stack, shuffle=config.reward.shuffle))
     judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
+    rewards.check((*start.train, *start.held_out))
     scheduler = Sync(
-        start.train, run_seed=config.seed, steps=config.steps, prompts_per_round=config.scheduler.prompts,
+        start.train, run_seed=config.seed, steps=config.rounds, prompts_per_round=config.scheduler.prompts,
         group_size=config.scheduler.group_size, sampling=start.sampling, max_tokens=config.sampling.max_tokens,
-        filter_groups=config.scheduler.filter_groups, max_waves=config.scheduler.max_waves, replicas=config.replicas)
-    decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "w", encoding="utf-8"))
+        filter_groups=config.scheduler.filter_groups, max_waves=config.scheduler.max_waves, replicas=config.replicas,
+        mini_batches=config.scheduler.mini_batches, ppo_epochs=config.scheduler.ppo_epochs)
+    decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
 
     guard = stack.enter_context(compilation.CompileGuard())
-    params = start.load_params()
-    learner = Learner(
-        start.model, params, devices, algorithm=config.algorithm, optimizer=config.optimizer, batch=config.batch,
-        temperature=config.sampling.temperature, steps=config.steps, max_tokens=config.sampling.max_tokens,
-        reference=params if config.algorithm.kl_loss_coef > 0 else None, remat=config.model.remat,
-        compute_dtype=config.model.compute_dtype)
+    learner = parts.learner(config, start.model, start.load_params, devices)
     learner.compile()
+    if saved is not None:
+        learner.restore(saved.arrays, saved.step)
     engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices)
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
@@ -169,9 +197,24 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
         writers.append(metrics.console(config.steps))
     writer = metrics.Several(*writers)
     stack.callback(writer.close)
-    return Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
-               engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
-               judge=judge, writer=writer)
+    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
+    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
+              engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
+              judge=judge, history=history, writer=writer, saves=saves, saved=saved, about=about)
+    if saved is not None:
+        revive(run, saved)
+    return run
+
+
+def revive(run: Run, saved: checkpoint.Saved) -> None:
+    """Everything on the host as it was; the first and the latest evaluation are read from their log."""
+    prompts = {prompt.id: prompt for prompt in run.start.train}
+    for engine, state in zip(run.engines, saved.host["engines"], strict=True):
+        engine.load_state_dict(state, prompts)
+    run.scheduler.load_state_dict(saved.host["scheduler"])
+    run.history.load_state_dict(saved.host["history"])
+    files = sorted((run.mine / "evaluations").glob("step_*.npz"))
+    run.evaluations += [evaluate.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
 
 
 def graders(config: configs.Config, decode: Any, journal: Path, stack: contextlib.ExitStack, *, shuffle: bool) -> Pool:
@@ -188,10 +231,8 @@ def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, d
     """The engine, with the row sizes that the probe keeps."""
     c = config.engine
     engine = RowEngine(
-        start.model, learner.params, devices, slots=c.slots, max_length=c.max_length, page_size=c.page_size,
-        pages=config.pages, row_sizes=c.row_sizes, head_rows=config.head_rows, steps_per_dispatch=c.steps_per_dispatch,
-        refill_slots=c.refill_slots, dtype=jnp.dtype(c.dtype), cost=cost.load(c.cost_table) if c.cost_table else None,
-        decode=start.tokenizer.decode, version=learner.step)
+        start.model, learner.params, devices, **parts.engine_sizes(config), refill_slots=c.refill_slots,
+        cost=cost.load(c.cost_table) if c.cost_table else None, decode=start.tokenizer.decode, version=learner.step)
     dropped = [size for size, kept in probe.keep_equal_sizes(engine).items() if not kept]
     if dropped:
         say(f"engine.row_sizes: {dropped} give other bits than {max(c.row_sizes)} on this machine and are not used")
@@ -230,12 +271,16 @@ def turn(run: Run) -> None:
     """Evaluation before, the loop, evaluation after, export, summary."""
     config, watch = run.config, run.watch
     log = RolloutLog(run.mine / "rollouts")
-    examine(run, 0)
-    rewards = Timed(run.rewards, {"start": "reward", "join": "reward"}, watch)
+    rewards = Remembering(Timed(run.rewards, {"start": "reward", "join": "reward"}, watch), run.history)
     observe = Observers(
-        engine=run.engine, scheduler=run.scheduler, rewards=run.rewards, write=run.writer.write, log=log.write,
-        evaluate=lambda version: examine(run, version), when=config.evaluated_at, warm=run.guard.arm, watch=watch,
+        engine=run.engine, scheduler=run.scheduler, rewards=rewards, write=run.writer.write, log=log.write,
+        evaluate=lambda version: examine(run, version), when=config.evaluated_at,
+        save=lambda version: save(run, observe, version), saved_at=config.saved_at, warm=run.guard.arm, watch=watch,
         devices=config.devices)
+    if run.saved is None:
+        examine(run, 0)
+    else:
+        observe.load_state_dict(run.saved.host["observers"])
     watch.drain()
     with jax.transfer_guard_host_to_device("disallow"):
         loop.run(
@@ -252,9 +297,18 @@ def turn(run: Run) -> None:
 def publish(run: Run) -> int:
     """New weights for everything that generates. The wait for the learner is counted as its own."""
     run.watch.timing("update_actor", jax.block_until_ready)(run.learner.params)
-    for engine in dict.fromkeys(e for e in (run.engine, run.evaluator) if e is not None):
+    for engine in run.engines:
         run.watch.timing("update_weights", engine.swap)(run.learner.params, run.learner.step)
     return run.engine.version
+
+
+def save(run: Run, observe: Observers, version: int) -> None:
+    """The whole run as one unit, and how far its logs have come. Every engine rests, so that this run and one that resumes
+    go on alike."""
+    host = {"engines": [engine.state_dict() for engine in run.engines], "scheduler": run.scheduler.state_dict(),
+            "history": run.history.state_dict(), "observers": observe.state_dict(), "marks": checkpoint.marks(run.mine)}
+    with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):  # processes meet in programs that Orbax makes
+        run.saves.save(version, run.learner.state, host, run.about)
 
 
 def examine(run: Run, version: int) -> None:
@@ -330,7 +384,7 @@ def contents(run: Run) -> list[str]:
         "metrics.jsonl": "one row per step and per evaluation", "rollouts": "every training rollout, by step",
         "evaluations": "every evaluation's answers, by step", "scheduler_log.jsonl": "every decision, with its clock",
         "rewards.jsonl": "every training score", "eval_rewards.jsonl": "every evaluation's score",
-        "policy": "the trained model, as a Hugging Face directory"}
+        "policy": "the trained model, as a Hugging Face directory", "checkpoints": "the whole run, to be resumed"}
     there = sorted(path.name for path in run.folder.iterdir())
     return ["", str(run.folder), *(f"  {name:<20}  {words.get(name, 'of one process')}" for name in there)]
 
@@ -341,7 +395,10 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    """Whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(part, path)
 
 
 def say(text: str) -> None:

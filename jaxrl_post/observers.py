@@ -1,4 +1,5 @@
-"""What a run says about itself: one row of metrics per optimizer step, the rollout log, evaluations, seconds per phase.
+"""What a run says about itself: one row of metrics per optimizer step, the rollout log, evaluations, seconds per phase,
+checkpoints.
 
 Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one; whatever was timed
 is named timing_s/ or perf/, everything else is a function of config and code.
@@ -13,14 +14,15 @@ from typing import Any
 
 import jax
 
+from jaxrl_post.history import History
 from jaxrl_post.metrics import describe
 from jaxrl_post.protocols import Engine, Rewards, Scheduler
-from jaxrl_post.types import Group, Part
+from jaxrl_post.types import Group, Part, Rollout
 
 
 class Stopwatch:
     """Seconds per phase of the ring, under verl's names where it has one: gen, reward, old_log_prob, update_actor,
-    update_weights, testing, log."""
+    update_weights, testing, save_checkpoint, log."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self._now, self._begun, self._seconds = now, now(), Counter()
@@ -53,6 +55,24 @@ class Timed:
         return self._watch.timing(self._phases[name], value) if name in self._phases else value
 
 
+class Remembering:
+    """A protocols.Rewards around `rewards` that records every group in `history` the moment it is scored."""
+
+    def __init__(self, rewards: Rewards, history: History):
+        self._rewards, self._history = rewards, history
+
+    def start(self, rollout: Rollout) -> None:
+        self._rewards.start(rollout)
+
+    def join(self, group: Group) -> Group:
+        scored = self._rewards.join(group)
+        self._history.record(scored)
+        return scored
+
+    def metrics(self) -> dict[str, float]:
+        return self._rewards.metrics() | self._history.metrics()
+
+
 class Observers:
     """The protocols.Observer of a run.
 
@@ -61,40 +81,55 @@ class Observers:
       write: gets (step, row).
       log: gets (step, groups) of every commit: the rollout log.
       evaluate: gets the version and writes its own row; called for the versions that `when` names.
+      save: gets the version; called last of a publish, where `saved_at(version before, version)` is true.
       warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
       devices: number of them, for tokens per second and device.
     """
 
     def __init__(self, *, engine: Engine, scheduler: Scheduler, rewards: Rewards, write: Callable[[int, Mapping], None],
                  log: Callable[[int, Sequence[Group]], None], evaluate: Callable[[int], None],
-                 when: Callable[[int], bool], warm: Callable[[], None], watch: Stopwatch, devices: int):
+                 when: Callable[[int], bool], save: Callable[[int], None], saved_at: Callable[[int, int], bool],
+                 warm: Callable[[], None], watch: Stopwatch, devices: int):
         self._engine, self._scheduler, self._rewards = engine, scheduler, rewards
         self._write, self._log = write, log
         self._evaluate, self._when, self._warm = evaluate, when, warm
+        self._save, self._saved_at = save, saved_at
         self._watch, self._devices = watch, devices
         self._waiting: tuple[Mapping, dict] | None = None
         self._warmed = False
+        self._version = 0  # published last
         self.step = 0
         self.tokens = 0  # sampled so far, of training
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
         self.flush()
         self.step += 1
-        self.tokens += sum(int(r.sampled.sum()) for group in part.groups for r in group.rollouts)
+        self.tokens += sum(int(r.sampled.sum()) for group in part.fresh for r in group.rollouts)
         row = {"training/global_step": float(self.step)} | describe(part.groups, self.step - 1)
         for part_of_ring in (self._engine, self._scheduler, self._rewards):
             row |= part_of_ring.metrics()
         self._waiting = metrics, row
-        self._watch.timing("log", self._log)(self.step, part.groups)
+        if part.fresh:  # a round's rollouts are logged once, with its first step
+            self._watch.timing("log", self._log)(self.step, part.fresh)
 
     def published(self, version: int) -> None:
         """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
         self.flush()
         if self._when(version):
             self._watch.timing("testing", self._evaluate)(version)
+        before, self._version = self._version, version
+        if self._saved_at(before, version):
+            self._watch.timing("save_checkpoint", self._save)(version)
         if not self._warmed:
             self._warmed = True
             self._warm()
+
+    def state_dict(self) -> dict:
+        """For a checkpoint, within `published`."""
+        return {"step": self.step, "tokens": self.tokens, "version": self._version}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self.step, self.tokens, self._version = state["step"], state["tokens"], state["version"]
 
     def flush(self) -> None:
         """Writes the row of the last commit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
+from jaxrl_post.types import Capacity, Group, Part, Prompt, Request, Rollout, RolloutId, Stop
 
 
 class Engine(Protocol):
@@ -16,7 +16,7 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> Capacity:
-        """Free slots and pages per replica, counted after what is waiting."""
+        """Per replica: free slots that no waiting request will take, at least 0, and free pages."""
 
     @property
     def clock(self) -> int:
@@ -47,6 +47,15 @@ class Engine(Protocol):
         """Uses `params` from the next step on, and calls them `version`, which must be greater than the current one.
         ValueError when tree, shape or version are wrong; then the old weights stay."""
 
+    def state_dict(self) -> Mapping:
+        """For a checkpoint, between swap and step: clocks, counters, and every request with its tokens, as plain values and
+        arrays. It is a boundary: all that run go back to waiting and re-enter as in `recompute`, so that this engine and
+        one that loads the state go on alike."""
+
+    def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
+        """Takes the place of everything but weights and version. `prompts`: those of the data, by id. ValueError when the
+        state belongs to an engine that would choose other row sizes."""
+
     def metrics(self) -> dict[str, float]:
         """Counters since the last call, by metric name."""
 
@@ -72,6 +81,13 @@ class Scheduler(Protocol):
     def take(self) -> list[Part]:
         """What can be trained on now: groups in admission order, rollouts by sample index, never by completion."""
 
+    def state_dict(self) -> Mapping:
+        """For a checkpoint, after a part that publishes: everything that later decisions depend on, as plain values and
+        arrays."""
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Decides from now on as the one that gave the state."""
+
     def metrics(self) -> dict[str, float]:
         """Counters since the last call, by metric name."""
 
@@ -88,13 +104,16 @@ class Learner(Protocol):
         """The policy's weights, in the learner's layout."""
 
     def prepare(self, groups: Sequence[Group]) -> None:
-        """Old and reference log-probs of these groups, once, at the current weights; kept by rollout id."""
+        """Reference log-probs and advantages of these groups, once, at the weights of the round's start; kept by rollout id
+        until groups come that are fresh after a commit. So are the old log-probs, which are of those weights too and are
+        computed at the latest when a commit is about to move them. Of no groups: does nothing."""
 
     def accumulate(self, groups: Sequence[Group]) -> None:
-        """Adds an unnormalised gradient sum and its counts. Advantages are computed here."""
+        """Adds an unnormalised gradient sum and its counts."""
 
     def commit(self) -> Mapping[str, Any]:
-        """Divides once, takes an optimizer step, forgets what `prepare` kept; metrics as device scalars."""
+        """Divides once and takes an optimizer step; metrics as device scalars. The arrays of `params` are used up: a round
+        may commit several times, and publishes before the engine is stepped again."""
 
 
 class Rewards(Protocol):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 PURPOSES = ("train", "eval")
+MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
 PREFIX_MODES = ("recompute", "verify", "restart")
 
 

@@ -62,8 +62,8 @@ class Layout:
         return self._into(old, new) if case == "cast" else jax.tree.map(self._move, old, new, self.shardings)
 
     def _move(self, old: jax.Array, new: jax.Array, sharding: Any) -> jax.Array:
-        """One leaf onto another sharding. `device_put` copies between devices directly: on CPU (288 MiB, 4 devices) in a third
-        of the time of a compiled program, which does it with collectives."""
+        """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
+        collectives, which on CPU is slower (scripts/results/swap-live.json holds the times)."""
         old.delete()
         narrow = new if new.dtype == self.dtype else self._narrow(new)
         return jax.device_put(narrow, sharding, may_alias=False)

@@ -83,6 +83,7 @@ def attention(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: floa
         high = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, BIG_NEGATIVE), axis=-1))
         shrink = jnp.exp(peak - high)
         weight = jnp.where(seen, jnp.exp(scores - high[..., None]), 0.0)
+        values = jnp.where(seen[:, 0, 0, :, None, None], values, 0)  # a stale value may be infinite, and 0 * inf is not 0
         mixed = jnp.einsum("rkgp,rpkh->rkgh", weight.astype(q.dtype), values, preferred_element_type=jnp.float32)
         return high, mass * shrink + jnp.sum(weight, axis=-1), out * shrink[..., None] + mixed
 

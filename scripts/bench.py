@@ -57,8 +57,8 @@ def main(argv: list[str], folder: Path = FOLDER) -> int:
     spec.loader.exec_module(module)
     try:
         module.bench(record)
-    except Missing as missing:
-        print(missing, file=sys.stderr)
+    except (Missing, ValueError) as wrong:
+        print(wrong, file=sys.stderr)
         return 2
     if options.json:
         write_json(options.json, record.to_dict())

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Prints "VERSION PATH" of the first CPython that really runs and can make a virtual environment: 3.12, then 3.13,
 # then 3.11. Names on PATH may be shims that fail or Pythons without venv, so every candidate is run; the usual folders
-# of version managers are searched too. With an argument, only that interpreter is tried.
+# of version managers are searched too. With an argument, only that interpreter is tried. WANTED names other versions, in
+# order.
 set -u
 PROBE='import sys, ssl, ctypes, venv, ensurepip
 assert sys.implementation.name == "cpython" and sys.maxsize > 2**32
@@ -41,7 +42,7 @@ candidates() { # of one version, one per line; unmatched patterns stay as text a
     done
 }
 
-for wanted in 3.12 3.13 3.11; do
+for wanted in ${WANTED:-3.12 3.13 3.11}; do
     found=$(candidates "$wanted" | while IFS= read -r path; do
         [ -x "$path" ] && [ "$(version_of "$path")" = "$wanted" ] && echo "$path" && break
     done)

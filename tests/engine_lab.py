@@ -74,14 +74,18 @@ def same_bits(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout]) -> bool:
         and a[k].entropies.tobytes() == b[k].entropies.tobytes() and a[k].finish == b[k].finish for k in a)
 
 
+def reference(request: Request, params, config=TINY) -> list[sampler.Draw]:
+    """The independent sampler's answer."""
+    return sampler.generate(params, config, request.prompt.tokens, request.seed, request.max_tokens,
+                            request.sampling.temperature, request.sampling.eos_ids)
+
+
 def against_sampler(out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4) -> list[str]:
     """What the independent sampler has to object to."""
     objections = []
     for request in asked:
         got = out[request.rollout_id]
-        draws = sampler.generate(params, config, request.prompt.tokens, request.seed, request.max_tokens,
-                                 request.sampling.temperature, request.sampling.eos_ids)
-        objection = sampler.disagreement(draws, got.tokens, got.logprobs, got.entropies, close=close)
+        objection = sampler.disagreement(reference(request, params, config), got.tokens, got.logprobs, got.entropies, close=close)
         if objection:
             objections.append(f"{request.rollout_id}: {objection}")
     return objections

@@ -14,7 +14,8 @@ from jaxrl_post import config, mesh
 from jaxrl_post.algorithms import advantages
 from jaxrl_post.trainer.learner import Learner
 
-MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean")
+LOSSES = ("gspo", "cispo", "sapo")  # beside vanilla
 MAX_TOKENS = 24
 
 
@@ -52,15 +53,18 @@ def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
 
 def shift(one: Learner, dtype) -> None:
     """Moves the policy as if a commit had happened, so that ratios are not 1."""
+    one._settle()
+    one._committed = True
     policy = made_groups.moved(made_groups.weights(0, dtype), 1)
     placed = mesh.put(policy, jax.tree.map(lambda x: x.sharding, one.params))
     one.state = dataclasses.replace(one.state, params={"policy": placed})
 
 
-def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0.8):
+def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0.8, loss_mode="vanilla"):
     """The same from tests/made_groups.py: no packing, no chunks, no sums; one division per formula."""
     a = algorithm(mode)
-    values = [advantages.grpo(group.rewards, group.scored) for group in groups]
+    values = [advantages.grpo(group.rewards, group.scored, np.array([len(r) for r in group.rollouts]))
+              for group in groups]
     with precision(dtype):
         old = made_groups.weights(0, dtype)
         policy, reference = (jax.tree.map(jax.numpy.asarray, made_groups.moved(old, seed)) for seed in (1, 2))
@@ -69,7 +73,7 @@ def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0
             return made_groups.plain_loss(
                 p, made_groups.MODEL, groups, values, old, reference, mode=mode, low=a.clip_ratio_low,
                 high=a.clip_ratio_high, kl_coef=a.kl_loss_coef, entropy_coef=a.entropy_coef, max_tokens=MAX_TOKENS,
-                temperature=temperature)
+                temperature=temperature, loss_mode=loss_mode)
 
         return jax.device_get(jax.jit(jax.grad(loss))(policy))
 

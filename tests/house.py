@@ -18,7 +18,7 @@ FLOORS = {
         "rewards", "kernels"),
     2: ("scheduler", "batch", "data", "models", "weights", "checkpoint", "sim"),
     3: ("engine", "trainer", "launch"),
-    4: ("loop", "evaluate", "report", "observers"),
+    4: ("loop", "evaluate", "report", "observers", "parts"),
     5: ("main", "simulate"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

@@ -82,15 +82,30 @@ def plain_scores(params, model, tokens, temperature: float = 1.0):
     return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in (chosen, entropies))
 
 
+def plain_policy_loss(loss_mode: str, logps, gap, mask, a, low: float, high: float):
+    """Per token, one sequence per row; `gap` is the log-ratio. GSPO's ratio is the geometric mean itself, with no
+    stop-gradient."""
+    ratio = jnp.exp(gap)
+    if loss_mode == "gspo":
+        means = jnp.sum(jnp.where(mask, gap, 0), axis=1, keepdims=True) / np.maximum(mask.sum(1, keepdims=True), 1)
+        ratio = jnp.broadcast_to(jnp.exp(means), gap.shape)
+    if loss_mode == "cispo":
+        return -jax.lax.stop_gradient(jnp.clip(ratio, 1 - low, 1 + high)) * a * logps
+    if loss_mode == "sapo":
+        tau = np.where(a > 0, 1.0, 1.05)
+        return -a * 4 / tau / (1 + jnp.exp(-tau * (ratio - 1)))
+    return -jnp.minimum(ratio * a, jnp.clip(ratio, 1 - low, 1 + high) * a)
+
+
 def plain_loss(params, model, found, advantages, old, reference, *, mode: str, low: float, high: float, kl_coef: float,
-               entropy_coef: float, max_tokens: int, temperature: float = 1.0):
-    """The loss of the whole batch as the papers write it: PPO-clip + k3 + entropy, each sequence by itself."""
+               entropy_coef: float, max_tokens: int, temperature: float = 1.0, loss_mode: str = "vanilla"):
+    """The loss of the whole batch as the papers write it: policy loss + k3 + entropy, each sequence by itself."""
     tokens, mask, members = unpacked(found)
     logps, entropies = plain_scores(params, model, tokens, temperature)
     wide = logps.dtype
     a = np.array([advantages[g][i] for g, i in members])[:, None].astype(wide)
-    ratio = jnp.exp(logps - plain_scores(old, model, tokens, temperature)[0])
-    losses = -jnp.minimum(ratio * a, jnp.clip(ratio, 1 - low, 1 + high) * a)
+    gap = logps - plain_scores(old, model, tokens, temperature)[0]
+    losses = plain_policy_loss(loss_mode, logps, gap, mask, a, low, high)
     if reference is not None:
         d = plain_scores(reference, model, tokens, temperature)[0] - logps
         losses = losses + kl_coef * (jnp.exp(d) - 1 - d)
@@ -101,7 +116,12 @@ def plain_loss(params, model, found, advantages, old, reference, *, mode: str, l
         return sum(sums) / mask.sum()
     if mode == "seq-mean-token-mean":
         return sum(s / mask[n].sum() for s, n in zip(sums, kept, strict=True)) / len(kept)
-    return sum(sums) / (len(kept) * max_tokens)
+    if mode == "prompt-mean":
+        prompts = sorted({members[n][0] for n in kept})
+        of = {g: [i for i, n in enumerate(kept) if members[n][0] == g] for g in prompts}
+        means = [sum(sums[i] for i in of[g]) / sum(mask[kept[i]].sum() for i in of[g]) for g in prompts]
+        return sum(means) / len(means)
+    return sum(sums) / (len(kept) * (max_tokens if mode == "seq-mean-token-sum-norm" else 1))
 
 
 def distances(a, b) -> dict[str, float]:

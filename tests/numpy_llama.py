@@ -15,12 +15,13 @@ def forward(params, config, tokens, *, positions=None, dtype=np.float32) -> np.n
     """[T, V] scores after each of T tokens, in `dtype` (float32 or float64)."""
     tokens = np.asarray(tokens)
     positions = np.arange(tokens.size) if positions is None else np.asarray(positions)
-    stream = _cast(params["embed"], dtype)[tokens]
+    stream = _cast(params["embed"], dtype)[tokens] * dtype(config.embed_scale)
     for index in range(config.layers):
         layer = {name: _cast(leaf, dtype) for name, leaf in params["layers"][str(index)].items()}
-        stream = stream + _attention(layer, config, _norm(stream, layer["attn_norm"], config), positions,
-                                     config.windows[index])
-        stream = stream + _feed_forward(layer, config, _norm(stream, layer["ffw_norm"], config))
+        new = _attention(layer, config, _norm(stream, layer["attn_norm"], config), positions, config.windows[index])
+        stream = stream + (_norm(new, layer["attn_post_norm"], config) if config.post_norms else new)
+        new = _feed_forward(layer, config, _norm(stream, layer["ffw_norm"], config))
+        stream = stream + (_norm(new, layer["ffw_post_norm"], config) if config.post_norms else new)
     stream = _norm(stream, _cast(params["final_norm"], dtype), config)
     head = _cast(params["embed"], dtype).T if config.tied else _cast(params["head"], dtype)
     return _capped(stream @ head, config.final_soft_cap)
@@ -58,7 +59,8 @@ def _attention(layer, config, x, positions, window) -> np.ndarray:
         q, k, v = q + layer["q_bias"], k + layer["k_bias"], v + layer["v_bias"]
     if config.qk_norm:
         q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
-    q, k = _turned(q, config, positions), _turned(k, config, positions)
+    local = window is not None and config.local_rope_theta is not None
+    q, k = _turned(q, config, positions, local), _turned(k, config, positions, local)
     scale = x.dtype.type(config.head_dim ** -0.5 if config.query_scale is None else config.query_scale)
     distance = positions[:, None] - positions[None, :]
     hidden = (distance < 0) | (distance >= (window or math.inf))
@@ -71,14 +73,16 @@ def _attention(layer, config, x, positions, window) -> np.ndarray:
     return out
 
 
-def _turned(x, config, positions) -> np.ndarray:
+def _turned(x, config, positions, local) -> np.ndarray:
     half = config.head_dim // 2
-    angles = np.outer(positions, [_frequency(config, i) for i in range(half)])
+    angles = np.outer(positions, [_frequency(config, i, local) for i in range(half)])
     turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)[:, None, :]
     return np.concatenate([turned.real, turned.imag], -1).astype(x.dtype)
 
 
-def _frequency(config, i: int) -> float:
+def _frequency(config, i: int, local: bool) -> float:
+    if local:
+        return 1 / config.local_rope_theta ** (2 * i / config.head_dim)
     plain = 1 / config.rope_theta ** (2 * i / config.head_dim)
     scaling = config.rope_scaling
     if scaling is None:

@@ -31,9 +31,8 @@ def threefry(key: tuple[int, int], counter: tuple[int, int]) -> int:
 
 
 def gumbel(seed, position: int, word: int) -> float:
-    u = ((threefry((int(seed[0]), int(seed[1])), (position, word)) >> 1) + 0.5) * 2.0 ** -31
-    e = -math.log1p(-u) if u < 1 else math.inf
-    return -math.log(e)
+    u = min(((threefry((int(seed[0]), int(seed[1])), (position, word)) >> 1) + 0.5) * 2.0 ** -31, 1 - 2.0 ** -24)
+    return -math.log(-math.log1p(-u))
 
 
 @dataclass

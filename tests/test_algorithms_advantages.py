@@ -8,24 +8,25 @@ from jaxrl_post.algorithms import advantages
 REWARDS = np.array([1, 0, 0, 1, 1], np.float32)
 ALL = np.ones(5, bool)
 SOME = np.array([True, True, False, True, True])
+LENGTHS = np.array([2, 4, 9, 1, 3])
 
 
 def test_grpo_by_hand():
     # mean 0.6; squares of deviations sum to 3 * 0.16 + 2 * 0.36 = 1.2; std with n - 1 = sqrt(0.3)
     std = 0.5477225575051661 + 1e-6
     expected = [0.4 / std, -0.6 / std, -0.6 / std, 0.4 / std, 0.4 / std]
-    np.testing.assert_allclose(advantages.grpo(REWARDS, ALL), expected, rtol=1e-12)
+    np.testing.assert_allclose(advantages.grpo(REWARDS, ALL, LENGTHS), expected, rtol=1e-12)
 
 
 def test_grpo_leaves_unscored_out_of_mean_and_std():
     # scored: 1 0 1 1, mean 0.75, std sqrt((3 * 0.0625 + 0.5625) / 3) = 0.5
     expected = [0.25 / 0.500001, -0.75 / 0.500001, 0, 0.25 / 0.500001, 0.25 / 0.500001]
-    np.testing.assert_allclose(advantages.grpo(REWARDS, SOME), expected, rtol=1e-12)
+    np.testing.assert_allclose(advantages.grpo(REWARDS, SOME, LENGTHS), expected, rtol=1e-12)
 
 
 def test_dr_grpo_by_hand():
-    np.testing.assert_allclose(advantages.dr_grpo(REWARDS, ALL), [0.4, -0.6, -0.6, 0.4, 0.4], rtol=1e-12)
-    np.testing.assert_allclose(advantages.dr_grpo(REWARDS, SOME), [0.25, -0.75, 0, 0.25, 0.25], rtol=1e-12)
+    np.testing.assert_allclose(advantages.dr_grpo(REWARDS, ALL, LENGTHS), [0.4, -0.6, -0.6, 0.4, 0.4], rtol=1e-12)
+    np.testing.assert_allclose(advantages.dr_grpo(REWARDS, SOME, LENGTHS), [0.25, -0.75, 0, 0.25, 0.25], rtol=1e-12)
 
 
 def test_rloo_is_reward_minus_mean_of_the_others():
@@ -36,29 +37,84 @@ def test_rloo_is_reward_minus_mean_of_the_others():
     expected = np.zeros(6)
     for i in kept:
         expected[i] = float(rewards[i]) - np.mean([float(rewards[j]) for j in kept if j != i])
-    np.testing.assert_allclose(advantages.rloo(rewards, scored), expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(advantages.rloo(rewards, scored, np.ones(6, int)), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_opo_by_hand():
+    # sum(T R) / sum(T) = (2 + 1 + 3) / 19 over all; without the third (2 + 1 + 3) / 10
+    np.testing.assert_allclose(advantages.opo(REWARDS, ALL, LENGTHS), [13 / 19, -6 / 19, -6 / 19, 13 / 19, 13 / 19])
+    np.testing.assert_allclose(advantages.opo(REWARDS, SOME, LENGTHS), [0.4, -0.6, 0, 0.4, 0.4])
+    same = np.full(5, 7)
+    np.testing.assert_allclose(advantages.opo(REWARDS, SOME, same), advantages.dr_grpo(REWARDS, SOME, same))
+
+
+def test_maxrl_by_hand():
+    high, low = 0.4 / 0.600001, -0.6 / 0.600001
+    np.testing.assert_allclose(advantages.maxrl(REWARDS, ALL, LENGTHS), [high, low, low, high, high])
+    np.testing.assert_array_equal(advantages.maxrl(np.zeros(5, np.float32), ALL, LENGTHS), np.zeros(5))  # no success
+    with pytest.raises(ValueError, match="needs rewards of at least 0, got -1.0"):
+        advantages.maxrl(np.float32([1, -1]), np.ones(2, bool), np.ones(2, int))
+
+
+ROUND = [np.array([0.0, 1.0, 2.0]), np.array([4.0]), np.array([9.0, 9.0])]  # per token; the last rollout is unscored
+MASKS = [np.array([True, False, True]), np.array([True]), np.array([False, False])]
+
+
+def test_reinforce_plus_plus_by_hand():
+    """Returns at gamma 1/2: the observed token in the middle hands 2 on, so 0 + 1/2 * 2 = 1; then 2, and 4."""
+    returns = np.array([1.0, 2.0, 4.0])  # mean 7/3, variance with n-1: (16/9 + 1/9 + 25/9) / 2 = 7/3
+    white = (returns - 7 / 3) / np.sqrt(7 / 3 + 1e-8)
+    got = advantages.reinforce_plus_plus(ROUND, MASKS, np.array([0, 0, 1]), 0.5)
+    for value, expected in zip(got, ([white[0], 0, white[1]], [white[2]], [0, 0]), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+def test_reinforce_plus_plus_baseline_by_hand():
+    """Sums 2 and 4 of one group, 3 and 1 of another: centred -1, 1, 1, -1; the first answer has two tokens."""
+    rewards = [np.array([0.0, 7.0, 2.0]), np.array([4.0]), np.array([3.0]), np.array([1.0]), np.array([np.nan])]
+    masks = [np.array([True, False, True]), *[np.array([True])] * 3, np.array([False])]
+    tokens = np.array([-1.0, -1, 1, 1, -1])  # mean -0.2, variance (3 * 0.64 + 2 * 1.44) / 4 = 1.2
+    white = (tokens + 0.2) / np.sqrt(1.2 + 1e-8)
+    got = advantages.reinforce_plus_plus_baseline(rewards, masks, np.array([0, 0, 1, 1, 1]), 0.5)
+    for value, expected in zip(got, ([white[0], 0, white[1]], [white[2]], [white[3]], [white[4]], [0]), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(advantages.WHOLE_ROUND))
+def test_whitened_advantages_have_mean_zero_and_variance_one_and_few_tokens_give_zero(name):
+    estimate, rng = advantages.WHOLE_ROUND[name], np.random.default_rng(0)
+    rewards = [rng.normal(size=n) for n in rng.integers(1, 9, 12)]
+    masks = [rng.random(r.size) < 0.8 for r in rewards]
+    got = estimate(rewards, masks, np.repeat(np.arange(4), 3), 0.9)
+    seen = np.concatenate([value[mask] for value, mask in zip(got, masks, strict=True)])
+    assert abs(seen.mean()) < 1e-12 and seen.var(ddof=1) == pytest.approx(1, abs=1e-6)
+    for masked in ([np.array([True])], [np.array([False])]):
+        np.testing.assert_array_equal(estimate([np.array([3.0])], masked, np.array([0]), 1.0)[0], [0.0])
+    with pytest.raises(ValueError, match="must be finite, got .*inf"):
+        estimate([np.array([1.0, np.inf])], [np.ones(2, bool)], np.array([0]), 1.0)
 
 
 def test_ones_ignores_rewards():
-    np.testing.assert_array_equal(advantages.ones(REWARDS, SOME), [1, 1, 0, 1, 1])
+    np.testing.assert_array_equal(advantages.ones(REWARDS, SOME, LENGTHS), [1, 1, 0, 1, 1])
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "maxrl"])
 def test_nothing_to_compare_gives_zero(name):
     estimate = advantages.ADVANTAGES[name]
-    np.testing.assert_array_equal(estimate(np.float32([3.0]), np.array([True])), [0])
-    np.testing.assert_array_equal(estimate(np.float32([3, 5]), np.array([True, False])), [0, 0])
-    np.testing.assert_array_equal(estimate(np.float32([3, 5]), np.zeros(2, bool)), [0, 0])
-    np.testing.assert_array_equal(estimate(np.float32([1, 1, 1]), np.ones(3, bool)), [0, 0, 0])
+    np.testing.assert_array_equal(estimate(np.float32([3.0]), np.array([True]), np.array([2])), [0])
+    np.testing.assert_array_equal(estimate(np.float32([3, 5]), np.array([True, False]), np.array([2, 3])), [0, 0])
+    np.testing.assert_array_equal(estimate(np.float32([3, 5]), np.zeros(2, bool), np.array([2, 3])), [0, 0])
+    np.testing.assert_array_equal(estimate(np.float32([1, 1, 1]), np.ones(3, bool), np.array([2, 3, 4])), [0, 0, 0])
 
 
 @pytest.mark.parametrize("name", list(advantages.ADVANTAGES))
 def test_an_unscored_reward_may_be_anything_and_a_scored_one_must_be_finite(name):
     estimate = advantages.ADVANTAGES[name]
-    with_nan = estimate(np.float32([1, np.nan, 0]), np.array([True, False, True]))
-    np.testing.assert_array_equal(with_nan, estimate(np.float32([1, 7, 0]), np.array([True, False, True])))
+    scored, lengths = np.array([True, False, True]), np.array([2, 3, 4])
+    with_nan = estimate(np.float32([1, np.nan, 0]), scored, lengths)
+    np.testing.assert_array_equal(with_nan, estimate(np.float32([1, 7, 0]), scored, lengths))
     with pytest.raises(ValueError, match="must be finite, got .*nan"):
-        estimate(np.float32([1, np.nan, 0]), np.ones(3, bool))
+        estimate(np.float32([1, np.nan, 0]), np.ones(3, bool), lengths)
 
 
 def test_names_are_those_of_the_config():
@@ -66,4 +122,4 @@ def test_names_are_those_of_the_config():
 
     from jaxrl_post.config import Algorithm
     choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
-    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES)
+    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | set(advantages.WHOLE_ROUND)

@@ -80,7 +80,7 @@ def test_ranks_and_dtypes_are_checked_first():
 
 def test_mismatch_by_hand():
     old, rollout = np.log([0.5, 0.25]), np.log([0.4, 0.5])
-    got = mismatch(old, rollout)
+    got = mismatch([(old, rollout)])
     np.testing.assert_allclose(got["training/rollout_probs_diff_mean"], 0.175)
     np.testing.assert_allclose(got["training/rollout_probs_diff_max"], 0.25)
     np.testing.assert_allclose(got["training/rollout_probs_diff_std"], 0.075 * np.sqrt(2))
@@ -88,4 +88,16 @@ def test_mismatch_by_hand():
     np.testing.assert_allclose(got["training/rollout_logprobs_abs_diff_mean"], (np.log(1.25) + np.log(2)) / 2)
     np.testing.assert_allclose(got["rollout_corr/kl"], (np.log(0.8) + np.log(2)) / 2)
     np.testing.assert_allclose(got["rollout_corr/k3_kl"], (1.25 - 1 - np.log(1.25) + 0.5 - 1 + np.log(2)) / 2)
-    assert max(mismatch(old, old).values()) == 0
+    # rho 1.25 and 0.5; of the whole answer 0.625
+    np.testing.assert_allclose(got["rollout_corr/chi2_token"], (1.25**2 + 0.5**2) / 2 - 1)
+    np.testing.assert_allclose(got["rollout_corr/chi2_seq"], 0.625**2 - 1)
+    np.testing.assert_allclose(got["rollout_corr/training_ppl"], 8**0.5)  # 1 / sqrt(0.5 * 0.25)
+    np.testing.assert_allclose(got["rollout_corr/rollout_ppl"], 5**0.5)
+    np.testing.assert_allclose(got["rollout_corr/log_ppl_diff"], np.log(1.6) / 2)
+    np.testing.assert_allclose(got["rollout_corr/ppl_ratio"], 1.6**0.5)
+    two = mismatch([(old[:1], rollout[:1]), (old[1:], rollout[1:])])
+    np.testing.assert_allclose(two["rollout_corr/chi2_seq"], two["rollout_corr/chi2_token"])
+    np.testing.assert_allclose(two["rollout_corr/log_ppl_abs_diff"], (np.log(1.25) + np.log(2)) / 2)
+    same = mismatch([(old, old)])
+    assert max(abs(value) for name, value in same.items() if not name.endswith(("_ppl", "ppl_ratio"))) == 0
+    assert same["rollout_corr/ppl_ratio"] == 1

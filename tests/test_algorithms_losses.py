@@ -1,4 +1,4 @@
-"""Losses, KL estimators and aggregation against numbers computed by hand, and identities of the papers."""
+"""Losses and KL estimators against numbers computed by hand, and identities of the papers."""
 
 import dataclasses
 
@@ -17,10 +17,28 @@ def row(*values):
     return jnp.asarray([values], jnp.float32)
 
 
+def one_row(like):
+    """Every token is of one sequence and sampled."""
+    return jnp.ones(like.shape, bool), jnp.ones(like.shape, jnp.int32)
+
+
+def at(name, ratios, advantages, algorithm=CLIP):
+    """The loss at these ratios, as one sequence: old log-probs are -1, so the new ones are log r - 1."""
+    old = jnp.full((1, len(ratios)), -1.0)
+    logps = old + jnp.log(row(*ratios))
+    return losses.LOSSES[name](logps, old, row(*advantages), *one_row(old), algorithm)
+
+
+def slope(name, ratios, advantages, algorithm=CLIP):
+    """Of the summed loss, per log-prob."""
+    old = jnp.full((1, len(ratios)), -1.0)
+    return jax.grad(lambda x: losses.LOSSES[name](x, old, row(*advantages), *one_row(old), algorithm)[0].sum())(
+        old + jnp.log(row(*ratios)))
+
+
 def vanilla_of_ratio(ratio, advantage):
-    old = row(-1.0)
-    loss, clipped = losses.vanilla(old + jnp.log(row(ratio)), old, row(advantage), CLIP)
-    return float(loss[0, 0]), float(clipped[0, 0])
+    loss, indicators = at("vanilla", [ratio], [advantage])
+    return float(loss[0, 0]), float(indicators["actor/pg_clipfrac"][0, 0])
 
 
 @pytest.mark.parametrize("ratio, advantage, loss, clipped", [
@@ -40,23 +58,101 @@ def test_vanilla_by_hand(ratio, advantage, loss, clipped):
 
 
 def test_no_gradient_where_clipped_and_all_of_it_elsewhere():
-    def total(logps):
-        return losses.vanilla(logps, jnp.zeros_like(logps), row(1.0, 1.0, -1.0), CLIP)[0].sum()
-    grad = jax.grad(total)(jnp.log(row(1.0, 1.5, 1.5)))
+    grad = slope("vanilla", [1.0, 1.5, 1.5], [1.0, 1.0, -1.0])
     np.testing.assert_allclose(grad, row(-1.0, 0.0, 1.5), rtol=1e-6)  # d ratio / d logp = ratio
+
+
+DUAL = dataclasses.replace(CLIP, clip_ratio_c=3.0)
+
+
+@pytest.mark.parametrize("ratio, advantage, loss, held, grad", [
+    (2.5, -2.0, 5.0, 0, 5.0),   # below c: PPO
+    (4.0, -2.0, 6.0, 1, 0.0),   # held at 3 * 2, and no gradient any more
+    (4.0, 2.0, -2.6, 0, 0.0),   # good: only clip-higher
+    (0.5, -2.0, 1.6, 0, 0.0),
+])
+def test_dual_clip_by_hand(ratio, advantage, loss, held, grad):
+    got, indicators = at("vanilla", [ratio], [advantage], DUAL)
+    np.testing.assert_allclose(got, row(loss), rtol=1e-6)
+    assert float(indicators["actor/pg_clipfrac_lower"][0, 0]) == held
+    np.testing.assert_allclose(slope("vanilla", [ratio], [advantage], DUAL), row(grad), rtol=1e-6)
+    assert "actor/pg_clipfrac_lower" not in at("vanilla", [ratio], [advantage])[1]
+
+
+def test_gspo_by_hand():
+    """Ratios 1.1 and 1.4: s = sqrt(1.54) = 1.24097; above 1.3 it would be clipped; 0.5 and 0.98 give 0.7."""
+    s = 1.54**0.5
+    np.testing.assert_allclose(at("gspo", [1.1, 1.4], [2, 2])[0], row(-2 * s, -2 * s), rtol=1e-6)
+    np.testing.assert_allclose(slope("gspo", [1.1, 1.4], [2, 2]), row(-2 * s, -2 * s), rtol=1e-6)
+    loss, indicators = at("gspo", [1.3, 1.6], [1, 1])
+    np.testing.assert_allclose(loss, row(-1.3, -1.3), rtol=1e-6)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(1, 1))
+    np.testing.assert_array_equal(slope("gspo", [1.3, 1.6], [1, 1]), row(0, 0))
+    np.testing.assert_allclose(at("gspo", [0.5, 0.98], [-1, -1])[0], row(0.8, 0.8), rtol=1e-6)
+    np.testing.assert_allclose(at("gspo", [1e9], [-1])[0], row(np.exp(10)), rtol=1e-6)  # log s is at most 10
+
+
+def test_gspo_with_equal_ratios_in_a_sequence_is_vanilla():
+    for ratio in (0.7, 1.0, 1.2, 1.6):
+        for a in (-1.5, 2.0):
+            one, two = (at(name, [ratio] * 3, [a] * 3) for name in ("gspo", "vanilla"))
+            np.testing.assert_allclose(one[0], two[0], rtol=1e-6)
+            np.testing.assert_array_equal(one[1]["actor/pg_clipfrac"], two[1]["actor/pg_clipfrac"])
+            grads = [slope(name, [ratio] * 3, [a] * 3) for name in ("gspo", "vanilla")]
+            np.testing.assert_allclose(*grads, rtol=1e-6)
+
+
+def test_a_sequences_mean_leaves_out_what_is_masked_and_other_segments():
+    values = row(1, 2, 30, 4, 50, 6, 7)
+    mask = jnp.asarray([[1, 1, 0, 1, 0, 1, 0]], bool)
+    segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 0]])
+    np.testing.assert_allclose(losses.sequence_mean(values, mask, segments), row(1.5, 1.5, 1.5, 5, 5, 5, 0))
+
+
+def test_cispo_by_hand():
+    """Old log-probs are -1, so log pi = log r - 1; the weight is held at 1.3 and 0.8, the gradient is not stopped."""
+    loss, indicators = at("cispo", [1.1, 2.0, 0.5, 2.0], [2, 2, -1, -1])
+    logps = np.log([1.1, 2.0, 0.5, 2.0]) - 1
+    np.testing.assert_allclose(loss, row(*(np.array([-2 * 1.1, -2 * 1.3, 0.8, 1.3]) * logps)), rtol=1e-6)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(0, 1, 1, 1))
+    grad = slope("cispo", [1.1, 2.0, 0.5, 2.0], [2, 2, -1, -1])
+    np.testing.assert_allclose(grad, row(-2.2, -2.6, 0.8, 1.3), rtol=1e-6)
+
+
+def test_sapo_by_hand():
+    """At r = 1 the gate is 2 / tau and its slope 1; at r = 2, tau = 1, A = 1: 4 sigmoid(1)."""
+    loss, indicators = at("sapo", [1.0, 1.0, 2.0, 2.0], [1, -2, 1, -1])
+    gate = [2.0, 2 / 1.05, 4 / (1 + np.exp(-1)), 4 / 1.05 / (1 + np.exp(-1.05))]
+    np.testing.assert_allclose(loss, row(-gate[0], 2 * gate[1], -gate[2], gate[3]), rtol=1e-6)
+    assert indicators == {}
+    np.testing.assert_allclose(slope("sapo", [1.0, 1.0], [1, -2]), row(-1, 2), rtol=1e-6)
+    p = 1 / (1 + np.exp(-1.0))
+    np.testing.assert_allclose(slope("sapo", [2.0], [1]), row(-4 * p * (1 - p) * 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "cispo", "sapo"])
+def test_on_policy_every_loss_has_the_policy_gradient(name):
+    np.testing.assert_allclose(slope(name, [1.0, 1.0], [1.5, 1.5], Algorithm()), row(-1.5, -1.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "cispo", "sapo"])
+def test_every_loss_is_linear_in_a_positive_factor_of_the_advantage(name):
+    """So that a correction may weigh the loss or the advantage."""
+    ratios, advantages = [0.3, 1.1, 2.0, 5.0], np.array([1.0, -1.0, 2.0, -2.0])
+    np.testing.assert_allclose(at(name, ratios, 3 * advantages)[0], 3 * at(name, ratios, advantages)[0], rtol=1e-6)
 
 
 def test_log_ratio_is_clamped_at_20():
     clamped = losses.log_ratio(row(0.0, -100.0, -1.0), row(-100.0, 0.0, -1.5))
     np.testing.assert_array_equal(clamped, row(20.0, -20.0, 0.5))
-    loss, _ = losses.vanilla(row(0.0), row(-100.0), row(-1.0), CLIP)
+    loss, _ = losses.vanilla(row(0.0), row(-100.0), row(-1.0), *one_row(row(0.0)), CLIP)
     np.testing.assert_allclose(loss, np.exp(np.float32(20)), rtol=1e-6)
 
 
 def test_sft_is_negative_log_likelihood():
-    loss, clipped = losses.sft(row(-0.5, -2.0), None, row(1.0, 1.0), CLIP)
+    loss, indicators = losses.sft(row(-0.5, -2.0), None, row(1.0, 1.0), *one_row(row(1.0, 1.0)), CLIP)
     np.testing.assert_array_equal(loss, row(0.5, 2.0))
-    np.testing.assert_array_equal(clipped, row(0.0, 0.0))
+    assert indicators == {}
 
 
 def test_kl_estimators_by_hand():
@@ -79,48 +175,14 @@ def test_k1_and_k3_estimate_the_kl_and_k2_has_its_gradient():
     np.testing.assert_allclose(slope, logp - logq, rtol=1e-5)
 
 
-def packed_case():
-    """Two rows: lengths 1 and 3 | 2 and an all-masked one, with padding; the 3-token one has a hole."""
-    segments = jnp.asarray([[1, 1, 2, 2, 2, 2, 2, 0], [1, 1, 1, 2, 2, 2, 0, 0]])
-    mask = jnp.asarray([[0, 1, 0, 1, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0, 0]]).astype(bool)
-    values = jnp.asarray(np.arange(16, dtype=np.float32).reshape(2, 8) ** 2)
-    return values, mask, segments
-
-
-def test_aggregation_by_hand():
-    values, mask, segments = packed_case()
-    a, b, c = [1.0], [9.0, 16.0, 36.0], [81.0, 100.0]
-    total = sum(a) + sum(b) + sum(c)
-    number, count = losses.token_mean(values, mask, segments, 10)
-    np.testing.assert_allclose((number, count), (total, 6), rtol=1e-6)
-    number, count = losses.seq_mean_token_mean(values, mask, segments, 10)
-    np.testing.assert_allclose((number, count), (np.mean(a) + np.mean(b) + np.mean(c), 3), rtol=1e-6)
-    number, count = losses.seq_mean_token_sum_norm(values, mask, segments, 10)
-    np.testing.assert_allclose((number, count), (total / 10, 3), rtol=1e-6)
-
-
-@pytest.mark.parametrize("mode", list(losses.AGGREGATIONS))
-def test_aggregation_adds_over_rows_and_ignores_what_is_masked(mode):
-    values, mask, segments = packed_case()
-    aggregate = losses.AGGREGATIONS[mode]
-    whole = aggregate(values, mask, segments, 10)
-    parts = [aggregate(values[i:i + 1], mask[i:i + 1], segments[i:i + 1], 10) for i in range(2)]
-    np.testing.assert_allclose(whole, np.sum(parts, axis=0), rtol=1e-6)
-    spoiled = jnp.where(mask, values, jnp.nan)
-    np.testing.assert_array_equal(aggregate(spoiled, mask, segments, 10), whole)
-    slope = jax.grad(lambda v: aggregate(v, mask, segments, 10)[0])(spoiled)
-    assert np.all(np.asarray(slope)[~np.asarray(mask)] == 0) and np.all(np.asarray(slope)[np.asarray(mask)] > 0)
-
-
 def test_names_are_those_of_the_config():
     choices = {f.name: set(f.metadata["choices"]) for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
     assert choices["loss_mode"] == set(losses.LOSSES) == set(losses.NEEDS_OLD_LOGPROBS)
-    assert choices["loss_agg_mode"] == set(losses.AGGREGATIONS)
     assert choices["kl_loss_type"] == set(losses.KL_ESTIMATORS)
 
 
 def test_mixed_dtypes_and_ranks_are_refused_first():
     with pytest.raises((AssertionError, TypeError)):
-        losses.vanilla(row(0.0), row(0.0).astype(jnp.bfloat16), row(0.0), CLIP)
+        losses.vanilla(row(0.0), row(0.0).astype(jnp.bfloat16), row(0.0), *one_row(row(0.0)), CLIP)
     with pytest.raises((AssertionError, TypeError)):
-        losses.token_mean(row(0.0), jnp.ones((1, 2), bool), jnp.ones((1, 2), jnp.int32), 1)
+        losses.vanilla(row(0.0), row(0.0, 1.0), row(0.0), *one_row(row(0.0)), CLIP)

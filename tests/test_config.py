@@ -119,7 +119,8 @@ def test_ranges():
 
 def test_choices():
     sentence = error("algorithm.adv_estimator=gpro")
-    assert "algorithm.adv_estimator='gpro' is not one of grpo, dr_grpo, rloo, ones; nearest is 'grpo'" in sentence
+    assert ("algorithm.adv_estimator='gpro' is not one of grpo, dr_grpo, rloo, opo, maxrl, reinforce_plus_plus, "
+            "reinforce_plus_plus_baseline, ones; nearest is 'grpo'") in sentence
 
 
 # Names.
@@ -159,6 +160,25 @@ def test_malformed_overrides():
                            "is 512"),
     (["mesh.data=3"], "batch.rows=8 must be a multiple of mesh.data*mesh.fsdp=3; nearest valid value is 9"),
     (["scheduler.group_size=1"], "scheduler.group_size=1 must be at least 2"),
+    (["algorithm.adv_estimator=reinforce_plus_plus_baseline", "scheduler.group_size=1"], "must be at least 2"),
+    (["scheduler.mini_batches=5"], "scheduler.mini_batches=5 must divide scheduler.prompts=32; nearest valid value is 4"),
+    (["scheduler.mini_batches=4", "scheduler.ppo_epochs=2"], "steps=10 must be a multiple of the 8 optimizer steps of a "
+     "round (scheduler.mini_batches * scheduler.ppo_epochs); nearest valid value is 16"),
+    (["scheduler.mini_batches=2", "eval.every=5"], "eval.every=5 must be a multiple of the 2 optimizer steps"),
+    (["scheduler.mini_batches=2", "eval.at=[4,5]"], "eval.at=5 must be a multiple of the 2 optimizer steps"),
+    (["algorithm.clip_ratio_c=1"], "algorithm.clip_ratio_c=1.0 must be 0 (off) or above 1"),
+    (["algorithm.clip_ratio_c=3", "algorithm.loss_mode=gspo"], "is of algorithm.loss_mode='vanilla' and not of 'gspo'"),
+    (["algorithm.loss_mode=sft", "algorithm.rollout_is=token"], "algorithm.loss_mode='sft' has no old log-probs"),
+    (["algorithm.loss_mode=sft", "algorithm.use_kl_in_reward=true"], "algorithm.loss_mode='sft' has no old log-probs"),
+    (["engine.name=demonstrations"], "supervised training is 'demonstrations' with 'sft' and 'ones'"),
+    (["algorithm.loss_mode=sft", "algorithm.adv_estimator=ones"], "engine.name='rows' with algorithm.loss_mode='sft'"),
+    (["algorithm.overlong_buffer=300"], "algorithm.overlong_buffer=300 is above sampling.max_tokens=256"),
+    (["algorithm.adv_estimator=maxrl", "algorithm.overlong_buffer=3"], "'maxrl' needs rewards of at least 0"),
+    (["algorithm.rollout_is_threshold=[]"], "algorithm.rollout_is_threshold=() must be [upper] or [lower, upper], above 0 "
+                                            "and rising, for algorithm.rollout_is='none'"),
+    (["algorithm.rollout_is_threshold=[2,1]"], "algorithm.rollout_is_threshold=(2.0, 1.0) must be"),
+    (["algorithm.rollout_rs=token_k3", "algorithm.rollout_rs_threshold=[0.1,1]"],
+     "algorithm.rollout_rs_threshold=(0.1, 1.0) must be [upper], above 0"),
     (["reward.weights=[1,2]"], "reward.weights has 2 entries, reward.functions 1"),
 ])
 def test_fields_that_contradict_each_other(overrides, sentence):
@@ -167,7 +187,11 @@ def test_fields_that_contradict_each_other(overrides, sentence):
 
 def test_edges_of_the_cross_field_rules_are_allowed():
     got = config.resolve(given(), ["engine.row_sizes=[64]", "engine.pages=32", "sampling.max_tokens=511", "mesh.data=8",
-                                   "algorithm.adv_estimator=ones", "scheduler.group_size=1", "engine.head_rows=64"])
+                                   "algorithm.adv_estimator=ones", "scheduler.group_size=1", "engine.head_rows=64",
+                                   "scheduler.mini_batches=2", "scheduler.ppo_epochs=5", "algorithm.clip_ratio_c=1.5",
+                                   "algorithm.overlong_buffer=511", "algorithm.rollout_rs=seq_mean_k1",
+                                   "algorithm.rollout_rs_threshold=[0.5,2]"])
+    assert (got.scheduler.updates, got.rounds) == (10, 1)
     assert got.engine.row_sizes == (64,)
 
 

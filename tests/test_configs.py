@@ -14,7 +14,18 @@ SHORT = ("--config.steps=2", "--config.scheduler.prompts=4", "--config.scheduler
          "--config.eval.samples=2", "--config.eval.every=1")
 
 
-@pytest.mark.parametrize("name", ["demo", "demo_sft", "demo_sharded", "demo_dr_grpo", "demo_dapo", "demo_shuffled", "own"])
+PRESETS = {  # with what makes two steps of theirs short
+    "grpo": (), "dr_grpo": (), "dapo": (), "reinforce_plus_plus": (), "gspo": ("--config.scheduler.mini_batches=2",),
+    "cispo": ("--config.scheduler.mini_batches=2",), "sapo": ("--config.scheduler.mini_batches=1",)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_runs(name, tmp_path):
+    more = PRESETS[name]
+    _runs(name, tmp_path, *more, *(["--config.eval.every=2"] if more else []))
+
+
+@pytest.mark.parametrize("name", ["demo", "demo_sft", "demo_sharded", "demo_shuffled", "own"])
 def test_config_runs(name, tmp_path):
     more = ("--config.scheduler.group_size=1", "--config.optimizer.warmup_steps=1") if name == "demo_sft" else ()
     _runs(name, tmp_path, *more)

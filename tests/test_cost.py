@@ -31,6 +31,11 @@ def test_analytic_table_knows_the_device_kind_and_has_a_digest():
         cost.analytic("NVIDIA H200", 7_000_000_000, 2, (64, 512)).digest
 
 
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ValueError, match="no analytic step-cost table for a Quantum 9000"):
+        cost.analytic("Quantum 9000", 1, 4, (64,))
+
+
 def test_file(tmp_path):
     good = tmp_path / "good.json"
     good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}}}))

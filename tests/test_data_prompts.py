@@ -53,11 +53,14 @@ VERL = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "1
 def test_verl_rows(tmp_path):
     plain = {"id": "x", "prompt": "2+2=", "answer": 4, "source": "own", "extra": {"level": 1}}
     bare = {"prompt": "3=", "answer": "3"}
-    one, two, three = prompts.read(write(tmp_path, VERL, "", plain, bare))
+    path = write(tmp_path, VERL, "", plain, bare)
+    one, two, three = prompts.read(path)
+    assert [row.pop("where") for row in (one, two, three)] == [f"{path}, line {n}" for n in (1, 3, 4)]
     assert one == {"id": "openai/gsm8k/train/7", "prompt": VERL["prompt"], "answer": "2", "source": "openai/gsm8k",
                    "extra": {"ability": "math", "split": "train", "index": 7}}
     assert two == {"id": "x", "prompt": "2+2=", "answer": "4", "source": "own", "extra": {"level": 1}}
     moved = prompts.read(write(tmp_path, bare, VERL))[0]
+    assert moved.pop("where").endswith("line 1")
     assert moved == three and len(three["id"]) == 16
     assert prompts.read(write(tmp_path, bare | {"answer": "4"}))[0]["id"] != three["id"]
 
@@ -91,8 +94,8 @@ def test_a_bad_row_is_named(tmp_path, row, words):
 def test_files_that_are_none(tmp_path, data_dir):
     with pytest.raises(ValueError, match="there is no file"):
         prompts.read(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match="write it as JSONL"):
-        prompts.read(data_dir / "verl-tiny-llama" / "train.parquet")
+    with pytest.raises(ValueError, match="has the ending '.bin'; known are .jsonl, .json, .parquet"):
+        prompts.read(data_dir / "tinystories-260k" / "tok512.bin")
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(ValueError, match="no UTF-8"):
         prompts.read(tmp_path / "latin.jsonl")
@@ -102,7 +105,7 @@ def test_rows_that_cannot_be_prompts():
     with pytest.raises(ValueError, match=r"row 11 \(id '10'\): the prompt has 3 tokens; it must have 1 to 2"):
         made(12, limit=2)
     row = {"id": "a", "prompt": "1", "answer": "1", "source": ""}
-    with pytest.raises(ValueError, match="row 2 .*has the id of row 1"):
+    with pytest.raises(ValueError, match="row 2 .*has the id of data, row 1"):
         prompts.tokenised([row, row], LETTERS, chat=None, limit=4)
     with pytest.raises(ValueError, match=r"row 1 \(id 'a'\): the tokenizer has no token for '\?'"):
         prompts.tokenised([row | {"prompt": "1?"}], LETTERS, chat=None, limit=4)

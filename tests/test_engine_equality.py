@@ -163,6 +163,26 @@ def test_recompute_equals_a_full_forward_of_the_new_weights(shared):
     assert [o for o in (lab.recomputed_after_swap(out[r.rollout_id], r, lab.weights(1), 1) for r in mixed) if o] == []
 
 
+def test_a_request_without_a_token_starts_again_at_a_swap():
+    """In mid-prefill: all its tokens are of the new version, so they must be what the new weights give, also when it is
+    preempted afterwards."""
+    asked = lab.requests(12, samples=2, longest_prompt=80, longest=12, seed=12)
+    want = lab.run(lab.engine(lab.weights(1)), asked)
+    for pages, steps in ((96, 2), (12, 1)):
+        engine = lab.engine(steps_per_dispatch=1, pages=pages)
+        out = lab.swap_in_mid_generation(engine, asked, placed(lab.weights(1)), steps=steps, mode="keep")
+        new = {name: r for name, r in out.items() if (r.versions == 1).all()}
+        assert len(new) >= 4 and engine.metrics()["swap/num_started_again"] >= 1
+        assert lab.same_bits(new, {name: want[name] for name in new})
+
+
+def test_sizes_that_can_never_hold_a_rollout_are_refused():
+    with pytest.raises(ValueError, match="engine.pages=5 of 16 cannot hold one rollout of engine.max_length=96"):
+        lab.engine(pages=5)
+    with pytest.raises(ValueError, match="must reach engine.slots=16"):
+        lab.engine(row_sizes=(8,))
+
+
 def test_keep_carries_versions_and_recompute_keeps_logprobs(shared):
     asked = lab.requests(12, samples=4, seed=7, temperatures=(1.0,))
     engine = lab.engine()

@@ -74,3 +74,13 @@ def test_write_drops_unreal_rows_and_copy_drops_pages_out_of_range():
     assert np.array_equal(written.k, cache.k)
     copied = attention.copy(cache, jnp.array([3, 4]), jnp.array([7, PAGES]))
     assert np.array_equal(copied.v[7], cache.v[3]) and np.array_equal(copied.v[:7], cache.v[:7])
+
+
+def test_stale_values_may_be_infinite():
+    q, cache, rows, *_ = _case()
+    how = dict(scale=0.3, window=None, soft_cap=None)
+    base = np.asarray(attention.attention(jnp.asarray(q), cache, rows, **how))
+    page, offset = int(rows.table[0, 0]), 3  # behind the last position of slot 0, in its own page
+    ruined = attention.Cache(cache.k.at[page, offset].set(jnp.nan), cache.v.at[page, offset].set(jnp.inf))
+    again = np.asarray(attention.attention(jnp.asarray(q), ruined, rows, **how))
+    assert base.tobytes() == again.tobytes()

@@ -39,3 +39,18 @@ def test_the_cache_lies_where_the_environment_says(tmp_path):
     finally:
         jax.config.update("jax_compilation_cache_dir", before[0])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+
+
+def test_a_lifted_guard_comes_back():
+    """Armed or not, it is afterwards what it was before, also after an error."""
+    values = jnp.ones(13)
+    with CompileGuard() as guard:
+        with guard.lifted():
+            jax.jit(lambda x: x * 11)(values)
+        jax.jit(lambda x: x * 12)(values)  # it was not armed
+        guard.arm()
+        with pytest.raises(KeyError), guard.lifted():
+            jax.jit(lambda x: x * 13)(values)
+            raise KeyError
+        with pytest.raises(RuntimeError, match="recompilation after warm-up"):
+            jax.jit(lambda x: x * 14)(values)

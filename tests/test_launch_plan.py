@@ -21,11 +21,19 @@ def test_arithmetic_by_hand():
     rows = plan.arithmetic(config("scheduler.prompts=6", "scheduler.group_size=4", "mesh.data=2", "engine.slots=8",
                                   "batch.rows=2", "batch.tokens=100", "steps=50", "eval.prompts=10", "eval.samples=4"),
                            prompts=120, longest_prompt=10)
-    assert rows["rollouts per step"] == 24 and rows["engine slots in all"] == 16
-    assert rows["times the slots are filled per step"] == 1.5
+    assert rows["rollouts per round"] == 24 and rows["engine slots in all"] == 16
+    assert rows["times the slots are filled per round"] == 1.5
     assert rows["micro-batch, tokens"] == 200
     assert rows["most micro-batches per step"] == 6  # 40 tokens each: 2 in a row of 100, 4 in a micro-batch
     assert rows["epochs"] == 2.5 and rows["rollouts per evaluation"] == 50
+
+
+def test_arithmetic_of_rounds_of_several_steps():
+    rows = plan.arithmetic(config("scheduler.prompts=6", "scheduler.group_size=4", "scheduler.mini_batches=3",
+                                  "scheduler.ppo_epochs=2", "batch.rows=2", "batch.tokens=100", "steps=60"),
+                           prompts=12, longest_prompt=10)
+    assert rows["optimizer steps per round"] == 6 and rows["epochs"] == 5.0  # 10 rounds of 6 of 12 prompts
+    assert rows["most micro-batches per step"] == 2  # 8 rollouts, 4 in a micro-batch
 
 
 @pytest.mark.parametrize("data, fsdp, tensor", [(1, 1, 1), (2, 2, 2)])
@@ -56,6 +64,23 @@ def test_remat_and_a_smaller_head_chunk_need_less():
     plain, remat = (plan.memory(config(f"model.remat={r}"), TINY)["activations (estimate)"] for r in (False, True))
     chunked = plan.memory(config("batch.head_chunk=16"), TINY)["activations (estimate)"]
     assert remat < plain and chunked < plain
+
+
+def test_the_process_by_hand():
+    held = {plan.WEIGHTS: 100, "optimizer": 200, "reference": 0, plan.ESTIMATE: 7, "all": 307}
+    two = config("mesh.fsdp=2")
+    assert plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
+        "process itself (compiled, no weights yet)": 1000, plan.WEIGHTS: 200, "optimizer": 400,
+        "largest program beside it (accumulate)": 120, "process at its highest": 1720}
+    # on an accelerator the process only hands the weights over, whole
+    assert plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, False) == {
+        "process itself (compiled, no weights yet)": 1000, "weights on their way (float32)": 200,
+        "process at its highest": 1200, "each device at its highest": 360}
+    block = np.ones(64 << 20, np.uint8)
+    with_it = plan.resident()
+    size = block.nbytes
+    del block
+    assert with_it - plan.resident() >= 0.9 * size or not plan.Path("/proc/self/status").is_file()
 
 
 def test_a_mesh_that_does_not_divide_is_one_sentence():

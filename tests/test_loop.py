@@ -1,5 +1,7 @@
 """The ring turned by toys: order of calls, determinism, dynamic sampling, and standing still."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -44,6 +46,39 @@ def test_a_round_sees_only_the_weights_published_before_it():
                      max_tokens=6, filter_groups=False, max_waves=1, replicas=1)
     run(engine, scheduler, ToyRewards(accuracy), learner, ToyObserver(), publish, 4)
     assert learner.step == engine.version == 4
+
+
+def several(mini_batches, ppo_epochs, kind=Sync, steps=8):
+    engine, learner, observe = ToyEngine(), ToyLearner(), ToyObserver()
+    scheduler = kind(ToyPrompts(10), run_seed=1, steps=steps // (mini_batches * ppo_epochs), prompts_per_round=4,
+                     group_size=2, sampling=SAMPLING, max_tokens=6, filter_groups=False, max_waves=1, replicas=1,
+                     mini_batches=mini_batches, ppo_epochs=ppo_epochs)
+    run(engine, scheduler, ToyRewards(accuracy), learner, observe, publish, steps)
+    return engine, learner, observe
+
+
+def test_a_round_of_several_steps_is_prepared_and_published_once():
+    engine, learner, observe = several(2, 2)
+    step = [("accumulate", 2), ("commit",)]
+    assert learner.calls == [("prepare", 4), *step, *[("prepare", 0), *step] * 3] * 2
+    assert [call for call in engine.calls if call[0] == "swap"] == [("swap", 4), ("swap", 8)]
+    assert [seen[1] for seen in observe.seen if seen[0] == "published"] == [4, 8]
+    first, second, *again = learner.batches[:4]
+    assert again == [first, second] and first != second  # the second epoch
+
+
+def test_mini_batches_cut_the_round_in_order():
+    whole, cut = several(1, 1, steps=2)[1], several(4, 1)[1]
+    assert whole.batches[0] == [group for step in cut.batches[:4] for group in step]
+
+
+def test_a_turn_that_commits_and_does_not_publish_is_refused():
+    class Silent(Sync):
+        def take(self):
+            return [dataclasses.replace(part, publish=False) for part in super().take()]
+
+    with pytest.raises(AssertionError, match="commits and does not publish"):
+        several(2, 1, Silent)
 
 
 @settings(max_examples=20, deadline=None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post import main as command
-from jaxrl_post import metrics, rollout_log
+from jaxrl_post import mesh, metrics, rollout_log
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
 
@@ -76,6 +76,8 @@ def test_flags():
     ("--config.model.preset=tinny", "model.preset='tinny' is not one of"),
     ("--config.model.tokenizer=/nowhere", "there is no tokenizer at /nowhere"),
     ("--config.model.path=/nowhere", "model.path='/nowhere' and model.preset='tiny' are both given"),
+    ("--config.sampling.stop_ids=[99]", "sampling.stop_ids: 99 is no token of the tokenizer; the nearest valid value is"),
+    ("--config.sampling.stop_ids=[1,2,3,4,5,6,7,8,9]", "at most 8 can end an answer"),
     ("--config.data.train=/nowhere.jsonl", "there is no file /nowhere.jsonl"),
     ("--config.eval.data=", "name a file of held-out prompts, or set eval.prompts=0"),
     ("--config.eval.prompts=11", "has 10 rows; the nearest valid value is 10"),
@@ -106,20 +108,34 @@ def test_no_config_at_all(capsys):
     assert said == "error: no config file: write --config=FILE, for example --config=configs/demo.py\n"
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys, monkeypatch):
-    monkeypatch.setattr(jax, "devices", lambda: pytest.fail("a plan needs no device"))
+def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
+    """Of a run for more devices than there are, too."""
     before = sorted(here.rglob("*"))
-    assert go(here, "--dry-run", "--config.mesh.fsdp=4", "--config.steps=45") == 0
+    assert go(here, "--dry-run", "--config.mesh.fsdp=16", "--config.batch.rows=16", "--config.steps=45") == 0
     said = capsys.readouterr().out
     start, end = said.index("{"), said.rindex("}") + 1
     resolved = json.loads(said[start:end])
-    assert resolved["mesh"] == {"data": 1, "fsdp": 4, "tensor": 1} and resolved["steps"] == 45
+    assert resolved["mesh"] == {"data": 1, "fsdp": 16, "tensor": 1} and resolved["steps"] == 45
     rows = dict(line.strip().rsplit("  ", 1) for line in said[end:].splitlines() if line.startswith("  "))
     plan = {name.strip(): value.strip() for name, value in rows.items()}
-    assert plan["rollouts per step"] == "16" and plan["engine slots in all"] == "32" and plan["epochs"] == "2.0"
+    assert plan["rollouts per round"] == "16" and plan["engine slots in all"] == "128" and plan["epochs"] == "2.0"
     assert "Weights reach the engine: relayout" in said
+    assert "Memory of the process: not known here: the run's 16 devices are needed" in said
     assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == [
         path for path in before if "__pycache__" not in path.parts]
+
+
+def test_a_dry_run_says_what_the_process_will_hold_and_makes_no_weights(here, capsys, monkeypatch):
+    for name in ("put", "_place"):
+        monkeypatch.setattr(mesh, name, lambda *_: pytest.fail("a plan places nothing"))
+    assert go(here, "--dry-run", "--config.mesh.fsdp=2", "--config.engine.dtype=bfloat16") == 0
+    said = capsys.readouterr().out
+    table = said[said.index("Memory of the process (cpu, 2 devices)"):].splitlines()[1:]
+    rows = {line.rsplit("  ", 1)[0].strip(): float(line.split()[-2].replace(",", "")) for line in table}
+    *parts, (name, highest) = rows.items()
+    assert name == "process at its highest" and highest == pytest.approx(sum(size for _, size in parts), abs=0.5)
+    assert rows["process itself (compiled, no weights yet)"] > 100
+    assert any(name.startswith("largest program beside it (") for name in rows)
 
 
 @pytest.fixture(scope="module")

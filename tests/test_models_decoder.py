@@ -31,12 +31,16 @@ VARIANTS = {
     "rope_linear": dict(rope_scaling=RopeScaling("linear", 4.0)),
     # Wavelengths of the four pairs are 6.3, 63, 628 and 6283 positions: kept, kept, blended and divided.
     "rope_llama3": dict(rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 1000)),
+    "rope_local": dict(windows=(None, 5), local_rope_theta=30.0, rope_scaling=RopeScaling("linear", 4.0)),
     "norm_offset": dict(norm_offset=1.0),
+    "post_norms": dict(post_norms=True),
+    "embed_scale": dict(embed_scale=3.0),
     "norm_eps": dict(norm_eps=0.3),
     "gelu_tanh": dict(activation="gelu_tanh"),
     "gelu": dict(activation="gelu"),
     "all": dict(tied=True, windows=(2, None), attn_soft_cap=1.5, final_soft_cap=2.0, qk_norm=True, qkv_bias=True,
-                query_scale=0.3, norm_offset=1.0, activation="gelu_tanh", rope_scaling=RopeScaling("linear", 2.0)),
+                query_scale=0.3, norm_offset=1.0, post_norms=True, embed_scale=4.0, activation="gelu_tanh",
+                rope_scaling=RopeScaling("linear", 2.0), local_rope_theta=100.0),
 }
 
 
@@ -257,3 +261,18 @@ def test_presets_have_the_published_number_of_parameters(name, count):
 def test_impossible_shapes_are_refused_in_one_sentence(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(PLAIN, **change)
+
+
+def test_ids_without_meaning_are_never_scored():
+    """used_vocab: the law over the used ids alone, by plain renormalisation; and entropies stay finite."""
+    from jaxrl_post.algorithms import logprobs
+    config = dataclasses.replace(PRESETS["tiny"], used_vocab=50)
+    params = jax.tree.map(jnp.asarray, decoder.init(config, 0))
+    h = jnp.asarray(np.random.default_rng(0).normal(size=(5, config.embed)), jnp.float32)
+    masked, plain = decoder.logits(params, config, h), decoder.logits(params, PRESETS["tiny"], h)
+    targets = jnp.array([0, 7, 49, 3, 12])
+    got, entropy = logprobs.of_logits(masked, targets)
+    want = numpy_llama.log_softmax(np.asarray(plain, np.float64)[:, :50])
+    np.testing.assert_allclose(got, want[np.arange(5), targets], atol=1e-5)
+    np.testing.assert_allclose(entropy, -(np.exp(want) * want).sum(-1), atol=1e-5)
+    assert np.exp(np.asarray(logprobs.of_logits(masked, jnp.full(5, 55))[0])).max() == 0

@@ -55,7 +55,8 @@ def watched(**changed):
     given = dict(engine=sources[1], scheduler=sources[0], rewards=sources[2],
                  write=lambda step, row: rows.append((step, row)),
                  log=lambda step, groups: logged.append((step, groups)), evaluate=evaluate, when=lambda version: version == 2,
-                 warm=lambda: warm.append(len(rows)), watch=watch, devices=2)
+                 save=lambda version: None, saved_at=lambda before, version: False, warm=lambda: warm.append(len(rows)),
+                 watch=watch, devices=2)
     return Observers(**(given | changed)), clock, watch, sources, rows, logged, asked, warm
 
 
@@ -81,6 +82,46 @@ def test_a_row_per_step_and_evaluations_between():
     assert [row.get("timing_s/testing") for row in steps] == [None, None, 7, None]
     assert steps[0]["perf/throughput"] == 34 / 4 / 2
     assert logged == [(n, GROUPS) for n in (1, 2, 3, 4)] and observe.tokens == 4 * 18
+
+
+def test_a_round_of_two_steps_is_logged_and_counted_once():
+    observe, clock, _, _, rows, logged, *_ = watched()
+    for step in range(2):
+        clock.now += 1
+        observe.commit({}, Part(fresh=() if step else GROUPS, groups=GROUPS[step:step + 1], commit=True,
+                                publish=step == 1))
+    clock.now += 1
+    observe.published(2)
+    assert logged == [(1, GROUPS)] and observe.tokens == 18
+    assert [row["training/global_step"] for _, row in rows if "training/global_step" in row] == [1, 2]
+    assert rows[0][1]["critic/score/max"] != rows[1][1]["critic/score/max"]  # each row describes its own groups
+
+
+def test_a_save_comes_last_and_is_asked_for_by_the_versions_around_it():
+    """Publishes after 2, 4, 6 and 8 steps; every 3 of them: after 4 and 6. Who takes up its state saves alike."""
+    def watching():
+        saved = []
+        observe, clock, _, _, rows, _, asked, warm = watched(
+            save=lambda version: saved.append((version, len(rows), list(asked), len(warm))),
+            saved_at=lambda before, version: version // 3 > before // 3)
+        return observe, clock, saved
+
+    part = Part(fresh=GROUPS, groups=GROUPS, commit=True, publish=True)
+    observe, clock, saved = watching()
+    for version in (2, 4):
+        clock.now += 1
+        observe.commit({}, part)
+        observe.published(version)
+    assert saved == [(4, 3, [2], 1)]  # two rows and one evaluation were written before
+    state = observe.state_dict()
+    assert state == {"step": 2, "tokens": 2 * 18, "version": 4}
+    again, clock, saved = watching()
+    again.load_state_dict(state)
+    for version in (6, 8):
+        clock.now += 1
+        again.commit({}, part)
+        again.published(version)
+    assert [version for version, *_ in saved] == [6] and again.step == 4 and again.tokens == 4 * 18
 
 
 def test_the_stopwatch_counts_a_call_that_fails():

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,28 @@ def hash_of(a, b, c, d):
 
 def short(a, b): return 0
 value = 3
+
+def trl(completions, **columns):
+    return [float(len(text)) for text in completions]
+
+def trl_all(prompts, completions, completion_ids, k, ground_truth, rollout, **columns):
+    told = (prompts, completions, len(completion_ids[0]), k, ground_truth, rollout[0]["finish"])
+    assert told == (["asked"], ["word"], 1, [[1, 2]], ["gold"], "eos"), told
+    assert columns == {"answer": ["gold"], "data_source": ["src"]}, columns
+    return [1.25]
+
+def trl_chat(*, prompts, completions):
+    return [float(prompts == [[{"role": "user", "content": "q"}]] and completions == [[
+        {"role": "assistant", "content": "word"}]])]
+
+def applies(completions, **columns):
+    return [float(text) if text.replace(".", "").isdigit() else None for text in completions]
+
+def wrong_count(completions): return [1.0, 2.0]
+def bare_number(completions): return 1.0
+def needs_level(completions, level): return [float(level[0])]
+def positional(completions, /): return [1.0]
+async def later(completions): return [1.0]
 '''
 TEXTS: list[str] = []
 
@@ -160,6 +183,53 @@ def test_components_weights_and_names(graders):
 def test_arguments_go_by_name_and_carry_the_columns(graders):
     with pool(graders, "told") as rewards:
         assert scores(rewards, "x").rewards.tolist() == [1.5]
+
+
+def test_trls_signature_by_hand(graders):
+    with pool(graders, "trl") as rewards:
+        assert scores(rewards, "abc", "", "abcdef").rewards.tolist() == [3, 0, 6]
+    texts = {(0,): "word", (1,): "asked"}
+    with Pool((f"{graders}:trl_all",), workers=1, timeout_s=5.0, decode=lambda ids: texts[tuple(ids)]) as rewards:
+        one = rollout("word")
+        one = replace(one, tokens=[0])
+        rewards.check([one.prompt])
+        rewards.start(one)
+        assert rewards.join(group(one)).rewards.tolist() == [1.25]
+    with pool(graders, "trl_chat") as rewards:
+        one = rollout("word")
+        one = replace(one, prompt=replace(one.prompt, messages=({"role": "user", "content": "q"},)))
+        rewards.start(one)
+        assert rewards.join(group(one)).rewards.tolist() == [1.0]
+
+
+def test_none_does_not_apply(graders):
+    """Alone it leaves the rollout unscored, with no second try; among others it is left out of the weighted sum."""
+    with pool(graders, "applies") as rewards:
+        out = scores(rewards, "2.5", "word")
+        assert out.scored.tolist() == [True, False] and out.rewards.tolist() == [2.5, 0]
+        assert rewards.metrics()["reward/retries"] == 0
+    with pool(graders, "applies", "trl", "named", weights=(10.0, 1.0, 0.5)) as rewards:
+        out = scores(rewards, "2.5", "word")
+    assert out.scored.all() and out.rewards.tolist() == [25 + 3 + 1.5, 4 + 2]
+    assert out.components["applies/score"][0] == 2.5 and np.isnan(out.components["applies/score"][1])
+    with pool(graders, "applies", "trl") as rewards:
+        assert scores(rewards, "2.5", "word").components["acc"].tolist() == [2.5, 4]
+
+
+def test_what_is_no_list_of_one_number_is_a_failure(graders, caplog):
+    for name in ("wrong_count", "bare_number"):
+        with pool(graders, name) as rewards:
+            assert not scores(rewards, "x").scored[0]
+    assert "must return a list of one number or None per completion, 1 of them; got '[1.0, 2.0]'" in caplog.text
+
+
+def test_a_missing_column_is_said_before_the_run(graders):
+    with pool(graders, "number", "needs_level") as rewards:
+        good = rollout("1").prompt
+        rewards.check([replace(good, extra={"level": 3})])
+        with pytest.raises(ValueError, match="needs_level' needs the column 'level', which prompt 'p' has not; its "
+                                             "columns are ground_truth, answer, data_source, k"):
+            rewards.check([good])
 
 
 def test_workers_are_light_quiet_and_hash_alike(graders, capfd):
@@ -265,6 +335,8 @@ def test_join_needs_start(graders):
     ("missing.py:fn", "there is no file"),
     ("{graders}:short", "does not take the four arguments"),
     ("{graders}:value", "is a int, not a function"),
+    ("{graders}:positional", "must take its arguments by name"),
+    ("{graders}:later", "'later' is async"),
     ("{broken}:fn", "cannot be loaded: ZeroDivisionError"),
 ])
 def test_a_wrong_path_is_one_sentence_at_construction(graders, tmp_path, path, words):

@@ -199,6 +199,33 @@ def test_a_wave_by_hand():
     assert len(admitted) == 8 * 3
 
 
+@pytest.mark.parametrize("mini_batches, ppo_epochs", [(1, 1), (2, 1), (4, 3)])
+def test_parts_of_a_round(mini_batches, ppo_epochs):
+    """Every group once per epoch, in admission order; fresh once, first; published once, last."""
+    parts = []
+
+    class Keeping(Sync):
+        def take(self):
+            found = super().take()
+            parts.extend([found] if found else [])
+            return []
+
+    scheduler = make(ToyPrompts(9), Keeping, mini_batches=mini_batches, ppo_epochs=ppo_epochs, filter_groups=False)
+    drive(scheduler, lambda id: 1.0, 0)
+    assert len(parts) == 3
+    for found in parts:
+        assert len(found) == mini_batches * ppo_epochs and all(part.commit for part in found)
+        assert [len(part.fresh) for part in found] == [4] + [0] * (len(found) - 1)
+        assert [part.publish for part in found] == [False] * (len(found) - 1) + [True]
+        assert [g for part in found for g in part.groups] == list(found[0].fresh) * ppo_epochs
+        assert {len(part.groups) for part in found} == {4 // mini_batches}
+
+
+def test_mini_batches_must_divide_a_round():
+    with pytest.raises(ValueError, match="scheduler.mini_batches=3 must divide scheduler.prompts=4"):
+        make(ToyPrompts(9), mini_batches=3)
+
+
 def test_requests_hold_their_own_seed_and_settings():
     scheduler = make(ToyPrompts(9), replicas=2)
     requests = scheduler.admit(FREE, 0)

@@ -12,7 +12,7 @@ import pytest
 
 import gradient_arms as arms
 import made_groups
-from jaxrl_post.algorithms import losses
+from jaxrl_post.algorithms import aggregation, credit, losses
 from jaxrl_post.trainer import attention, programs
 
 EXACT, SINGLE = 1e-12, 5e-6
@@ -37,6 +37,16 @@ def plain():
 @pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
 def test_every_mode_in_x64(plain, arm, mode):
     assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
+
+
+@pytest.mark.parametrize("loss_mode", arms.LOSSES)
+def test_every_loss_in_x64(loss_mode):
+    """gspo needs a sequence's mean inside a packed row."""
+    mode = "prompt-mean" if loss_mode == "cispo" else "seq-mean-token-mean"
+    plain = arms.plain_gradient(GROUPS, np.float64, mode=mode, loss_mode=loss_mode)
+    for arm in ("packed", "three_accumulates", "eight_devices"):
+        got = arms.gradient(GROUPS, np.float64, given=arms.algorithm(mode, loss_mode=loss_mode), **ARMS[arm])
+        assert arms.worst(got, plain) <= EXACT, arm
 
 
 @pytest.mark.parametrize("arm", ["other_micro_batches", "one_chunk", "remat"])
@@ -75,8 +85,7 @@ def test_directional_derivative_by_central_differences():
         arms.shift(one, np.float64)
         one.accumulate(GROUPS)
         grads = jax.device_get(one.gradient())
-        values = [np.asarray(v) for v in map(_grpo, GROUPS)]
-        batches, _ = one._packed(GROUPS, values)
+        batches, _ = one._packed(GROUPS)
         policy = jax.device_get(one.params)
         loss = jax.jit(lambda p, b: programs.numerator(p, b, one._recipe))
 
@@ -92,17 +101,12 @@ def test_directional_derivative_by_central_differences():
             np.testing.assert_allclose((up - down) / (2 * h), slope, rtol=1e-6)
 
 
-def _grpo(group):
-    from jaxrl_post.algorithms.advantages import grpo
-    return grpo(group.rewards, group.scored)
-
-
 def mean_per_micro_batch(monkeypatch):
     """Each micro-batch divided by its own count: the mean of means."""
     whole = programs.numerator
 
-    def divided(policy, batch, recipe):
-        total, (count, *rest) = whole(policy, batch, recipe)
+    def divided(*given):
+        total, (count, *rest) = whole(*given)
         return total / count, (jax.numpy.ones_like(count), *rest)
     monkeypatch.setattr(programs, "numerator", divided)
 
@@ -112,10 +116,16 @@ def no_segments(monkeypatch):
     monkeypatch.setattr(attention, "packed", lambda ids, sharding: packed(jax.numpy.ones_like(ids), sharding))
 
 
-def counts_of_a_row(monkeypatch):
-    """Sequence lengths taken over the row, as if it held one sequence."""
-    plain = losses._sequences
-    monkeypatch.setattr(losses, "_sequences", lambda mask, ids: plain(mask, jax.numpy.ones_like(ids)))
+def lengths_with_observed_tokens(monkeypatch):
+    """A sequence divided by all of its tokens, those that were not sampled too."""
+    monkeypatch.setattr(credit, "_lengths", lambda group, filtering: group.scored * np.array(
+        [len(rollout) for rollout in group.rollouts]))
+
+
+def a_sequence_counted_per_token(monkeypatch):
+    def faulty(lengths, max_tokens):
+        return 1.0 / np.maximum(lengths, 1), lengths
+    monkeypatch.setitem(aggregation.AGGREGATIONS, "seq-mean-token-mean", faulty)
 
 
 def late_by_one(monkeypatch):
@@ -124,7 +134,7 @@ def late_by_one(monkeypatch):
     monkeypatch.setattr(programs, "score", lambda p, b, r: tuple(jax.numpy.roll(x, -1, axis=1) for x in right(p, b, r)))
 
 
-FAULTS = [mean_per_micro_batch, no_segments, counts_of_a_row, late_by_one]
+FAULTS = [mean_per_micro_batch, no_segments, lengths_with_observed_tokens, a_sequence_counted_per_token, late_by_one]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -132,3 +142,34 @@ def test_planted_faults_are_seen(plain, monkeypatch, fault):
     fault(monkeypatch)
     mode = "seq-mean-token-mean"
     assert arms.worst(arms.gradient(GROUPS, mode=mode), plain[mode]) > 1e-3
+
+
+def test_gspos_mean_over_a_row_is_seen(monkeypatch):
+    mode, right = "seq-mean-token-mean", losses.sequence_mean
+    plain = arms.plain_gradient(GROUPS, np.float64, mode=mode, loss_mode="gspo")
+    monkeypatch.setattr(losses, "sequence_mean", lambda x, mask, ids: right(x, mask, jax.numpy.ones_like(ids)))
+    assert arms.worst(arms.gradient(GROUPS, given=arms.algorithm(mode, loss_mode="gspo")), plain) > 1e-3
+
+
+def test_corrections_weigh_the_policys_loss_and_rejection_leaves_every_count():
+    """Against the same batch with its advantages multiplied by hand; a rejected token leaves KL and entropy too."""
+    given = arms.algorithm("token-mean", rollout_is="token", rollout_is_threshold=(1.2,), kl_loss_coef=0.0,
+                           entropy_coef=0.0)
+    with arms.precision(np.float64):
+        one, two = (arms.learner(np.float64, given=g) for g in (given, dataclasses.replace(given, rollout_is="none")))
+        for learner in (one, two):
+            learner.prepare(GROUPS)
+        weighed = {r.id: np.minimum(np.exp(one._old[r.id] - r.logprobs), 1.2) for g in GROUPS for r in g.rollouts}
+        for name, own in two._credits.items():
+            two._credits[name] = dataclasses.replace(own, advantages=own.advantages * weighed[name])
+        for learner in (one, two):
+            arms.shift(learner, np.float64)
+            learner.accumulate(GROUPS)
+        assert arms.worst(jax.device_get(one.gradient()), jax.device_get(two.gradient())) <= EXACT
+        assert int(one._sums.count) == int(two._sums.count) == made_groups.unpacked(GROUPS)[1].sum()
+        none = arms.learner(np.float64, given=arms.algorithm(
+            "token-mean", rollout_rs="token_k2", rollout_rs_threshold=(1e-12,)))
+        none.prepare(GROUPS)
+        none.accumulate(GROUPS)
+        assert all(not np.any(leaf) for leaf in jax.tree.leaves(jax.device_get(none.gradient())))
+        assert int(none._sums.count) == int(one._sums.count)

@@ -1,9 +1,9 @@
-"""Per-token losses, KL estimators and the three ways to aggregate them. Nothing here is jitted or random.
+"""Per-token policy losses and KL estimators. Nothing here is jitted or random.
 
-Shapes: all per-token arrays are [B, T] and indexed at the token (its log-prob, its advantage, its mask). An aggregator
-returns a numerator and a count, both plain sums over sequences: sums over micro-batches and devices add, and ONE
-division numerator / count at commit gives the paper's formula for the whole batch. The count is of what was sampled
-and scored, before any clipping or rejection: a rejected token lowers the numerator, never the count.
+Shapes: all arrays are [B, T] and indexed at the token (its log-prob, its advantage, its mask); rows hold several packed
+sequences, told apart by segment_ids. A loss returns the losses, defined at every token (whoever sums them masks them),
+and indicators of what was clipped, by metric name. A gradient flows where the unclipped branch is taken, ties included.
+PARITY.md says whose convention each follows. How tokens are weighed is aggregation.py.
 """
 
 from __future__ import annotations
@@ -15,42 +15,90 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_post.config import Algorithm
 
 LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to +-20 before exp, as verl does
+SEQUENCE_LOG_RATIO_BOUND = 10.0  # gspo's log-ratio is clamped to at most 10, as verl does
 K3_BOUND = 10.0  # k3 values are clamped to +-10, as verl does
+
+Losses = tuple[Float[Array, "B T"], dict[str, Float[Array, "B T"]]]
 
 
 def vanilla(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
-            algorithm: Algorithm) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+            mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - old_logprobs) (PPO, arXiv 1707.06347, equation 7;
     two bounds: DAPO, arXiv 2503.14476, equation 10).
 
-    Dual clip is off (verl has it on at 3). A gradient flows where the unclipped branch is the larger one, ties
-    included.
-
-    Returns:
-      losses, and 1 where the clipped branch is the larger one (verl's pg_clipfrac).
+    With clip_ratio_c > 0 and A < 0 at most -A c (dual clip, arXiv 1912.09729). 0, the default, is off; verl
+    has it on at 3.
     """
     _assert_alike(logprobs, old_logprobs, advantages)
+    losses, indicators = _clipped(jnp.exp(log_ratio(logprobs, old_logprobs)), advantages, algorithm)
+    if algorithm.clip_ratio_c > 0:
+        ceiling = -advantages * algorithm.clip_ratio_c
+        held = (advantages < 0) & (losses > ceiling)
+        losses = jnp.where(held, ceiling, losses)
+        indicators["actor/pg_clipfrac_lower"] = held.astype(losses.dtype)
+    return losses, indicators
+
+
+def gspo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
+         mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+    """PPO's clipping of the sequence's ratio s = exp(mean over its masked tokens of logprobs - old_logprobs), which
+    every token of it shares (GSPO, arXiv 2507.18071, section 4.1).
+
+    Each token carries the gradient of its own log-prob (GSPO-token, section 4.3): where the tokens of a sequence have
+    one weight and one advantage this is the gradient of s itself. verl averages this loss by seq-mean-token-mean
+    whatever the config says; here loss_agg_mode is obeyed.
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    mean = jax.lax.stop_gradient(sequence_mean(logprobs - old_logprobs, mask, segment_ids))
+    own = logprobs - jax.lax.stop_gradient(logprobs)
+    return _clipped(jnp.exp(jnp.minimum(own + mean, SEQUENCE_LOG_RATIO_BOUND)), advantages, algorithm)
+
+
+def cispo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
+          mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+    """-A logprobs sg(clip(r, 1 - low, 1 + high)): every token keeps its gradient, only its weight is bounded (CISPO,
+    arXiv 2506.13585, section 3.1). Bounds are relative to 1, as in verl and slime; TRL's upper one is absolute."""
+    _assert_alike(logprobs, old_logprobs, advantages)
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
+    weight = jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)
+    return -advantages * weight * logprobs, {"actor/pg_clipfrac": (weight != ratio).astype(logprobs.dtype)}
+
+
+def sapo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
+         mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+    """-A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg: a soft gate in place of clipping
+    (SAPO, arXiv 2511.20347). At r = 1 its gradient is that of -A r. Nothing is clipped."""
+    _assert_alike(logprobs, old_logprobs, advantages)
+    tau = jnp.where(advantages > 0, algorithm.tau_pos, algorithm.tau_neg).astype(logprobs.dtype)
     ratio = jnp.exp(log_ratio(logprobs, old_logprobs))
-    free = -advantages * ratio
-    bound = -advantages * jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)
-    clipped = bound > free
-    return jnp.where(clipped, bound, free), clipped.astype(logprobs.dtype)
+    return -advantages * jax.nn.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau), {}
 
 
 def sft(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"] | None, advantages: Float[Array, "B T"],
-        algorithm: Algorithm) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+        mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
     """-logprobs: the negative log-likelihood of demonstrations. Nothing is clipped; old log-probs are not read."""
     _assert_alike(logprobs, advantages)
-    return -logprobs, jnp.zeros_like(logprobs)
+    return -logprobs, {}
 
 
-LOSSES = {"vanilla": vanilla, "sft": sft}
-NEEDS_OLD_LOGPROBS = {"vanilla": True, "sft": False}
+LOSSES = {"vanilla": vanilla, "gspo": gspo, "cispo": cispo, "sapo": sapo, "sft": sft}
+NEEDS_OLD_LOGPROBS = {"vanilla": True, "gspo": True, "cispo": True, "sapo": True, "sft": False}
 
 
 def log_ratio(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
     """logprobs - old_logprobs, clamped to +-20."""
     return jnp.clip(logprobs - old_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def sequence_mean(values: Float[Array, "B T"], mask: Bool[Array, "B T"],
+                  segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """At each token, the mean of the masked values of its segment of the row; 0 where there are none.
+
+    A comparison of all pairs: it fuses into reductions, where a segment sum would be a scatter.
+    """
+    same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]
+    total = jnp.sum(jnp.where(same, values[:, None, :], 0.0), axis=-1)
+    return total / jnp.maximum(jnp.sum(same, axis=-1, dtype=jnp.int32), 1).astype(values.dtype)
 
 
 def k1(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -76,56 +124,15 @@ def k3(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Floa
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def token_mean(losses: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"],
-               max_tokens: int) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Sum over tokens, number of tokens: every token weighs the same (DAPO, arXiv 2503.14476, equation 8)."""
-    _assert_maskable(losses, mask, segment_ids)
-    return jnp.sum(jnp.where(mask, losses, 0.0)), jnp.sum(mask, dtype=jnp.int32)
-
-
-def seq_mean_token_mean(losses: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"],
-                        max_tokens: int) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Sum over sequences of their token means, number of sequences (GRPO, arXiv 2402.03300, equation 3)."""
-    _assert_maskable(losses, mask, segment_ids)
-    lengths, starts = _sequences(mask, segment_ids)
-    weighted = jnp.where(mask, losses / jnp.maximum(lengths, 1).astype(losses.dtype), 0.0)
-    return jnp.sum(weighted), jnp.sum(starts, dtype=jnp.int32)
-
-
-def seq_mean_token_sum_norm(losses: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"],
-                            max_tokens: int) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Sum over tokens / max_tokens, number of sequences: no length bias (Dr. GRPO, arXiv 2503.20783, section 3.1).
-
-    `max_tokens` is the longest answer the run allows (sampling.max_tokens): one constant for all, where verl takes
-    loss_scale_factor, else the padded length of the batch at hand.
-    """
-    _assert_maskable(losses, mask, segment_ids)
-    _, starts = _sequences(mask, segment_ids)
-    return jnp.sum(jnp.where(mask, losses, 0.0)) / max_tokens, jnp.sum(starts, dtype=jnp.int32)
-
-
-AGGREGATIONS = {"token-mean": token_mean, "seq-mean-token-mean": seq_mean_token_mean,
-                "seq-mean-token-sum-norm": seq_mean_token_sum_norm}
-
-
-def _sequences(mask: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Per token: the number of unmasked tokens of its sequence, and whether it is the first of them.
-
-    A comparison of all pairs: it fuses into one reduction, where a segment sum would be a scatter.
-    """
-    same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]
-    time = jnp.arange(mask.shape[1])
-    upto = jnp.sum(same & (time[None, :, None] >= time[None, None, :]), axis=-1, dtype=jnp.int32)
-    return jnp.sum(same, axis=-1, dtype=jnp.int32), mask & (upto == 1)
+def _clipped(ratio: jax.Array, advantages: jax.Array, algorithm: Algorithm) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """PPO's pessimistic choice, and 1 where the clipped branch is the larger loss (verl's pg_clipfrac)."""
+    free = -advantages * ratio
+    bound = -advantages * jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)
+    clipped = bound > free
+    return jnp.where(clipped, bound, free), {"actor/pg_clipfrac": clipped.astype(ratio.dtype)}
 
 
 def _assert_alike(*arrays: jax.Array) -> None:
     for array in arrays:
         assert array.ndim == 2 and array.shape == arrays[0].shape, [a.shape for a in arrays]
         assert array.dtype == arrays[0].dtype and jnp.issubdtype(array.dtype, jnp.floating), [a.dtype for a in arrays]
-
-
-def _assert_maskable(losses: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> None:
-    _assert_alike(losses)
-    assert mask.shape == segment_ids.shape == losses.shape, (mask.shape, segment_ids.shape, losses.shape)
-    assert mask.dtype == jnp.bool_ and jnp.issubdtype(segment_ids.dtype, jnp.integer), (mask.dtype, segment_ids.dtype)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float
 
+LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to +-20 before exp, as verl does
 
-def mismatch(old_logprobs: Float[np.ndarray, " n"], rollout_logprobs: Float[np.ndarray, " n"]) -> dict[str, float]:
-    """Metrics over n >= 1 sampled tokens, under verl's names where verl has one.
+Pair = tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"]]
 
-    rollout_corr/kl is the mean of log mu - log pi_old (k1 of KL(mu || pi_old), mu the engine), k3_kl its k3
-    (joschu.net/blog/kl-approx.html); probabilities differ by |exp - exp|, log-probs in nats.
+
+def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Metrics of (old, rollout) log-probs of the sampled tokens of each rollout, T >= 1, under verl's names.
+
+    rollout_corr/kl is the mean over tokens of log mu - log pi_old (k1 of KL(mu || pi_old), mu the engine), k3_kl its k3
+    (joschu.net/blog/kl-approx.html), chi2_token and chi2_seq the mean of rho^2 - 1, rho = pi_old / mu of a token or of
+    a whole answer; perplexities, and the differences of their logs, are means over answers. Probabilities differ by
+    |exp - exp|, log-probs in nats.
     """
-    old, rollout = old_logprobs.astype(float), rollout_logprobs.astype(float)
+    old, rollout = (np.concatenate(side).astype(float) for side in zip(*pairs, strict=True))
     probs, gap = np.abs(np.exp(old) - np.exp(rollout)), old - rollout
     return {
         "training/rollout_probs_diff_mean": float(probs.mean()),
@@ -21,5 +29,24 @@ def mismatch(old_logprobs: Float[np.ndarray, " n"], rollout_logprobs: Float[np.n
         "training/rollout_logprobs_abs_diff_mean": float(np.abs(gap).mean()),
         "training/rollout_logprobs_abs_diff_max": float(np.abs(gap).max()),
         "rollout_corr/kl": float(-gap.mean()),
-        "rollout_corr/k3_kl": float(np.mean(np.exp(np.clip(gap, -20, 20)) - 1.0 - np.clip(gap, -20, 20))),
+        "rollout_corr/k3_kl": float(np.mean(bounded_exp(gap) - 1.0 - np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))),
+        "rollout_corr/chi2_token": float(np.mean(bounded_exp(gap) ** 2) - 1.0),
+    } | _of_answers(pairs)
+
+
+def bounded_exp(log_ratio: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """exp of log-ratios clamped to +-20."""
+    return np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+def _of_answers(pairs: Sequence[Pair]) -> dict[str, float]:
+    old, rollout = (np.array([side.astype(float).mean() for side in sides]) for sides in zip(*pairs, strict=True))
+    sums = np.array([(a.astype(float) - b.astype(float)).sum() for a, b in pairs])
+    return {
+        "rollout_corr/training_ppl": float(np.exp(-old).mean()),
+        "rollout_corr/rollout_ppl": float(np.exp(-rollout).mean()),
+        "rollout_corr/log_ppl_diff": float((rollout - old).mean()),
+        "rollout_corr/log_ppl_abs_diff": float(np.abs(rollout - old).mean()),
+        "rollout_corr/ppl_ratio": float(np.exp(rollout - old).mean()),
+        "rollout_corr/chi2_seq": float(np.mean(bounded_exp(sums) ** 2) - 1.0),
     }

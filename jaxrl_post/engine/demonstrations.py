@@ -7,12 +7,13 @@ allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxrl_post.types import Capacity, Finish, Request, Rollout, RolloutId
+from jaxrl_post.engine.live import begin, revived, written
+from jaxrl_post.types import Capacity, Finish, Prompt, Request, Rollout, RolloutId
 
 
 class Demonstrations:
@@ -93,6 +94,14 @@ class Demonstrations:
         if version <= self._version:
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
         self._version = version
+
+    def state_dict(self) -> dict:
+        return {"clock": self._clock, "tokens": self._tokens,
+                "waiting": [written(begin(request, 0)) for request, _ in self._waiting.values()]}
+
+    def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
+        self._clock, self._tokens, self._waiting = state["clock"], state["tokens"], {}
+        self.submit([revived(request, prompts).request for request in state["waiting"]])
 
     def metrics(self) -> dict[str, float]:
         tokens, self._tokens = self._tokens, 0

@@ -9,7 +9,7 @@ recompiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,10 +18,10 @@ import numpy as np
 from jaxrl_post import cost as costs
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import rows as device
-from jaxrl_post.engine.live import Live, begin
+from jaxrl_post.engine.live import Live, begin, revived, written
 from jaxrl_post.models import decoder
 from jaxrl_post.pages import Pages, Prompts
-from jaxrl_post.types import Capacity, Finish, Request, Rollout, RolloutId
+from jaxrl_post.types import MOST_ENDS, Capacity, Finish, Prompt, Request, Rollout, RolloutId
 from jaxrl_post.weights import Layout
 
 NEVER = 1 << 30
@@ -57,10 +57,15 @@ class RowEngine:
         if max_length > model.max_length:
             raise ValueError(f"engine.max_length={max_length} is beyond the model's {model.max_length} positions; the "
                              f"nearest valid value is {model.max_length}")
+        if max(row_sizes) < slots:
+            raise ValueError(f"engine.row_sizes={tuple(row_sizes)} must reach engine.slots={slots}: every running slot "
+                             f"needs a row; nearest valid size is {slots}")
+        if pages * page_size < max_length:
+            raise ValueError(f"engine.pages={pages} of {page_size} cannot hold one rollout of engine.max_length="
+                             f"{max_length}; the nearest valid value is {-(-max_length // page_size)}")
         replicas = meshes.replicas(mesh)
-        sizes = device.Sizes(replicas=replicas, slots=slots, max_length=max_length, page=page_size, pages=pages,
-                             heads=head_rows, steps=steps_per_dispatch,
-                             emit=min(max_length, max(4 * steps_per_dispatch, 16)), inserts=min(slots, 16))
+        sizes = device.Sizes.of(replicas, slots=slots, max_length=max_length, page_size=page_size, pages=pages,
+                                head_rows=head_rows, steps_per_dispatch=steps_per_dispatch)
         self._model, self._decode, self._refill = model, decode, refill_slots
         self._layout = Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
         self.case = self._layout.case(params)
@@ -101,7 +106,7 @@ class RowEngine:
     @property
     def capacity(self) -> Capacity:
         waiting = [sum(live.request.replica == d for live in self._waiting) for d in range(len(self._replicas))]
-        return Capacity(slots=tuple(r.free - w for r, w in zip(self._replicas, waiting)),
+        return Capacity(slots=tuple(max(r.free - w, 0) for r, w in zip(self._replicas, waiting)),
                         pages=tuple(r.pages.free for r in self._replicas))
 
     @property
@@ -126,14 +131,17 @@ class RowEngine:
         for request in requests:
             self._check(request, here)
             here.add(request.rollout_id)
-        for live in [begin(request, self._age + i) for i, request in enumerate(requests)]:
+        self._queue([begin(request, self._age + i) for i, request in enumerate(requests)])
+        self._age += len(requests)
+
+    def _queue(self, lives: Iterable[Live]) -> None:
+        for live in lives:
             self._here[live.request.rollout_id] = live
             ending = live.ending()
             if ending is None:
                 self._waiting.append(live)
             else:
                 self._finished.append((live, ending))
-        self._age += len(requests)
 
     def _check(self, request: Request, here: set[RolloutId]) -> None:
         need, most = request.prompt.tokens.size + request.max_tokens, self.sizes.max_length
@@ -146,8 +154,8 @@ class RowEngine:
             raise ValueError(f"request {request.rollout_id}: replica {request.replica} of {len(self._replicas)}")
         if request.rollout_id in here:
             raise ValueError(f"request {request.rollout_id} is already in the engine")
-        if ends > device.ENDS:
-            raise ValueError(f"request {request.rollout_id}: {ends} eos and stop ids, at most {device.ENDS}")
+        if ends > MOST_ENDS:
+            raise ValueError(f"request {request.rollout_id}: {ends} eos and stop ids, at most {MOST_ENDS}")
         if request.sampling.stop_strings and self._decode is None:
             raise ValueError(f"request {request.rollout_id}: stop_strings need an engine with a tokenizer")
         if np.any(request.prompt.tokens < 0) or np.any(request.prompt.tokens >= self._model.vocab_size):
@@ -179,7 +187,37 @@ class RowEngine:
         self._version = version
         for replica in self._replicas:
             for live in replica.running:
-                replica.prompts.abandon(live.slot)
+                self._carry_over(replica, live)
+
+    def _carry_over(self, replica: Replica, live: Live) -> None:
+        """A live request at a swap keeps tokens and KV; one that has no token yet starts again, so that its tokens, all of
+        the new version, are what the new weights give."""
+        if live.tokens:
+            self._add("swap/num_kept", 1)
+            replica.prompts.abandon(live.slot)
+        else:
+            self._add("swap/num_started_again", 1)
+            self._leave(live)
+            self._waiting.append(live)
+
+    def state_dict(self) -> dict:
+        for replica in self._replicas:
+            for live in replica.running:
+                self._leave(live)
+                self._waiting.append(live)
+            replica.prompts.keep_only(set())
+        lives = sorted(self._here.values(), key=lambda live: live.age)
+        return {"age": self._age, "clock": dict(self._clock), "growth": self._growth, "counts": dict(self._counts),
+                "row_sizes": list(self.row_sizes), "cost": self.cost.digest, "lives": [written(live) for live in lives]}
+
+    def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
+        if state["cost"] != self.cost.digest:
+            raise ValueError(f"engine: the run was saved under cost table {state['cost']} and would go on under "
+                             f"{self.cost.digest} ({self.cost.source}), which gives other row sizes; use the first")
+        self.reset()
+        self._age, self._clock, self._growth = state["age"], dict(state["clock"]), state["growth"]
+        self._counts, self.row_sizes = dict(state["counts"]), tuple(state["row_sizes"])
+        self._queue(revived(live, prompts) for live in state["lives"])
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
@@ -246,6 +284,8 @@ class RowEngine:
         taken = pages.take(pages.needed(live.known) - whole)
         if taken is None:
             return None
+        if any(v != self._version for v in live.versions):
+            self._add("sched/recomputed_older_versions", 1)
         live.slot = replica.slots.index(None)
         replica.slots[live.slot] = live
         live.filled, live.pages = 0, taken
@@ -312,8 +352,6 @@ class RowEngine:
     def _preempt(self, replica: Replica, live: Live) -> None:
         """Parks a slot; it resumes later with its tokens forced and its guesses kept."""
         self._add("sched/preemptions", 1)
-        if any(v != self._version for v in live.versions):
-            self._add("sched/preemptions_mixed_versions", 1)
         self._leave(live)
         self._waiting.append(live)
 
@@ -404,6 +442,9 @@ class RowEngine:
     def _count(self, purpose: str, size: int, steps: int, uses: np.ndarray) -> None:
         total = dict(zip(device.USES, uses.sum(axis=0).tolist()))
         self._growth = 1.0 + total["draft_accepted"] / max(1, total["decode"])
+        if purpose == "train":
+            self._add("spec/num_drafted", total["draft_accepted"] + total["draft_rejected"])
+            self._add("spec/num_accepted", total["draft_accepted"])
         prefix = "rows" if purpose == "train" else "eval/rows"
         for use, count in total.items():
             self._add(f"{prefix}/{use}", count)

@@ -6,12 +6,12 @@ around.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from jaxrl_post.types import Finish, Request, Rollout
+from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
 
 
 @dataclass
@@ -98,6 +98,30 @@ class Live:
         return Rollout(id=self.request.rollout_id, prompt=self.request.prompt, tokens=self.tokens, sampled=[True] * size,
                        logprobs=self.logprobs, entropies=self.entropies, versions=self.versions, drafted=self.drafted,
                        finish=finish, start_clock=max(self.start_clock, 0), finish_clock=clock)
+
+
+_PER_TOKEN = {"tokens": np.int32, "logprobs": np.float32, "entropies": np.float32, "versions": np.int32, "drafted": bool,
+              "clocks": np.int64, "guesses": np.int32}
+
+
+def written(live: Live) -> dict:
+    """What `revived` needs, as plain values and arrays; its prompt by id. It sits in no slot."""
+    assert live.slot < 0, f"{live.request.rollout_id} is in a slot"
+    request = live.request
+    return {"id": list(request.rollout_id), "seed": request.seed, "max_tokens": request.max_tokens,
+            "sampling": asdict(request.sampling), "replica": request.replica, "age": live.age,
+            "start_clock": live.start_clock,
+            **{name: np.array(getattr(live, name), kind) for name, kind in _PER_TOKEN.items()}}
+
+
+def revived(state: Mapping, prompts: Mapping[str, Prompt]) -> Live:
+    """The request that was written, with the tokens it had: those are forced when it enters a slot again."""
+    id, law = RolloutId(*state["id"]), state["sampling"]
+    request = Request(rollout_id=id, prompt=prompts[id.prompt_id], seed=state["seed"], max_tokens=state["max_tokens"],
+                      sampling=Sampling(**{name: tuple(v) if isinstance(v, list) else v for name, v in law.items()}),
+                      replica=state["replica"])
+    return Live(request=request, age=state["age"], start_clock=state["start_clock"],
+                **{name: state[name].tolist() for name in _PER_TOKEN})
 
 
 def begin(request: Request, age: int) -> Live:

@@ -12,7 +12,7 @@ page, company, candidates, or on how many steps a dispatch has. A dispatch ends 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,11 +25,11 @@ from jaxrl_post import mesh as meshes
 from jaxrl_post import rowplan
 from jaxrl_post.kernels import attention, sampling
 from jaxrl_post.models import decoder
+from jaxrl_post.types import MOST_ENDS
 
-ENDS = 8  # ids that can end a rollout, eos and stop together
-# columns of the packed host-to-device matrix, then ENDS ids, then the page table
+# columns of the packed host-to-device matrix, then MOST_ENDS ids, then the page table
 ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, SEED0, SEED1, TEMPERATURE, FIRST_END = range(12)
-TABLE = FIRST_END + ENDS
+TABLE = FIRST_END + MOST_ENDS
 # columns of the packed device-to-host matrix, then four blocks of `emit`: tokens, log-probs, entropies, step*2+drafted
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle")
@@ -48,6 +48,14 @@ class Sizes:
     steps: int
     emit: int
     inserts: int
+
+    @classmethod
+    def of(cls, replicas: int, *, slots: int, max_length: int, page_size: int, pages: int, head_rows: int,
+           steps_per_dispatch: int) -> Sizes:
+        """Those of an engine's settings."""
+        return cls(replicas=replicas, slots=slots, max_length=max_length, page=page_size, pages=pages, heads=head_rows,
+                   steps=steps_per_dispatch, emit=min(max_length, max(4 * steps_per_dispatch, 16)),
+                   inserts=min(slots, 16))
 
     @property
     def blocks(self) -> int:
@@ -210,6 +218,11 @@ class Programs:
         self._insert = jax.jit(_insert, donate_argnums=0, out_shardings=self._placed).lower(
             state, some, ints((s.replicas, s.inserts, s.max_length)), some, some).compile()
 
+    def temporaries(self) -> dict[str, int]:
+        """Bytes that each compiled program needs on a device beside what it is given and gives back."""
+        programs = {f"dispatch_{rows}": run for rows, run in self._dispatches.items()} | {"insert": self._insert}
+        return {name: program.memory_analysis().temp_size_in_bytes for name, program in programs.items()}
+
     def _blank(self) -> State:
         s, c = self.sizes, self.config
         cache = tuple(jax.tree.map(lambda x: jnp.broadcast_to(x, (s.replicas, *x.shape)),
@@ -233,6 +246,17 @@ class Programs:
     def insert(self, state: State, slot: np.ndarray, tokens: np.ndarray, source: np.ndarray, target: np.ndarray) -> State:
         """Puts texts and copies pages, `Sizes.inserts` a replica at once."""
         return self._insert(state, *(meshes.put(x, self._whole) for x in (slot, tokens, source, target)))
+
+
+def temporaries(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, *, row_sizes: Sequence[int], dtype: Any,
+                **sizes: int) -> dict[str, int]:
+    """Bytes that each program of an engine of these settings needs on a device beside weights, pages and tokens: for a
+    plan, from shapes alone."""
+    homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
+    programs = Programs(model, mesh, Sizes.of(meshes.replicas(mesh), **sizes), tuple(sorted(row_sizes)), dtype)
+    programs.compile(jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home),
+                                  decoder.abstract(model), homes))
+    return programs.temporaries()
 
 
 def read(tree: Any) -> Any:

@@ -6,8 +6,9 @@ The cache lies where JAX_COMPILATION_CACHE_DIR says, else in jaxrl_post/jax unde
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -57,6 +58,15 @@ class CompileGuard:
 
     def disarm(self) -> None:
         self._armed = False
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Within it compilations are none of the run's: a library's own, at its first use."""
+        armed, self._armed = self._armed, False
+        try:
+            yield
+        finally:
+            self._armed = armed
 
     def _read(self, record: logging.LogRecord) -> bool:
         """Remembers what is being compiled; lets through what would have been logged without the guard."""

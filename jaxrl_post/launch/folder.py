@@ -1,4 +1,4 @@
-"""The folder of a run: chosen once, made new, never written over.
+"""The folder of a run: chosen once, made new, never written over; or taken up again, to go on with its run.
 
 With several processes process 0 makes it and tells the others; each then writes below process_K, so that their files
 can be compared byte by byte.
@@ -6,11 +6,15 @@ can be compared byte by byte.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import jax
 
 from jaxrl_post.launch.distributed import share_text
+
+# What a run leaves in its folder before its config.json is there; by that file a run is known.
+_EARLY = re.compile(r"process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl|config\.json.*")
 
 
 def make(exact: str, parent: str, name: str, seed: int) -> Path:
@@ -29,6 +33,19 @@ def make(exact: str, parent: str, name: str, seed: int) -> Path:
     return Path(path)
 
 
+def take_up(exact: str, must_exist: bool) -> tuple[Path, bool]:
+    """The folder of a run to go on with, and whether it is new: without `must_exist` a folder that is missing is made.
+
+    Raises:
+      ValueError: it must exist and does not, or it is the folder of something else.
+    """
+    found = _there(Path(exact), must_exist) if jax.process_index() == 0 else ""
+    found = share_text(found)
+    if found not in ("new", "old"):
+        raise ValueError(found)
+    return Path(exact), found == "new"
+
+
 def own(folder: Path) -> Path:
     """Where this process writes: the folder itself when it is alone, else process_K inside."""
     if jax.process_count() == 1:
@@ -36,6 +53,19 @@ def own(folder: Path) -> Path:
     mine = folder / f"process_{jax.process_index()}"
     mine.mkdir(parents=True, exist_ok=True)
     return mine
+
+
+def _there(path: Path, must_exist: bool) -> str:
+    """new, old, or why it cannot be taken up."""
+    if not path.exists():
+        if must_exist:
+            return f"--resume={path}: there is no such folder; to begin a run there write --run-dir={path} --resume"
+        path.mkdir(parents=True)
+        return "new"
+    entries = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name]
+    if not path.is_dir() or not ("config.json" in entries or all(_EARLY.fullmatch(name) for name in entries)):
+        return f"--resume: {path} is not the folder of a run: it holds {sorted(entries)[0]!r} and no config.json"
+    return "old"
 
 
 def _exact(path: Path) -> str:

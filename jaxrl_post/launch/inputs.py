@@ -15,21 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_post import mesh
 from jaxrl_post.config import Config
 from jaxrl_post.data import chat, prompts, tasks, tokenizer
+from jaxrl_post.data.columns import Columns
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS
-from jaxrl_post.types import Prompt, Sampling
+from jaxrl_post.types import MOST_ENDS, Prompt, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """`load_params` reads or draws the weights (host arrays, float32); until it is called only shapes are known.
+    """`load_params(shardings)` reads or draws the weights (float32, placed so); until then only shapes are known.
     `files`: the tokenizer's own, copied beside an exported policy. `held_out` is empty when eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training."""
 
     model: decoder.ModelConfig
-    load_params: Callable[[], Any]
+    load_params: Callable[[Any], Any]
     tokenizer: tokenizer.Tokenizer
     files: tuple[Path, ...]
     train: prompts.Prompts
@@ -48,9 +50,12 @@ def gather(config: Config) -> Inputs:
     place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
     words = tokenizer.load(place)
     model, load_params = _model(config, words.vocab_size)
+    hf.check_savable(model)  # as the run ends with it
     if words.vocab_size > model.vocab_size:
         raise ValueError(f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
                          "they do not belong together")
+    if words.vocab_size < model.vocab_size:
+        model = dataclasses.replace(model, used_vocab=words.vocab_size)
     if config.engine.max_length > model.max_length:
         raise ValueError(f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
                          f"positions; the nearest valid value is {model.max_length}")
@@ -62,34 +67,55 @@ def gather(config: Config) -> Inputs:
                          "prompts must not be trained on")
     sampling = Sampling(temperature=config.sampling.temperature, eos_ids=words.eos_ids,
                         stop_ids=config.sampling.stop_ids, stop_strings=config.sampling.stop_strings)
+    _check_ends(sampling, words.vocab_size)
+    write = _writer(config, words)
+    if config.engine.name == "demonstrations":
+        for prompt in train:  # a character that the tokenizer lacks shows before anything is compiled
+            write(prompt, np.zeros(2, np.uint32))
     return Inputs(model=model, load_params=load_params, tokenizer=words, files=_files(place), held_out=held_out,
                   train=prompts.Prompts(train, config.seed), sampling=sampling,
                   longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
-                  write=_writer(config, words))
+                  write=write)
+
+
+def _check_ends(sampling: Sampling, vocabulary: int) -> None:
+    ends = sampling.eos_ids + sampling.stop_ids
+    if len(ends) > MOST_ENDS:
+        raise ValueError(f"sampling.stop_ids and the tokenizer's end tokens are {len(ends)} ids; at most {MOST_ENDS} can "
+                         "end an answer")
+    wrong = [token for token in sampling.stop_ids if not 0 <= token < vocabulary]
+    if wrong:
+        raise ValueError(f"sampling.stop_ids: {wrong[0]} is no token of the tokenizer; the nearest valid value is "
+                         f"{min(max(wrong[0], 0), vocabulary - 1)}")
 
 
 def _beside(config: Config) -> Path:
     if not config.model.path:
         raise ValueError("model.tokenizer is empty and model.preset has none beside it: name a tokenizer.json, a "
                          "directory that holds one, or a llama2.c vocabulary")
-    return tokenizer.beside(config.model.path)
+    path = Path(config.model.path)
+    if not path.exists():
+        names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.0)
+        raise ValueError(f"model.path={config.model.path}: no such file or folder"
+                         + (f"; nearest is {path.parent / near[0]}" if near else ""))
+    return tokenizer.beside(path)
 
 
-def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callable[[], Any]]:
+def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callable[[Any], Any]]:
     """The shape, and how to come by the weights."""
     path, preset = config.model.path, config.model.preset
     if path and preset:
         raise ValueError(f"model.path={path!r} and model.preset={preset!r} are both given: name one")
     if path and Path(path).is_dir():
-        return hf.read_config(Path(path) / "config.json"), lambda: hf.load(path)[1]
+        return hf.read_config(Path(path) / "config.json"), lambda shardings: hf.load(path, shardings=shardings)[1]
     if path:
-        model, params = llama2c.load(path)
-        return model, lambda: params
+        return llama2c.load(path)[0], lambda shardings: mesh.put(llama2c.load(path)[1], shardings)
     if preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.0)
         raise ValueError(f"model.preset={preset!r} is not one of {', '.join(PRESETS)}; nearest is {near[0]!r}")
     model = dataclasses.replace(PRESETS[preset], vocab_size=vocabulary)
-    return model, lambda: decoder.init(model, config.seed)
+    return model, lambda shardings: mesh.put(decoder.init(model, config.seed), shardings)
 
 
 def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> tuple[Prompt, ...]:
@@ -100,7 +126,9 @@ def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: ch
     if part == "eval":
         source, arguments, size = _eval_source(config), config.eval.task or arguments, config.eval.prompts
     split = "sft" if part == "train" and config.engine.name == "demonstrations" else part
-    rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments)
+    data = config.data
+    columns = Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
+    rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=columns)
     if part == "eval":
         if len(rows) < size:
             raise ValueError(f"eval.prompts={size} but {source} has {len(rows)} rows; the nearest valid value is "

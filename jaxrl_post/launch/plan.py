@@ -1,12 +1,17 @@
-"""What a run will need, computed from shapes before anything is placed: batch arithmetic and memory per device.
+"""What a run will need, before anything is placed: batch arithmetic, memory per device, memory of the process.
 
-Invariant: no array is made and no device is asked for, so a run for many devices can be planned on none. Weights,
-optimizer, gradient and KV pages are exact; activations are an estimate and say so.
+Invariant: no array is made. The first two are computed from shapes and ask for no device, so a run for many devices can
+be planned on none; weights, optimizer, gradient and KV pages are exact, activations are an estimate and say so. The
+memory of the process takes what compiled programs say of themselves in place of the estimate.
 """
 
 from __future__ import annotations
 
 import math
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +22,8 @@ from jaxrl_post import mesh as meshes
 from jaxrl_post.config import Config
 from jaxrl_post.models import decoder
 
+WEIGHTS, ESTIMATE = "weights (learner, float32)", "activations (estimate)"
+
 
 def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, int | float]:
     """How many of what a step is made of. `prompts`: per epoch; `longest_prompt`: tokens."""
@@ -26,18 +33,20 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
     return {
         "devices": c.devices,
         "engine replicas": c.replicas,
-        "prompts per step": c.scheduler.prompts,
+        "prompts per round": c.scheduler.prompts,
         "answers per prompt": c.scheduler.group_size,
-        "rollouts per step": c.rollouts_per_step,
+        "rollouts per round": c.rollouts_per_step,
         "engine slots in all": slots,
-        "times the slots are filled per step": round(c.rollouts_per_step / slots, 2),
+        "times the slots are filled per round": round(c.rollouts_per_step / slots, 2),
         "longest prompt, tokens": longest_prompt,
         "longest answer, tokens": c.sampling.max_tokens,
         "micro-batch, rows": c.batch.rows,
         "micro-batch, tokens": c.batch.rows * c.batch.tokens,
-        "most micro-batches per step": math.ceil(c.rollouts_per_step / (c.batch.rows * rollouts_per_row)),
+        "optimizer steps per round": c.scheduler.updates,
+        "most micro-batches per step": math.ceil(
+            c.rollouts_per_step // c.scheduler.mini_batches / (c.batch.rows * rollouts_per_row)),
         "steps": c.steps,
-        "epochs": round(c.steps * c.scheduler.prompts / prompts, 3),
+        "epochs": round(c.rounds * c.scheduler.prompts / prompts, 3),
         "rollouts per evaluation": c.eval.prompts * (c.eval.samples + 1),
     }
 
@@ -57,15 +66,48 @@ def memory(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
     learner, engine = (_elements(shapes, meshes.param_shardings(mesh, axes, room)) for room in ("learner", "engine"))
     case, dtype = swap_case(config), config.engine.dtype
     out = {
-        "weights (learner, float32)": 4 * learner,
+        WEIGHTS: 4 * learner,
         "optimizer (two moments, float32)": 8 * learner,
         "gradient (float32)": 4 * learner,
         f"weights (engine, {dtype}, {case})": 0 if case == "shared" else _bytes(dtype) * engine,
-        "weights (reference, float32)": 4 * learner if config.algorithm.kl_loss_coef > 0 else 0,
+        "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
         f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
-        "activations (estimate)": _activations(config, model),
+        ESTIMATE: _activations(config, model),
     }
     return out | {"all": sum(out.values())}
+
+
+def process(config: Config, held: Mapping[str, int], temporaries: Mapping[str, int], resident: int,
+            on_host: bool) -> dict[str, int]:
+    """Bytes of this process at its highest, by what they hold.
+
+    Args:
+      held: what `memory` says, per device.
+      temporaries: bytes that each program needs on a device beside what is held, by its name.
+      resident: of the process with everything imported, read and compiled, but no weights.
+      on_host: the devices are the CPU, whose memory is the process's own; else it holds one copy of the weights, at the
+        beginning and at the end, and what lies on a device is said per device.
+    """
+    kept = {name: size for name, size in held.items() if name not in ("all", ESTIMATE) and size}
+    largest = max(temporaries, key=temporaries.get)
+    program = {f"largest program beside it ({largest})": temporaries[largest]}
+    if not on_host:
+        staged = {"weights on their way (float32)": held[WEIGHTS] * config.mesh.fsdp * config.mesh.tensor}
+        inside = {"process itself (compiled, no weights yet)": resident, **staged}
+        return inside | {"process at its highest": sum(inside.values()),
+                         "each device at its highest": sum(kept.values()) + temporaries[largest]}
+    inside = {"process itself (compiled, no weights yet)": resident,
+              **{name: size * config.devices for name, size in (kept | program).items()}}
+    return inside | {"process at its highest": sum(inside.values())}
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now; where the system does not say, the most it had so far."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def swap_case(config: Config) -> str:

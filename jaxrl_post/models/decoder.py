@@ -1,8 +1,9 @@
-"""One decoder-only transformer of the Llama family, whose variants are fields of `ModelConfig`.
+"""One decoder-only transformer, whose families (Llama, Qwen, Mistral, Gemma) are fields of `ModelConfig`.
 
 Outside this file `params` is a plain nested dict of arrays, {"embed" [V,D], "layers": {"0": {...}, ...}, "final_norm"
 [D], "head" [D,V] unless tied}; a layer holds attn_norm [D], q [D,N,H], k and v [D,K,H], o [N,H,D], ffw_norm [D], gate
-and up [D,F], down [F,D], and where the config says so q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H].
+and up [D,F], down [F,D], and where the config says so q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H],
+attn_post_norm and ffw_post_norm [D].
 
 Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone, so its value cannot
 depend on its company. Norms, rotation and scores work in float32 or wider. No cache, mask or page is known here: the
@@ -30,6 +31,9 @@ ACTIVATIONS: dict[str, Callable] = {
 }
 
 
+NOT_ALLOWED = -1e30  # the score of an id that has no meaning: its probability is exactly 0, and no 0 * inf arises
+
+
 class RopeScaling(NamedTuple):
     """How rotation frequencies are stretched for longer texts: "linear" divides all by `factor`; "llama3" (Llama 3.1,
     arXiv 2407.21783) only those of long wavelengths, blended between original_length/high and original_length/low."""
@@ -45,8 +49,10 @@ class RopeScaling(NamedTuple):
 class ModelConfig:
     """Shape and variant of a decoder. `ffw`: hidden width of the gated feed-forward. `windows`: one entry per layer,
     the number of latest positions a token sees (itself included) or None for all; empty: None everywhere.
-    `query_scale`: factor of q.k, None for head_dim ** -0.5. `norm_offset` 1.0: norms multiply by 1 + weight (Gemma).
-    Soft caps: None, or c in c * tanh(x / c)."""
+    `query_scale`: factor of q.k, None for head_dim ** -0.5. Soft caps: None, or c in c * tanh(x / c).
+    `local_rope_theta`: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
+    `norm_offset` 1.0: norms multiply by 1 + weight; `post_norms`: what attention and feed-forward add to the stream is
+    normed too; `embed_scale`: factor of the embedded tokens, rounded to the dtype of the computation (all Gemma)."""
 
     vocab_size: int
     embed: int
@@ -58,13 +64,17 @@ class ModelConfig:
     max_length: int
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    local_rope_theta: float | None = None
     norm_eps: float = 1e-5
     norm_offset: float = 0.0
+    post_norms: bool = False
+    embed_scale: float = 1.0
     activation: str = "silu"
     tied: bool = False
     windows: tuple[int | None, ...] = ()
     attn_soft_cap: float | None = None
     final_soft_cap: float | None = None
+    used_vocab: int = 0  # ids from here on have rows but no meaning and are never scored; 0: all have
     qk_norm: bool = False
     qkv_bias: bool = False
     query_scale: float | None = None
@@ -95,12 +105,13 @@ class ModelConfig:
         return self.head_dim ** -0.5 if self.query_scale is None else self.query_scale
 
 
-def frequencies(config: ModelConfig) -> np.ndarray:
+def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
     """float64[H/2]: angle per position of each rotated pair (rotary, arXiv 2104.09864 eq. 15; then scaled)."""
     steps = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    base = config.rope_theta ** -steps
+    local = config.local_rope_theta is not None and config.windows[layer] is not None
+    base = (config.local_rope_theta if local else config.rope_theta) ** -steps
     scaling = config.rope_scaling
-    if scaling is None:
+    if scaling is None or local:
         return base
     if scaling.kind == "linear":
         return base / scaling.factor
@@ -133,7 +144,8 @@ def _param(shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float =
 
 
 class Layer(nnx.Module):
-    """Attention and gated feed-forward, each normed before and added to the stream."""
+    """Attention and gated feed-forward, each normed before (and after, where the config says so) and added to the
+    stream."""
 
     def __init__(self, config: ModelConfig, index: int):
         c = config
@@ -152,35 +164,44 @@ class Layer(nnx.Module):
         if c.qk_norm:
             self.q_norm = _param((c.head_dim,), (None,), mean=one)
             self.k_norm = _param((c.head_dim,), (None,), mean=one)
+        if c.post_norms:
+            self.attn_post_norm = _param((c.embed,), (None,), mean=one)
+            self.ffw_post_norm = _param((c.embed,), (None,), mean=one)
         self.ffw_norm = _param((c.embed,), (None,), mean=one)
         self.gate = _param((c.embed, c.ffw), ("embed", "ffw"), std=into)
         self.up = _param((c.embed, c.ffw), ("embed", "ffw"), std=into)
         self.down = _param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw ** -0.5)
 
-    def __call__(self, h: Array, cos: Array, sin: Array, attend: Callable, cache: Any) -> tuple[Array, Any]:
+    def __call__(self, h: Array, turn: tuple[Array, Array], attend: Callable, cache: Any) -> tuple[Array, Any]:
+        """h [..., D]; turn: cosines and sines, [..., H/2] each."""
         c, dtype = self.config, h.dtype
         with jax.named_scope("qkv"):
-            x = _norm(h, self.attn_norm[...], c)
-            q = jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(dtype))
-            k = jnp.einsum("...d,dkh->...kh", x, self.k[...].astype(dtype))
-            v = jnp.einsum("...d,dkh->...kh", x, self.v[...].astype(dtype))
-            if c.qkv_bias:
-                q = q + self.q_bias[...].astype(dtype)
-                k = k + self.k_bias[...].astype(dtype)
-                v = v + self.v_bias[...].astype(dtype)
-            if c.qk_norm:
-                q, k = _norm(q, self.q_norm[...], c), _norm(k, self.k_norm[...], c)
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            q, k, v = self._qkv(_norm(h, self.attn_norm[...], c), turn)
         with jax.named_scope("attend"):
             out, cache = attend(self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index],
                                 soft_cap=c.attn_soft_cap)
-            h = h + jnp.einsum("...nh,nhd->...d", out.astype(dtype), self.o[...].astype(dtype))
+            out = jnp.einsum("...nh,nhd->...d", out.astype(dtype), self.o[...].astype(dtype))
+            h = h + (_norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
             x = _norm(h, self.ffw_norm[...], c)
             gate = jnp.einsum("...d,df->...f", x, self.gate[...].astype(dtype))
             up = jnp.einsum("...d,df->...f", x, self.up[...].astype(dtype))
-            h = h + jnp.einsum("...f,fd->...d", ACTIVATIONS[c.activation](gate) * up, self.down[...].astype(dtype))
+            out = jnp.einsum("...f,fd->...d", ACTIVATIONS[c.activation](gate) * up, self.down[...].astype(dtype))
+            h = h + (_norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
         return h, cache
+
+    def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        c, dtype = self.config, x.dtype
+        q = jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(dtype))
+        k = jnp.einsum("...d,dkh->...kh", x, self.k[...].astype(dtype))
+        v = jnp.einsum("...d,dkh->...kh", x, self.v[...].astype(dtype))
+        if c.qkv_bias:
+            q = q + self.q_bias[...].astype(dtype)
+            k = k + self.k_bias[...].astype(dtype)
+            v = v + self.v_bias[...].astype(dtype)
+        if c.qk_norm:
+            q, k = _norm(q, self.q_norm[...], c), _norm(k, self.k_norm[...], c)
+        return _rotate(q, *turn), _rotate(k, *turn), v
 
 
 class Decoder(nnx.Module):
@@ -189,8 +210,8 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig):
         c = config
         self.config = config
-        # Rows of the table, not a one-hot product: on CPU (4096 tokens, D 96, 2 cores) forward and backward together
-        # take 0.09 ms against 0.38 at V 32, and 0.13 ms against 5.9 at V 512.
+        # Rows of the table, not a one-hot product, which on CPU is the slower at every vocabulary tried
+        # (scripts/results/choices.json, by scripts/bench.py choices).
         self.embed = _param((c.vocab_size, c.embed), ("vocab", "embed"), std=c.embed ** -0.5)
         self.layers = nnx.Dict({str(index): Layer(config, index) for index in range(c.layers)})
         self.final_norm = _param((c.embed,), (None,), mean=1.0 - c.norm_offset)
@@ -200,13 +221,14 @@ class Decoder(nnx.Module):
     def hidden(self, tokens: Array, positions: Array, attend: Callable, cache: Any, dtype: Any, remat: bool):
         with jax.named_scope("embed"):
             h = jnp.asarray(self.embed[...])[tokens].astype(dtype)
+            if self.config.embed_scale != 1.0:
+                h = h * jnp.asarray(self.config.embed_scale, dtype)
         with jax.named_scope("rope"):
-            turn = positions[..., None] * frequencies(self.config).astype(jnp.promote_types(dtype, jnp.float32))
-            cos, sin = jnp.cos(turn), jnp.sin(turn)
+            turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
         for index in range(self.config.layers):
             layer = self.layers[str(index)]
             with jax.named_scope(f"layer_{index}"):
-                h, cache = (_remat(layer, attend) if remat else layer)(h, cos, sin, attend, cache)
+                h, cache = (_remat(layer, attend) if remat else layer)(h, turns[index], attend, cache)
         with jax.named_scope("final_norm"):
             return _norm(h, self.final_norm[...], self.config), cache
 
@@ -217,15 +239,29 @@ class Decoder(nnx.Module):
                 out = jnp.einsum("...d,vd->...v", h, self.embed[...].astype(h.dtype), preferred_element_type=wide)
             else:
                 out = jnp.einsum("...d,dv->...v", h, self.head[...].astype(h.dtype), preferred_element_type=wide)
-            cap = self.config.final_soft_cap
-            return out if cap is None else cap * jnp.tanh(out / cap)
+            cap, used = self.config.final_soft_cap, self.config.used_vocab
+            out = out if cap is None else cap * jnp.tanh(out / cap)
+            return jnp.where(jnp.arange(out.shape[-1]) < used, out, NOT_ALLOWED) if used else out
+
+
+def _turns(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array, Array]]:
+    """Cosines and sines of each layer, [..., H/2]; layers that rotate alike share theirs."""
+    made: dict[bytes, tuple[Array, Array]] = {}
+    keys = []
+    for layer in range(config.layers):
+        steps = frequencies(config, layer).astype(wide)
+        keys.append(steps.tobytes())
+        if keys[-1] not in made:
+            angles = positions[..., None] * steps
+            made[keys[-1]] = jnp.cos(angles), jnp.sin(angles)
+    return [made[key] for key in keys]
 
 
 def _remat(layer: Layer, attend: Callable) -> Callable:
     """The layer, keeping only its inputs for the backward pass. `attend` must be pure: all it changes is the cache."""
     graph, state = nnx.split(layer)
-    run = jax.checkpoint(lambda state, h, cos, sin, cache: nnx.merge(graph, state)(h, cos, sin, attend, cache))
-    return lambda h, cos, sin, attend, cache: run(nnx.to_pure_dict(state), h, cos, sin, cache)
+    run = jax.checkpoint(lambda state, h, turn, cache: nnx.merge(graph, state)(h, turn, attend, cache))
+    return lambda h, turn, attend, cache: run(nnx.to_pure_dict(state), h, turn, cache)
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,6 +1,8 @@
-"""Rewards: plain functions fn(data_source, solution_str, ground_truth, extra_info) -> float | dict, run by a pool.
+"""Rewards: plain functions, run by a pool, with verl's signature or TRL's.
 
-A dict holds "score", may hold "acc", and any other number is a named component. Nothing here imports jax.
+verl's: fn(data_source, solution_str, ground_truth, extra_info) -> float | dict; a dict holds "score", may hold "acc",
+and any other number is a named component. TRL's: fn(prompts, completions, completion_ids, **columns) -> list of float |
+None. Nothing here imports jax.
 """
 
 from __future__ import annotations

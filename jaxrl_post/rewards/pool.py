@@ -21,14 +21,14 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
 from jaxrl_post.rewards import worker as child
-from jaxrl_post.types import Group, Rollout, RolloutId
+from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
 START_LIMIT_S = 60.0
 _COUNTERS = ("unscored", "retries", "overruns")
@@ -47,7 +47,8 @@ class _Job:
 
     @property
     def scored(self) -> bool:
-        return all(numbers is not None for numbers in self.numbers)
+        """Every function answered, and one of them with a number."""
+        return all(numbers is not None for numbers in self.numbers) and any(self.numbers)
 
 
 @dataclass(eq=False)
@@ -129,15 +130,23 @@ class Pool:
       compute: False in the processes other than 0: they check the paths, score nothing and take what `share` brings.
       journal: an object with write(record: dict), called for every score before `join` returns it.
 
-    A function is called with (data_source, solution_str, ground_truth, extra_info); extra_info is the prompt's `extra`
+    A function has one of two signatures, told apart by its arguments' names:
+
+    verl's (data_source, solution_str, ground_truth, extra_info) -> number or dict; extra_info is the prompt's `extra`
     and, under "rollout", {"tokens": length of the answer, "finish": "eos" | "stop" | "length"}.
 
+    TRL's (prompts, completions, completion_ids, **columns) -> list of number or None, where it has `completions`. It is
+    called with one answer at a time, so every list holds one entry; a prompt of messages comes as messages and so does
+    its completion, a text as a text. Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`),
+    `data_source` and `rollout`. None: the function does not apply and is left out of the sum; where none applies the
+    rollout is unscored. TRL's trainer_state, log_extra and log_metric are not given.
+
     Components of a group, NaN where a rollout has none: "acc" (of the first function that gives one, else the score of
-    the first function) and the named numbers of each function; where there are several functions their scores too, and
-    names are led by the function's name and a slash.
+    the first function that applies) and the named numbers of each function; where there are several functions their
+    scores too, and names are led by the function's name and a slash.
 
     Raises:
-      ValueError: a path is wrong, a function is missing or cannot take the four arguments, or weights do not fit.
+      ValueError: a path is wrong, a function is missing or has neither signature, or weights do not fit.
     """
 
     def __init__(self, functions: Sequence[str], weights: Sequence[float] = (), *, workers: int, timeout_s: float,
@@ -157,6 +166,8 @@ class Pool:
         self._weights = tuple(weights) or (1.0,) * len(functions)
         self._timeout_s, self._decode, self._share, self._journal = timeout_s, decode, share, journal
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
+        self._arguments = {"verl": _four, "trl": self._batched}
+        self._signatures: list = []
         self._queue: deque[_Task] = deque()
         self._jobs: dict[RolloutId, _Job] = {}
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
@@ -177,17 +188,26 @@ class Pool:
         """Kills the workers and reaps them. What is not joined yet is lost."""
         _end_all(self._workers)
 
+    def check(self, prompts: Iterable[Prompt]) -> None:
+        """ValueError when a prompt lacks a column that a function of TRL's signature needs."""
+        for name, (_, needs) in zip(self._functions, self._signatures, strict=True):
+            for prompt in prompts if needs else ():
+                columns = _columns(prompt)
+                missing = [need for need in needs if need not in columns]
+                if missing:
+                    raise ValueError(f"reward function {name!r} needs the column {missing[0]!r}, which prompt "
+                                     f"{prompt.id!r} has not; its columns are {', '.join(columns)}")
+
     def start(self, rollout: Rollout) -> None:
         """Queues it and returns at once. A rollout that comes again (it was taken up once more) is scored anew."""
         if not self._compute:
             return
-        text, prompt = self._decode(rollout.tokens), rollout.prompt
-        extra = dict(prompt.extra) | {"rollout": {"tokens": len(rollout), "finish": rollout.finish.value}}
+        text = self._decode(rollout.tokens)
         job = _Job(rollout=rollout.id, digest=_digest(rollout), numbers=[None] * len(self._functions),
                    pending=len(self._functions))
         self._jobs[rollout.id] = job
         for index in range(len(self._functions)):
-            message = {"function": index, "arguments": [prompt.source, text, prompt.answer, extra]}
+            message = {"function": index, "arguments": self._arguments[self._signatures[index][0]](rollout, text)}
             self._queue.append(_Task(job=job, function=index, message=child.pack(message)))
         self._turn(0.0)
 
@@ -218,6 +238,14 @@ class Pool:
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
         return out
 
+    def _batched(self, rollout: Rollout, text: str) -> dict:
+        """TRL's arguments, a batch of one."""
+        prompt, about = rollout.prompt, {"rollout": _about(rollout)}
+        said = [{"role": "assistant", "content": text}] if prompt.messages else text
+        asked = [dict(message) for message in prompt.messages] or self._decode(prompt.tokens)
+        return {name: [value] for name, value in (_columns(prompt) | about).items()} | {
+            "prompts": [asked], "completions": [said], "completion_ids": [rollout.tokens.tolist()]}
+
     def _check(self, worker: _Worker) -> None:
         while not worker.ready:
             if not multiprocessing.connection.wait([worker], max(0.0, worker.deadline - time.monotonic())):
@@ -231,6 +259,7 @@ class Pool:
                 self.close()
                 raise ValueError(message["refused"])
             worker.ready = "ready" in message
+        self._signatures = message["ready"]
 
     def _collect(self, group: Group) -> dict:
         unknown = [rollout.id for rollout in group.rollouts if rollout.id not in self._jobs]
@@ -250,12 +279,13 @@ class Pool:
     def _record(self, job: _Job) -> dict:
         out = job.rollout._asdict() | {"digest": job.digest, "scored": job.scored, "reward": 0.0, "components": {}}
         if job.scored:
-            out["reward"] = sum(w * n["score"] for w, n in zip(self._weights, job.numbers, strict=True))
+            out["reward"] = sum(w * n["score"] for w, n in zip(self._weights, job.numbers, strict=True) if n)
             out["components"] = self._components(job.numbers)
         return out
 
     def _components(self, numbers: Sequence[dict[str, float]]) -> dict[str, float]:
-        out = {"acc": next((n["acc"] for n in numbers if "acc" in n), numbers[0]["score"])}
+        first = next(n["score"] for n in numbers if n)
+        out = {"acc": next((n["acc"] for n in numbers if "acc" in n), first)}
         if len(numbers) == 1:
             return out | {k: v for k, v in numbers[0].items() if k not in ("score", "acc")}
         return out | {f"{name}/{k}": v for name, n in zip(self._names, numbers, strict=True) for k, v in n.items()}
@@ -343,6 +373,21 @@ class Pool:
 def _end_all(workers: list[_Worker]) -> None:
     while workers:
         workers.pop().end()
+
+
+def _about(rollout: Rollout) -> dict:
+    return {"tokens": len(rollout), "finish": rollout.finish.value}
+
+
+def _four(rollout: Rollout, text: str) -> list:
+    """verl's arguments."""
+    prompt = rollout.prompt
+    return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": _about(rollout)}]
+
+
+def _columns(prompt: Prompt) -> dict:
+    """What a reward function of TRL's signature may ask for by name, beside the lists that each gets."""
+    return {"ground_truth": prompt.answer, "answer": prompt.answer, "data_source": prompt.source} | dict(prompt.extra)
 
 
 def _names(functions: Sequence[str]) -> tuple[str, ...]:

@@ -21,12 +21,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from jaxrl_post.rewards import Overrun
 
 _LENGTH = struct.Struct("!I")
 _LARGEST = 3.4e38  # rewards are float32
 _NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
+_LISTS = ("prompts", "completions", "completion_ids", "rollout")  # what every call has
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Refused(Exception):
@@ -61,13 +64,23 @@ def _plain(value):
     raise TypeError(f"a {type(value).__name__} in a prompt's columns cannot go to a reward function: {value!r}")
 
 
-def load(path: str) -> Callable[[str, str, str, dict], object]:
-    """The reward function of `pkg.mod:fn` or `file.py:fn`, as a function of four positional arguments.
+class Loaded(NamedTuple):
+    """A reward function. `signature`: "verl" or "trl"; `needs`: columns that a prompt must have; `score`: the numbers
+    of what the pool sends, none where the function does not apply."""
 
-    Arguments go by verl's names where the function has them, in whatever order, else by position.
+    signature: str
+    needs: tuple[str, ...]
+    score: Callable[[Any], dict[str, float]]
+
+
+def load(path: str) -> Loaded:
+    """The reward function of `pkg.mod:fn` or `file.py:fn`, with either signature.
+
+    A function with an argument `completions` is TRL's; any other is verl's, whose arguments go by verl's names where
+    the function has them, in whatever order, else by position.
 
     Raises:
-      Refused: no such module, file or function, not callable, or it cannot take the four arguments.
+      Refused: no such module, file or function, not callable, or neither signature fits.
     """
     module_name, colon, name = path.rpartition(":")
     if not colon or not module_name or not name:
@@ -80,12 +93,45 @@ def load(path: str) -> Callable[[str, str, str, dict], object]:
     function = getattr(module, name)
     if not callable(function):
         raise Refused(f"reward function {path!r}: {name!r} is a {type(function).__name__}, not a function")
+    if inspect.iscoroutinefunction(function):
+        raise Refused(f"reward function {path!r}: {name!r} is async; write a plain function, which has a process of "
+                      "its own to wait in")
     signature = inspect.signature(function)
+    if "completions" in signature.parameters:
+        return _batched(path, name, function, signature)
     if _binds(signature, (), dict.fromkeys(_NAMES)):
-        return lambda *values: function(**dict(zip(_NAMES, values, strict=True)))
+        return Loaded("verl", (), lambda values: verdict(function(**dict(zip(_NAMES, values, strict=True)))))
     if _binds(signature, _NAMES, {}):
-        return function
-    raise Refused(f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}")
+        return Loaded("verl", (), lambda values: verdict(function(*values)))
+    raise Refused(f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}, "
+                  "nor TRL's (prompts, completions, completion_ids, **columns)")
+
+
+def _batched(path: str, name: str, function: Callable, signature: inspect.Signature) -> Loaded:
+    """TRL's signature: everything by name, one entry per completion; what the function does not name it is not given,
+    unless it takes any name."""
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if inspect.Parameter.POSITIONAL_ONLY in kinds:
+        raise Refused(f"reward function {path!r}: {name}{signature} must take its arguments by name")
+    named = {key: parameter for key, parameter in signature.parameters.items() if parameter.kind in _BY_NAME}
+    needs = tuple(key for key, parameter in named.items()
+                  if parameter.default is inspect.Parameter.empty and key not in _LISTS)
+    any_name = inspect.Parameter.VAR_KEYWORD in kinds
+
+    def score(given: dict) -> dict[str, float]:
+        returned = function(**{key: value for key, value in given.items() if any_name or key in named})
+        return _only(returned, len(given["completions"]))
+
+    return Loaded("trl", needs, score)
+
+
+def _only(returned: object, count: int) -> dict[str, float]:
+    """The number of a batch of one; nothing for None."""
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        raise ValueError(f"it must return a list of one number or None per completion, {count} of them; got "
+                         f"{str(values)[:80]!r}")
+    return {} if values[0] is None else verdict(values[0])
 
 
 def _module(path: str, name: str):
@@ -174,12 +220,12 @@ def main(fd: int, parent: int) -> None:
     sys.excepthook = last_word
     functions = [load(path) for path in paths]
     loading = False
-    channel.sendall(pack({"ready": True}))
+    channel.sendall(pack({"ready": [[one.signature, one.needs] for one in functions]}))
     while True:
         task = _receive(channel, buffer)
         begun = time.monotonic()
         try:
-            numbers, overrun = verdict(functions[task["function"]](*task["arguments"])), False
+            numbers, overrun = functions[task["function"]].score(task["arguments"]), False
         except Overrun as error:
             numbers, overrun = verdict(error.args[0] if error.args else 0.0), True
         channel.sendall(pack({"numbers": numbers, "overrun": overrun, "seconds": time.monotonic() - begun}))

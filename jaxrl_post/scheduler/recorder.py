@@ -7,7 +7,7 @@ write equal bytes. It decides nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxrl_post.protocols import Scheduler
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, Stop
@@ -66,6 +66,13 @@ class Recorder:
                                 "groups": [_name(group) for group in part.groups],
                                 "commit": part.commit, "publish": part.publish})
         return parts
+
+    def state_dict(self) -> dict:
+        return {"clock": self._clock, "scheduler": self._scheduler.state_dict()}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self._clock = state["clock"]
+        self._scheduler.load_state_dict(state["scheduler"])
 
     def metrics(self) -> dict[str, float]:
         return self._scheduler.metrics()

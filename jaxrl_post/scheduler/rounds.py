@@ -8,7 +8,7 @@ refused (kept, but after the round was full). It refuses to train on a group tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,10 +45,16 @@ class Sync:
     all equal is left out, and when a whole wave is scored the next prompts in order refill the round, as many as the
     round's own keep rate asks for; the first `prompts_per_round` kept groups by admission order are the batch (dynamic
     sampling, DAPO, arXiv 2503.14476, section 3.2). A group lives in the replica with the fewest groups on their way.
+    A round is trained on in `mini_batches` equal slices of its groups, in order, one optimizer step each, `ppo_epochs`
+    times over; `steps` counts rounds.
     """
 
     def __init__(self, prompts: PromptOrder, *, run_seed: int, steps: int, prompts_per_round: int, group_size: int,
-                 sampling: Sampling, max_tokens: int, filter_groups: bool, max_waves: int, replicas: int):
+                 sampling: Sampling, max_tokens: int, filter_groups: bool, max_waves: int, replicas: int,
+                 mini_batches: int = 1, ppo_epochs: int = 1):
+        if prompts_per_round % mini_batches:
+            raise ValueError(f"scheduler.mini_batches={mini_batches} must divide scheduler.prompts={prompts_per_round}")
+        self._mini_batches, self._ppo_epochs = mini_batches, ppo_epochs
         self._prompts, self._run_seed, self._steps = prompts, run_seed, steps
         self._size, self._group_size, self._replicas = prompts_per_round, group_size, replicas
         self._sampling, self._max_tokens = sampling, max_tokens
@@ -148,14 +154,27 @@ class Sync:
         self._wave.clear()
 
     def take(self) -> list[Part]:
-        """The round's batch, once it is full: one part that commits and publishes."""
+        """The round's batch, once it is full: all of it is fresh in the first part, every part commits, the last one
+        publishes."""
         if len(self._kept) < self._size:
             return []
         batch = tuple(self._kept)
         self._kept, self._waves, self._seen = [], 0, 0
         self._round += 1
         self._counts.update(num_rounds=1, num_groups_trained=len(batch))
-        return [Part(fresh=batch, groups=batch, commit=True, publish=True)]
+        size = self._size // self._mini_batches
+        slices = [batch[at:at + size] for _ in range(self._ppo_epochs) for at in range(0, self._size, size)]
+        return [Part(fresh=batch if n == 0 else (), groups=groups, commit=True, publish=n == len(slices) - 1)
+                for n, groups in enumerate(slices)]
+
+    def state_dict(self) -> dict:
+        """Between two rounds nothing is open: the cursor, the round and the counters are all there is."""
+        assert not self._wave and not self._kept, f"not between two rounds: {self}"
+        return {"position": self._position, "round": self._round, "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        assert not self._wave and not self._kept, f"not between two rounds: {self}"
+        self._position, self._round, self._counts = state["position"], state["round"], Counter(state["counts"])
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call."""

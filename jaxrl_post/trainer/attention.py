@@ -5,9 +5,7 @@ Padding (segment 0) is a segment like any other, so no softmax is empty. Queries
 to its end and recomputed in the backward pass: the scores of one block exist at a time, and the upper triangle is not
 computed.
 
-Measured on CPU (2 shared cores, 3 layers, 6 heads of 16, value and gradient of the whole model, least of 25 runs, ms):
-4 x 256 tokens 23 as it is here, 18 without recomputing, 41 all pairs at once, 47 jax.nn.dot_product_attention, 6
-without any attention; 8 x 256 tokens 66, 64, 84, 91, 32.
+On CPU it takes about half the time of all pairs at once: scripts/results/choices.json, by scripts/bench.py choices.
 """
 
 from __future__ import annotations

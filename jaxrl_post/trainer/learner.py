@@ -1,14 +1,15 @@
 """The learner: groups in, new weights out, on one mesh.
 
 Invariant: every program is compiled once, for one shape, before it first runs; another shape is an error, never a
-second compilation. Gradients are sums until `commit` divides once. What it refuses: groups that were not prepared, a KL
-coefficient without a reference, and a mesh that cannot divide the model.
+second compilation. Gradients are sums until `commit` divides once. What `prepare` found stays until the first groups of
+the next round, so a round may take several optimizer steps against the policy of its start. What it refuses: groups
+that were not prepared, a KL term without a reference, and a mesh that cannot divide the model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,13 +20,13 @@ import optax
 from jaxrl_post import batch as door
 from jaxrl_post import config
 from jaxrl_post import mesh as meshes
-from jaxrl_post.algorithms import advantages, losses
+from jaxrl_post.algorithms import credit, losses
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import programs
 from jaxrl_post.trainer.state import TrainState
-from jaxrl_post.types import Group, RolloutId
+from jaxrl_post.types import Group, Rollout, RolloutId
 
 
 class Learner:
@@ -37,19 +38,22 @@ class Learner:
                  reference: Any = None, remat: bool = False, compute_dtype: str = "float32"):
         """
         Args:
-          params: the policy, host or device arrays; kept as float32 (float64 if given so and x64 is on).
+          params: the policy, host or device arrays; kept as float32 (float64 if given so and x64 is on). Of
+            ShapeDtypeStructs the learner is a plan: it compiles, and has no weights to train. Or a function from
+            shardings to float32 arrays placed so, which the learner then owns: nothing is copied.
           temperature: of the sampling law; 0 stands for 1, as in the engine's log-probs.
           steps: commits of the whole run, for the schedule.
-          max_tokens: longest answer of the run: the constant of seq-mean-token-sum-norm.
+          max_tokens: longest answer of the run: of seq-mean-token-sum-norm and of the penalty for length.
           reference: frozen weights like `params`, or None.
           compute_dtype: of activations; weights, gradients and moments stay wide.
         """
         _check(model, mesh, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
         self._recipe = programs.Recipe(
-            model=model, algorithm=algorithm, temperature=temperature or 1.0, max_tokens=max_tokens,
-            head_chunk=batch.head_chunk, dtype=jnp.dtype(compute_dtype), remat=remat,
-            rows=meshes.batch_sharding(mesh), heads=meshes.heads_sharding(mesh))
+            model=model, algorithm=algorithm, temperature=temperature or 1.0, head_chunk=batch.head_chunk,
+            dtype=jnp.dtype(compute_dtype), remat=remat, rows=meshes.batch_sharding(mesh),
+            heads=meshes.heads_sharding(mesh))
+        self._max_tokens = max_tokens
         self._wide = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
         axes = decoder.axes(model)
         self._shardings = meshes.param_shardings(mesh, axes, "learner")
@@ -61,6 +65,7 @@ class Learner:
         self._sums: programs.Sums | None = None
         self._step = 0
         self._forget()
+        self._count_from_here()
 
     @property
     def step(self) -> int:
@@ -77,7 +82,8 @@ class Learner:
         if self._programs:
             return
         one = meshes.replicated(self._mesh)
-        batch = self._blank(self._needs_old, self._reference is not None)
+        batch = self._blank(old=self._needs_old, reference=self._kl_in_loss,
+                            corrected=self._algorithm.corrects_rollouts)
         state, recipe = _abstract(self.state), self._recipe
         policy = state.params["policy"]
         shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
@@ -88,15 +94,22 @@ class Learner:
         jitted = {
             "zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ()),
             "score": (jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
-                      (policy, self._blank(False, False))),
-            "accumulate": (jax.jit(lambda p, s, b: programs.accumulate(p, s, b, recipe), donate_argnums=1,
-                                   out_shardings=home), (policy, sums, batch)),
+                      (policy, self._blank(old=False, reference=False, corrected=False))),
+            "accumulate": (jax.jit(lambda p, s, b, start: programs.accumulate(p, s, b, recipe, start), donate_argnums=1,
+                                   out_shardings=(home, one)),
+                           (policy, sums, batch, jax.ShapeDtypeStruct((), bool, sharding=one))),
             "divided": (jax.jit(programs.divided, out_shardings=self._shardings), (sums,)),
             "commit": (jax.jit(lambda s, g: programs.commit(s, g, self._transform, self._rate), donate_argnums=(0, 1),
                                out_shardings=(states, home, one)), (state, sums)),
         }
         self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in jitted.items()}
-        self._sums = self._programs["zeros"]()
+        if not _is_abstract(self.state):
+            self._sums = self._programs["zeros"]()
+
+    def temporaries(self) -> dict[str, int]:
+        """Bytes that each program needs on a device beside what it is given and gives back, as the compiler says."""
+        self.compile()
+        return {name: program.memory_analysis().temp_size_in_bytes for name, program in self._programs.items()}
 
     def logprobs(self, groups: Sequence[Group]) -> dict[RolloutId, np.ndarray]:
         """Log-probs of every answer at the current weights, float[T] on the host, by rollout id."""
@@ -104,36 +117,61 @@ class Learner:
         return self._scored(groups, self.params)
 
     def prepare(self, groups: Sequence[Group]) -> None:
-        """Old log-probs (where the loss reads them) and reference log-probs of these groups at the current weights."""
+        """Reference log-probs of these groups, and what each rollout is worth. Kept over the commits of the round; the first
+        groups after a commit begin another round, and those before are forgotten.
+
+        Old log-probs are those of the round's first weights. Where the worth of a rollout depends on them they are computed
+        here; else the gradient's own pass gives them to groups that are accumulated before the first commit, without a
+        pass of their own, and that commit computes the others' before it moves the weights."""
         self.compile()
-        self._prepared.update(rollout.id for group in groups for rollout in group.rollouts)
-        if self._needs_old:
-            self._old.update(self.logprobs(groups))
-            for group in groups:
-                for rollout in group.rollouts:
-                    self._pairs.append((self._old[rollout.id][rollout.sampled], rollout.logprobs[rollout.sampled]))
+        if not groups:
+            return
+        if self._committed:
+            self._forget()
+        door.check_lengths(groups, self._batch.tokens)
+        if self._old_in_credits:
+            self._found_old(groups, self.logprobs(groups))
+        elif self._needs_old:
+            self._unscored.update((group.rollouts[0].id, group) for group in groups)
         if self._reference is not None:
             self._ref.update(self._scored(groups, self._reference))
+        credits, metrics = credit.assign(groups, self._algorithm, max_tokens=self._max_tokens, old=self._old,
+                                         reference=self._ref)
+        self._credits.update(credits)
+        self._found.update(metrics)
 
     def accumulate(self, groups: Sequence[Group]) -> None:
         """Adds these groups' undivided gradient and counts.
 
         Raises:
-          ValueError: a group that `prepare` has not seen since the last commit, or a sequence longer than batch.tokens.
+          ValueError: a group that `prepare` has not seen in this round, or a sequence longer than batch.tokens.
         """
         self.compile()
-        self._refuse_unprepared(groups)
-        estimate = advantages.ADVANTAGES[self._algorithm.adv_estimator]
-        values = [estimate(group.rewards, group.scored) for group in groups]
-        batches, places = self._packed(groups, values)
+        for rollout in _rollouts(groups):
+            if rollout.id not in self._credits:
+                raise ValueError(f"learner: rollout {tuple(rollout.id)} was not prepared in this round; call prepare "
+                                 f"with its group first")
+        batches, places = self._packed(groups)
+        start = meshes.put(np.bool_(self._at_start), meshes.replicated(self._mesh))
+        results = []
         for batch in batches:
-            self._sums = self._programs["accumulate"](self.params, self._sums, self._put(batch))
-        for group, value in zip(groups, values, strict=True):
-            for rollout, advantage, scored in zip(group.rollouts, value, group.scored, strict=True):
-                if scored:
-                    self._advantages.append((float(advantage), int(rollout.sampled.sum())))
+            self._sums, logps = self._programs["accumulate"](self.params, self._sums, self._put(batch), start)
+            results.append(logps)
+        fresh = [group for group in groups if self._unscored.pop(group.rollouts[0].id, None)]
+        if fresh:
+            self._unread.append((fresh, results, places))
+        self._seen += [(rollout, self._credits[rollout.id]) for group in groups
+                       for rollout, scored in zip(group.rollouts, group.scored, strict=True) if scored]
         self._filled += sum(int((batch.segment_ids > 0).sum()) for batch in batches)
         self._room += len(batches) * self._batch.rows * self._batch.tokens
+
+    def restore(self, read: Callable[[TrainState], TrainState], step: int) -> None:
+        """Goes on from a checkpoint taken between two rounds. `read` gets the state as ShapeDtypeStructs and gives the
+        saved one; the buffers of the present one are freed before it is called."""
+        abstract = _abstract(self.state)
+        for leaf in jax.tree.leaves(self.state):
+            leaf.delete()
+        self.state, self._step = read(abstract), step
 
     def gradient(self) -> Any:
         """What `commit` would step along, before clipping: the divided gradient, in the learner's layout."""
@@ -143,74 +181,125 @@ class Learner:
     def commit(self) -> Mapping[str, Any]:
         """One optimizer step from what was accumulated. Device scalars, and host floats for what the host knew."""
         self.compile()
+        self._settle()
         self.state, self._sums, metrics = self._programs["commit"](self.state, self._sums)
         self._step += 1
+        self._committed = True
         metrics = {**metrics, **self._host_metrics()}
-        self._forget()
+        self._count_from_here()
         return metrics
 
     @property
     def _needs_old(self) -> bool:
-        return losses.NEEDS_OLD_LOGPROBS[self._algorithm.loss_mode]
+        a = self._algorithm
+        return losses.NEEDS_OLD_LOGPROBS[a.loss_mode] or a.use_kl_in_reward or a.corrects_rollouts
+
+    @property
+    def _old_in_credits(self) -> bool:
+        return self._algorithm.use_kl_in_reward or self._algorithm.corrects_rollouts
+
+    @property
+    def _at_start(self) -> bool:
+        """Whether the gradient's pass itself is to give the old log-probs."""
+        return self._needs_old and not self._old_in_credits and not self._committed
+
+    def _settle(self) -> None:
+        """Old log-probs of everything prepared, while the weights are still those of the round's start."""
+        for groups, results, places in self._unread:
+            self._found_old(groups, door.answers(jax.device_get(results), places))
+        if self._unscored:
+            groups = list(self._unscored.values())
+            self._found_old(groups, self.logprobs(groups))
+        self._unread, self._unscored = [], {}
+
+    def _found_old(self, groups: Sequence[Group], logprobs: Mapping[RolloutId, np.ndarray]) -> None:
+        rollouts = _rollouts(groups)
+        self._old.update((r.id, logprobs[r.id]) for r in rollouts)
+        self._pairs += [(self._old[r.id][r.sampled], r.logprobs[r.sampled]) for r in rollouts if r.sampled.any()]
+
+    @property
+    def _kl_in_loss(self) -> bool:
+        """Also at coefficient 0, where the reference is there for nothing else: then it is only reported."""
+        return self._reference is not None and (self._algorithm.kl_loss_coef > 0 or not self._algorithm.use_kl_in_reward)
 
     def _first_state(self, policy: Any) -> TrainState:
         one = meshes.replicated(self._mesh)
         shapes = jax.eval_shape(self._transform.init, policy)
         homes = optax.tree_utils.tree_map_params(self._transform, lambda _, sharding: sharding, shapes, self._shardings,
                                                  transform_non_params=lambda _: one)
+        if _is_abstract(policy):
+            return TrainState(params={"policy": policy}, opt_state=jax.tree.map(_struct, shapes, homes),
+                              step=jax.ShapeDtypeStruct((), np.int32, sharding=one))
         moments = jax.jit(self._transform.init, out_shardings=homes)(policy)
         return TrainState(params={"policy": policy}, opt_state=moments, step=meshes.put(np.int32(0), one))
 
     def _forget(self) -> None:
-        self._prepared: set[RolloutId] = set()
+        """Begins a round."""
+        self._committed = False
         self._old: dict[RolloutId, np.ndarray] = {}
+        self._unscored: dict[RolloutId, Group] = {}  # by their first rollout
+        self._unread: list[tuple[list[Group], list[jax.Array], list[door.Place]]] = []
         self._ref: dict[RolloutId, np.ndarray] = {}
+        self._credits: dict[RolloutId, credit.Credit] = {}
+
+    def _count_from_here(self) -> None:
+        """Begins what the next commit reports. What `prepare` found is reported once, by the round's first commit."""
         self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
-        self._advantages: list[tuple[float, int]] = []
+        self._found: dict[str, float] = {}
+        self._seen: list[tuple[Rollout, credit.Credit]] = []
         self._filled, self._room = 0, 0
 
-    def _refuse_unprepared(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            for rollout in group.rollouts:
-                if rollout.id not in self._prepared:
-                    raise ValueError(f"learner: rollout {tuple(rollout.id)} was not prepared since the last commit; "
-                                     f"call prepare with its group first")
-
-    def _blank(self, old: bool, reference: bool) -> door.Batch:
+    def _blank(self, **leaves: bool) -> door.Batch:
         """The shape of a micro-batch, where it lives."""
         rows = meshes.batch_sharding(self._mesh)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
-                            door.blank(self._batch.rows, self._batch.tokens, self._wide, old, reference))
+                            door.blank(self._batch.rows, self._batch.tokens, self._wide, **leaves))
 
     def _put(self, batch: door.Batch) -> door.Batch:
         return meshes.put(batch, meshes.batch_sharding(self._mesh))
 
-    def _packed(self, groups, values) -> tuple[list[door.Batch], list[door.Place]]:
-        return door.pack(groups, values, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._wide,
-                         old_logprobs=self._old if self._needs_old else None,
-                         ref_logprobs=self._ref if self._reference is not None else None)
+    def _packed(self, groups: Sequence[Group]) -> tuple[list[door.Batch], list[door.Place]]:
+        old = {r.id: np.zeros(len(r)) for r in _rollouts(groups)} if self._at_start else self._old
+        return door.pack(groups, self._credits, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._wide,
+                         old_logprobs=old if self._needs_old else None,
+                         ref_logprobs=self._ref if self._kl_in_loss else None,
+                         corrected=self._algorithm.corrects_rollouts)
 
     def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:
         """Log-probs of every answer under `policy`, on the host."""
-        nothing = [np.zeros(len(group.rollouts)) for group in groups]
-        batches, places = door.pack(groups, nothing, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._wide)
+        batches, places = door.pack(groups, None, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._wide)
         results = [self._programs["score"](policy, self._put(batch)) for batch in batches]
         return door.answers(jax.device_get(results), places)
 
     def _host_metrics(self) -> dict[str, float]:
-        out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0}
-        values, weights = np.array(self._advantages, float).reshape(-1, 2).T
-        if weights.sum() > 0:
-            seen = values[weights > 0]
-            out |= {"critic/advantages/mean": float(values @ weights / weights.sum()),
-                    "critic/advantages/max": float(seen.max()), "critic/advantages/min": float(seen.min())}
-        if sum(old.size for old, _ in self._pairs):
-            out |= mismatch(*(np.concatenate(side).astype(float) for side in zip(*self._pairs, strict=True)))
-        return out
+        out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0} | self._found
+        if self._seen:
+            advantages = np.concatenate([given.advantages[rollout.sampled] for rollout, given in self._seen])
+            out |= _spread("critic/advantages", advantages)
+            out |= _spread("critic/rewards", np.array([given.reward for _, given in self._seen]))
+        return out | (mismatch(self._pairs) if self._pairs else {})
+
+
+def _rollouts(groups: Sequence[Group]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """verl's three statistics; none of nothing."""
+    found = {"mean": values.mean(), "max": values.max(), "min": values.min()} if values.size else {}
+    return {f"{name}/{statistic}": float(value) for statistic, value in found.items()}
 
 
 def _abstract(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+    return jax.tree.map(lambda x: _struct(x, x.sharding), tree)
+
+
+def _struct(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _is_abstract(tree: Any) -> bool:
+    return all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
 
 
 def _owned(tree: Any, shardings: Any) -> Any:
@@ -219,6 +308,10 @@ def _owned(tree: Any, shardings: Any) -> Any:
     def host(leaf, sharding):
         return meshes.put(np.array(leaf, np.promote_types(leaf.dtype, np.float32)), sharding)
 
+    if callable(tree):
+        return tree(shardings)
+    if _is_abstract(tree):
+        return jax.tree.map(_struct, tree, shardings)
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)):
         def wide(leaf):
             return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32), copy=True)
@@ -234,6 +327,7 @@ def _check(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, algorithm: confi
     if batch.rows % ways:
         raise ValueError(f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
                          f"value is {-(-batch.rows // ways) * ways}")
-    if algorithm.kl_loss_coef > 0 and reference is None:
-        raise ValueError(f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} needs a reference model and none was given; "
-                         f"the nearest valid value is 0")
+    if algorithm.needs_reference and reference is None:
+        raise ValueError(f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
+                         f"{algorithm.use_kl_in_reward} needs a reference model and none was given; the nearest valid "
+                         f"values are 0 and False")

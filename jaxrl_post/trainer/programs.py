@@ -26,13 +26,12 @@ from jaxrl_post.trainer.state import TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that is fixed in a run. `head_chunk`: tokens whose logits exist at once; `max_tokens`: longest answer;
-    `rows`, `heads`: shardings of [B, ...] and of [B, T, N, H]."""
+    """All that is fixed in a run. `head_chunk`: tokens whose logits exist at once; `rows`, `heads`: shardings of [B,
+    ...] and of [B, T, N, H]."""
 
     model: decoder.ModelConfig
     algorithm: Algorithm
     temperature: float
-    max_tokens: int
     head_chunk: int
     dtype: Any
     remat: bool
@@ -60,7 +59,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
     B, T = batch.tokens.shape
     attend = attention.packed(batch.segment_ids, recipe.heads)
     # Tokens flattened to one axis: with [B, T] the weight gradients contract two axes, and XLA:CPU transposes a copy of
-    # every activation for it (2048 tokens, 3 layers of 96, attention apart, least of 15 runs: 71 ms against 47).
+    # every activation for it.
     h, _ = decoder.hidden(policy, recipe.model, batch.tokens.reshape(B * T), batch.positions.reshape(B * T), attend,
                           None, dtype=recipe.dtype, remat=recipe.remat)
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
@@ -75,47 +74,54 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
 
 
-def numerator(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, ""], tuple]:
-    """The undivided loss of a micro-batch, and (count, tokens, by_count, by_token)."""
-    algorithm, mask = recipe.algorithm, batch.loss_mask
+def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Float[Array, ""], tuple]:
+    """The undivided loss of a micro-batch, and (count, tokens, by_count, by_token, log-probs). `at_start`, a bool scalar:
+    `policy` is the old policy itself, so its log-probs stand for batch.old_logprobs."""
+    algorithm, mask, old = recipe.algorithm, batch.loss_mask, batch.old_logprobs
     logps, entropies = score(policy, batch, recipe)
-
-    def aggregate(values):
-        return losses.AGGREGATIONS[algorithm.loss_agg_mode](values, mask, batch.segment_ids, recipe.max_tokens)
-
-    def token_sum(values):
-        return losses.token_mean(values, mask, batch.segment_ids, recipe.max_tokens)[0]
-
+    if old is not None:
+        old = jnp.where(at_start, jax.lax.stop_gradient(logps), old)
     with jax.named_scope("loss"):
-        per_token, clipped = losses.LOSSES[algorithm.loss_mode](logps, batch.old_logprobs, batch.advantages, algorithm)
-        total, count = aggregate(per_token)
+        per_token, indicators = losses.LOSSES[algorithm.loss_mode](
+            logps, old, batch.advantages, mask, batch.segment_ids, algorithm)
+        kept = mask
+        if batch.corrections is not None:
+            per_token, kept = per_token * batch.corrections, mask & (batch.corrections > 0)
+
+        def weighed(values):
+            return jnp.sum(jnp.where(kept, batch.loss_weights * values, 0.0))
+
+        def token_sum(values):
+            return jnp.sum(jnp.where(mask, values, 0.0))
+
+        total = weighed(per_token)
         by_count = {"actor/pg_loss": total}
-        by_token = {"actor/entropy": token_sum(entropies)}
-        if batch.old_logprobs is not None:
-            by_token["actor/pg_clipfrac"] = token_sum(clipped)
-            by_token["actor/ppo_kl"] = token_sum(-losses.log_ratio(logps, batch.old_logprobs))
+        by_token = {name: token_sum(values) for name, values in {"actor/entropy": entropies, **indicators}.items()}
+        if old is not None:
+            by_token["actor/ppo_kl"] = token_sum(-losses.log_ratio(logps, old))
         if batch.ref_logprobs is not None:
-            kl = aggregate(losses.KL_ESTIMATORS[algorithm.kl_loss_type](logps, batch.ref_logprobs))[0]
+            kl = weighed(losses.KL_ESTIMATORS[algorithm.kl_loss_type](logps, batch.ref_logprobs))
             by_count["actor/kl_loss"] = kl
             total = total + algorithm.kl_loss_coef * kl
         if algorithm.entropy_coef > 0:
-            total = total - algorithm.entropy_coef * aggregate(entropies)[0]
-    return total, (count, jnp.sum(mask, dtype=jnp.int32), by_count, by_token)
+            total = total - algorithm.entropy_coef * weighed(entropies)
+    counts = jnp.sum(batch.loss_counts, dtype=jnp.int32), jnp.sum(mask, dtype=jnp.int32)
+    return total, (*counts, by_count, by_token, logps)
 
 
 def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
     """Zeros of the shape that `accumulate` adds to; arrays or ShapeDtypeStructs in."""
-    grads, (count, tokens, by_count, by_token) = jax.eval_shape(
+    grads, (count, tokens, by_count, by_token, _) = jax.eval_shape(
         lambda p, b: jax.grad(numerator, has_aux=True)(p, b, recipe), policy, batch)
     shapes = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def accumulate(policy: Any, sums: Sums, batch: Batch, recipe: Recipe) -> Sums:
-    """`sums` plus one micro-batch."""
-    grads, added = jax.grad(numerator, has_aux=True)(policy, batch, recipe)
-    return jax.tree.map(jnp.add, sums, Sums(grads=grads, count=added[0], tokens=added[1], by_count=added[2],
-                                            by_token=added[3]))
+def accumulate(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
+    """`sums` plus one micro-batch, and the log-probs of its tokens; `at_start` as in `numerator`."""
+    grads, (count, tokens, by_count, by_token, logps) = jax.grad(numerator, has_aux=True)(policy, batch, recipe, at_start)
+    added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
+    return jax.tree.map(jnp.add, sums, added), logps
 
 
 def divided(sums: Sums) -> Any:

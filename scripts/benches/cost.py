@@ -28,7 +28,7 @@ def bench(record) -> None:
     config = configs.resolve(configs.load(path), overrides)
     start, c = inputs.gather(config), config.engine
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    params = meshes.put(start.load_params(), meshes.param_shardings(mesh, decoder.axes(start.model), "engine"))
+    params = start.load_params(meshes.param_shardings(mesh, decoder.axes(start.model), "engine"))
     engine = RowEngine(start.model, params, mesh, slots=c.slots, max_length=c.max_length, page_size=c.page_size,
                        pages=config.pages, row_sizes=c.row_sizes, head_rows=config.head_rows,
                        steps_per_dispatch=c.steps_per_dispatch, refill_slots=c.refill_slots, dtype=jnp.dtype(c.dtype))
@@ -46,6 +46,9 @@ def bench(record) -> None:
 
 
 def _arguments(args: list[str]) -> tuple[str, list[str]]:
+    unknown = [a for a in args if not a.startswith("--config")]
+    if unknown:
+        raise ValueError(f"bench cost: unknown argument {unknown[0]!r}; it takes --config=FILE and --config.a.b=VALUE")
     path = next((a.removeprefix("--config=") for a in args if a.startswith("--config=")), "configs/demo.py")
     return path, [a.removeprefix("--config.") for a in args if a.startswith("--config.")]
 

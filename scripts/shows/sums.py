@@ -2,7 +2,9 @@
 
 Per leaf, relative 2-norm, before the optimizer, with every term of the loss on (narrow clipping, k3, entropy) and the
 ratio away from 1. The unpacked side is plain code of tests/made_groups.py: one sequence per row, dense attention, the
-papers' formulas. Then the planted faults, each of which must be far outside: the same distance, at least 1e-3.
+papers' formulas. Every aggregation with PPO's clipping; then the other losses (gspo's mean over a sequence inside a
+packed row among them), in x64. Then the planted faults, each of which must be far outside: the same distance, at least
+1e-3.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-MINUTES = 3.0
+MINUTES = 6.0
 EXACT, SINGLE = 1e-12, 5e-6
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -36,6 +38,15 @@ def show(record) -> None:
             record.figure(f"{name}_3_accumulates_vs_one_{short}", arms.worst(several, packed), at_most=bound)
             eight = arms.gradient(groups, dtype, mode=mode, sizes=(2, 2, 2))
             record.figure(f"{name}_8_devices_vs_one_{short}", arms.worst(eight, packed), at_most=bound)
+    for loss_mode in arms.LOSSES:
+        mode = "prompt-mean" if loss_mode == "cispo" else "seq-mean-token-mean"
+        given = arms.algorithm(mode, loss_mode=loss_mode)
+        packed = arms.gradient(groups, np.float64, given=given)
+        plain = arms.plain_gradient(groups, np.float64, mode=mode, loss_mode=loss_mode)
+        record.figure(f"x64_packed_vs_unpacked_{loss_mode}", arms.worst(packed, plain), at_most=EXACT)
+        for name, more in (("3_accumulates", dict(parts=3)), ("8_devices", dict(sizes=(2, 2, 2)))):
+            other = arms.gradient(groups, np.float64, given=given, **more)
+            record.figure(f"x64_{name}_vs_one_{loss_mode}", arms.worst(other, packed), at_most=EXACT)
     _planted(record, groups)
 
 

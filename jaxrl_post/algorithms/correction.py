@@ -1,0 +1,76 @@
+"""Weights that correct for tokens drawn from another policy than the learner's: importance sampling and rejection.
+
+rho = pi_old / mu, from the learner's log-probs at the round's start and the engine's log-probs of the sampling law. One
+weight per token multiplies the policy's loss: rollout_is gives it, rollout_rs sets it to 0. A rejected token leaves the
+numerator of every term of the loss and stays in the count (aggregation.py). Names and bounds are verl's. Host code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from jaxrl_post.algorithms.mismatch import LOG_RATIO_BOUND, bounded_exp
+
+LEVELS: dict[str, Callable] = {"token": lambda stats: stats, "seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}
+DIVERGENCES = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(d) - 1.0 - d}
+
+
+def importance(log_ratio: Float[np.ndarray, " T"], mode: str) -> Float[np.ndarray, " T"]:
+    """rho of each token, before any bound. mode none: 1. token: its own ratio. sequence: the product over the answer,
+    for each of its tokens. Logs are clamped to +-20."""
+    if mode == "none":
+        return np.ones(log_ratio.shape)
+    return bounded_exp(log_ratio if mode == "token" else np.full(log_ratio.shape, log_ratio.sum()))
+
+
+def bounded(ratios: Float[np.ndarray, " T"], threshold: Sequence[float]) -> Float[np.ndarray, " T"]:
+    """threshold (upper,): min(rho, upper), truncated importance sampling (TIS). (lower, upper): rho, and 0 outside of
+    them, masked importance sampling (MIS, IcePop)."""
+    if len(threshold) == 1:
+        return np.minimum(ratios, threshold[0])
+    return np.where(_within(ratios, *threshold), ratios, 0.0)
+
+
+def kept(log_ratio: Float[np.ndarray, " T"], mode: str, threshold: Sequence[float]) -> Bool[np.ndarray, " T"]:
+    """What rejection leaves. mode none: everything. LEVEL_DIVERGENCE: token, or the whole answer by the sum, mean or
+    largest of its tokens' divergences.
+
+    k1 = log mu - log pi_old lies between the logs of threshold (lower, upper), or (1/upper, upper) of one given:
+    seq_mean_k1 is the geometric mean. k2 = k1^2 / 2 and k3 = rho - 1 - log rho are at most threshold (upper,).
+    """
+    if mode == "none":
+        return np.ones(log_ratio.shape, bool)
+    level, _, divergence = mode.rpartition("_")
+    safe = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    found = LEVELS[level](DIVERGENCES[divergence](safe)) if log_ratio.size else log_ratio
+    low, high = -np.inf, threshold[-1]
+    if divergence == "k1":
+        low, high = np.log(threshold[0] if len(threshold) == 2 else 1.0 / threshold[0]), np.log(threshold[-1])
+    return np.broadcast_to(_within(found, low, high), log_ratio.shape)
+
+
+def describe(ratios: Sequence[Float[np.ndarray, " _"]], weights: Sequence[Float[np.ndarray, " _"]],
+             keeps: Sequence[Bool[np.ndarray, " _"]], threshold: Sequence[float]) -> dict[str, float]:
+    """rollout_corr/ metrics over the tokens of n >= 1 non-empty answers.
+
+    rollout_is_{mean, std, min, max}: of the weights as applied, before rejection; eff_sample_size: (mean w)^2 / mean
+    w^2, 1 when all are equal; ratio_fraction_{high, low}: share of rho above the upper and below the lower bound
+    (1/upper where none is given); rollout_rs_masked_fraction, rollout_rs_seq_masked_fraction: share of tokens, and of
+    answers with a token, that were rejected.
+    """
+    raw, w, keep = (np.concatenate(side) for side in (ratios, weights, keeps))
+    low = threshold[0] if len(threshold) == 2 else 1.0 / threshold[0]
+    square = float(np.mean(w * w))
+    figures = {
+        "is_mean": w.mean(), "is_std": w.std(), "is_min": w.min(), "is_max": w.max(),
+        "is_eff_sample_size": w.mean() ** 2 / square if square > 0 else 0.0,
+        "is_ratio_fraction_high": np.mean(raw > threshold[-1]), "is_ratio_fraction_low": np.mean(raw < low),
+        "rs_masked_fraction": 1.0 - keep.mean(), "rs_seq_masked_fraction": np.mean([not part.all() for part in keeps])}
+    return {f"rollout_corr/rollout_{name}": float(value) for name, value in figures.items()}
+
+
+def _within(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    return (values >= low) & (values <= high)

@@ -1,0 +1,159 @@
+"""What each rollout of a round is worth to the loss: shaped rewards, advantages, weights. Host code.
+
+Invariant: everything follows from the groups, their old and reference log-probs and the config; it is settled once, at
+the start of the round, and stays the same over all its optimizer steps. The order is: the reward; the penalty for
+length; the penalty for KL, token by token; the advantage; which rollouts are masked; what a token weighs; the
+correction for the engine's log-probs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxrl_post.algorithms import advantages, correction
+from jaxrl_post.algorithms.aggregation import AGGREGATIONS
+from jaxrl_post.config import Algorithm
+from jaxrl_post.types import Finish, Group, Rollout, RolloutId
+
+LogProbs = Mapping[RolloutId, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """Of one rollout of T tokens.
+
+    advantages float[T], 0 where nothing was sampled. weight: of each sampled token in the sum of the loss, 0 for a
+    rollout that is masked; count: what it adds to what the sum is divided by. correction float[T], a further weight of
+    each token in the policy's loss, or None where the run has none. reward: with every penalty.
+    """
+
+    advantages: np.ndarray
+    weight: float
+    count: int
+    correction: np.ndarray | None
+    reward: float
+
+
+def assign(groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, old: LogProbs,
+           reference: LogProbs) -> tuple[dict[RolloutId, Credit], dict[str, float]]:
+    """The credit of every rollout, and metrics of the round.
+
+    Args:
+      groups: whole groups; all of the round where the advantage is one of WHOLE_ROUND.
+      max_tokens: the longest answer that the run allows. old, reference: log-probs over the answer by rollout id, where
+      the config needs them.
+    """
+    penalties = [_penalties(group, algorithm, max_tokens) for group in groups]
+    drift = {r.id: _kl(r, algorithm, old, reference) for group in groups for r in group.rollouts}
+    rewards = [[_per_token(r, reward, algorithm.kl_coef * drift[r.id])
+                for r, reward in zip(group.rollouts, group.rewards + penalty, strict=True)]
+               for group, penalty in zip(groups, penalties, strict=True)]
+    estimated = _advantages(groups, rewards, algorithm)
+    corrected, metrics = _corrections(groups, algorithm, old)
+    credits = {}
+    for group, values, owned in zip(groups, estimated, rewards, strict=True):
+        lengths = _lengths(group, algorithm.overlong_filtering)
+        weights, counts = AGGREGATIONS[algorithm.loss_agg_mode](lengths, max_tokens)
+        for i, rollout in enumerate(group.rollouts):
+            credits[rollout.id] = Credit(
+                advantages=values[i], weight=float(weights[i]) if lengths[i] else 0.0, count=int(counts[i]),
+                correction=corrected.get(rollout.id), reward=float(owned[i].sum()))
+    return credits, metrics | _shaping_metrics(groups, algorithm, penalties, drift)
+
+
+def overlong(tokens: int, algorithm: Algorithm, max_tokens: int) -> float:
+    """DAPO's soft punishment (arXiv 2503.14476, equation 13), times overlong_penalty: 0 up to max_tokens - buffer, then
+    down along a line to -overlong_penalty at max_tokens. A buffer of 0 punishes nothing."""
+    over = tokens - (max_tokens - algorithm.overlong_buffer)
+    if over <= 0 or algorithm.overlong_buffer == 0:
+        return 0.0
+    return -over / algorithm.overlong_buffer * algorithm.overlong_penalty
+
+
+def _penalties(group: Group, algorithm: Algorithm, max_tokens: int) -> Float[np.ndarray, " G"]:
+    return np.array([overlong(len(rollout), algorithm, max_tokens) for rollout in group.rollouts])
+
+
+def _kl(rollout: Rollout, algorithm: Algorithm, old: LogProbs, reference: LogProbs) -> Float[np.ndarray, " T"]:
+    """k1 of each sampled token (verl's kl_penalty "kl"); zeros where no KL is in the reward."""
+    if not algorithm.use_kl_in_reward:
+        return np.zeros(len(rollout))
+    return np.where(rollout.sampled, old[rollout.id].astype(float) - reference[rollout.id], 0.0)
+
+
+def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np.ndarray, " T"]:
+    """The reward at the last sampled token, minus every token's own penalty."""
+    values = -penalty
+    if rollout.sampled.any():
+        values[np.flatnonzero(rollout.sampled)[-1]] += reward
+    return values
+
+
+def _advantages(groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]],
+                algorithm: Algorithm) -> list[list[np.ndarray]]:
+    """Per group and rollout, float[T]."""
+    if algorithm.adv_estimator in advantages.WHOLE_ROUND:
+        masks = [rollout.sampled & scored for group in groups
+                 for rollout, scored in zip(group.rollouts, group.scored, strict=True)]
+        owners = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+        flat = iter(advantages.WHOLE_ROUND[algorithm.adv_estimator](
+            [reward for owned in rewards for reward in owned], masks, owners, algorithm.gamma))
+        return [[next(flat) for _ in group.rollouts] for group in groups]
+    estimate = advantages.ADVANTAGES[algorithm.adv_estimator]
+    out = []
+    for group, owned in zip(groups, rewards, strict=True):
+        values = estimate(np.array([reward.sum() for reward in owned]), group.scored, _lengths(group, False))
+        out.append([np.where(r.sampled, value, 0.0) for r, value in zip(group.rollouts, values, strict=True)])
+    return out
+
+
+def _trained(group: Group, filtering: bool) -> np.ndarray:
+    """Whether each rollout is in the loss: scored, and with `filtering` not cut at its limit."""
+    return group.scored & np.array([not (filtering and r.finish is Finish.LENGTH) for r in group.rollouts])
+
+
+def _lengths(group: Group, filtering: bool) -> np.ndarray:
+    """Tokens of each rollout that are trained on."""
+    return np.array([int(r.sampled.sum()) for r in group.rollouts]) * _trained(group, filtering)
+
+
+def _corrections(groups: Sequence[Group], algorithm: Algorithm, old: LogProbs) -> tuple[LogProbs, dict[str, float]]:
+    """float[T] by rollout id, and what they look like over what is trained on. Nothing where nothing is corrected."""
+    if not algorithm.corrects_rollouts:
+        return {}, {}
+    out, seen = {}, []
+    for group in groups:
+        for rollout, trained in zip(group.rollouts, _trained(group, algorithm.overlong_filtering), strict=True):
+            gap = (old[rollout.id].astype(float) - rollout.logprobs)[rollout.sampled]
+            ratios = correction.importance(gap, algorithm.rollout_is)
+            weights = ratios
+            if algorithm.rollout_is != "none":
+                weights = correction.bounded(ratios, algorithm.rollout_is_threshold)
+            kept = correction.kept(gap, algorithm.rollout_rs, algorithm.rollout_rs_threshold)
+            out[rollout.id] = np.zeros(len(rollout))
+            out[rollout.id][rollout.sampled] = weights * kept
+            seen += [(ratios, weights, kept)] if trained and gap.size else []
+    found = correction.describe(*zip(*seen, strict=True), algorithm.rollout_is_threshold) if seen else {}
+    used = {"rollout_is": algorithm.rollout_is, "rollout_rs": algorithm.rollout_rs}
+    return out, {name: value for name, value in found.items() if used[name.split("/")[1][:10]] != "none"}
+
+
+def _shaping_metrics(groups: Sequence[Group], algorithm: Algorithm, penalties: Sequence[np.ndarray],
+                     drift: LogProbs) -> dict[str, float]:
+    """Of what was added to the rewards: the KL as verl reports it, a mean of answers' means; penalties for length."""
+    out = {}
+    scored = np.concatenate([group.scored for group in groups])
+    if not scored.any():
+        return out
+    if algorithm.use_kl_in_reward:
+        means = [drift[r.id][r.sampled].mean() for group in groups
+                 for r, known in zip(group.rollouts, group.scored, strict=True) if known and r.sampled.any()]
+        out |= {"actor/reward_kl_penalty": float(np.mean(means)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
+    if algorithm.overlong_buffer:
+        given = np.concatenate(penalties)[scored]
+        out |= {"reward/overlong/mean": float(given.mean()), "reward/overlong/share": float(np.mean(given < 0))}
+    return out

@@ -1,0 +1,177 @@
+"""What the columns of a data file mean: verl's, TRL's or slime's names, and a mapping on top of them.
+
+A role (id, prompt, answer, source, extra) is filled from the first of its columns that a row has; a dot goes into an
+object: "reward_model.ground_truth". Every column that fills no role goes to `extra` under its own name, below what the
+extra role itself holds, so that a reward function can read it; so does a plain answer column of another name than
+"answer". Refused: an unknown role, a row without its prompt, or without its answer where the roles name a column for
+it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PLACE = "{prompt}"  # what a template must hold
+_NONE = object()
+
+# verl: docs/preparation/prepare_data.rst; the second names are this project's own. slime: --input-key, --label-key and
+# --metadata-key at their defaults. TRL's standard and conversational prompts: `prompt` and whatever else.
+FORMATS: dict[str, dict[str, tuple[str, ...]]] = {
+    "verl": {"id": ("id",), "prompt": ("prompt",), "answer": ("reward_model.ground_truth", "answer"),
+             "source": ("data_source", "source"), "extra": ("extra_info", "extra")},
+    "trl": {"id": ("id",), "prompt": ("prompt",), "answer": (), "source": (), "extra": ()},
+    "slime": {"id": ("id",), "prompt": ("prompt",), "answer": ("label",), "source": ("metadata.source_name",),
+              "extra": ("metadata",)},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """How a row is read.
+
+    Args:
+      format: whose names, a key of FORMATS.
+      named: role -> column, in place of the format's; an empty column: rows have none.
+      template: what a text prompt, or a conversation's last user message, becomes; PLACE stands for it. Empty: itself.
+      source: of a row without a source.
+      chat: a text prompt becomes a user's message, so that the tokenizer's chat template goes around it.
+
+    Raises:
+      ValueError: an unknown format or role, a column that is no text, no prompt column, or a template without PLACE.
+    """
+
+    format: str = "verl"
+    named: Mapping[str, str] = field(default_factory=dict)
+    template: str = ""
+    source: str = ""
+    chat: bool = False
+
+    def __post_init__(self):
+        _known("data.format", self.format, FORMATS)
+        for role, column in self.named.items():
+            _known("data.columns", role, FORMATS["verl"])
+            _need(isinstance(column, str), f"data.columns: {role} must name a column, got {column!r}")
+        _need(self.named.get("prompt") != "", "data.columns: prompt must name a column, got ''")
+        _need(not self.template or PLACE in self.template, f"data.template={self.template!r} must hold {PLACE}, which "
+              "stands for the prompt")
+
+    def of(self, role: str) -> tuple[str, ...]:
+        """The columns that may fill a role, in order."""
+        if role not in self.named:
+            return FORMATS[self.format][role]
+        return (self.named[role],) if self.named[role] else ()
+
+    def row(self, where: str, given: Any) -> dict:
+        """{id, prompt, answer, source, extra, where} of one object of a file.
+
+        The id is its column's, else source/split/index where extra has an `index`, else a hash of the row before the
+        template. An answer that is no text becomes its JSON.
+
+        Args:
+          where: what the object is called in an error: file and line.
+
+        Raises:
+          ValueError: the row is no object, or a column is missing or of the wrong kind; one sentence with `where`.
+        """
+        _need(isinstance(given, dict), f"data: {where}: must be an object, got a {type(given).__name__}")
+        info = self._extra(where, given)
+        _, source = self._first(given, "source")
+        source = self.source if source in (_NONE, None) else source
+        _need(isinstance(source, str), f"data: {where}, column {self._name('source')!r}: must be a text, got "
+              f"{source!r}")
+        prompt = self._prompt(where, given)
+        row = {"prompt": prompt, "answer": self._answer(where, given), "source": source,
+               "extra": self._others(given) | info}
+        row = {"id": self._identity(given, info, row), **row, "where": where}
+        row["prompt"] = self._shaped(prompt)
+        return row
+
+    def _first(self, given: Mapping, role: str) -> tuple[str, Any]:
+        """The first column of a role that the row has, and its value."""
+        return next(((name, value) for name in self.of(role) if (value := _at(given, name)) is not _NONE), ("", _NONE))
+
+    def _name(self, role: str) -> str:
+        return next(iter(self.of(role)), role)
+
+    def _prompt(self, where: str, given: dict) -> str | list[dict]:
+        name, prompt = self._first(given, "prompt")
+        _need(prompt is not _NONE, f"data: {where}: there is no column {self._name('prompt')!r}; its columns are "
+              f"{', '.join(given) or 'none'}")
+        if isinstance(prompt, str):
+            _need(prompt != "", f"data: {where}, column {name!r}: is empty")
+            return prompt
+        _need(isinstance(prompt, list) and len(prompt) > 0, f"data: {where}, column {name!r}: must be a text or a list "
+              f"of messages, got {str(prompt)[:80]!r}")
+        for i, message in enumerate(prompt):
+            _need(isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message,
+                  f"data: {where}, column '{name}[{i}]': must be an object with role and content: "
+                  f"{str(message)[:60]!r}")
+        return [{key: value for key, value in message.items() if value is not None} for message in prompt]
+
+    def _answer(self, where: str, given: dict) -> str:
+        _, answer = self._first(given, "answer")
+        names = self.of("answer")
+        others = f" (nor {', '.join(map(repr, names[1:]))})" if names[1:] else ""
+        _need(answer is not _NONE or not names, f"data: {where}: there is no column {self._name('answer')!r}{others}; "
+              f"its columns are {', '.join(given)}; data.columns names another, or none with {{'answer': ''}}")
+        if answer is _NONE:
+            return ""
+        return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+
+    def _extra(self, where: str, given: dict) -> dict:
+        name, info = self._first(given, "extra")
+        info = {} if info is _NONE or info is None else info
+        _need(isinstance(info, dict), f"data: {where}, column {name!r}: must be an object, got {info!r}")
+        return info
+
+    def _others(self, given: dict) -> dict:
+        used = {name.partition(".")[0] for role in FORMATS["verl"] for name in self.of(role)
+                if role != "answer" or "." in name or name == "answer"}
+        return {name: value for name, value in given.items() if name not in used}
+
+    def _identity(self, given: dict, info: dict, row: dict) -> str:
+        _, own = self._first(given, "id")
+        if own is not _NONE and own is not None:
+            return str(own)
+        if info.get("index") is not None:
+            parts = (row["source"], info.get("split"), info["index"])
+            return "/".join(str(part) for part in parts if part not in (None, ""))
+        content = json.dumps(row, sort_keys=True, ensure_ascii=True)
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+    def _shaped(self, prompt: str | list[dict]) -> str | list[dict]:
+        """The prompt in its template, as a message where `chat` says so."""
+        if isinstance(prompt, str):
+            text = self.template.replace(PLACE, prompt) if self.template else prompt
+            return [{"role": "user", "content": text}] if self.chat else text
+        last = prompt[-1]
+        if self.template and last["role"] == "user" and isinstance(last["content"], str):
+            return [*prompt[:-1], last | {"content": self.template.replace(PLACE, last["content"])}]
+        return prompt
+
+
+def _at(given: Mapping, name: str) -> Any:
+    """The value of a column, or of an object inside one; _NONE where there is none."""
+    if name in given:
+        return given[name]
+    for part in name.split("."):
+        if not isinstance(given, Mapping) or part not in given:
+            return _NONE
+        given = given[part]
+    return given
+
+
+def _known(what: str, name: str, choices: Mapping) -> None:
+    if name not in choices:
+        near = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.0)
+        raise ValueError(f"{what}: {name!r} is not one of {', '.join(choices)}; nearest is {near[0]!r}")
+
+
+def _need(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)

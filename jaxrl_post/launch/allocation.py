@@ -1,0 +1,19 @@
+"""The C library's allocator, told to give large blocks back.
+
+glibc serves a block from the system, and returns it when it is freed, only above a threshold that rises to 32 MiB as
+such blocks are freed. A model's weights and moments then come out of arenas that never shrink: a run of 0.5 billion
+weights held 16.3 GiB on the CPU where its arrays and programs needed 13.6. Values never depend on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+LARGE = 4 << 20  # bytes; fixing the threshold stops it from rising
+_MMAP_THRESHOLD = -3  # malloc.h, M_MMAP_THRESHOLD
+
+
+def return_large_blocks() -> bool:
+    """Says whether the allocator has that setting and took it: glibc does, others do not need it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and mallopt(_MMAP_THRESHOLD, LARGE) == 1

@@ -1,0 +1,58 @@
+"""Where a run goes on: the newest whole checkpoint, or its beginning, with every log cut back to that point.
+
+Invariant: nothing is cut before the config, the data and the number of processes are known to be those of the save.
+What is refused: another config, other data, a run whose checkpoints are all damaged, a log that lost lines. Another
+version of a library or another device is said aloud, because bits may differ from there on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+
+from jaxrl_post import checkpoint, config
+from jaxrl_post.config import Config
+from jaxrl_post.launch.inputs import Inputs
+
+ORDER = 64  # positions whose prompts stand for the order of the data
+
+
+def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
+    """What a run is saved under, as JSON: config, fingerprint of the data, processes, device and versions."""
+    ordered = (start.train.at(position)[1] for position in range(ORDER))
+    data = {"train": checkpoint.fingerprint(settings.data.train, settings.seed, itertools.chain(start.train, ordered)),
+            "eval": checkpoint.fingerprint(settings.eval.data, settings.seed, start.held_out)}
+    told = {"config": config.to_dict(settings), "data": data, "processes": jax.process_count(),
+            "device": jax.devices()[0].device_kind, "versions": dict(versions)}
+    return json.loads(json.dumps(told))
+
+
+def point(saves: checkpoint.Checkpoints, place: Path, mine: Path, now: Mapping,
+          say: Callable[[str], object]) -> checkpoint.Saved | None:
+    """The step to go on from, None for the beginning; logs below `mine`, this process's folder, are as they were then.
+
+    Args:
+      now: what `about` gives.
+    Raises:
+      ValueError: the run cannot be gone on with; then no log was changed.
+    """
+    saved = saves.newest()
+    if saved is not None:
+        checkpoint.check_same(saved.about, now, saved.step)
+        for name in ("versions", "device"):
+            for field, old, new in checkpoint.differences(saved.about[name], now[name], name):
+                say(f"resume: {field} was {old} and is {new} now: from here on bits may differ")
+    elif (place / "config.json").is_file():
+        then = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        checkpoint.check_same({"config": {name: value for name, value in then.items() if name != "derived"}},
+                              {"config": now["config"]}, 0)
+    checkpoint.rewind(mine, saved.host["marks"] if saved is not None else {})
+    if jax.process_index() == 0:
+        (place / "summary.json").unlink(missing_ok=True)
+    say(f"resume: {place} goes on after step {saved.step}" if saved is not None else
+        f"resume: {place} has no checkpoint yet and starts over")
+    return saved

@@ -1,0 +1,361 @@
+"""Model families as Hugging Face names them: config.json to ModelConfig and back, and the names of their tensors.
+
+Read are both spellings of config.json (transformers 4: rope_theta, rope_scaling, rope_local_base_freq, torch_dtype; 5:
+rope_parameters, dtype), and an absent key means what it means to transformers. The older spelling is written, which
+both read. Their matrices are [out, in] and rotate pairs (i, i + H/2) as the decoder does, so a transpose is all that
+lies between. Refuses other architectures, what changes the scores and is not known here (biases of Llama, YaRN,
+quantisation, ...), and to write what no family expresses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_post.models import decoder
+from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+_GEMMA = dict(norm_offset=1.0, post_norms=True)
+_OFF = ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_attention")
+
+
+class Family(NamedTuple):
+    """`kind`: model_type. `fixed`: what the architecture decides of a ModelConfig. `absent`: what a key that is not
+    there means; None for num_key_value_heads: as many as heads, for head_dim: hidden_size / heads."""
+
+    architecture: str
+    kind: str
+    fixed: dict[str, Any]
+    absent: dict[str, Any]
+
+
+_PLAIN = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "num_key_value_heads": None, "head_dim": None,
+          "tie_word_embeddings": False, "hidden_act": "silu"}
+_QWEN = _PLAIN | {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096,
+                  "use_sliding_window": False, "max_window_layers": 28}
+_SOFT = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "num_key_value_heads": 4, "head_dim": 256,
+         "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
+         "sliding_window": 4096}
+FAMILIES = (
+    Family("LlamaForCausalLM", "llama", {}, _PLAIN | {"max_position_embeddings": 2048}),
+    Family("MistralForCausalLM", "mistral", {},
+           _PLAIN | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}),
+    Family("Qwen2ForCausalLM", "qwen2", dict(qkv_bias=True), _QWEN),
+    Family("Qwen3ForCausalLM", "qwen3", dict(qk_norm=True), _QWEN | {"head_dim": 128}),
+    Family("Gemma2ForCausalLM", "gemma2", _GEMMA,
+           _SOFT | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}),
+    Family("Gemma3ForCausalLM", "gemma3_text", _GEMMA | dict(qk_norm=True),
+           _SOFT | {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+                    "final_logit_softcapping": None, "attn_logit_softcapping": None, "sliding_window_pattern": 6}),
+)
+ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
+
+
+# ---- config.json to ModelConfig
+
+
+def read(file: Path) -> ModelConfig:
+    """The shape and variant that a config.json describes, in either spelling.
+
+    Raises:
+      ValueError: one sentence with the file, the key and its value.
+    """
+    given = read_json(file)
+    family = _family(file, given)
+    for key in _OFF:
+        if given.get(key):
+            raise ValueError(f"model {file}: {key}={given[key]!r} is not supported; it must be absent or false")
+    given = family.absent | given
+    heads, embed = _count(file, given, "num_attention_heads"), _count(file, given, "hidden_size")
+    layers = _count(file, given, "num_hidden_layers")
+    gemma = family.fixed.get("post_norms", False)
+    if gemma:
+        scalar = _number(file, given, "query_pre_attn_scalar")
+        softened = dict(embed_scale=float(embed) ** 0.5, query_scale=scalar ** -0.5,
+                        attn_soft_cap=_cap(file, given, "attn_logit_softcapping"),
+                        final_soft_cap=_cap(file, given, "final_logit_softcapping"))
+    kv_heads, head_dim = (given.get(key) for key in ("num_key_value_heads", "head_dim"))
+    return ModelConfig(
+        vocab_size=_count(file, given, "vocab_size"),
+        embed=embed,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else _count(file, given, "num_key_value_heads"),
+        head_dim=embed // heads if head_dim is None else _count(file, given, "head_dim"),
+        ffw=_count(file, given, "intermediate_size"),
+        max_length=_count(file, given, "max_position_embeddings"),
+        **_rope(file, family, given),
+        norm_eps=_number(file, given, "rms_norm_eps"),
+        activation=_activation(file, given, "hidden_activation" if gemma else "hidden_act"),
+        tied=bool(given["tie_word_embeddings"]),
+        windows=_windows(file, family, given, layers),
+        **family.fixed,
+        **(softened if gemma else {}),
+    )
+
+
+def read_json(file: Path) -> dict:
+    """The object in a JSON file; ValueError where there is none."""
+    try:
+        given = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"model {file}: no such file") from None
+    except ValueError as error:
+        raise ValueError(f"model {file}: not JSON ({error})") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"model {file}: expected a JSON object, got {type(given).__name__}")
+    return given
+
+
+def _family(file: Path, given: Mapping) -> Family:
+    named = given.get("architectures") or [given.get("model_type")]
+    for family in FAMILIES:
+        if set(named) <= {family.architecture, family.kind}:
+            return family
+    raise ValueError(f"model {file}: architecture {', '.join(map(str, named))} is not read; known are "
+                     f"{', '.join(ARCHITECTURES)}")
+
+
+def _number(file: Path, given: Mapping, key: str) -> float:
+    value = given.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"model {file}: {key} must be a number, got {value!r}")
+    return float(value)
+
+
+def _count(file: Path, given: Mapping, key: str) -> int:
+    value = given.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"model {file}: {key} must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+def _cap(file: Path, given: Mapping, key: str) -> float | None:
+    return None if given[key] is None else _number(file, given, key)
+
+
+def _activation(file: Path, given: Mapping, key: str) -> str:
+    if given[key] not in _ACTIVATIONS:
+        raise ValueError(f"model {file}: {key}={given[key]!r} is not one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[given[key]]
+
+
+def _rope(file: Path, family: Family, given: Mapping) -> dict[str, Any]:
+    """Theta and scaling, from rope_parameters where there are any, else from rope_theta and rope_scaling. Gemma 3 has
+    two sets: nested in the newer spelling, rope_local_base_freq in the older."""
+    about, local = given.get("rope_parameters") or given.get("rope_scaling") or {}, None
+    if "rope_local_base_freq" in family.absent:
+        nested = about.get("sliding_attention") or {}
+        if nested.get("rope_type", "default") != "default":
+            raise ValueError(f"model {file}: rope type {nested['rope_type']!r} of sliding_attention is not supported; "
+                             f"it must be default")
+        local = _number(file, {"rope_theta": given["rope_local_base_freq"], **nested}, "rope_theta")
+        about = about.get("full_attention") or ({} if nested else about)
+    if any(isinstance(value, Mapping) for value in about.values()):
+        raise ValueError(f"model {file}: rope parameters by kind of layer are not supported for {family.architecture}")
+    theta = _number(file, {**given, **about}, "rope_theta")
+    if {"partial_rotary_factor": 1.0, **given, **about}["partial_rotary_factor"] not in (1.0, None):
+        raise ValueError(f"model {file}: partial_rotary_factor must be 1.0; partial rotation is not supported")
+    return dict(rope_theta=theta, rope_scaling=_scaling(file, about), local_rope_theta=local)
+
+
+def _scaling(file: Path, about: Mapping) -> RopeScaling | None:
+    kind = about.get("rope_type", about.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", _number(file, about, "factor"))
+    if kind == "llama3":
+        return RopeScaling("llama3", _number(file, about, "factor"), _number(file, about, "low_freq_factor"),
+                           _number(file, about, "high_freq_factor"),
+                           _count(file, about, "original_max_position_embeddings"))
+    raise ValueError(f"model {file}: rope type {kind!r} is not one of default, linear, llama3")
+
+
+def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[int | None, ...]:
+    """By layer_types where they are given, else by the rule of the family."""
+    slides = _slides(file, family, given, layers)
+    kinds = given.get("layer_types")
+    if kinds is not None:
+        if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+            raise ValueError(f"model {file}: layer_types={kinds!r} must name full_attention or sliding_attention for "
+                             f"each of {layers} layers")
+        named = [kind == "sliding_attention" for kind in kinds]
+        if named != slides and family.kind in ("llama", "mistral"):
+            raise ValueError(f"model {file}: layer_types={kinds!r} is not supported for {family.architecture}, whose "
+                             f"layers are all alike")
+        slides = named
+    return tuple(_count(file, given, "sliding_window") if slide else None for slide in slides)
+
+
+def _slides(file: Path, family: Family, given: Mapping, layers: int) -> list[bool]:
+    window = given.get("sliding_window")
+    if family.kind == "mistral":
+        return [window is not None] * layers
+    if family.kind in ("qwen2", "qwen3"):
+        if not given["use_sliding_window"] or window is None:
+            return [False] * layers
+        return [at >= _number(file, given, "max_window_layers") for at in range(layers)]
+    if family.kind in ("gemma2", "gemma3_text"):
+        every = 2 if family.kind == "gemma2" else _count(file, given, "sliding_window_pattern")
+        return [bool((at + 1) % every) for at in range(layers)]
+    return [False] * layers
+
+
+# ---- ModelConfig to config.json
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """config.json of a decoder, as far as it says what is computed.
+
+    Raises:
+      ValueError: no family computes the same; the sentence names the nearest and what keeps them apart.
+    """
+    family = _expressing(config)
+    scaling = config.rope_scaling
+    about = None if scaling is None else {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling is not None and scaling.kind == "llama3":
+        about |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor,
+                  "original_max_position_embeddings": scaling.original_length}
+    activation = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.activation]
+    gemma = "query_pre_attn_scalar" in family.absent
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.kind,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ffw,
+        "max_position_embeddings": config.max_length,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": about,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_activation" if gemma else "hidden_act": activation,
+        "tie_word_embeddings": config.tied,
+        "attention_bias": False,
+        "mlp_bias": False,
+        **_windows_json(family, config),
+        **(_gemma_json(family, config) if gemma else {}),
+    }
+
+
+def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
+    out = {"query_pre_attn_scalar": round(config.scale ** -2), "attn_logit_softcapping": config.attn_soft_cap,
+           "final_logit_softcapping": config.final_soft_cap}
+    return out | ({"rope_local_base_freq": config.local_rope_theta} if "rope_local_base_freq" in family.absent else {})
+
+
+def _windows_json(family: Family, config: ModelConfig) -> dict[str, Any]:
+    """The kind of every layer, and the rule that readers from before layer_types go by, where one fits."""
+    slides = [window is not None for window in config.windows]
+    out: dict[str, Any] = {"sliding_window": next(filter(None, config.windows), None)}
+    if family.kind == "llama":
+        return {}
+    if family.kind == "mistral":
+        return out
+    if family.kind in ("qwen2", "qwen3"):
+        out |= {"use_sliding_window": any(slides),
+                "max_window_layers": slides.index(True) if any(slides) else config.layers}
+    if family.kind == "gemma3_text":
+        out |= {"sliding_window_pattern": slides.index(False) + 1 if False in slides else config.layers + 1}
+    return out | {"layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides]}
+
+
+def _expressing(config: ModelConfig) -> Family:
+    """The first family that computes what `config` says."""
+    reasons = [_differs(family, config) for family in FAMILIES]
+    least = min(range(len(FAMILIES)), key=lambda at: len(reasons[at]))
+    if reasons[least]:
+        raise ValueError(f"model: {', '.join(reasons[least])} cannot be saved as {FAMILIES[least].architecture}, which "
+                         f"is the nearest of {', '.join(ARCHITECTURES)}")
+    return FAMILIES[least]
+
+
+def _differs(family: Family, config: ModelConfig) -> list[str]:
+    """Fields of `config` that the family cannot have."""
+    gemma = "query_pre_attn_scalar" in family.absent
+    plain = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    expected = {name: family.fixed.get(name, plain[name]) for name in ("norm_offset", "post_norms", "qk_norm",
+                                                                       "qkv_bias")}
+    expected["embed_scale"] = float(config.embed) ** 0.5 if gemma else 1.0
+    scalar = round(config.scale ** -2) if gemma else config.head_dim
+    if config.scale != float(scalar) ** -0.5:
+        expected["query_scale"] = float(scalar) ** -0.5
+    if not gemma:
+        expected |= dict(attn_soft_cap=None, final_soft_cap=None)
+    out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
+    if (config.local_rope_theta is not None) != ("rope_local_base_freq" in family.absent):
+        out.append(f"local_rope_theta={config.local_rope_theta!r}")
+    sizes = set(config.windows)
+    if {"llama": sizes != {None}, "mistral": len(sizes) > 1}.get(family.kind, len(sizes - {None}) > 1):
+        out.append(f"windows={config.windows}")
+    if family.kind in ("llama", "gemma2", "gemma3_text") and config.embed % config.heads:
+        out.append(f"embed={config.embed} (no multiple of heads={config.heads})")
+    return out
+
+
+# ---- Names of tensors
+
+
+class Tensor(NamedTuple):
+    """Where a leaf of params lies in the files. `shape` is theirs, `ours` the leaf's."""
+
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    ours: tuple[int, ...]
+    transposed: bool
+
+
+_IN_LAYER = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "ffw_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+# The same name means another place where the outputs are normed too.
+_POST_NORMED = _IN_LAYER | {"attn_post_norm": "post_attention_layernorm.weight",
+                            "ffw_norm": "pre_feedforward_layernorm.weight",
+                            "ffw_post_norm": "post_feedforward_layernorm.weight"}
+_OUTSIDE = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
+
+
+def tensors(config: ModelConfig) -> dict[str, Tensor]:
+    """Every tensor of the files by its name there: embedding, layers, last norm, head."""
+    shapes = decoder.abstract(config)
+    names = _POST_NORMED if config.post_norms else _IN_LAYER
+    out = {_OUTSIDE["embed"]: _tensor(("embed",), shapes["embed"].shape)}
+    for index in range(config.layers):
+        for name, leaf in shapes["layers"][str(index)].items():
+            out[f"model.layers.{index}.{names[name]}"] = _tensor(("layers", str(index), name), leaf.shape)
+    for name in ("final_norm", "head"):
+        if name in shapes:
+            out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
+    return out
+
+
+def _tensor(path: tuple[str, ...], ours: tuple[int, ...]) -> Tensor:
+    name = path[-1]
+    if len(ours) == 1 or name == "embed":
+        return Tensor(path, ours, ours, False)
+    if name.endswith("_bias"):
+        return Tensor(path, (ours[0] * ours[1],), ours, False)
+    inputs = ours[0] * ours[1] if name == "o" else ours[0]
+    outputs = ours[-1] if name == "o" or len(ours) == 2 else ours[1] * ours[2]
+    return Tensor(path, (outputs, inputs), ours, True)

@@ -1,0 +1,125 @@
+"""Files in the safetensors format, one tensor at a time: 8 bytes of length, a JSON header, then the bytes.
+
+Invariant: no file is mapped into memory and only the tensor asked for is read, so reading costs the memory of that
+tensor and nothing that stays. The whole header is checked before anything is read: what it promises lies in the file,
+without gaps and overlaps, to the last byte. The library of that name maps whole files, and writes only what is in
+memory at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+FLOATS = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
+          "BF16": jnp.dtype(jnp.bfloat16)}
+_NAMES = {dtype: name for name, dtype in FLOATS.items()}
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1,
+          "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1}
+_LIMIT = 100_000_000  # bytes of a header: the format's own
+_BLOCK = 1 << 24
+
+
+class Entry(NamedTuple):
+    """One tensor of a file; `type` is the format's word for its dtype, `start` its first byte in the file."""
+
+    file: Path
+    type: str
+    shape: tuple[int, ...]
+    start: int
+    bytes: int
+
+
+def entries(file: Path) -> dict[str, Entry]:
+    """Every tensor of the file by name.
+
+    Raises:
+      ValueError: the file is cut off, or its header is none of this format.
+    """
+    size = file.stat().st_size
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, _LIMIT):
+            raise ValueError(f"model {file}: not a whole safetensors file ({size} bytes, the first 8 promise a header "
+                             f"of {length})")
+        try:
+            header = json.loads(opened.read(length))
+            header.pop("__metadata__", None)
+            out = {name: _entry(file, about, 8 + length) for name, about in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"model {file}: not a whole safetensors file (header: {error!r})") from error
+    end = 8 + length
+    for name, entry in sorted(out.items(), key=lambda item: (item[1].start, item[1].bytes)):
+        if entry.start != end or entry.bytes != math.prod(entry.shape) * _BYTES[entry.type]:
+            raise ValueError(f"model {file}: not a whole safetensors file (tensor {name}, {entry.type}{entry.shape}, "
+                             f"has {entry.bytes} bytes from {entry.start}, expected from {end})")
+        end += entry.bytes
+    if end != size:
+        raise ValueError(f"model {file}: not a whole safetensors file ({size} bytes, its header asks for {end})")
+    return out
+
+
+def _entry(file: Path, about: Mapping, origin: int) -> Entry:
+    start, end = map(int, about["data_offsets"])
+    shape = tuple(map(int, about["shape"]))
+    if about["dtype"] not in _BYTES or min(shape, default=0) < 0:
+        raise ValueError(f"no tensor is {about['dtype']}{shape}")
+    return Entry(file, about["dtype"], shape, origin + start, end - start)
+
+
+def read(entry: Entry) -> np.ndarray:
+    """The tensor, which must be of one of FLOATS, in memory of its own."""
+    raw = np.empty(entry.bytes, np.uint8)
+    with open(entry.file, "rb", buffering=0) as opened:
+        opened.seek(entry.start)
+        _fill(opened, raw, entry.file)
+    return raw.view(FLOATS[entry.type]).reshape(entry.shape)
+
+
+def same(one: Entry, other: Entry) -> bool:
+    """Whether two tensors agree in type, shape and every byte; compared in blocks."""
+    if (one.type, one.shape) != (other.type, other.shape):
+        return False
+    with open(one.file, "rb", buffering=0) as left, open(other.file, "rb", buffering=0) as right:
+        left.seek(one.start)
+        right.seek(other.start)
+        for done in range(0, one.bytes, _BLOCK):
+            blocks = [np.empty(min(_BLOCK, one.bytes - done), np.uint8) for _ in range(2)]
+            _fill(left, blocks[0], one.file)
+            _fill(right, blocks[1], other.file)
+            if not np.array_equal(*blocks):
+                return False
+    return True
+
+
+def _fill(opened, raw: np.ndarray, file: Path) -> None:
+    # The system reads at most 2 GiB at once.
+    view = memoryview(raw)
+    while len(view):
+        count = opened.readinto(view[:1 << 30])
+        if not count:
+            raise ValueError(f"model {file}: not a whole safetensors file (it ended while it was read)")
+        view = view[count:]
+
+
+def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, values: Iterable[np.ndarray]) -> None:
+    """Writes tensors of one dtype, in order, taking each from `values` when its turn comes."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        end = at + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that tensors start at multiples of 8
+    with open(file, "wb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text)
+        for (name, shape), value in zip(shapes.items(), values, strict=True):
+            assert value.shape == shape and value.dtype == dtype, (name, value.shape, shape, value.dtype)
+            # The bytes as they lie in memory: a view would come out scrambled.
+            opened.write(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))

@@ -1,0 +1,51 @@
+"""How the two parts that compile are made from a config: of weights for a run, of shapes for a plan.
+
+Invariant: a plan's programs are a run's, because both are made here with the same arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_post import mesh as meshes
+from jaxrl_post.config import Config
+from jaxrl_post.engine import rows
+from jaxrl_post.launch import plan
+from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.models import decoder
+from jaxrl_post.trainer.learner import Learner
+
+
+def learner(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh) -> Learner:
+    """The learner of these weights, which are the reference too where the run has one; of shapes, it only
+    plans."""
+    return Learner(
+        model, params, mesh, algorithm=config.algorithm, optimizer=config.optimizer, batch=config.batch,
+        temperature=config.sampling.temperature, steps=config.steps, max_tokens=config.sampling.max_tokens,
+        reference=params if config.algorithm.needs_reference else None, remat=config.model.remat,
+        compute_dtype=config.model.compute_dtype)
+
+
+def engine_sizes(config: Config) -> dict[str, Any]:
+    """What the row engine's programs are compiled for."""
+    c = config.engine
+    return dict(slots=c.slots, max_length=c.max_length, page_size=c.page_size, pages=config.pages,
+                row_sizes=c.row_sizes, head_rows=config.head_rows, steps_per_dispatch=c.steps_per_dispatch,
+                dtype=jnp.dtype(c.dtype))
+
+
+def foreseen(config: Config, start: Inputs) -> str:
+    """Memory of this process, from the run's programs compiled for shapes alone, as text."""
+    if jax.device_count() < config.devices:
+        return (f"Memory of the process: not known here: the run's {config.devices} devices are needed to compile its "
+                f"programs, and here are {jax.device_count()}")
+    mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    programs = learner(config, start.model, decoder.abstract(start.model), mesh).temporaries()
+    if config.engine.name == "rows" or start.held_out:
+        programs |= rows.temporaries(start.model, mesh, **engine_sizes(config))
+    on_host = jax.devices()[0].platform == "cpu"
+    needs = plan.process(config, plan.memory(config, start.model), programs, plan.resident(), on_host)
+    return plan.text(f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)", needs, "B")

@@ -1,0 +1,92 @@
+"""One training step on a tiny shape beside TRL's and Tunix's, all on this machine and in turns.
+
+Builds one environment per peer under .cache/peers/ (Python 3.11, a few minutes and 3 GB, once) and runs the peers' own
+benchmarks of the same shape: 8 prompts x 8 answers of at most 128 tokens, 3.7 million parameters, float32. A peer generates
+to the longest answer of its batch and masks the rest, so that its one figure is of both cases: the longest of the log-normal
+lengths has all 128 tokens too. In every round each takes its turn; figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from record import Missing, Record
+
+MINUTES = 12.0
+ROUNDS = 3
+PEERS = {  # what each is made of, a line per call of pip, since the order matters
+    "trl": ("torch==2.13.0", "trl==1.16.0 transformers"),
+    "tunix": ("google-tunix==0.1.7 jax==0.10.2",),
+}
+SHAPE = ("--model", "qwen3", "--layers", "4", "--width", "256", "--prompts", "8", "--generations", "8", "--prompt-len", "32",
+         "--new-tokens", "128", "--steps", "7", "--warmup", "2")
+
+
+def show(record: Record) -> None:
+    scripts = Path(os.environ.get("JAXRL_DATA", record.root.parent / "shared" / "data")).parent / "peers"
+    if not scripts.is_dir():
+        raise Missing(f"step: the peers' benchmarks {scripts} are missing; set JAXRL_DATA to the folder of real inputs, "
+                      f"they lie next to it")
+    pythons = {peer: _environment(record.root, peer) for peer in PEERS}
+    rounds = []
+    for number in range(ROUNDS):
+        turns = [lambda: _ours(record)] + [lambda p=peer: {p: _peer(record.root, pythons[p], scripts / f"{p}_bench.py")}
+                                           for peer in PEERS]
+        found = {"load_before": os.getloadavg()[0]}
+        for turn in turns[number % 3:] + turns[:number % 3]:
+            found |= turn()
+        rounds.append(found)
+        print(f"round {number + 1}: " + ", ".join(f"{name} {found[name]['step_s']:.2f} s" for name in
+                                                  ("fixed", "lognormal", *PEERS)), flush=True)
+    step = {name: statistics.median(found[name]["step_s"] for found in rounds) for name in ("fixed", "lognormal", *PEERS)}
+    record.figure("fixed_step_s", step["fixed"], at_most=min(step["tunix"] / 1.5, 1.4 * step["trl"]))
+    record.figure("lognormal_step_s", step["lognormal"], at_most=step["trl"] / 1.5)
+    for peer in PEERS:
+        record.figure(f"{peer}_step_s", step[peer])
+        record.figure(f"{peer}_over_fixed", step[peer] / step["fixed"], at_least=1.5 if peer == "tunix" else 1 / 1.4)
+        record.figure(f"{peer}_over_lognormal", step[peer] / step["lognormal"])
+    record.figure("longest_lognormal_answer", rounds[0]["lognormal"]["longest_answer"], equals=128)
+    for name in ("fixed", "lognormal"):
+        record.figure(f"{name}_settings", rounds[0][name]["settings"])
+    record.figure("rounds", rounds)
+
+
+def _ours(record: Record) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "step.json"
+        record.run("scripts/bench.py", "step", "--json", file, timeout_s=1800)
+        return json.loads(file.read_text())["figures"]
+
+
+def _peer(root: Path, python: Path, script: Path) -> dict:
+    done = subprocess.run([python, script, *SHAPE], cwd=root, text=True, timeout=1800, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE)
+    if done.returncode:
+        raise RuntimeError(f"{script.name} exited {done.returncode}:\n{done.stderr[-4000:]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    names = ("rollout_s", "train_s", "step_s", "peak_rss_mib", "compile_est_s", "tokens_per_step")
+    return {name: told[name] for name in names}
+
+
+def _environment(root: Path, peer: str) -> Path:
+    """The Python of a peer's environment, which is made where it is not there or is of other versions."""
+    place = root / ".cache" / "peers" / peer
+    python, done = place / "bin" / "python", place / "requirements.txt"
+    wanted = "\n".join(PEERS[peer])
+    if done.is_file() and done.read_text() == wanted:
+        return python
+    print(f"making {place} with {'; '.join(PEERS[peer])}", flush=True)
+    found = subprocess.run(["sh", "scripts/find_python.sh"], cwd=root, env={**os.environ, "WANTED": "3.11"}, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if found.returncode:
+        raise Missing(f"step: the peers need Python 3.11, and none was found: {found.stderr.strip()}")
+    subprocess.run([found.stdout.split()[1], "-m", "venv", "--clear", place], check=True)
+    for line in PEERS[peer]:
+        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *line.split()], check=True)
+    done.write_text(wanted)
+    return python

@@ -1,0 +1,21 @@
+"""config.json of transformers 5 rewritten in the spelling of transformers 4, as checkpoints on the Hub have it.
+
+No imports: scripts/make_goldens.py, which runs where jax is not, shows that transformers reads both alike.
+"""
+
+from __future__ import annotations
+
+
+def older(newer: dict) -> dict:
+    """The same model in keys of transformers 4, from before layer_types."""
+    out = {key: value for key, value in newer.items() if key not in ("dtype", "rope_parameters", "layer_types")}
+    out["torch_dtype"], out["transformers_version"] = newer["dtype"], "4.50.0"
+    rope, kinds = newer["rope_parameters"], newer.get("layer_types")
+    if newer["model_type"] == "gemma3_text":
+        out["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        out["sliding_window_pattern"] = kinds.index("full_attention") + 1
+        rope = rope["full_attention"]
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    out["rope_theta"] = rope["rope_theta"]
+    out["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
+    return out

@@ -1,0 +1,178 @@
+"""Families against transformers: the golden scores of tests/goldens, ours, and the faults that must part them.
+
+Each fault is what a reader or a decoder could get wrong in that family, planted by changing config or weights after
+they were read. The arms are not jitted: each fault would be compiled anew, in six times the time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dense_attend import dense
+from older_config import older
+
+from jaxrl_post.kernels import attention
+from jaxrl_post.models import decoder, hf
+from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+from jaxrl_post.trainer.attention import packed
+
+GOLDENS = Path(__file__).parent / "goldens"
+FAMILIES = ("llama2", "llama3", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
+BOUND = 1e-4
+
+
+def golden(family: str) -> tuple[np.ndarray, np.ndarray]:
+    """int32[B, T] tokens, float32[B, T, V] scores, as transformers computed them."""
+    stored = np.load(GOLDENS / family / "scores.npz")
+    return stored["tokens"], stored["scores"]
+
+
+def spelled(family: str, spelling: str, folder: Path) -> Path:
+    """The golden directory; with spelling "older" a copy in `folder` whose config.json is that of transformers 4."""
+    if spelling == "newer":
+        return GOLDENS / family
+    shutil.copytree(GOLDENS / family, folder / family)
+    file = folder / family / "config.json"
+    file.write_text(json.dumps(older(json.loads(file.read_text()))))
+    return folder / family
+
+
+def dense_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array:
+    """float32[B, T, V] of our decoder over the attention of tests/dense_attend.py."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    h, _ = decoder.hidden(params, config, tokens, positions, dense(positions), ())
+    return decoder.logits(params, config, h)
+
+
+def packed_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array:
+    """The same over the trainer's attention, all texts in one row."""
+    B, T = tokens.shape
+    segments = jnp.repeat(jnp.arange(1, B + 1), T)[None]
+    h, _ = decoder.hidden(params, config, tokens.reshape(-1), jnp.tile(jnp.arange(T), B), packed(segments), ())
+    return decoder.logits(params, config, h).reshape(B, T, -1)
+
+
+def paged_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array:
+    """The same over the engine's cache, one slot per text, pages of 16 in no order."""
+    B, T = tokens.shape
+    blocks = -(-T // 16)
+    rows = attention.Rows(jnp.repeat(jnp.arange(B), T), jnp.tile(jnp.arange(T), B), jnp.ones(B * T, bool),
+                          jnp.arange(B * blocks)[::-1].reshape(B, blocks))
+
+    def attend(layer, q, k, v, cache, **how):
+        full = attention.write(cache, k, v, rows)
+        return attention.attention(q, full, rows, **how), cache
+
+    cache = attention.empty(B * blocks, 16, config.kv_heads, config.head_dim, jnp.float32)
+    h, _ = decoder.hidden(params, config, tokens.reshape(-1), rows.position, attend, cache)
+    return decoder.logits(params, config, h).reshape(B, T, -1)
+
+
+ARMS = {"dense": dense_arm, "packed": packed_arm, "paged": paged_arm}
+
+
+def gap(family: str, config: ModelConfig, params: dict, arm: Callable = dense_arm) -> tuple[float, int]:
+    """Largest absolute difference of our scores from the golden ones, and at how many places the best token differs."""
+    tokens, theirs = golden(family)
+    ours = np.asarray(arm(config, params, jnp.asarray(tokens)))
+    return float(np.abs(ours - theirs).max()), int((ours.argmax(-1) != theirs.argmax(-1)).sum())
+
+
+# ---- Planted faults: (config, params) -> (config, params)
+
+
+def field(**changes) -> Callable:
+    """A setting read wrong."""
+    return lambda config, params: (dataclasses.replace(config, **changes), params)
+
+
+def swapped(one: str, other: str) -> Callable:
+    """Two tensors of every layer in each other's place."""
+    def change(layer: dict) -> dict:
+        return {**layer, one: layer[other], other: layer[one]}
+    return lambda config, params: (config, {**params, "layers": {
+        index: change(layer) for index, layer in params["layers"].items()}})
+
+
+def neutral(name: str, value: float) -> Callable:
+    """A norm or a bias of every layer forgotten."""
+    return lambda config, params: (config, {**params, "layers": {
+        index: {**layer, name: np.full_like(layer[name], value)} for index, layer in params["layers"].items()}})
+
+
+def window(by: int) -> Callable:
+    """Every window off by `by`."""
+    return lambda config, params: (dataclasses.replace(
+        config, windows=tuple(None if size is None else size + by for size in config.windows)), params)
+
+
+def windows_reversed(config: ModelConfig, params: dict):
+    return dataclasses.replace(config, windows=config.windows[::-1]), params
+
+
+def windows_elsewhere(config: ModelConfig, params: dict):
+    """Layers with and without a window the wrong way round."""
+    size = max(filter(None, config.windows))
+    return dataclasses.replace(config, windows=tuple(size if w is None else None for w in config.windows)), params
+
+
+def heads_interleaved(config: ModelConfig, params: dict):
+    """Rotated pairs taken for neighbours."""
+    half = config.head_dim // 2
+    order = np.arange(config.head_dim).reshape(2, half).T.reshape(-1)
+    return config, {**params, "layers": {index: {**layer, "q": layer["q"][..., order], "k": layer["k"][..., order]}
+                                         for index, layer in params["layers"].items()}}
+
+
+def kv_heads_reversed(config: ModelConfig, params: dict):
+    """Groups of query heads at the wrong key heads."""
+    return config, {**params, "layers": {index: {**layer, "k": layer["k"][:, ::-1], "v": layer["v"][:, ::-1]}
+                                         for index, layer in params["layers"].items()}}
+
+
+def unscaled_embedding(config: ModelConfig, params: dict):
+    return dataclasses.replace(config, embed_scale=1.0), params
+
+
+NORMS = {"norms_swapped": swapped("attn_norm", "ffw_norm")}
+SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
+POSTS = {"post_norms_swapped": swapped("attn_post_norm", "ffw_post_norm"),
+         "norm_before_and_after_swapped": swapped("ffw_norm", "attn_post_norm"),
+         "norm_offset_off": field(norm_offset=0.0), "embedding_unscaled": unscaled_embedding,
+         "query_scale_of_head_dim": field(query_scale=None), "activation_silu": field(activation="silu"),
+         "activation_not_approximate": field(activation="gelu"),
+         "window_one_longer": window(1), "window_one_shorter": window(-1), "windows_elsewhere": windows_elsewhere}
+FAULTS: dict[str, dict[str, Callable]] = {
+    "llama2": NORMS | {"rope_theta_default": field(rope_theta=10000.0), "heads_interleaved": heads_interleaved,
+                       "kv_heads_reversed": kv_heads_reversed},
+    "llama3": NORMS | {"rope_scaling_off": field(rope_scaling=None), "kv_heads_reversed": kv_heads_reversed,
+                       "rope_scaling_linear": field(rope_scaling=RopeScaling("linear", 8.0)),
+                       "rope_blend_off": field(rope_scaling=SCALED._replace(high_frequency_factor=1.0001)),
+                       "original_length_off": field(rope_scaling=SCALED._replace(original_length=64))},
+    "qwen2": NORMS | {"q_bias_dropped": neutral("q_bias", 0), "k_bias_dropped": neutral("k_bias", 0),
+                      "v_bias_dropped": neutral("v_bias", 0), "window_one_longer": window(1),
+                      "window_one_shorter": window(-1), "windows_reversed": windows_reversed,
+                      "windows_off": field(windows=())},
+    "qwen3": NORMS | {"q_and_k_norm_swapped": swapped("q_norm", "k_norm"), "q_norm_dropped": neutral("q_norm", 1),
+                      "k_norm_dropped": neutral("k_norm", 1)},
+    "mistral": NORMS | {"window_one_longer": window(1), "window_one_shorter": window(-1),
+                        "windows_off": field(windows=())},
+    "gemma2": POSTS | {"attn_soft_cap_off": field(attn_soft_cap=None),
+                       "final_soft_cap_off": field(final_soft_cap=None)},
+    "gemma3": POSTS | {"q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
+                       "rope_scaling_off": field(rope_scaling=None),
+                       "local_rope_theta_off": field(local_rope_theta=None),
+                       "local_theta_everywhere": field(rope_theta=50.0)},
+}
+
+
+def planted(family: str, fault: str) -> tuple[float, int]:
+    """`gap` of the golden checkpoint with one fault in it."""
+    return gap(family, *FAULTS[family][fault](*hf.load(GOLDENS / family)))

@@ -1,0 +1,121 @@
+"""From scored groups to what the loss is told, by hand: penalties, masks, KL in the reward, corrections."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import made_groups
+from jaxrl_post.algorithms import credit
+from jaxrl_post.config import Algorithm
+from jaxrl_post.types import Finish, Group, Prompt
+
+PROMPT = Prompt(id="a", tokens=[1])
+LIMIT = 10
+
+
+def group(lengths=(2, 6, 8, 10), rewards=(1.0, 0.0, 1.0, 1.0), scored=(1, 1, 1, 1), prompt=PROMPT, logprobs=-1.0):
+    """Answers of these lengths; one of LIMIT tokens was cut."""
+    rollouts = tuple(made_groups.rollout(prompt, i, np.arange(n), logprobs=np.full(n, logprobs),
+                                         finish=Finish.LENGTH if n == LIMIT else Finish.EOS)
+                     for i, n in enumerate(lengths))
+    return Group(prompt=prompt, rollouts=rollouts, rewards=rewards, scored=scored)
+
+
+def assign(groups, old=None, reference=None, **settings):
+    credits, metrics = credit.assign(groups, Algorithm(**settings), max_tokens=LIMIT, old=old or {},
+                                     reference=reference or {})
+    return [[credits[r.id] for r in g.rollouts] for g in groups], metrics
+
+
+@pytest.mark.parametrize("tokens, penalty", [(1, 0.0), (6, 0.0), (7, -0.5), (8, -1.0), (10, -2.0)])
+def test_overlong_by_hand(tokens, penalty):
+    """10 tokens at most, a buffer of 4, factor 2."""
+    shaped = Algorithm(overlong_buffer=4, overlong_penalty=2.0)
+    assert credit.overlong(tokens, shaped, LIMIT) == penalty
+    assert credit.overlong(tokens, Algorithm(), LIMIT) == 0.0
+
+
+def test_the_penalty_for_length_is_in_the_advantage():
+    (got,), metrics = assign([group()], adv_estimator="dr_grpo", overlong_buffer=4)
+    rewards = np.array([1.0, 0.0, 0.5, 0.0])
+    np.testing.assert_allclose([own.reward for own in got], rewards)
+    for own, n, value in zip(got, (2, 6, 8, 10), rewards - rewards.mean(), strict=True):
+        np.testing.assert_allclose(own.advantages, np.full(n, value))
+    assert metrics == {"reward/overlong/mean": -0.375, "reward/overlong/share": 0.5}
+
+
+def test_overlong_filtering_masks_and_keeps_the_baseline():
+    (plain,), _ = assign([group()], loss_agg_mode="prompt-mean")
+    (got,), metrics = assign([group()], loss_agg_mode="prompt-mean", overlong_filtering=True)
+    assert metrics == {}
+    for a, b in zip(plain, got, strict=True):
+        np.testing.assert_array_equal(a.advantages, b.advantages)  # the same baseline and deviation
+    assert [own.weight for own in plain] == [1 / 26] * 4 and [own.weight for own in got] == [1 / 16] * 3 + [0.0]
+    (got,), _ = assign([group()], overlong_filtering=True)
+    assert [own.count for own in got] == [2, 6, 8, 0]  # it leaves the count too, as in TRL and NeMo-RL
+
+
+def test_an_unscored_rollout_weighs_and_counts_nothing():
+    (got,), _ = assign([group(rewards=(1.0, np.nan, 0.0, 0.0), scored=(1, 0, 1, 1))], adv_estimator="dr_grpo")
+    assert [own.weight for own in got] == [1, 0, 1, 1] and [own.count for own in got] == [2, 0, 8, 10]
+    assert not got[1].advantages.any() and got[0].advantages[0] == pytest.approx(2 / 3)
+
+
+def logprobs(groups, *values):
+    return {r.id: np.full(len(r), value) for g in groups for r, value in zip(g.rollouts, values, strict=True)}
+
+
+def test_kl_in_the_reward_by_hand():
+    """k1 of 0.5 and -0.25 a token at coefficient 0.1: rewards fall by 0.1 * 2 * 0.5, rise by 0.1 * 4 * 0.25."""
+    given = [group(lengths=(2, 4), rewards=(1.0, 0.0), scored=(1, 1))]
+    old, reference = logprobs(given, -1.0, -1.0), logprobs(given, -1.5, -0.75)
+    (got,), metrics = assign(given, old, reference, adv_estimator="dr_grpo", use_kl_in_reward=True, kl_coef=0.1)
+    assert [own.reward for own in got] == pytest.approx([0.9, 0.1])
+    np.testing.assert_allclose(got[0].advantages, [0.4, 0.4])
+    assert metrics == pytest.approx({"actor/reward_kl_penalty": 0.125, "actor/reward_kl_penalty_coeff": 0.1})
+    # reinforce_plus_plus: the return at t holds the penalties from t on only
+    (got,), _ = assign(given, old, reference, adv_estimator="reinforce_plus_plus", use_kl_in_reward=True, kl_coef=0.1)
+    returns = np.array([0.9, 0.95, 0.1, 0.075, 0.05, 0.025])
+    white = (returns - returns.mean()) / np.sqrt(returns.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.concatenate([own.advantages for own in got]), white, rtol=1e-9)
+
+
+def test_whole_round_advantages_see_every_group():
+    b = Prompt(id="b", tokens=[1])
+    one, two = group(lengths=(1, 1), rewards=(1, 0), scored=(1, 1)), group((1, 1), (3, 0), (1, 1), prompt=b)
+    both, _ = assign([one, two], adv_estimator="reinforce_plus_plus_baseline")
+    values = np.array([0.5, -0.5, 1.5, -1.5])
+    np.testing.assert_allclose([own.advantages[0] for g in both for own in g], values / np.sqrt(5 / 3 + 1e-8))
+    alone, _ = assign([one], adv_estimator="reinforce_plus_plus_baseline")
+    assert alone[0][0].advantages[0] == pytest.approx(np.sqrt(0.5))
+
+
+def test_corrections_by_hand():
+    """rho is 4 and 1/2 a token, over 1 and 2 tokens; the engine's log-probs are -1."""
+    given = [group(lengths=(1, 2), rewards=(1.0, 0.0), scored=(1, 1))]
+    old = logprobs(given, -1 + np.log(4), -1 - np.log(2))
+    (got,), metrics = assign(given, old, rollout_is="sequence", rollout_is_threshold=(2.0,))
+    np.testing.assert_allclose(got[0].correction, [2.0])
+    np.testing.assert_allclose(got[1].correction, [0.25, 0.25])
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(2.5 / 3)
+    assert not any("_rs_" in name for name in metrics)
+    (got,), metrics = assign(given, old, rollout_rs="token_k1", rollout_rs_threshold=(3.0,))
+    np.testing.assert_array_equal(got[0].correction, [0.0])
+    np.testing.assert_array_equal(got[1].correction, [1.0, 1.0])
+    assert metrics == pytest.approx({"rollout_corr/rollout_rs_masked_fraction": 1 / 3,
+                                     "rollout_corr/rollout_rs_seq_masked_fraction": 0.5})
+    assert got[0].count == 1 and got[0].weight == 1.0  # rejected tokens stay in the count
+    (got,), metrics = assign(given, old)
+    assert got[0].correction is None and metrics == {}
+
+
+def test_observed_tokens_get_nothing():
+    rollout = made_groups.rollout(PROMPT, 0, [1, 2, 3], sampled=[True, False, True])
+    other = made_groups.rollout(PROMPT, 1, [1])
+    given = Group(prompt=PROMPT, rollouts=(rollout, other), rewards=[1, 0], scored=[1, 1])
+    (got,), _ = assign([given], {rollout.id: np.zeros(3), other.id: np.zeros(1)}, adv_estimator="dr_grpo",
+                       rollout_is="token", rollout_is_threshold=(9.0,))
+    np.testing.assert_allclose(got[0].advantages, [0.5, 0, 0.5])
+    np.testing.assert_allclose(got[0].correction, [np.e, 0, np.e])
+    assert got[0].count == 2 and dataclasses.asdict(got[1])["count"] == 1

@@ -1,0 +1,73 @@
+"""Parquet against the JSONL of the same rows, verl's real files, and one sentence for what cannot be read."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+
+import pytest
+
+from jaxrl_post.data import chat, files, prompts
+from jaxrl_post.data.columns import Columns
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+VERL = [{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{i}+1="}], "ability": "math",
+         "reward_model": {"style": "rule", "ground_truth": str(i + 1)}, "extra_info": {"split": "train", "index": i}}
+        for i in range(5)]
+
+
+def test_parquet_says_what_jsonl_says(tmp_path):
+    parquet.write_table(pyarrow.Table.from_pylist(VERL), tmp_path / "rows.parquet", row_group_size=2)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in VERL))
+    ours, theirs = (prompts.read(tmp_path / f"rows.{kind}") for kind in ("parquet", "jsonl"))
+    assert [row.pop("where").rpartition(", ")[2] for row in ours] == [f"row {i}" for i in range(1, 6)]
+    assert [row.pop("where").rpartition(", ")[2] for row in theirs] == [f"line {i}" for i in range(1, 6)]
+    assert ours == theirs and ours[3]["answer"] == "4" and ours[3]["id"] == "openai/gsm8k/train/3"
+
+
+def test_verls_real_parquet(data_dir):
+    """TinyZero's rows have a prompt and nothing to check it with; a mapping says so."""
+    folder = data_dir / "verl-tiny-llama"
+    with pytest.raises(ValueError, match=r"train.parquet, row 1: there is no column 'reward_model.ground_truth'"):
+        prompts.read(folder / "train.parquet")
+    rows = prompts.read(folder / "train.parquet", Columns(named={"answer": ""}))
+    assert len(rows) == 800 and rows[0]["prompt"] == [{"content": "8,3:9,4", "role": "user"}]
+    assert rows[0]["answer"] == ""
+    assert chat.load(folder).render(rows[0]["prompt"]) == "8,3:9,4"
+    assert len(prompts.read(folder / "test.parquet", Columns(named={"answer": ""}))) == 200
+
+
+def test_nulls_dates_and_bytes(tmp_path):
+    day = datetime.date(2024, 7, 26)
+    rows = [{"prompt": [{"role": "user", "content": "1", "name": None}, {"role": "user", "content": "2", "name": "a"}],
+             "answer": "1", "day": day}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (got,) = prompts.read(tmp_path / "rows.parquet")
+    assert got["prompt"] == [{"role": "user", "content": "1"}, {"role": "user", "content": "2", "name": "a"}]
+    assert got["extra"] == {"day": "2024-07-26"}
+    image = {"prompt": "1", "answer": "1", "images": [{"bytes": b"\x89PNG"}]}
+    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "0", "answer": "1", "images": []}, image]),
+                        tmp_path / "images.parquet")
+    with pytest.raises(ValueError, match="images.parquet, row 2, column 'images', column 'bytes': holds bytes"):
+        prompts.read(tmp_path / "images.parquet")
+
+
+def test_a_bad_row_of_parquet_is_named(tmp_path):
+    bad = VERL[:3] + [VERL[3] | {"prompt": []}]
+    parquet.write_table(pyarrow.Table.from_pylist(bad), tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match="rows.parquet, row 4, column 'prompt': must be a text or a list of messages"):
+        prompts.read(tmp_path / "rows.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "rows.parquet").read_bytes()[:-9])
+    with pytest.raises(ValueError, match="cut.parquet, after row 0: no whole Parquet file") as caught:
+        prompts.read(tmp_path / "cut.parquet")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_pyarrow_it_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "rows.parquet").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"needs pyarrow: pip install 'jaxrl_post\[parquet\]'"):
+        list(files.objects(tmp_path / "rows.parquet"))

@@ -1,0 +1,65 @@
+"""What a run starts from: a model that could not be saved is refused at once; weights go where they stay."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import gradient_arms as arms
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_post import config as configs
+from jaxrl_post import mesh
+from jaxrl_post.data.tokenizer import characters
+from jaxrl_post.launch import inputs
+from jaxrl_post.models import decoder, hf
+from jaxrl_post.models.presets import PRESETS
+
+TINY = PRESETS["tiny"]
+
+
+def given(folder, **model) -> configs.Config:
+    characters("0123456789+=").save(folder / "tokenizer")
+    c = configs.default()
+    c.data.train, c.data.size, c.eval.prompts = "task:sums", 8, 0
+    c.engine.max_length, c.sampling.max_tokens = 128, 64
+    c.model.tokenizer = str(folder / "tokenizer")
+    c.model.update(model)
+    return configs.resolve(c)
+
+
+def test_a_model_that_could_not_be_saved_is_refused_before_it_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "odd", dataclasses.replace(TINY, qk_norm=True, qkv_bias=True))
+    with pytest.raises(ValueError, match="cannot be saved as Qwen2ForCausalLM"):
+        inputs.gather(given(tmp_path, preset="odd"))
+    monkeypatch.setitem(PRESETS, "odd", dataclasses.replace(TINY, qkv_bias=True))
+    assert inputs.gather(given(tmp_path, preset="odd")).model.qkv_bias
+
+
+@pytest.mark.parametrize("source", ["preset", "path"])
+def test_weights_are_placed_as_they_are_read_or_drawn(tmp_path, source):
+    wanted = decoder.init(dataclasses.replace(TINY, vocab_size=16), 5)
+    if source == "path":
+        hf.save(tmp_path / "model", dataclasses.replace(TINY, vocab_size=16), wanted)
+    start = inputs.gather(given(tmp_path, path=str(tmp_path / "model")) if source == "path" else
+                          given(tmp_path, preset="tiny"))
+    home = mesh.param_shardings(mesh.make_mesh(1, 2, 2), decoder.axes(start.model), "learner")
+    placed = start.load_params(home)
+    wanted = wanted if source == "path" else decoder.init(start.model, 0)
+    for leaf, sharding, value in zip(*map(jax.tree.leaves, (placed, home, wanted)), strict=True):
+        assert leaf.sharding == sharding and leaf.dtype == np.float32
+        np.testing.assert_array_equal(leaf, value)
+
+
+def test_a_learner_keeps_what_was_loaded_for_it():
+    """Given a function it copies nothing; the reference is loaded apart."""
+    loaded = []
+
+    def load(shardings):
+        loaded.append(mesh.put(decoder.init(TINY, 1), shardings))
+        return loaded[-1]
+
+    learner = arms.learner(model=TINY, policy=load, reference=False, given=configs.Algorithm())
+    pairs = zip(jax.tree.leaves(learner.params), jax.tree.leaves(loaded[0]), strict=True)
+    assert len(loaded) == 1 and all(ours is theirs for ours, theirs in pairs)

@@ -1,0 +1,191 @@
+"""A run that is killed at any point and resumed ends as the one that was not: logs, weights and moments to the bit."""
+
+import json
+import shutil
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from test_main import CONFIG, go
+
+from jaxrl_post import checkpoint, metrics, rollout_log
+from jaxrl_post import main as command
+from jaxrl_post.data.tokenizer import characters
+from jaxrl_post.models import hf
+
+STEPS = 5
+FLAGS = (f"--config.steps={STEPS}", "--config.checkpoint.every=2", "--config.checkpoint.keep_last=2",
+         "--config.eval.every=2", "--config.eval.prompts=3", "--config.optimizer.weight_decay=0.1",
+         "--config.optimizer.schedule=cosine", "--config.engine.row_sizes=(16,32)")
+REWARD = """
+def even(data_source, solution_str, ground_truth, extra_info):
+    return {"score": sum(c in "02468" for c in solution_str) / 8, "acc": float(solution_str[:1] == ground_truth[:1])}
+"""
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing of the run may catch it."""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """The run of test_main on 12 prompts, one epoch and a bit, with a reward that says something about every answer."""
+    folder = tmp_path_factory.mktemp("resume")
+    characters("0123456789+=").save(folder / "tokenizer")
+    rows = [{"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums",
+             "reward_model": {"ground_truth": str(a + b)}} for a in range(4) for b in range(4)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:12]))
+    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[12:]))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "toy.py").write_text(CONFIG.format(here=folder).replace("first_digit", "even"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(here):
+    """The run that nothing happens to."""
+    assert go(here, f"--run-dir={here / 'whole'}", *FLAGS) == 0
+    rows = metrics.read(here / "whole" / "metrics.jsonl")
+    assert all(row["actor/grad_norm"] > 0 for row in rows if "actor/grad_norm" in row)
+    return here / "whole"
+
+
+def resume(here, folder, *flags):
+    return go(here, f"--run-dir={folder}", "--resume", *FLAGS, *flags)
+
+
+def final_state(folder):
+    """Weights, moments and step of the last checkpoint, read by Orbax alone."""
+    last = max((folder / "checkpoints").glob("step_??????"))
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        found = reader.restore(last.absolute() / "arrays")
+    return {name: np.asarray(leaf) for name, leaf in found.items()}
+
+
+def same_run(one, two):
+    """Everything that a run leaves and that was not timed."""
+    files = [sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+                    and not {"checkpoints"} & set(path.parts)) for folder in (one, two)]
+    assert files[0] == files[1] and len(files[0]) > 12
+    for name in files[0]:
+        if name not in ("metrics.jsonl", "summary.json", "config.json"):
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
+    assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
+    told = [json.loads((folder / "summary.json").read_text()) | {"seconds": 0} for folder in (one, two)]
+    assert told[0] == told[1]
+    states = [final_state(folder) for folder in (one, two)]
+    assert sorted(states[0]) == sorted(states[1]) and any(name.startswith("opt_state") for name in states[0])
+    for name, leaf in states[0].items():
+        assert leaf.dtype == states[1][name].dtype and leaf.tobytes() == states[1][name].tobytes(), name
+
+
+def kill(here, folder, owner, name, count, *, after=False):
+    """Resumes until `owner.name` is called for the `count`-th time here, and ends there, before or after it."""
+    real, calls = getattr(owner, name), []
+
+    def dying(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == count and not after:
+            raise Killed
+        out = real(*args, **kwargs)
+        if len(calls) == count:
+            raise Killed
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, dying)
+        with pytest.raises(Killed):
+            resume(here, folder)
+
+
+def saved(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir()) if (folder / "checkpoints").is_dir() else []
+
+
+def test_killed_before_and_in_the_first_save(here, whole, capsys):
+    target = here / "early"
+    kill(here, target, rollout_log.Journal, "write", 2)  # in the evaluation before
+    kill(here, target, checkpoint, "write_state", 1)  # in the save at step 2
+    assert saved(target) == ["step_000002.part"] and capsys.readouterr().out.count("starts over") == 1
+    kill(here, target, checkpoint.Checkpoints, "_prune", 1)  # step 2 is whole
+    assert saved(target) == ["step_000002"]
+    assert resume(here, target) == 0
+    said = capsys.readouterr().out
+    assert said.count("goes on after step 2") == 1 and said.count("starts over") == 1
+    same_run(whole, target)
+
+
+def test_killed_between_saves_and_in_later_ones(here, whole, capsys):
+    target = here / "late"
+    kill(here, target, rollout_log, "_whole", 5, after=True)  # rollouts of step 3 are written, their index line is not
+    kill(here, target, checkpoint, "manifest", 1)  # in the save at step 4
+    assert saved(target) == ["step_000002", "step_000004.part"]
+    kill(here, target, checkpoint.shutil, "rmtree", 2)  # step 5 is whole and step 2 about to be deleted
+    assert saved(target) == ["step_000002.gone", "step_000004", "step_000005"]
+    kill(here, target, hf, "save", 1)
+    assert saved(target) == ["step_000004", "step_000005"]
+    assert resume(here, target) == 0
+    said = capsys.readouterr().out
+    assert [said.count(f"goes on after step {n}") for n in (2, 5)] == [2, 2]
+    same_run(whole, target)
+
+
+@pytest.fixture
+def ended(here, whole, tmp_path):
+    """A copy of the whole run."""
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_flipped_byte_in_the_newest_checkpoint(here, whole, ended, capsys):
+    arrays = (ended / "checkpoints" / "step_000005" / "arrays").rglob("*")
+    data = max(arrays, key=lambda file: file.is_file() * file.stat().st_size)
+    changed = bytearray(data.read_bytes())
+    changed[len(changed) // 2] ^= 8
+    data.write_bytes(changed)
+    assert resume(here, ended) == 0
+    said = capsys.readouterr().out
+    assert "CHECKPOINT DAMAGED: step 5 is not used" in said and "goes on after step 4" in said
+    assert saved(ended) == ["step_000004", "step_000005", "step_000005.damaged-1"]
+    same_run(whole, ended)
+
+
+@pytest.mark.parametrize("flag, sentence", [
+    ("--config.optimizer.lr=0.5", "resume refused: optimizer.lr 0.01 -> 0.5: step 5 was saved under the first"),
+    ("--config.steps=4", "steps 5 -> 4"), ("--config.checkpoint.every=3", "checkpoint.every 2 -> 3"),
+    ("--config.data.train=HERE/other.jsonl", "data.train.digest"), ("--config.seed=1", "seed 0 -> 1")])
+def test_another_config_or_other_data_is_refused_and_nothing_is_cut(here, ended, capsys, flag, sentence):
+    lines = (here / "train.jsonl").read_text().splitlines(keepends=True)
+    (here / "other.jsonl").write_text("".join([*lines[1:], lines[0]]))
+    before = {path: path.read_bytes() for path in sorted(ended.rglob("*")) if path.is_file()}
+    assert resume(here, ended, flag.replace("HERE", str(here))) == 1
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in sorted(ended.rglob("*")) if path.is_file()}
+
+
+def test_more_steps_go_on_where_the_run_ended(here, ended, capsys):
+    assert resume(here, ended, "--config.steps=6", "--config.eval.show=1", "--config.checkpoint.keep_last=3") == 0
+    rows = metrics.read(ended / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
+    assert json.loads((ended / "summary.json").read_text())["steps"] == 6
+    assert saved(ended) == ["step_000004", "step_000005", "step_000006"]
+    assert json.loads((ended / "config.json").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    (("--resume",), "--resume says not which run"), (("--resume=/nowhere",), "there is no such folder"),
+    (("--resume=HERE",), "is not the folder of a run: it holds")])
+def test_what_cannot_be_resumed(here, capsys, flags, sentence):
+    before = sorted(here.iterdir())
+    assert go(here, *FLAGS, *(flag.replace("HERE", str(here)) for flag in flags)) == 1
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1 and sorted(here.iterdir()) == before
+
+
+def test_flags():
+    flags = command.parse(["--config=a.py", "--run-dir=r", "--resume"])
+    assert flags == command.Flags(config="a.py", run_dir="r", resume="allowed")
+    flags = command.parse(["--config=a.py", "--resume=r"])
+    assert flags == command.Flags(config="a.py", run_dir="r", resume="required")
