@@ -13,19 +13,20 @@ from jaxtyping import Float, Int
 
 
 class Estimates:
-    """Decaying counts of C classes. A class starts at its prior, which weighs as much as `strength` drafts; a count loses
-    half its weight every `half_life` drafts that were counted in its class."""
+    """Decaying counts of C classes. A class starts at its prior, which weighs as much as `strength` drafts; a count weighs
+    1/e after about `span` more drafts of its class: each addition of n drafts shrinks what was there by span / (span + n),
+    which every machine rounds alike."""
 
-    def __init__(self, priors: Float[np.ndarray, " C"], *, strength: float = 16.0, half_life: float = 4096.0):
-        if not (np.all((priors > 0) & (priors < 1)) and strength > 0 and half_life > 0):
-            raise ValueError(f"estimates: priors must lie between 0 and 1 and strength {strength} and half-life {half_life} "
+    def __init__(self, priors: Float[np.ndarray, " C"], *, strength: float = 16.0, span: float = 4096.0):
+        if not (np.all((priors > 0) & (priors < 1)) and strength > 0 and span > 0):
+            raise ValueError(f"estimates: priors must lie between 0 and 1 and strength {strength} and span {span} "
                              f"above 0")
-        self._priors, self._strength, self._half_life = priors.astype(np.float64), strength, half_life
+        self._priors, self._strength, self._span = priors.astype(np.float64), strength, span
         self._counts = np.zeros((2, priors.size))
 
     def add(self, counts: Int[np.ndarray, "2 C"]) -> None:
         """Row 0: drafts of a class that could be judged; row 1: those that were right."""
-        self._counts = self._counts * np.exp2(-counts[0] / self._half_life) + counts
+        self._counts = self._counts * (self._span / (self._span + counts[0])) + counts
 
     def rates(self) -> Float[np.ndarray, " C"]:
         """f32[C], strictly between 0 and 1: the chance that a draft of the class is right."""
