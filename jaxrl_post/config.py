@@ -76,12 +76,20 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Of training rollouts. `max_tokens` bounds the answer."""
+    """Of training rollouts; evaluation draws from the whole law. `max_tokens` bounds the answer. `top_k` 0 or -1 and `top_p`
+    1: every id may be drawn. With a cut on, rollout log-probs are of the cut law and the learner's, as verl's, of the whole
+    one: the logged gap then holds the mass that was cut, and algorithm.rollout_is weighs by it."""
 
     temperature: float = at_least(1.0, 0.0)
+    top_k: int = at_least(0, -1)
+    top_p: float = at_least(1.0, 0.0, 1.0)
     max_tokens: int = at_least(256, 1)
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
+
+    @property
+    def restricted(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +324,11 @@ def _lengths_fit(c: Config) -> None:
           f"{c.engine.max_length} tokens: at least {pages} pages of {c.engine.page_size} are needed")
 
 
+def _something_can_be_drawn(c: Config) -> None:
+    _need(c.sampling.top_p > 0, f"sampling.top_p={c.sampling.top_p} leaves nothing to draw: it must be above 0 and at most 1; "
+          "1 keeps every id")
+
+
 def _shards_fit(c: Config) -> None:
     shards = c.mesh.data * c.mesh.fsdp
     _need(c.batch.rows % shards == 0, f"batch.rows={c.batch.rows} must be a multiple of mesh.data*mesh.fsdp={shards}; "
@@ -374,7 +387,7 @@ def _rewards_weighted(c: Config) -> None:
           f"reward.functions {len(c.reward.functions)}: give none or one each")
 
 
-_RULES = (_model_given, _rows_fit, _lengths_fit, _shards_fit, _groups_make_sense, _rounds_divide,
+_RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
           _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated)
 
 

@@ -75,7 +75,7 @@ def evaluate(engine: Engine, rewards: Rewards, prompts: Sequence[Prompt], *, sam
              sampling: Sampling, max_tokens: int, replicas: int) -> Evaluation:
     """Answers every prompt greedily and `samples` times at temperature 1, and scores the answers.
 
-    `sampling` gives the stop tokens and strings; its temperature is not used. The training rollouts that the engine
+    `sampling` gives the stop tokens and strings; its temperature, top-k and top-p are not used. The training rollouts that the engine
     holds wait meanwhile. The rewards object is evaluation's own: its counts and journal are not those of training.
 
     Raises:
@@ -84,7 +84,7 @@ def evaluate(engine: Engine, rewards: Rewards, prompts: Sequence[Prompt], *, sam
     """
     if not prompts:
         raise ValueError("evaluation needs at least one prompt, got 0; set eval.prompts=0 to go without")
-    hot, cold = (dataclasses.replace(sampling, temperature=t) for t in (1.0, 0.0))
+    hot, cold = (dataclasses.replace(sampling, temperature=t, top_k=0, top_p=1.0) for t in (1.0, 0.0))
     requests = []
     for index, prompt in enumerate(prompts):
         ids = [(_id(run_seed, prompt, s, 0), hot) for s in range(samples)] + [(_id(run_seed, prompt, 0, GREEDY), cold)]

@@ -34,7 +34,7 @@ def engine_sizes(config: Config) -> dict[str, Any]:
     c = config.engine
     return dict(slots=c.slots, max_length=c.max_length, page_size=c.page_size, pages=config.pages,
                 row_sizes=c.row_sizes, head_rows=config.head_rows, steps_per_dispatch=c.steps_per_dispatch,
-                dtype=jnp.dtype(c.dtype))
+                restricted=config.sampling.restricted, dtype=jnp.dtype(c.dtype))
 
 
 def foreseen(config: Config, start: Inputs) -> str:

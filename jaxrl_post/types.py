@@ -76,10 +76,13 @@ class Prompt:
 class Sampling:
     """How tokens are drawn. Temperature 0 is greedy. The token that ends a rollout is kept in it.
 
+    `top_k`: only the k likeliest ids (0: all); `top_p`: of those only the likeliest that together hold the share p (1.0: all).
     `eos_ids` end with Finish.EOS; `stop_ids` and `stop_strings` with Finish.STOP.
     """
 
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
     eos_ids: tuple[int, ...] = ()
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
@@ -87,6 +90,15 @@ class Sampling:
     def __post_init__(self):
         if not self.temperature >= 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be >= 0, where 0 keeps every id, got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, where 1 keeps every id, got {self.top_p}")
+
+    @property
+    def restricted(self) -> bool:
+        """Whether some ids are never drawn."""
+        return self.top_k > 0 or self.top_p < 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +106,7 @@ class Rollout:
     """An answer: T tokens with what was true when each was drawn.
 
     tokens int32[T] (without the prompt), sampled bool[T] (False: observed, forced), logprobs f32[T] and entropies f32[T]
-    of the sampling law (temperature included; at temperature 0 those of temperature 1), versions int32[T] non-decreasing,
+    of the sampling law (temperature, top-k and top-p included; at temperature 0 those of temperature 1), versions int32[T] non-decreasing,
     drafted bool[T]. Clocks are engine steps.
     """
 

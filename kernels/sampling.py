@@ -1,4 +1,4 @@
-"""Sampling law 1: which token a row draws, from logits, a seed, a position and a temperature.
+"""Sampling law 1: which token a row draws, from logits, a seed, a position, a temperature and a threshold.
 
 The law, fixed for good (another law is another number):
   1. noise(seed, position, word) = threefry-2x32 with key = seed and counter = (position, word), first output word;
@@ -8,14 +8,18 @@ The law, fixed for good (another law is another number):
      ids, plus G with word = 2^31 + tile. The tile with the highest score wins.
   3. Inside it, the id with the highest logits/temperature + G, word = id, wins. Ties go to the lowest id.
   4. Temperature 0 is argmax without noise.
+  5. Ids whose logit is below the row's threshold (top-k, top-p: kernels/thresholds.py) are not allowed; noise and tiles stay
+     what they are, and ids that tie with the threshold are all kept.
 By the Gumbel-max theorem (twice) the id follows softmax(logits/temperature) exactly. The tag 2^31 keeps the noise of tile t
 and of id t apart: without it ids 0 and 1 come out at twice and at zero times their probability.
 
-Invariant: a row's result depends on that row's inputs alone. Log-probs and entropies are those of the law, temperature
-included; at temperature 0, those of temperature 1. This is the reference of the kernels that will share its signature.
+Invariant: a row's result depends on that row's inputs alone. Log-probs and entropies are those of the law, temperature and
+threshold included; at temperature 0, those of temperature 1. This is the reference of the kernels that share its signature.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +30,16 @@ from jaxrl_post.kernels import threefry
 LAW = 1
 TILE = 1024
 TILE_TAG = 1 << 31
+
+
+class Drawn(NamedTuple):
+    """What R rows drew. `logprobs` and `entropies` (nats) are the law's; `plain` is the token's log-prob at temperature 1
+    with every id allowed that is not -inf."""
+
+    tokens: Int[Array, " R"]
+    logprobs: Float[Array, " R"]
+    entropies: Float[Array, " R"]
+    plain: Float[Array, " R"]
 
 
 def gumbel(seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]) -> Float[Array, "R W"]:
@@ -45,14 +59,16 @@ def _first_highest(scores: Float[Array, "R W"]) -> Int[Array, " R"]:
 
 
 def sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"],
-           temperatures: Float[Array, " R"]) -> tuple[Int[Array, " R"], Float[Array, " R"], Float[Array, " R"]]:
-    """Draws one token a row: (tokens int32, logprobs f32, entropies f32).
+           temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None = None) -> Drawn:
+    """Draws one token a row.
 
     `positions` are absolute: of the token that is drawn, prompt included. Logits are float32; -inf marks an id that is
-    not allowed."""
+    not allowed. `thresholds`: ids with a lower logit are not allowed (-inf: none); None: no row has any."""
     rows, vocab = logits.shape
     greedy = temperatures == 0
     scaled = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
+    if thresholds is not None:
+        scaled = jnp.where(logits >= thresholds[:, None], scaled, -jnp.inf)
     width = min(TILE, vocab)
     tiles = -(-vocab // width)
     tiled = jnp.pad(scaled, ((0, 0), (0, tiles * width - vocab)), constant_values=-jnp.inf).reshape(rows, tiles, width)
@@ -82,5 +98,5 @@ def sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: 
         noisy = inside + jnp.where(greedy[:, None], 0.0, gumbel(seeds, positions, ids.astype(jnp.uint32)))
         tokens = (best * width + _first_highest(noisy)).astype(jnp.int32)
 
-    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
-    return tokens, chosen - lse, entropies
+    chosen, plain = (jnp.take_along_axis(x, tokens[:, None], axis=-1)[:, 0] for x in (scaled, logits))
+    return Drawn(tokens, chosen - lse, entropies, plain - jax.nn.logsumexp(logits, axis=-1))

@@ -36,18 +36,21 @@ def engine(params=None, config: decoder.ModelConfig = TINY, mesh=None, **changes
 
 
 def requests(count: int, *, samples: int = 4, longest_prompt: int = 40, longest: int = 48, temperatures=(1.0, 0.7, 0.0),
-             seed: int = 0, vocab: int = TINY.vocab_size, replicas: int = 1, exact: int = 0) -> list[Request]:
+             seed: int = 0, vocab: int = TINY.vocab_size, replicas: int = 1, exact: int = 0, cuts=((0, 1.0),)
+             ) -> list[Request]:
     """`count` requests, `samples` to a prompt, with random prompts, limits and temperatures; `exact`: all answers have
-    just so many tokens."""
+    just so many tokens; `cuts`: (top_k, top_p), taken in turn like the temperatures."""
     noise, out = np.random.default_rng(seed), []
     while len(out) < count:
         index = len(out) // samples
         prompt = Prompt(id=str(index), tokens=noise.integers(0, vocab, noise.integers(1, longest_prompt + 1)))
         for sample in range(min(samples, count - len(out))):
             name = RolloutId(seed, "train", 0, prompt.id, sample)
+            top_k, top_p = cuts[len(out) % len(cuts)]
             out.append(Request(rollout_id=name, prompt=prompt, seed=name.seed(),
                                max_tokens=exact or int(noise.integers(1, longest + 1)), replica=index % replicas,
                                sampling=Sampling(temperature=temperatures[sample % len(temperatures)],
+                                                 top_k=top_k, top_p=top_p,
                                                  eos_ids=() if exact else (EOS,))))
     return out
 
@@ -76,8 +79,9 @@ def same_bits(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout]) -> bool:
 
 def reference(request: Request, params, config=TINY) -> list[sampler.Draw]:
     """The independent sampler's answer."""
-    return sampler.generate(params, config, request.prompt.tokens, request.seed, request.max_tokens,
-                            request.sampling.temperature, request.sampling.eos_ids)
+    law = request.sampling
+    return sampler.generate(params, config, request.prompt.tokens, request.seed, request.max_tokens, law.temperature,
+                            law.eos_ids, law.top_k, law.top_p)
 
 
 def against_sampler(out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4) -> list[str]:

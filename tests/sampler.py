@@ -37,16 +37,42 @@ def gumbel(seed, position: int, word: int) -> float:
 
 @dataclass
 class Draw:
-    """A token with its log-prob, the entropy, and the score gap to the runner-up, tile or id, whichever is closer."""
+    """A token with its log-prob, the entropy, and the score gap to the runner-up, tile or id, whichever is closer. `edge`: how
+    far an id is from being cut off or let in by top-k (in scores) or top-p (in mass)."""
 
     token: int
     logprob: float
     entropy: float
     gap: float
+    edge: float = math.inf
 
 
-def draw(scores: np.ndarray, seed, position: int, temperature: float, tile_tag: int = 2 ** 31) -> Draw:
+def cut(scores: np.ndarray, temperature: float, top_k: int, top_p: float) -> tuple[np.ndarray, float]:
+    """Which ids may be drawn, [V] bool, by sorting; and how far that is from being another set."""
+    z, edge = scores.astype(np.float64) / temperature, math.inf
+    order = np.argsort(-z, kind="stable")
+    lowest, falling = -math.inf, z[order]
+    if 0 < top_k < z.size:
+        lowest = falling[top_k - 1]
+        below = falling[falling < lowest]
+        edge = float(lowest - below[0]) if below.size else edge
+    if top_p < 1:
+        held = falling[falling >= lowest]
+        mass = np.cumsum(np.exp(held - held[0]))
+        mass /= mass[-1]
+        last = int(np.argmax(mass >= top_p))
+        edge = min([edge, *np.abs(mass[:-1] - top_p).tolist()])
+        lowest = held[last]
+    return z >= lowest, edge
+
+
+def draw(scores: np.ndarray, seed, position: int, temperature: float, tile_tag: int = 2 ** 31, top_k: int = 0,
+         top_p: float = 1.0) -> Draw:
     """One token of sampling law 1 from scores [V]."""
+    edge = math.inf
+    if temperature > 0 and (top_k or top_p < 1):
+        allowed, edge = cut(scores, temperature, top_k, top_p)
+        scores = np.where(allowed, scores, -np.inf)
     z = scores.astype(np.float64) / (temperature or 1.0)
     logp = numpy_llama.log_softmax(z)
     entropy = float(-(np.exp(logp) * np.where(logp > -np.inf, logp, 0.0)).sum())
@@ -54,12 +80,16 @@ def draw(scores: np.ndarray, seed, position: int, temperature: float, tile_tag: 
         first, gap = _best(z)
         return Draw(first, float(logp[first]), entropy, gap)
     tiles = [np.arange(a, min(a + 1024, z.size)) for a in range(0, z.size, 1024)]
-    tile_scores = [np.logaddexp.reduce(z[ids]) + gumbel(seed, position, tile_tag + t) for t, ids in enumerate(tiles)]
+    tile_scores = [_lse(z[ids]) + gumbel(seed, position, tile_tag + t) for t, ids in enumerate(tiles)]
     best_tile, tile_gap = _best(np.array(tile_scores))
     ids = tiles[best_tile]
     inside, gap = _best(np.array([z[i] + gumbel(seed, position, int(i)) for i in ids]))
     token = int(ids[inside])
-    return Draw(token, float(logp[token]), entropy, min(gap, tile_gap))
+    return Draw(token, float(logp[token]), entropy, min(gap, tile_gap), edge)
+
+
+def _lse(z: np.ndarray) -> float:
+    return float(np.logaddexp.reduce(z)) if (z > -np.inf).any() else -math.inf
 
 
 def _best(scores: np.ndarray) -> tuple[int, float]:
@@ -68,12 +98,13 @@ def _best(scores: np.ndarray) -> tuple[int, float]:
     return best, float(scores[best] - others.max()) if others.size else math.inf
 
 
-def generate(params, config, prompt, seed, max_tokens: int, temperature: float, ends=()) -> list[Draw]:
+def generate(params, config, prompt, seed, max_tokens: int, temperature: float, ends=(), top_k: int = 0,
+             top_p: float = 1.0) -> list[Draw]:
     """An answer, token by token."""
     text, draws = [int(t) for t in prompt], []
     while len(draws) < max_tokens and not (draws and draws[-1].token in ends):
         scores = numpy_llama.forward(params, config, text)[-1]
-        draws.append(draw(scores, seed, len(text), temperature))
+        draws.append(draw(scores, seed, len(text), temperature, top_k=top_k, top_p=top_p))
         text.append(draws[-1].token)
     return draws
 
@@ -83,7 +114,9 @@ def disagreement(draws: list[Draw], tokens, logprobs, entropies, *, near: float 
     entropies within `close` up to there; else one sentence about the first place where it does not."""
     for i, (want, token) in enumerate(zip(draws, tokens)):
         if want.token != token:
-            return "" if want.gap < near else f"token {i} is {token}, sampler says {want.token} by a gap of {want.gap:.2e}"
+            return "" if min(want.gap, want.edge) < near else f"token {i} is {token}, sampler says {want.token} by a gap of {want.gap:.2e}"
+        if want.edge < near:
+            continue  # one id more or less is allowed: another log-prob and entropy, and the same token
         if abs(want.logprob - logprobs[i]) > close:
             return f"log-prob {i} is {logprobs[i]}, sampler says {want.logprob}"
         if abs(want.entropy - entropies[i]) > close * max(1.0, want.entropy):

@@ -150,6 +150,7 @@ def test_malformed_overrides():
 
 @pytest.mark.parametrize("overrides, sentence", [
     (["model.preset="], "model.path and model.preset are both empty"),
+    (["sampling.top_p=0.0"], "sampling.top_p=0.0 leaves nothing to draw"),
     (["engine.slots=129"], "must reach engine.slots=129"),
     (["engine.row_sizes=[]"], "engine.row_sizes must hold at least one positive size"),
     (["engine.row_sizes=[64,-1]"], "engine.row_sizes must hold at least one positive size"),

@@ -77,6 +77,29 @@ def test_candidates_change_nothing(shared, plain):
     assert steps["junk"] <= 1.3 * shared.clock
 
 
+def test_cut_laws_agree_with_the_independent_sampler_and_change_under_nothing():
+    """top-k, top-p, both and neither side by side. An engine that knows no cut is another program: the same tokens."""
+    cuts = ((0, 1.0), (5, 1.0), (0, 0.7), (8, 0.5))
+    asked = lab.requests(40, cuts=cuts, samples=5)
+    engine = lab.engine(restricted=True)
+    out = lab.run(engine, asked)
+    assert lab.against_sampler(out, asked[::2], lab.weights(0)) == []
+    plain = lab.run(lab.engine(), [r for r in asked if not r.sampling.restricted])
+    for name, alone in plain.items():
+        assert alone.tokens.tolist() == out[name].tokens.tolist()
+        np.testing.assert_allclose(alone.logprobs, out[name].logprobs, atol=1e-5)
+    noise = np.random.default_rng(4)
+    right = [np.where(noise.random(len(out[r.rollout_id])) < 0.9, out[r.rollout_id].tokens, 7) for r in asked]
+    assert lab.same_bits(out, lab.run(fresh(engine), [lab.with_guesses(r, g) for r, g in zip(asked, right)]))
+    assert lab.same_bits(out, lab.park_and_resume(fresh(engine), asked, mode="verify")[0])
+
+
+def test_a_cut_is_refused_by_an_engine_without(shared):
+    asked = lab.requests(1, cuts=((5, 0.9),))
+    with pytest.raises(ValueError, match="top_k=5 and top_p=0.9 need an engine with restricted=True"):
+        fresh(shared).submit(asked)
+
+
 def test_dispatch_length_and_page_size_of_prompt_sharing_change_nothing(plain):
     for steps in (1, 3):
         assert lab.same_bits(plain, lab.run(lab.engine(steps_per_dispatch=steps), ASKED))

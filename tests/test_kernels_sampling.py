@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sampler
-from jaxrl_post.kernels import sampling, threefry
+from jaxrl_post.kernels import sampling, threefry, thresholds
 
 
 def test_threefry_known_answers():
@@ -38,11 +38,57 @@ def test_agrees_with_the_twin(vocab):
     seeds = noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32)
     positions = noise.integers(0, 4096, rows).astype(np.int32)
     heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
-    tokens, logprobs, entropies = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
+    tokens, logprobs, entropies, plain = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
     for r in range(rows):
         want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]))
         assert tokens[r] == want.token or want.gap < 1e-5
         assert abs(logprobs[r] - want.logprob) < 1e-5 and abs(entropies[r] - want.entropy) < 2e-5
+        assert abs(plain[r] - sampler.numpy_llama.log_softmax(logits[r].astype(float))[tokens[r]]) < 1e-5
+
+
+@pytest.mark.parametrize("vocab", [7, 512, 2053])
+def test_with_thresholds_agrees_with_the_twin_that_sorts(vocab):
+    noise = np.random.default_rng(vocab)
+    rows = 40
+    logits = (noise.normal(size=(rows, vocab)) * 3).astype(np.float32)
+    logits[3, : vocab // 2] = -np.inf
+    seeds = noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32)
+    positions = noise.integers(0, 4096, rows).astype(np.int32)
+    heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
+    top_k = np.resize([0, 1, 5, vocab + 3, 40], rows).astype(np.int32)
+    top_p = np.resize([1.0, 0.9, 0.5], rows).astype(np.float32)
+    lowest = thresholds.find(*map(jnp.asarray, (logits, heat, top_k, top_p)))
+    drawn = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)), lowest)
+    plain = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat))).plain
+    cut = 0
+    for r in range(rows):
+        want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]), top_k=int(top_k[r]), top_p=float(top_p[r]))
+        assert want.edge > 1e-6, "another seed: this one cannot decide"
+        assert drawn.tokens[r] == want.token or want.gap < 1e-5
+        assert abs(drawn.logprobs[r] - want.logprob) < 1e-5 and abs(drawn.entropies[r] - want.entropy) < 2e-5
+        whole = sampler.numpy_llama.log_softmax(logits[r].astype(float))
+        assert abs(drawn.plain[r] - whole[drawn.tokens[r]]) < 1e-5
+        cut += want.edge < np.inf
+    assert cut > rows // 3 and plain.shape == (rows,)
+
+
+def test_a_threshold_of_none_changes_no_bit():
+    noise = np.random.default_rng(3)
+    given = [jnp.asarray(x) for x in (
+        noise.normal(size=(32, 2053)).astype(np.float32), noise.integers(0, 2 ** 32, (32, 2), dtype=np.uint32),
+        np.arange(32, dtype=np.int32), np.resize([1.0, 0.0, 0.7], 32).astype(np.float32))]
+    off = thresholds.find(given[0], given[3], jnp.zeros(32, jnp.int32), jnp.ones(32))
+    assert (np.asarray(off) == -np.inf).all()
+    for one, two in zip(sampling.sample(*given), sampling.sample(*given, off), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
+def test_ties_at_the_threshold_are_all_kept():
+    """By hand: 2, 1, 1, 0 with top_k 2 keeps three ids; -0.0 and 0.0 tie; half the mass of equals keeps them all."""
+    logits = np.array([[2, 1, 1, 0], [0.0, -1, -0.0, -2], [1, 1, 1, 1], [-1, -2, -3, -4]], np.float32)
+    top_k, top_p = np.array([2, 1, 0, 3], np.int32), np.array([1, 1, 0.5, 0.95], np.float32)
+    lowest = np.asarray(thresholds.find(*map(jnp.asarray, (logits, np.ones(4, np.float32), top_k, top_p))))
+    assert (logits >= lowest[:, None]).sum(axis=1).tolist() == [3, 2, 4, 3]
 
 
 def test_ties_go_to_the_lowest_id():

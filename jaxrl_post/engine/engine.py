@@ -50,7 +50,7 @@ class RowEngine:
 
     def __init__(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, *, slots: int, max_length: int,
                  page_size: int, pages: int, row_sizes: Sequence[int], head_rows: int, steps_per_dispatch: int,
-                 refill_slots: int, dtype: Any = np.float32, cost: costs.StepCost | None = None,
+                 refill_slots: int, restricted: bool = False, dtype: Any = np.float32, cost: costs.StepCost | None = None,
                  decode: Callable[[np.ndarray], str] | None = None, version: int = 0):
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine",
                                {"heads": model.heads, "kv_heads": model.kv_heads})
@@ -65,7 +65,7 @@ class RowEngine:
                              f"{max_length}; the nearest valid value is {-(-max_length // page_size)}")
         replicas = meshes.replicas(mesh)
         sizes = device.Sizes.of(replicas, slots=slots, max_length=max_length, page_size=page_size, pages=pages,
-                                head_rows=head_rows, steps_per_dispatch=steps_per_dispatch)
+                                head_rows=head_rows, steps_per_dispatch=steps_per_dispatch, restricted=restricted)
         self._model, self._decode, self._refill = model, decode, refill_slots
         self._layout = Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
         self.case = self._layout.case(params)
@@ -156,6 +156,10 @@ class RowEngine:
             raise ValueError(f"request {request.rollout_id} is already in the engine")
         if ends > MOST_ENDS:
             raise ValueError(f"request {request.rollout_id}: {ends} eos and stop ids, at most {MOST_ENDS}")
+        if request.sampling.restricted and not self.sizes.restricted:
+            raise ValueError(f"request {request.rollout_id}: top_k={request.sampling.top_k} and top_p="
+                             f"{request.sampling.top_p} need an engine with restricted=True; the nearest valid values are "
+                             "0 and 1.0")
         if request.sampling.stop_strings and self._decode is None:
             raise ValueError(f"request {request.rollout_id}: stop_strings need an engine with a tokenizer")
         if np.any(request.prompt.tokens < 0) or np.any(request.prompt.tokens >= self._model.vocab_size):
@@ -405,6 +409,7 @@ class RowEngine:
         row[device.WATCH] = live.shared if leads and watched else 0
         row[device.SEED0:device.SEED1 + 1] = live.request.seed.view(np.int32)
         row[device.TEMPERATURE] = np.float32(sampling.temperature).view(np.int32)
+        row[device.TOP_K], row[device.TOP_P] = sampling.top_k, np.float32(sampling.top_p).view(np.int32)
         ends = sampling.eos_ids + sampling.stop_ids
         row[device.FIRST_END:device.FIRST_END + len(ends)] = ends
         row[device.TABLE:device.TABLE + len(live.pages)] = live.pages

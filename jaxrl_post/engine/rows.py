@@ -23,12 +23,13 @@ from jaxtyping import Array, Int
 
 from jaxrl_post import mesh as meshes
 from jaxrl_post import rowplan
-from jaxrl_post.kernels import attention, sampling
+from jaxrl_post.kernels import attention, sampling, thresholds
 from jaxrl_post.models import decoder
 from jaxrl_post.types import MOST_ENDS
 
 # columns of the packed host-to-device matrix, then MOST_ENDS ids, then the page table
-ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, SEED0, SEED1, TEMPERATURE, FIRST_END = range(12)
+ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *_LAW, FIRST_END = range(14)
+SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = _LAW
 TABLE = FIRST_END + MOST_ENDS
 # columns of the packed device-to-host matrix, then four blocks of `emit`: tokens, log-probs, entropies, step*2+drafted
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
@@ -37,7 +38,8 @@ USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Static sizes of one replica. `emit`: tokens one slot may get in one dispatch."""
+    """What programs are compiled for, one replica's. `emit`: tokens one slot may get in one dispatch. `restricted`: rows may
+    have top-k and top-p."""
 
     replicas: int
     slots: int
@@ -48,14 +50,15 @@ class Sizes:
     steps: int
     emit: int
     inserts: int
+    restricted: bool
 
     @classmethod
     def of(cls, replicas: int, *, slots: int, max_length: int, page_size: int, pages: int, head_rows: int,
-           steps_per_dispatch: int) -> Sizes:
+           steps_per_dispatch: int, restricted: bool = False) -> Sizes:
         """Those of an engine's settings."""
         return cls(replicas=replicas, slots=slots, max_length=max_length, page=page_size, pages=pages, heads=head_rows,
                    steps=steps_per_dispatch, emit=min(max_length, max(4 * steps_per_dispatch, 16)),
-                   inserts=min(slots, 16))
+                   inserts=min(slots, 16), restricted=restricted)
 
     @property
     def blocks(self) -> int:
@@ -114,15 +117,23 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, para
     logits = decoder.logits(params, config, h[plan.head_row])
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
-    seeds = jax.lax.bitcast_convert_type(packed[:, SEED0:SEED1 + 1], jnp.uint32)[slot]
-    heat = jax.lax.bitcast_convert_type(packed[:, TEMPERATURE], jnp.float32)[slot]
-    sampled, *law = sampling.sample(logits, seeds, after, heat)
+    sampled, *law = _draw(sizes, packed[slot], logits, after)
     guess = jnp.where(after < slots.guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
     stamps = number * 2 + match
     return cache, tokens, _settle(sizes, packed, slots, plan, counts, ended, match, (*law, stamps), going, after)
+
+
+def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> tuple[Array, Array, Array]:
+    """Tokens, log-probs and entropies of the heads, whose own rows of `packed` are given."""
+    as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
+    seeds = jax.lax.bitcast_convert_type(packed[:, SEED0:SEED1 + 1], jnp.uint32)
+    heat, lowest = as_float(packed[:, TEMPERATURE]), None
+    if sizes.restricted:
+        lowest = thresholds.find(logits, heat, packed[:, TOP_K], as_float(packed[:, TOP_P]))
+    return sampling.sample(logits, seeds, after, heat, lowest)[:3]
 
 
 def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: rowplan.Plan, counts: Array, ended: Array, match: Array,
@@ -249,7 +260,7 @@ class Programs:
 
 
 def temporaries(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, *, row_sizes: Sequence[int], dtype: Any,
-                **sizes: int) -> dict[str, int]:
+                **sizes: int | bool) -> dict[str, int]:
     """Bytes that each program of an engine of these settings needs on a device beside weights, pages and tokens: for a
     plan, from shapes alone."""
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")

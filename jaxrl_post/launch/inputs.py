@@ -65,8 +65,9 @@ def gather(config: Config) -> Inputs:
     if shared:
         raise ValueError(f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
                          "prompts must not be trained on")
-    sampling = Sampling(temperature=config.sampling.temperature, eos_ids=words.eos_ids,
-                        stop_ids=config.sampling.stop_ids, stop_strings=config.sampling.stop_strings)
+    law = config.sampling
+    sampling = Sampling(temperature=law.temperature, top_k=max(law.top_k, 0), top_p=law.top_p, eos_ids=words.eos_ids,
+                        stop_ids=law.stop_ids, stop_strings=law.stop_strings)
     _check_ends(sampling, words.vocab_size)
     write = _writer(config, words)
     if config.engine.name == "demonstrations":

@@ -1,0 +1,62 @@
+"""Top-k and top-p as one number a row: ids whose logit is below it are not allowed.
+
+As vLLM applies them: temperature first, then the k highest, then the shortest head of the falling order that holds at least
+the share p of what k left. Ids that tie with the last one kept are all kept.
+
+The number is found by halving the sorted bit patterns of float32: 32 counts for k, 32 masses for p, each one pass over
+the row. So nothing is sorted, a vocabulary split over devices needs only sums, and the answer is a logit of the row itself.
+
+Invariant: a row's threshold depends on that row's inputs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+SIGN = np.uint32(1 << 31)
+
+
+def find(logits: Float[Array, "R V"], temperatures: Float[Array, " R"], top_k: Int[Array, " R"],
+         top_p: Float[Array, " R"]) -> Float[Array, " R"]:
+    """The lowest logit that is allowed, float32; -inf where nothing is cut: top_k 0 and top_p >= 1, or temperature 0,
+    whose argmax no cut can change. Logits are float32; -inf marks an id that is not allowed."""
+    vocab = logits.shape[-1]
+    keys = _keys(logits)
+    with jax.named_scope("top_k"):
+        fewest = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
+        highest = _largest(keys, lambda seen: jnp.sum(seen, axis=-1, dtype=jnp.int32) >= fewest)
+        kept = jnp.where(top_k > 0, highest, jnp.uint32(0))
+    with jax.named_scope("top_p"):
+        scaled = logits / jnp.where(temperatures == 0, 1.0, temperatures)[:, None]
+        weight = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))
+        weight = jnp.where(keys >= kept[:, None], weight, 0.0)
+        enough = top_p * jnp.sum(weight, axis=-1)
+        highest = _largest(keys, lambda seen: jnp.sum(jnp.where(seen, weight, 0.0), axis=-1) >= enough)
+        kept = jnp.where(top_p < 1, jnp.maximum(kept, highest), kept)
+    cut = (temperatures > 0) & ((top_k > 0) | (top_p < 1))
+    return jnp.where(cut, _values(kept), -jnp.inf)
+
+
+def _keys(values: Float[Array, "R V"]) -> UInt32[Array, "R V"]:
+    """Unsigned integers in the order of the floats."""
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+    return jnp.where(bits >= SIGN, ~bits, bits | SIGN)
+
+
+def _values(keys: UInt32[Array, " R"]) -> Float[Array, " R"]:
+    bits = jnp.where(keys >= SIGN, keys ^ SIGN, ~keys)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _largest(keys: UInt32[Array, "R V"], enough: Callable[[Bool[Array, "R V"]], Bool[Array, " R"]]) -> UInt32[Array, " R"]:
+    """The largest key of each row for which the ids at or above it are enough."""
+    def bit(number, found):
+        higher = found | (SIGN >> jnp.uint32(number))
+        return jnp.where(enough(keys >= higher[:, None]), higher, found)
+
+    return jax.lax.fori_loop(0, 32, bit, jnp.zeros(keys.shape[0], jnp.uint32))
