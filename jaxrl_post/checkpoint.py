@@ -336,13 +336,9 @@ def rewind(folder: Path, to: Mapping[str, int]) -> None:
     """Logs as they were at `to` (what is not in it was not there): lines and rollout files that came later are removed.
 
     Raises:
-      ValueError: a log lacks bytes that it had; then nothing was changed.
+      ValueError: see `check_reach`; then nothing was changed.
     """
-    for name, size in to.items():
-        there = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if there < size:
-            raise ValueError(f"resume: {folder / name} has {there} bytes, the checkpoint knows of {size}: lines of a "
-                             "log were lost or removed; put them back, or begin a new run")
+    check_reach(folder, to)
     for name in LOGS:
         if name not in to:
             (folder / name).unlink(missing_ok=True)
@@ -354,3 +350,15 @@ def rewind(folder: Path, to: Mapping[str, int]) -> None:
         for path in index.parent.glob("step_*"):
             if path.name not in kept:
                 path.unlink()
+
+
+def check_reach(folder: Path, to: Mapping[str, int]) -> None:
+    """
+    Raises:
+      ValueError: a log lacks bytes that it had.
+    """
+    for name, size in to.items():
+        there = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if there < size:
+            raise ValueError(f"resume: {folder / name} has {there} bytes, the checkpoint knows of {size}: lines of a "
+                             "log were lost or removed; put them back, or begin a new run")

@@ -44,7 +44,7 @@ from jaxrl_post.launch import allocation, compilation, distributed, folder, inpu
 from jaxrl_post.models import hf
 from jaxrl_post.observers import Observers, Remembering, Stopwatch, Timed
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rollout_log import Journal, RolloutLog, read
+from jaxrl_post.rollout_log import JOURNALS, Journal, RolloutLog, forget_aside, read, read_aside
 from jaxrl_post.scheduler.recorder import Recorder
 from jaxrl_post.scheduler.rounds import Sync
 from jaxrl_post.trainer.learner import Learner
@@ -221,10 +221,13 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
     """A pool of reward processes; of several processes of a job the first one scores and shares."""
     log = Journal(journal)
     stack.callback(log.close)
+    before = read_aside(journal)
+    if len(before):
+        say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
     return Pool(config.reward.functions, config.reward.weights, workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s, decode=decode, shuffle=shuffle, seed=config.seed,
                 share=distributed.share if jax.process_count() > 1 else None, compute=jax.process_index() == 0,
-                journal=log)
+                journal=log, journaled=before)
 
 
 def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, devices: jax.sharding.Mesh) -> RowEngine:
@@ -343,6 +346,8 @@ def finish(run: Run, tokens: int) -> None:
         "devices": jax.device_count(), "processes": jax.process_count(),
         "seconds": round(time.monotonic() - BEGAN, 3)}
     write_json(run.folder / "summary.json", summary)
+    for journal in JOURNALS:
+        forget_aside(run.mine / journal)
     say("\n".join([*answers(run), *headline(run, summary), *contents(run)]))
 
 

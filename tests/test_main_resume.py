@@ -80,7 +80,7 @@ def same_run(one, two):
         assert leaf.dtype == states[1][name].dtype and leaf.tobytes() == states[1][name].tobytes(), name
 
 
-def kill(here, folder, owner, name, count, *, after=False):
+def kill(here, folder, owner, name, count, *, after=False, flags=()):
     """Resumes until `owner.name` is called for the `count`-th time here, and ends there, before or after it."""
     real, calls = getattr(owner, name), []
 
@@ -96,7 +96,7 @@ def kill(here, folder, owner, name, count, *, after=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, dying)
         with pytest.raises(Killed):
-            resume(here, folder)
+            resume(here, folder, *flags)
 
 
 def saved(folder):
@@ -129,6 +129,45 @@ def test_killed_between_saves_and_in_later_ones(here, whole, capsys):
     said = capsys.readouterr().out
     assert [said.count(f"goes on after step {n}") for n in (2, 5)] == [2, 2]
     same_run(whole, target)
+
+
+MOODY = """
+import os
+
+def moody(data_source, solution_str, ground_truth, extra_info):
+    with open(CALLS, "a") as file:
+        file.write(".")
+    return {"score": os.path.getsize(CALLS) / 1000, "acc": float(solution_str[:1] == ground_truth[:1])}
+"""
+
+
+def test_a_score_that_was_journaled_is_never_asked_for_again(here, capsys):
+    """The grader's answer is how often it was asked: had one answer been graded twice, scores, weights and figures of
+    the resumed run would be others. One worker, so that the uninterrupted run is the same each time."""
+    flags = [*FLAGS, "--config.reward.workers=1", f"--config.reward.functions=['{here / 'moody.py'}:moody']"]
+    said = []
+
+    def run(name, *, killed_at=()):
+        target, calls = here / name, here / f"{name}.calls"
+        (here / "moody.py").write_text(MOODY.replace("CALLS", repr(str(calls))))
+        for owner, method, count in killed_at:
+            kill(here, target, owner, method, count, flags=flags)
+            said.append(capsys.readouterr().out)
+        assert go(here, f"--run-dir={target}", "--resume", *flags) == 0
+        said.append(capsys.readouterr().out)
+        return target, calls.stat().st_size
+
+    # killed where all that was asked for is journaled: in the commit of step 1, in the evaluation after step 2's save
+    # and before step 4's, and once more on the way back there
+    points = [(rollout_log, "to_bytes", 2), (checkpoint.Checkpoints, "save", 2), (rollout_log, "to_bytes", 1),
+              (checkpoint.Checkpoints, "save", 1), (hf, "save", 1)]
+    straight, asked = run("straight")
+    assert not list(straight.glob("*aside*"))
+    crooked, asked_too = run("crooked", killed_at=points)
+    assert asked == asked_too == sum(len((straight / name).read_text().splitlines()) for name in rollout_log.JOURNALS)
+    same_run(straight, crooked)
+    assert ["of rewards.jsonl after that point are used again" in words for words in said[1:]] == [
+        False, True, True, True, True, False], said
 
 
 @pytest.fixture

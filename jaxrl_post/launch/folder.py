@@ -14,7 +14,7 @@ import jax
 from jaxrl_post.launch.distributed import share_text
 
 # What a run leaves in its folder before its config.json is there; by that file a run is known.
-_EARLY = re.compile(r"process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl|config\.json.*")
+_EARLY = re.compile(r"process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|config\.json.*")
 
 
 def make(exact: str, parent: str, name: str, seed: int) -> Path:
