@@ -8,6 +8,7 @@ rows depend on the texts and on which step settled what, not on the order of slo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from jaxtyping import Array, Float, Int
 from jaxrl_post import ngrams
 from jaxrl_post.engine import drafts as rules
 from jaxrl_post.engine.drafts import ALL_OFFSET, ALL_SIZE, OFFSET, ROW, SIZE, Drafts
+from jaxrl_post.history import Past
+from jaxrl_post.types import Prompt
 
 ORDERS, LEVELS = ngrams.ORDERS, ngrams.LEVELS
 CHUNK = 64  # tokens of a text that are learned at once when a request enters
@@ -102,6 +105,13 @@ class Backoff:
             return start + CHUNK, self._learn(live, row, tokens, start, stop, CHUNK)
 
         return memory._replace(live=jax.lax.while_loop(more, learn, (start, live))[1])
+
+    def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
+        """The prompt's table from its past answers, `past` newest first; none where this drafter does not read one."""
+        if "own" not in self.sources:
+            return ()
+        epochs = [[p.answer(i) for i in range(p.rewards.size)] for p in reversed(past)]
+        return (ngrams.build(epochs, prompt.tokens),)
 
     def propose(self, tables: Tables, memory: Memory, tokens: Int[Array, "S T"], known: Int[Array, " S"],
                 place: Int[Array, "S places"], branch: Int[Array, " S"]) -> Drafts:

@@ -7,6 +7,7 @@ goes from step to step, both are pytrees of arrays:
   enter(memory, slot[I], row[I], fresh[I], prompt[I], tokens[I, T], known[I])
                                   requests take their slots (slot >= S: none): per-slot state starts anew; where `fresh` the
                                   live row is emptied and learns tokens[:known], else it learns tokens[prompt:known]
+  index(past, prompt)             flat host arrays of a prompt's own part of the tables, none where it has no such part
   propose(tables, memory, tokens[S, T], known[S], place[S, PLACE], branch[S])  -> Drafts
   observe(memory, drafts, place, tokens[S, T], before[S], after[S], given[S], live[S])  -> memory
                                   tokens before[s] .. after[s]-1, at most W+1 of them, became settled; given[s] rows held
@@ -101,6 +102,9 @@ class Off:
 
     def enter(self, memory, slot, row, fresh, prompt, tokens, known) -> Counts:
         return memory
+
+    def index(self, past, prompt) -> tuple:
+        return ()
 
     def propose(self, tables, memory, tokens, known, place, branch) -> Drafts:
         none, zero = jnp.zeros((tokens.shape[0], 0), jnp.int32), jnp.zeros(tokens.shape[0], jnp.int32)

@@ -9,6 +9,7 @@ priorities its arrays were built with (`jaxrl_post.suffixes`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from jaxtyping import Array, Float, Int
 from jaxrl_post import suffixes
 from jaxrl_post.engine import drafts as rules
 from jaxrl_post.engine.drafts import OFFSET, SIZE, Drafts
+from jaxrl_post.history import Past
+from jaxrl_post.types import Prompt
 
 LONGEST, SHORTEST = suffixes.TAIL, 3
 LENGTHS = tuple(range(LONGEST, SHORTEST - 1, -1))
@@ -44,10 +47,12 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Histospec:
-    """Column and class k of 5: a match of 7 - k tokens. `entries`: pool tokens of all prompts; `width`: largest window."""
+    """Column and class k of 5: a match of 7 - k tokens. `entries`: pool tokens of all prompts; `width`: largest window;
+    `reward_aware`: of several branches that of the highest rewards, else the most frequent."""
 
     width: int
     entries: int
+    reward_aware: bool = False
 
     def __post_init__(self):
         if self.width < FIRST_WINDOW or self.entries < 1:
@@ -72,6 +77,12 @@ class Histospec:
               prompt: Int[Array, " I"], tokens: Int[Array, "I T"], known: Int[Array, " I"]) -> Memory:
         """See `drafts`."""
         return memory._replace(window=memory.window.at[slot].set(FIRST_WINDOW, mode="drop"))
+
+    def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
+        """Pool, order and priority of the answers of the prompt's last epoch; `past` newest first."""
+        last = past[0]
+        weigh = suffixes.priorities(last.rewards, last.scored) if self.reward_aware else None
+        return tuple(suffixes.build([last.answer(i) for i in range(last.rewards.size)], prompt.tokens, weigh))
 
     def propose(self, tables: Tables, memory: Memory, tokens: Int[Array, "S T"], known: Int[Array, " S"],
                 place: Int[Array, "S places"], branch: Int[Array, " S"]) -> Drafts:
