@@ -11,7 +11,7 @@ harmful. Refuses a vocabulary above 2^18.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,8 @@ LEVELS = 4  # of confidence
 MOST_TOKENS = 1 << 18
 ENTRIES_PER_TOKEN = 3  # 12 bytes
 LIVE, OWN, ALL = 0x243F6A88, 0x85A308D3, 0x13198A2E  # salts of the three kinds of tables
-_SHARES = (0, 1, 3, 6, 9, 12, 16)  # sixteenths of a split table that lie before order 1, 2, ..
+
+Answers = Sequence[np.ndarray]  # int32[T] each
 
 
 def check_vocab(size: int) -> int:
@@ -65,14 +66,6 @@ def bucket(xp, keys: Array, offset: Array, size: Array) -> Array:
     return offset + keys % xp.maximum(size, xp.uint32(1))
 
 
-def split(xp, offset: Array, size: Array) -> tuple[Array, Array]:
-    """Offsets and sizes uint32[..., ORDERS] of a table whose orders lie apart, so that rare long contexts, however many,
-    cannot push out the short ones. `offset` and `size` are uint32[...]."""
-    ends = [size // xp.uint32(16) * xp.uint32(part) for part in _SHARES]
-    offsets = xp.stack([offset + end for end in ends[:-1]], axis=-1)
-    return offsets, xp.stack([b - a for a, b in zip(ends, ends[1:])], axis=-1)
-
-
 def pack(xp, fingerprints: Array, confidence: Array, tokens: Array) -> Array:
     """Entries, uint32, from uint32 parts."""
     return (fingerprints << xp.uint32(20)) | (confidence << xp.uint32(18)) | tokens
@@ -94,17 +87,19 @@ class Counted(NamedTuple):
     seen: np.ndarray
 
 
-def count(answers: Sequence[np.ndarray], context: np.ndarray, salt: int) -> list[Counted]:
-    """The contexts of order 1 to 6 in `answers`, each read after the last tokens of `context`; none spans two answers."""
-    context = np.asarray(context, np.int64)[-ORDERS:]
-    sizes = np.array([len(answer) for answer in answers], np.int64)
-    flat = np.concatenate([np.zeros(0, np.int64), *(part for answer in answers for part in (context, answer))])
+def count(groups: Sequence[tuple[np.ndarray, Answers]], salt: int) -> list[Counted]:
+    """The contexts of order 1 to 6 in the answers of several prompts, counted together. A group is the end of its prompt
+    and its answers, each of which is read behind that end; no context spans two answers."""
+    pairs = [(np.asarray(end, np.int64)[-ORDERS:], answer) for end, answers in groups for answer in answers]
+    flat = np.concatenate([np.zeros(0, np.int64), *(part for pair in pairs for part in pair)])
     if flat.size and not 0 <= flat.min() <= flat.max() < MOST_TOKENS:
         raise ValueError(f"n-gram table: token {flat.min() if flat.min() < 0 else flat.max()}, ids go from 0 to "
                          f"{MOST_TOKENS - 1}")
+    ends, sizes = (np.array([len(pair[i]) for pair in pairs], np.int64) for i in (0, 1))
+    index = np.arange(sizes.sum())
+    at = index + np.repeat(np.cumsum(ends), sizes)
+    before = index - np.repeat(np.cumsum(sizes) - sizes - ends, sizes)  # tokens before it in its text
     flat = flat.astype(np.uint32)
-    before = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes) + context.size  # in the same text
-    at = np.arange(sizes.sum()) + np.repeat(np.arange(1, sizes.size + 1), sizes) * context.size
     newest = [flat[np.maximum(at - back, 0)] for back in range(1, ORDERS + 1)]
     keys = [key(np, hashed, salt) for hashed in hashes(np, newest)]
     out = []
@@ -152,18 +147,31 @@ def _needed(counted: Counted, shorter: Counted) -> np.ndarray:
     return (counted.token != shorter.token[at]) | (counted.confidence > shorter.confidence[at])
 
 
-def build(epochs: Sequence[Sequence[np.ndarray]], context: np.ndarray, size: int | None = None, salt: int = OWN
-          ) -> np.ndarray:
-    """uint32[size], the table of a prompt: `epochs`, oldest first, hold the answers int32[T] of each; `context` is the end
-    of the prompt (at least its last 6 tokens, where it has so many).
+def build(epochs: Sequence[Answers], end: np.ndarray, size: int | None = None) -> np.ndarray:
+    """uint32[size], the table of a prompt: `epochs`, oldest first, hold the answers of each; `end` is that of the prompt
+    (its last 6 tokens at least, where it has so many).
 
-    A context takes the most frequent token of the newest epoch that has it; one that its shorter context answers for is
-    left out. Of several contexts in one bucket the shortest wins, then the most frequent. `size` None: 3 entries a token."""
+    A context takes the most frequent token of the newest epoch that has it. `size` None: 3 entries a token."""
     size = room(sum(len(answer) for answers in epochs for answer in answers)) if size is None else size
+    counted = [count([(end, answers)], OWN) for answers in epochs]
+    return _table([_newest(lines) for lines in zip(*counted)], size)
+
+
+def build_all(groups: Sequence[tuple[np.ndarray, Answers]], size: int) -> np.ndarray:
+    """uint32[size], the table of all prompts: groups as in `count`. A context takes its most frequent token."""
+    return _table(count(groups, ALL) if groups else [], size)
+
+
+def room(tokens: int) -> int:
+    """Entries of a table over so many tokens of answers."""
+    return ENTRIES_PER_TOKEN * tokens
+
+
+def _table(orders: Sequence[Counted], size: int) -> np.ndarray:
+    """Leaves out contexts that a shorter one answers for; of several in a bucket the shortest, then the most frequent wins."""
     table = np.zeros(size, np.uint32)
-    if not size or not epochs:
+    if not size or not orders:
         return table
-    orders = [_newest(lines) for lines in zip(*(count(answers, context, salt) for answers in epochs))]
     kept = [orders[0]] + [Counted(*(column[_needed(long, short)] for column in long))
                           for short, long in zip(orders, orders[1:])]
     every = Counted(*(np.concatenate(columns) for columns in zip(*kept)))
@@ -175,60 +183,3 @@ def build(epochs: Sequence[Sequence[np.ndarray]], context: np.ndarray, size: int
     entries = pack(np, fingerprint(np, every.key), every.confidence, every.token)
     table[where[best_last]] = entries[best_last]  # of equal places numpy keeps the last
     return table
-
-
-def room(tokens: int) -> int:
-    """Entries of a table over so many tokens of answers."""
-    return ENTRIES_PER_TOKEN * tokens
-
-
-class Corpus:
-    """One table over the answers to all prompts: `entries` uint32[size], its orders apart (see `split`).
-
-    A group votes once on each context it has seen: its most frequent token strengthens an entry that says the same and
-    weakens what else is in the bucket, until the bucket is free for it. So what is repeated stays, what no group repeats
-    goes, and the table never grows. It is a function of the groups added and their order, and `state_dict` is all of it."""
-
-    def __init__(self, size: int):
-        if size < 16:
-            raise ValueError(f"table over all prompts: {size} entries, at least 16")
-        self.entries = np.zeros(size, np.uint32)
-        self._offsets, self._sizes = split(np, np.uint32(0), np.uint32(size))
-
-    def add(self, answers: Sequence[np.ndarray], context: np.ndarray) -> None:
-        """Takes the answers of a group; `context` as in `build`."""
-        shorter, told = None, None
-        for order, counted in enumerate(count(answers, context, ALL)):
-            above = None if shorter is None else np.searchsorted(shorter, counted.parent)
-            told = self._vote(order, counted, None if above is None else told[:, above])
-            shorter = counted.key
-
-    def _vote(self, order: int, counted: Counted, shorter: np.ndarray | None) -> np.ndarray:
-        """uint32[2, n], token (2^18: none) and confidence that a look-up of each context now gives, itself or by backing
-        off to `shorter`, which is the same for the contexts one token shorter."""
-        where = bucket(np, counted.key, self._offsets[order], self._sizes[order])
-        mark, old = fingerprint(np, counted.key), self.entries[where]
-        owner, sure, token = unpack(np, old)
-        agree = (owner == mark) & (token == counted.token)
-        weaken = ~agree & (sure > 0)
-        fresh = pack(np, mark, np.minimum(counted.confidence, 1), counted.token)
-        new = np.where(agree, pack(np, mark, np.minimum(sure + 1, LEVELS - 1), token),
-                       np.where(weaken, old - np.uint32(1 << 18), fresh))
-        votes = owner == mark
-        if shorter is not None:
-            votes |= (shorter[0] != counted.token) | (shorter[1] < np.minimum(counted.confidence, 1))
-        best_last = np.flatnonzero(votes)[np.argsort(counted.seen[votes], kind="stable")]
-        self.entries[where[best_last]] = new[best_last]
-        owner, sure, token = unpack(np, self.entries[where])
-        none = np.array([[MOST_TOKENS], [0]], np.uint32)
-        return np.where(owner == mark, np.stack([token, sure]), none if shorter is None else shorter)
-
-    def state_dict(self) -> dict:
-        return {"entries": self.entries.copy()}
-
-    def load_state_dict(self, state: Mapping) -> None:
-        """ValueError where the saved table has another size."""
-        if state["entries"].shape != self.entries.shape:
-            raise ValueError(f"table over all prompts: the saved one has {state['entries'].size} entries, this one "
-                             f"{self.entries.size}; set the size it was saved with")
-        self.entries = np.array(state["entries"], np.uint32)

@@ -24,7 +24,7 @@ from jaxrl_post.history import Past
 from jaxrl_post.types import Prompt
 
 ORDERS, LEVELS = ngrams.ORDERS, ngrams.LEVELS
-CHUNK = 64  # tokens of a text that are learned at once when a request enters
+CHUNK = 16  # tokens of a text that are learned at once when a request enters
 SALTS = {"live": ngrams.LIVE, "own": ngrams.OWN, "all": ngrams.ALL}
 _PRIORS = {"live": 0.4, "own": 0.45, "all": 0.35}
 
@@ -146,14 +146,12 @@ class Backoff:
         return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, live))
 
     def _homes(self, place: Array, S: int) -> tuple[Array, Array, Array]:
-        """Row of the live table [S], and offsets and sizes uint32[S, sources - 1, orders] in `entries`."""
+        """Row of the live table [S], and offsets and sizes uint32[S, sources - 1, 1] in `entries`."""
         row = place[:, ROW] if self.siblings else jnp.arange(S)
         at = place.astype(jnp.uint32)
-        homes = {"own": [jnp.broadcast_to(at[:, column, None], (S, ORDERS)) for column in (OFFSET, SIZE)],
-                 "all": ngrams.split(jnp, at[:, ALL_OFFSET], at[:, ALL_SIZE])}
-        none = jnp.zeros((S, 0, ORDERS), jnp.uint32)
-        return row, *(jnp.concatenate([none, *(homes[name][i][:, None, ::-1] for name in self.sources[1:])], axis=1)
-                      for i in (0, 1))
+        homes = {"own": (OFFSET, SIZE), "all": (ALL_OFFSET, ALL_SIZE)}
+        offsets, sizes = (at[:, [homes[name][i] for name in self.sources[1:]], None] for i in (0, 1))
+        return row, offsets, sizes
 
     def _look(self, tables: Tables, memory: Memory, homes: tuple, newest: Array, length: Array) -> _Look:
         """newest [S, orders], the latest token first; `length`: tokens there are."""
