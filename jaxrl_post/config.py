@@ -67,11 +67,27 @@ class Engine:
     page_size: int = at_least(16, 1)
     pages: int = at_least(0, 0)
     row_sizes: tuple[int, ...] = (64, 128)
-    head_rows: int = at_least(0, 0)  # rows that may sample in one step; 0: as many as slots
+    head_rows: int = at_least(0, 0)  # rows that may sample in one step; 0: as many as slots, all where drafts are made
     steps_per_dispatch: int = at_least(8, 1)
     refill_slots: int = at_least(4, 1)  # a dispatch ends early when so many slots are free and requests wait
     dtype: str = one_of("float32", "float32", "bfloat16")
     cost_table: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """Drafting of rollouts from history. `drafter`: its name (engine/drafter.py); off compiles no drafting at all. `width`:
+    tokens of a draft at most. Sizes per replica, in entries of 4 bytes (12 for histospec): `prompt_entries` for the past
+    answers to the prompts in slots, `shared_entries` for the last answers to all prompts, `live_entries` for what the
+    running answers to one prompt share. Only `ours` reads the last two. `clones`: slots that nobody waits for try other
+    drafts for the answers that still run."""
+
+    drafter: str = one_of("off", "off", "ngram", "histospec", "histospec_rewards", "ours")
+    width: int = at_least(7, 2)
+    prompt_entries: int = at_least(1 << 17, 0)
+    shared_entries: int = at_least(3 << 15, 0)
+    live_entries: int = at_least(1 << 11, 16)
+    clones: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +271,7 @@ class Config:
     eval: Eval = Eval()
     checkpoint: Checkpoint = Checkpoint()
     history: History = History()
+    speculation: Speculation = Speculation()
 
     def __post_init__(self):
         for rule in _RULES:
@@ -288,7 +305,9 @@ class Config:
 
     @property
     def head_rows(self) -> int:
-        return self.engine.head_rows or self.engine.slots
+        if self.engine.head_rows or self.speculation.drafter == "off":
+            return self.engine.head_rows or self.engine.slots
+        return max(self.engine.row_sizes)
 
     @property
     def pages(self) -> int:

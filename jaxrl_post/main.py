@@ -131,6 +131,11 @@ class Run:
     evaluations: list[evaluate.Evaluation] = field(default_factory=list)
 
     @property
+    def records(self) -> list[Any]:
+        """What keeps scored groups: the history, and what engines draft from."""
+        return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, RowEngine))]
+
+    @property
     def engines(self) -> list[Any]:
         """Those that there are, each once."""
         return list(dict.fromkeys(engine for engine in (self.engine, self.evaluator) if engine is not None))
@@ -190,14 +195,14 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     learner.compile()
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
-    engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices)
+    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
+    engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices, history)
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
         writers.append(metrics.console(config.steps))
     writer = metrics.Several(*writers)
     stack.callback(writer.close)
-    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
               engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
               judge=judge, history=history, writer=writer, saves=saves, saved=saved, about=about)
@@ -209,10 +214,10 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
 def revive(run: Run, saved: checkpoint.Saved) -> None:
     """Everything on the host as it was; the first and the latest evaluation are read from their log."""
     prompts = {prompt.id: prompt for prompt in run.start.train}
+    run.history.load_state_dict(saved.host["history"])
     for engine, state in zip(run.engines, saved.host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
     run.scheduler.load_state_dict(saved.host["scheduler"])
-    run.history.load_state_dict(saved.host["history"])
     files = sorted((run.mine / "evaluations").glob("step_*.npz"))
     run.evaluations += [evaluate.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
 
@@ -230,28 +235,30 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
                 journal=log, journaled=before)
 
 
-def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, devices: jax.sharding.Mesh) -> RowEngine:
+def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, devices: jax.sharding.Mesh,
+               history: History) -> RowEngine:
     """The engine, with the row sizes that the probe keeps."""
     c = config.engine
     engine = RowEngine(
         start.model, learner.params, devices, **parts.engine_sizes(config), refill_slots=c.refill_slots,
-        cost=cost.load(c.cost_table) if c.cost_table else None, decode=start.tokenizer.decode, version=learner.step)
+        cost=cost.load(c.cost_table) if c.cost_table else None, decode=start.tokenizer.decode, version=learner.step,
+        drafting=parts.drafting(config, start.model, history))
     dropped = [size for size, kept in probe.keep_equal_sizes(engine).items() if not kept]
     if dropped:
         say(f"engine.row_sizes: {dropped} give other bits than {max(c.row_sizes)} on this machine and are not used")
     return engine
 
 
-def rows_for_all(config, start, learner, devices) -> tuple[Any, RowEngine | None]:
+def rows_for_all(config, start, learner, devices, history) -> tuple[Any, RowEngine | None]:
     """The row engine generates, and evaluates."""
-    engine = row_engine(config, start, learner, devices)
+    engine = row_engine(config, start, learner, devices, history)
     return engine, engine if start.held_out else None
 
 
-def data_for_training(config, start, learner, devices) -> tuple[Any, RowEngine | None]:
+def data_for_training(config, start, learner, devices, history) -> tuple[Any, RowEngine | None]:
     """The data writes the training rollouts; a row engine evaluates, if anything is evaluated."""
     engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
-    return engine, row_engine(config, start, learner, devices) if start.held_out else None
+    return engine, row_engine(config, start, learner, devices, history) if start.held_out else None
 
 
 ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
@@ -274,7 +281,7 @@ def turn(run: Run) -> None:
     """Evaluation before, the loop, evaluation after, export, summary."""
     config, watch = run.config, run.watch
     log = RolloutLog(run.mine / "rollouts")
-    rewards = Remembering(Timed(run.rewards, {"start": "reward", "join": "reward"}, watch), run.history)
+    rewards = Remembering(Timed(run.rewards, {"start": "reward", "join": "reward"}, watch), run.records)
     observe = Observers(
         engine=run.engine, scheduler=run.scheduler, rewards=rewards, write=run.writer.write, log=log.write,
         evaluate=lambda version: examine(run, version), when=config.evaluated_at,

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.metrics import describe
 from jaxrl_post.protocols import Engine, Rewards, Scheduler
@@ -56,21 +57,25 @@ class Timed:
 
 
 class Remembering:
-    """A protocols.Rewards around `rewards` that records every group in `history` the moment it is scored."""
+    """A protocols.Rewards around `rewards` that shows every group to each of `records` the moment it is scored."""
 
-    def __init__(self, rewards: Rewards, history: History):
-        self._rewards, self._history = rewards, history
+    def __init__(self, rewards: Rewards, records: Sequence[History | Drafting]):
+        self._rewards, self._records = rewards, records
 
     def start(self, rollout: Rollout) -> None:
         self._rewards.start(rollout)
 
     def join(self, group: Group) -> Group:
         scored = self._rewards.join(group)
-        self._history.record(scored)
+        for record in self._records:
+            record.record(scored)
         return scored
 
     def metrics(self) -> dict[str, float]:
-        return self._rewards.metrics() | self._history.metrics()
+        out = self._rewards.metrics()
+        for record in self._records:
+            out |= record.metrics()
+        return out
 
 
 class Observers:

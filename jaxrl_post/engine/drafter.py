@@ -2,7 +2,7 @@
 
 off        nothing
 ngram      hashed n-grams of the answer's own text, prompt included
-histospec  the suffix array of the prompt's last epoch, as RhymeRL does it (arXiv 2508.18588)
+histospec, histospec_rewards  the suffix array of the prompt's last epoch, as RhymeRL does it (arXiv 2508.18588)
 ours       hashed n-grams with back-off: the running answers to the prompt, its past answers, those to all prompts
 """
 
@@ -32,10 +32,15 @@ def histospec(*, vocab: int, width: int, entries: int, live: int) -> Histospec:
     return Histospec(width=width, entries=entries)
 
 
+def histospec_rewards(*, vocab: int, width: int, entries: int, live: int) -> Histospec:
+    """As `histospec`; of several branches the one of the highest rewards."""
+    return Histospec(width=width, entries=entries, reward_aware=True)
+
+
 def ours(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
     """`entries`: of the tables of prompts and all prompts together; `live`: of the row of one prompt's running answers."""
     ngrams.check_vocab(vocab)
     return Backoff(width=width, entries=entries, live=live)
 
 
-DRAFTERS = {"off": off, "ngram": ngram, "histospec": histospec, "ours": ours}
+DRAFTERS = {"off": off, "ngram": ngram, "histospec": histospec, "histospec_rewards": histospec_rewards, "ours": ours}

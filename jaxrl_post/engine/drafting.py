@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post import ngrams
+from jaxrl_post.corpus import Corpus
 from jaxrl_post.engine import drafts
 from jaxrl_post.engine.drafter import Drafter
 from jaxrl_post.engine.rows import OFFERS, UPLOAD
@@ -22,7 +22,10 @@ from jaxrl_post.estimates import Estimates
 from jaxrl_post.history import Past
 from jaxrl_post.types import Group, Prompt
 
-MEMORY = 0.9  # what the mean of offered drafts keeps of its past at every dispatch that drafts
+SPAN = 1024  # steps of a slot (of a clone) after which older counts weigh 1/e
+FIRST_STEPS = 32  # before any count, what so many steps weigh in which every slot was offered one draft of an even chance
+FIRST_GAIN = 0.1  # tokens that a clone's step is taken to bring before any was counted
+MOST_BRANCHES = 7  # clones of one answer
 AGAIN = 16  # dispatches after which drafting is tried again, to see what it would be worth
 
 
@@ -98,11 +101,13 @@ class Shared:
 
 
 class Drafting:
-    """Of one engine. `past`: what is known of a prompt, newest first; `shared`: entries of the table over all prompts."""
+    """Of one engine. `past`: what is known of a prompt, newest first; `shared`: entries of the table over all prompts;
+    `clones`: whether free slots may try other drafts for running ones."""
 
-    def __init__(self, drafter: Drafter, *, replicas: int, slots: int, past: Callable[[str], Sequence[Past]], shared: int = 0):
-        self.drafter, self._past = drafter, past
-        self.corpus = ngrams.Corpus(shared) if shared else None
+    def __init__(self, drafter: Drafter, *, replicas: int, slots: int, past: Callable[[str], Sequence[Past]], shared: int = 0,
+                 clones: bool = False):
+        self.drafter, self._past, self.clones = drafter, past, clones and drafter.width > 0
+        self.corpus = Corpus(shared) if shared else None
         self._first = -(-shared // UPLOAD) * UPLOAD
         self._replicas, self._slots = replicas, slots
         self.estimates = Estimates(drafter.priors) if drafter.classes else None
@@ -114,19 +119,17 @@ class Drafting:
         self._shelves = [Shelf(self._first, entries) for _ in range(self._replicas)]
         self._shared = [Shared(self._slots) for _ in range(self._replicas)]
         self._pieces: list[tuple[int, int, tuple[np.ndarray, ...]]] = []
-        self._stale = self.corpus is not None
-        self._offers, self._quiet = np.zeros(OFFERS), AGAIN
+        self._shown = -1  # version of the table over all prompts that the device has
+        self._offers, self._steps, self._quiet = np.zeros(OFFERS), float(FIRST_STEPS), 0
+        self._offers[OFFERS // 2] = FIRST_STEPS if self.drafter.width else 0
+        self._clone_gain = FIRST_GAIN
         if self.estimates is not None:
             self.estimates = Estimates(self.drafter.priors)
 
     def record(self, group: Group) -> None:
-        """Takes a scored group into the table over all prompts, which the device sees at the next `published`."""
+        """Takes a scored group into the table over all prompts; the device sees it from the next dispatch on."""
         if self.corpus is not None:
             self.corpus.add([rollout.tokens for rollout in group.rollouts], group.prompt.tokens)
-
-    def published(self) -> None:
-        """New weights: the table over all prompts goes to the device as it is now."""
-        self._stale = self.corpus is not None
 
     def enter(self, replica: int, prompt: Prompt) -> tuple[np.ndarray, bool]:
         """An answer to the prompt takes a slot: `place` int32[PLACE] (see engine/drafts.py), and whether its row of the live
@@ -169,18 +172,20 @@ class Drafting:
     def uploads(self) -> list[tuple[int, int, tuple[np.ndarray, ...]]]:
         """(replica, offset, flat arrays) that the device has not seen, in order."""
         pieces, self._pieces = self._pieces, []
-        if self._stale:
-            pieces += [(replica, 0, (self.corpus.entries.copy(),)) for replica in range(self._replicas)]
-            self._stale = False
+        if self.corpus is not None and self.corpus.version != self._shown:
+            pieces += [(replica, 0, (self.corpus.entries,)) for replica in range(self._replicas)]
+            self._shown = self.corpus.version
         return pieces
 
     # ---- what drafts are worth
 
-    def told(self, counts: np.ndarray, offers: np.ndarray, slot_steps: int) -> None:
-        """After a dispatch that drafted: judged and right drafts of each class, and the drafts offered by estimated chance,
-        over so many steps of running slots."""
+    def told(self, counts: np.ndarray, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int) -> None:
+        """After a dispatch that drafted: judged and right drafts of each class; the drafts offered by estimated chance, over
+        so many steps of running slots; and what `clone_steps` steps of clones won."""
         self.estimates.add(counts)
-        self._offers = MEMORY * self._offers + (1 - MEMORY) * offers / max(slot_steps, 1)
+        keep = SPAN / (SPAN + slot_steps)
+        self._offers, self._steps = keep * self._offers + offers, keep * self._steps + slot_steps
+        self._clone_gain = (SPAN * self._clone_gain + won) / (SPAN + clone_steps)
         self._quiet = 0
 
     def quiet(self) -> None:
@@ -192,12 +197,27 @@ class Drafting:
         """Whether it is time to try drafting, whatever it seems to be worth."""
         return self.drafter.width > 0 and self._quiet >= AGAIN
 
-    def worth(self, rows: int, running: int) -> float:
-        """Tokens that so many draft rows a step are expected to bring: the most promising offers first."""
+    def worth(self, rows: float, running: int, free: int = 0) -> float:
+        """Tokens that so many rows a step beside those of `running` answers are expected to bring: the most promising drafts
+        first, then clones in `free` slots."""
         chances = (np.arange(OFFERS) + 0.5) / OFFERS
-        offers = (self._offers * running)[::-1]
+        offers = (self._offers / self._steps * running)[::-1]
         taken = np.diff(np.minimum(np.cumsum(offers), rows), prepend=0.0)
-        return float(np.sum(taken * chances[::-1]))
+        return float(np.sum(taken * chances[::-1])) + self.clones_of(rows, running, free) * self._clone_gain
+
+    def clones_of(self, rows: float, running: int, free: int) -> int:
+        """Clones that fit into the rows which the drafts of running answers leave: each takes one row and drafts like them."""
+        if not self.clones:
+            return 0
+        offered = float(np.sum(self._offers) / self._steps)
+        return min(free, MOST_BRANCHES * running, max(0, int((rows - offered * running) / (1.0 + offered))))
+
+    def metrics(self) -> dict[str, float]:
+        """Prompts that have a part of the tables, and the accepted drafts that a slot's step is expected to bring."""
+        if not self.drafter.width:
+            return {}
+        return {"spec/num_prompts_indexed": float(sum(len(shelf.regions) for shelf in self._shelves)),
+                "spec/expected_accepted": self.worth(float(1 << 20), 1)}
 
     def state_dict(self) -> dict:
         """Plain values and arrays; tables are built again from what was recorded."""

@@ -17,7 +17,8 @@ from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampli
 @dataclass
 class Live:
     """A request with the tokens it has. `guesses` are candidates for the tokens after them; `age` is its place in the order
-    of submission. `filled`: positions whose KV is computed, while it sits in `slot`."""
+    of submission. While it sits in `slot`: `filled`, positions whose KV is computed; `place`, where the drafter finds its
+    prompt; `seen`, tokens of the text that the drafter's live table has learned."""
 
     request: Request
     age: int
@@ -32,6 +33,8 @@ class Live:
     slot: int = -1
     filled: int = 0
     pages: list[int] = field(default_factory=list)
+    place: np.ndarray | None = None
+    seen: int = 0
 
     @property
     def prompt_length(self) -> int:

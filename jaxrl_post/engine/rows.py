@@ -38,7 +38,7 @@ FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
 # columns of the packed device-to-host matrix, then four blocks of `emit`: tokens, log-probs, entropies, step*2+drafted
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
-USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle")
+USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
 UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
 UNIT_WEIGHT = 16  # WEIGHT of a slot whose drafts are worth their chance, no more
@@ -84,12 +84,13 @@ class State(NamedTuple):
 
 class Told(NamedTuple):
     """What the host reads after a dispatch: `out` [replicas, S, OUT_WINDOW + 4 * emit], `uses` [replicas, len(USES)], the
-    steps taken, `offers` [replicas, OFFERS], and the drafter's counts [replicas, 2, classes]."""
+    steps taken, `offers` [replicas, OFFERS], `won` [replicas], and the drafter's counts [replicas, 2, classes]."""
 
     out: Any
     uses: Any
     steps: Any
     offers: Any
+    won: Any
     counts: Any
 
 
@@ -120,6 +121,7 @@ class Slots(NamedTuple):
     stamps: Array
     uses: Array  # [len(USES)]
     offers: Array  # [OFFERS]
+    won: Array  # tokens that answers took over from their clones
 
 
 def _ends(tokens: Array, ends: Array) -> Array:
@@ -214,8 +216,10 @@ def _follow(width: int, sizes: Sizes, packed: Array, filled: Array, cache: tuple
     target = jnp.take_along_axis(packed[:, TABLE:], block, axis=1)
     target = jnp.where(written & (target != source) & (source < sizes.pages), target, sizes.pages).reshape(-1)
     cache = tuple(attention.copy(layer, jnp.minimum(source.reshape(-1), sizes.pages - 1), target) for layer in cache)
+    leads = (leader == jnp.arange(sizes.slots)) & (packed[:, ACTIVE] > 0)
+    won = jnp.sum(jnp.where(leads, slots.known[best] - slots.known, 0))
     per_slot = {name: getattr(slots, name)[best] for name in ("known", "filled", "done", "logprobs", "entropies", "stamps")}
-    return cache, tokens[best], slots._replace(**per_slot, guessed=slots.known[best])
+    return cache, tokens[best], slots._replace(**per_slot, guessed=slots.known[best], won=slots.won + won)
 
 
 def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> tuple[Array, Array, Array]:
@@ -238,15 +242,18 @@ def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: rowplan.Plan, count
     window = jnp.where(counts, after - packed[plan.head_slot, KNOWN], sizes.emit)
     logprobs, entropies, stamps = (old.at[plan.head_slot, window].set(new, mode="drop") for old, new in
                                    zip((slots.logprobs, slots.entropies, slots.stamps), told))
-    guesses, heads = plan.head_real & (plan.head_rank > 0), jnp.sum(plan.head_real)
-    uses = (jnp.sum(plan.real) - heads, heads - jnp.sum(guesses), jnp.sum(guesses & counts),
-            jnp.sum(guesses & ~counts), plan.real.shape[0] - jnp.sum(plan.real))
+    leads = packed[:, LEADER] == jnp.arange(sizes.slots)
+    mine, sampling = plan.real & leads[plan.slot], plan.head_real & leads[plan.head_slot]
+    guesses, heads, rows = sampling & (plan.head_rank > 0), jnp.sum(sampling), jnp.sum(plan.real)
+    uses = (jnp.sum(mine) - heads, heads - jnp.sum(guesses), jnp.sum(guesses & counts), jnp.sum(guesses & ~counts),
+            plan.real.shape[0] - rows, rows - jnp.sum(mine))
     return Slots(
         known=known,
         filled=jnp.where(known > slots.known, known - 1, slots.filled + plan.count),
         guessed=jnp.where(heads_of_slot(~match) > 0, known, jnp.maximum(slots.guessed, known)),
         done=jnp.where(going & ((heads_of_slot(ended) > 0) | (known >= packed[:, LIMIT])), 1, slots.done),
-        logprobs=logprobs, entropies=entropies, stamps=stamps, uses=slots.uses + jnp.stack(uses), offers=slots.offers)
+        logprobs=logprobs, entropies=entropies, stamps=stamps, uses=slots.uses + jnp.stack(uses), offers=slots.offers,
+        won=slots.won)
 
 
 def _bound(packed: Array, sizes: Sizes) -> Array:
@@ -263,7 +270,7 @@ def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, 
     empty = jnp.zeros((*shape, sizes.emit))
     slots = Slots(packed[..., KNOWN], packed[..., FILLED], packed[..., GUESSED], jnp.zeros(shape, jnp.int32), empty, empty,
                   jnp.zeros((*shape, sizes.emit), jnp.int32), jnp.zeros((shape[0], len(USES)), jnp.int32),
-                  jnp.zeros((shape[0], OFFERS), jnp.int32))
+                  jnp.zeros((shape[0], OFFERS), jnp.int32), jnp.zeros(shape[:1], jnp.int32))
 
     def go_on(carry):
         number, _, slots = carry
@@ -284,7 +291,7 @@ def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, 
     out = jnp.concatenate([jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1),
                            jnp.take_along_axis(state.tokens, where, axis=-1), as_int(slots.logprobs),
                            as_int(slots.entropies), slots.stamps], axis=-1)
-    return state, Told(out, slots.uses, number, slots.offers, state.memory.counts)
+    return state, Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)
 
 
 def _insert(drafter: Drafter, state: State, entry: Entry) -> State:
@@ -332,7 +339,7 @@ class Programs:
         entry = Entry(**{name: some for name in Entry._fields} | {"tokens": ints((s.replicas, s.inserts, s.max_length))})
         self._insert = jax.jit(functools.partial(_insert, self.drafter), donate_argnums=0,
                                out_shardings=self._placed).lower(state, entry).compile()
-        if tables:
+        if jax.tree.leaves(tables) and tables[0].shape[1] >= UPLOAD:
             pieces = tuple(jax.ShapeDtypeStruct((UPLOAD,), x.dtype, sharding=self._whole) for x in tables[:-1])
             self._upload = jax.jit(_upload, donate_argnums=0, out_shardings=self._blocks).lower(
                 tables, ints(()), ints(()), pieces).compile()
