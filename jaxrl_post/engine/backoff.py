@@ -2,8 +2,9 @@
 past answers and in that of all prompts; of what is found the class with the best rate wins; and again behind each draft.
 
 The live table holds what the running answers wrote (own text, and that of the siblings of this step), a row a prompt; each
-settled token is learned for all orders: an entry that agrees gains confidence, any other is overwritten. Invariant: the
-rows depend on the texts and on which step settled what, not on the order of slots.
+settled token is learned for all orders: an entry that agrees gains confidence, one of this context that does not loses some,
+and one without any, or of another context, is overwritten. Invariant: the rows depend on the texts and on which step settled
+what, not on the order of slots.
 """
 
 from __future__ import annotations
@@ -178,7 +179,9 @@ class Backoff:
         mark = ngrams.fingerprint(jnp, keys)
         owner, sure, known = ngrams.unpack(jnp, live.at[bucket].get(mode="clip"))
         agree = (owner == mark) & (known == token)
-        sure = jnp.where(agree, jnp.minimum(sure + 1, jnp.uint32(LEVELS - 1)), jnp.uint32(0))
+        doubted = (owner == mark) & ~agree & (sure > 0)
+        token = jnp.where(doubted, known, token)
+        sure = jnp.where(agree, jnp.minimum(sure + 1, jnp.uint32(LEVELS - 1)), jnp.where(doubted, sure - 1, jnp.uint32(0)))
         bucket = jnp.where(real, bucket, jnp.uint32(total))
         entry = ngrams.pack(jnp, mark, sure, token)
         return live.at[bucket].set(jnp.uint32(0), mode="drop").at[bucket].max(entry, mode="drop")
