@@ -95,7 +95,7 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
     known = np.full(S, PROMPT)
     known[1] = PROMPT + 6  # a parked text
     lead = np.arange(S) % GROUP == 0
-    memory = drafter.enter(memory, jnp.arange(S), jnp.asarray(place[:, ROW]), jnp.asarray(lead, jnp.int32),
+    memory = jax.jit(drafter.enter)(memory, jnp.arange(S), jnp.asarray(place[:, ROW]), jnp.asarray(lead, jnp.int32),
                            jnp.full(S, PROMPT), jnp.asarray(truth), jnp.asarray(likely), jnp.asarray(known))
     start = np.where(lead | (not shared), 0, PROMPT)
     for r in range(S):
@@ -222,7 +222,7 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
     end = 11 + size.sum()
     tables = tables._replace(**{name: getattr(tables, name).at[11:end].set(np.concatenate([getattr(b, name) for b in built]))
                                 for name in ("pool", "order", "priority")})
-    memory = drafter.enter(memory, jnp.arange(S), jnp.arange(S), jnp.ones(S, jnp.int32), jnp.full(S, PROMPT),
+    memory = jax.jit(drafter.enter)(memory, jnp.arange(S), jnp.arange(S), jnp.ones(S, jnp.int32), jnp.full(S, PROMPT),
                            jnp.asarray(truth), jnp.asarray(likely), jnp.full(S, PROMPT))
     known, window, drafted = np.full(S, 1), np.full(S, 2), 0
     branch = np.array([0, 0, 0, 1, 0, 0], np.int32)
@@ -299,7 +299,7 @@ def test_nothing_known_gives_no_draft_and_slots_may_stand_in_any_order(name):
     place = np.zeros((S, PLACE), np.int32)
     place[:, ROW] = np.arange(S)
     known, zero = jnp.full(S, 20), jnp.zeros(S, jnp.int32)
-    nothing = drafter.propose(tables, memory, truth, known, jnp.asarray(place), zero)
+    nothing = jax.jit(drafter.propose)(tables, memory, truth, known, jnp.asarray(place), zero)
     assert not np.asarray(nothing.count).any() and (np.asarray(nothing.tokens) == -1).all()
     assert (np.asarray(nothing.value) == 0).all() and (np.asarray(nothing.seen) == -1).all()
     assert nothing.tokens.shape == (S, drafter.width) and memory.counts.shape == (2, drafter.classes)
@@ -311,7 +311,7 @@ def test_nothing_known_gives_no_draft_and_slots_may_stand_in_any_order(name):
     for a, b in zip(fields(one[0]), fields(other[0])):
         assert np.array_equal(a[order], b)
     assert np.array_equal(one[1].counts, other[1].counts)
-    stacked = jax.vmap(lambda *args: two_steps(drafter, tables, memory, *args))(
+    stacked = jax.jit(jax.vmap(functools.partial(two_steps, drafter, tables, memory)))(
         jnp.stack([truth, truth[order]]), jnp.stack([known, known]), jnp.stack([place, place[order]]))
     for a, b in zip(jax.tree.leaves(stacked), zip(jax.tree.leaves(one), jax.tree.leaves(other))):
         assert np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1])
@@ -335,9 +335,9 @@ def test_the_end_of_the_text_the_largest_token_and_a_branch_too_many():
     tables, memory = drafter.empty(4)
     truth = jnp.full((4, 10), last)
     place = jnp.zeros((4, PLACE), jnp.int32)
-    memory = drafter.enter(memory, jnp.arange(4), jnp.zeros(4, jnp.int32), jnp.array([1, 0, 0, 0]), jnp.full(4, 5), truth,
+    memory = jax.jit(drafter.enter)(memory, jnp.arange(4), jnp.zeros(4, jnp.int32), jnp.array([1, 0, 0, 0]), jnp.full(4, 5), truth,
                            truth, jnp.full(4, 5))
-    got = drafter.propose(tables, memory, truth, jnp.array([7, 9, 10, 5]), place, jnp.array([0, 0, 0, 1]))
+    got = jax.jit(drafter.propose)(tables, memory, truth, jnp.array([7, 9, 10, 5]), place, jnp.array([0, 0, 0, 1]))
     assert np.asarray(got.count).tolist() == [3, 1, 0, 0]
     assert np.asarray(got.tokens[0]).tolist() == [last] * 3 + [-1] and (np.asarray(got.tokens[3]) == -1).all()
 
