@@ -40,6 +40,11 @@ class Past:
         return self.tokens[self.offsets[index]:self.offsets[index + 1]]
 
     @property
+    def answers(self) -> list[np.ndarray]:
+        """All of them, by sample index."""
+        return [self.answer(index) for index in range(self.rewards.size)]
+
+    @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in _KINDS)
 

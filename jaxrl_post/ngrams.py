@@ -24,7 +24,20 @@ MOST_TOKENS = 1 << 18
 ENTRIES_PER_TOKEN = 3  # 12 bytes
 LIVE, OWN, ALL = 0x243F6A88, 0x85A308D3, 0x13198A2E  # salts of the three kinds of tables
 
-Answers = Sequence[np.ndarray]  # int32[T] each
+
+class Texts(NamedTuple):
+    """The answers to a prompt, int32[T] each, and its end (at least the last 6 tokens, where it has so many). `favourites`,
+    shaped like the answers: what to learn as the continuation at each of their tokens. At temperature 1 the token the model
+    held most likely there teaches more than the one that was drawn; None: the tokens themselves."""
+
+    end: np.ndarray
+    answers: Sequence[np.ndarray]
+    favourites: Sequence[np.ndarray] | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens of the answers."""
+        return sum(map(len, self.answers))
 
 
 def check_vocab(size: int) -> int:
@@ -87,26 +100,32 @@ class Counted(NamedTuple):
     seen: np.ndarray
 
 
-def count(groups: Sequence[tuple[np.ndarray, Answers]], salt: int) -> list[Counted]:
-    """The contexts of order 1 to 6 in the answers of several prompts, counted together. A group is the end of its prompt
-    and its answers, each of which is read behind that end; no context spans two answers."""
-    pairs = [(np.asarray(end, np.int64)[-ORDERS:], answer) for end, answers in groups for answer in answers]
-    flat = np.concatenate([np.zeros(0, np.int64), *(part for pair in pairs for part in pair)])
-    if flat.size and not 0 <= flat.min() <= flat.max() < MOST_TOKENS:
-        raise ValueError(f"n-gram table: token {flat.min() if flat.min() < 0 else flat.max()}, ids go from 0 to "
-                         f"{MOST_TOKENS - 1}")
+def count(groups: Sequence[Texts], salt: int) -> list[Counted]:
+    """The contexts of order 1 to 6 in the answers of several prompts, counted together. Each answer is read behind the end of
+    its prompt; no context spans two answers."""
+    pairs = [(np.asarray(group.end)[-ORDERS:], answer) for group in groups for answer in group.answers]
+    flat = _tokens([part for pair in pairs for part in pair])
+    told = _tokens([text for group in groups for text in group.favourites or group.answers])
     ends, sizes = (np.array([len(pair[i]) for pair in pairs], np.int64) for i in (0, 1))
     index = np.arange(sizes.sum())
     at = index + np.repeat(np.cumsum(ends), sizes)
     before = index - np.repeat(np.cumsum(sizes) - sizes - ends, sizes)  # tokens before it in its text
-    flat = flat.astype(np.uint32)
     newest = [flat[np.maximum(at - back, 0)] for back in range(1, ORDERS + 1)]
     keys = [key(np, hashed, salt) for hashed in hashes(np, newest)]
     out = []
     for order in range(1, ORDERS + 1):
         real = before >= order
-        out.append(_most_frequent(keys[order - 1][real], keys[max(order - 2, 0)][real], flat[at][real]))
+        out.append(_most_frequent(keys[order - 1][real], keys[max(order - 2, 0)][real], told[real]))
     return out
+
+
+def _tokens(texts: Sequence[np.ndarray]) -> np.ndarray:
+    """uint32[sum of T]: texts end to end."""
+    flat = np.concatenate([np.zeros(0, np.int64), *texts])
+    if flat.size and not 0 <= flat.min() <= flat.max() < MOST_TOKENS:
+        raise ValueError(f"n-gram table: token {int(flat.min() if flat.min() < 0 else flat.max())}, ids go from 0 to "
+                         f"{MOST_TOKENS - 1}")
+    return flat.astype(np.uint32)
 
 
 def _most_frequent(keys: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Counted:
@@ -147,19 +166,17 @@ def _needed(counted: Counted, shorter: Counted) -> np.ndarray:
     return (counted.token != shorter.token[at]) | (counted.confidence > shorter.confidence[at])
 
 
-def build(epochs: Sequence[Answers], end: np.ndarray, size: int | None = None) -> np.ndarray:
-    """uint32[size], the table of a prompt: `epochs`, oldest first, hold the answers of each; `end` is that of the prompt
-    (its last 6 tokens at least, where it has so many).
+def build(epochs: Sequence[Texts], size: int | None = None) -> np.ndarray:
+    """uint32[size], the table of one prompt over its epochs, oldest first.
 
     A context takes the most frequent token of the newest epoch that has it. `size` None: 3 entries a token."""
-    size = room(sum(len(answer) for answers in epochs for answer in answers)) if size is None else size
-    counted = [count([(end, answers)], OWN) for answers in epochs]
-    return _table([_newest(lines) for lines in zip(*counted)], size)
+    size = room(sum(texts.size for texts in epochs)) if size is None else size
+    return _table([_newest(lines) for lines in zip(*(count([texts], OWN) for texts in epochs))], size)
 
 
-def build_all(groups: Sequence[tuple[np.ndarray, Answers]], size: int) -> np.ndarray:
-    """uint32[size], the table of all prompts: groups as in `count`. A context takes its most frequent token."""
-    return _table(count(groups, ALL) if groups else [], size)
+def build_all(groups: Sequence[Texts], size: int) -> np.ndarray:
+    """uint32[size], the table of all prompts. A context takes its most frequent token."""
+    return _table(count(groups, ALL), size)
 
 
 def room(tokens: int) -> int:

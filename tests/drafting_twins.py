@@ -47,15 +47,21 @@ def history(epochs, context):
             if len(seen) == 1 or every[seen[1:]][0] != found[0] or every[seen[1:]][1] < found[1]}
 
 
+def voted(old, token):
+    """(token, confidence) of a context after one more sighting, from what it was or None."""
+    if old and old[0] == token:
+        return token, min(old[1] + 1, 3)
+    return (old[0], old[1] - 1) if old and old[1] else (token, 0)
+
+
 class Live(dict):
     """Context -> (token, confidence) of running answers; what becomes settled in one step is learned at once."""
 
     def learn(self, news):
         new = {}
         for seen, token in news:
-            old = self.get(seen)
-            sure = min(old[1] + 1, 3) if old and old[0] == token else 0
-            new[seen] = max(new.get(seen, (-1, -1)), (sure, token))
+            told, sure = voted(self.get(seen), token)
+            new[seen] = max(new.get(seen, (-1, -1)), (sure, told))
         self.update({seen: (token, sure) for seen, (sure, token) in new.items()})
 
 
@@ -146,8 +152,7 @@ class Hashed:
         new = {}
         for seen, token in news:
             key, mark = hashed(seen, self.salt)
-            old = self.get(seen)
-            sure = min(old[1] + 1, 3) if old and old[0] == token else 0
-            new.setdefault(key % self.size, []).append(mark << 20 | sure << 18 | token)
+            told, sure = voted(self.get(seen), token)
+            new.setdefault(key % self.size, []).append(mark << 20 | sure << 18 | told)
         for bucket, entries in new.items():
             self.entries[bucket] = max(entries)

@@ -2,8 +2,9 @@
 past answers and in that of all prompts; of what is found the class with the best rate wins; and again behind each draft.
 
 The live table holds what the running answers wrote (own text, and that of the siblings of this step), a row a prompt; each
-settled token is learned for all orders: an entry that agrees gains confidence, any other is overwritten. Invariant: the
-rows depend on the texts and on which step settled what, not on the order of slots.
+settled token is learned for all orders: an entry that agrees gains confidence, one of this context that does not loses some,
+and one without any, or of another context, is overwritten. Invariant: the rows depend on the texts and on which step settled
+what, not on the order of slots.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_post import ngrams
 from jaxrl_post.engine import drafts as rules
@@ -88,7 +89,8 @@ class Backoff:
         return tables, Memory(jnp.zeros(slots * self.live, jnp.uint32), jnp.zeros((2, self.classes), jnp.int32))
 
     def enter(self, memory: Memory, slot: Int[Array, " I"], row: Int[Array, " I"], fresh: Int[Array, " I"],
-              prompt: Int[Array, " I"], tokens: Int[Array, "I T"], known: Int[Array, " I"]) -> Memory:
+              prompt: Int[Array, " I"], tokens: Int[Array, "I T"], favourites: Int[Array, "I T"], known: Int[Array, " I"]
+              ) -> Memory:
         """See `drafts`."""
         rows = memory.live.shape[0] // self.live
         row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
@@ -102,7 +104,7 @@ class Backoff:
 
         def learn(carry):
             start, live = carry
-            return start + CHUNK, self._learn(live, row, tokens, start, stop, CHUNK)
+            return start + CHUNK, self._learn(live, row, tokens, favourites, start, stop, CHUNK)
 
         return memory._replace(live=jax.lax.while_loop(more, learn, (start, live))[1])
 
@@ -139,10 +141,12 @@ class Backoff:
         return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), values, look.token, look.kind)
 
     def observe(self, memory: Memory, drafts: Drafts, place: Int[Array, "S places"], tokens: Int[Array, "S T"],
-                before: Int[Array, " S"], after: Int[Array, " S"], given: Int[Array, " S"], live: Array) -> Memory:
+                favourites: Int[Array, "S T"], before: Int[Array, " S"], after: Int[Array, " S"], given: Int[Array, " S"],
+                live: Bool[Array, " S"]) -> Memory:
         """See `drafts`."""
         row = place[:, ROW] if self.siblings else jnp.arange(tokens.shape[0])
-        learned = self._learn(memory.live, row, tokens, before, jnp.where(live, after, before), self.width + 1)
+        stop = jnp.where(live, after, before)
+        learned = self._learn(memory.live, row, tokens, favourites, before, stop, self.width + 1)
         return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, live))
 
     def _homes(self, place: Array, S: int) -> tuple[Array, Array, Array]:
@@ -172,15 +176,17 @@ class Backoff:
         kind = sure.astype(jnp.int32).reshape(S, K) + LEVELS * jnp.arange(K, dtype=jnp.int32)
         return _Look(token, kind, tables.rates[kind])
 
-    def _learn(self, live: Array, row: Array, tokens: Array, start: Array, stop: Array, chunk: int) -> Array:
-        """The live table after tokens[i, start[i]:stop[i]], at most `chunk` of each text; a row beyond the last is dropped.
+    def _learn(self, live: Array, row: Array, tokens: Array, favourites: Array, start: Array, stop: Array, chunk: int
+               ) -> Array:
+        """The live table after favourites[i, start[i]:stop[i]], each behind the tokens before it, at most `chunk` of each
+        text; a row beyond the last is dropped.
         Of several that meet in a bucket in one call the largest entry stays, whatever their order."""
         T, total = tokens.shape[1], live.shape[0]
         at = start[:, None] - ORDERS + jnp.arange(chunk + ORDERS)
-        text = jnp.take_along_axis(tokens, jnp.clip(at, 0, T - 1), axis=1).astype(jnp.uint32)
+        text, told = (jnp.take_along_axis(x, jnp.clip(at, 0, T - 1), axis=1).astype(jnp.uint32) for x in (tokens, favourites))
         hashed = ngrams.hashes(jnp, [text[:, i:i + chunk] for i in reversed(range(ORDERS))])
         keys = ngrams.key(jnp, jnp.stack(hashed, axis=-1), ngrams.LIVE)  # [I, chunk, orders]
-        token, where = text[:, ORDERS:, None], at[:, ORDERS:]
+        token, where = told[:, ORDERS:, None], at[:, ORDERS:]
         real = (where < jnp.minimum(stop, T)[:, None])[..., None] & (where[..., None] >= jnp.arange(1, ORDERS + 1))
         real &= (row < total // self.live)[:, None, None]
         home = (row.astype(jnp.uint32) * jnp.uint32(self.live))[:, None, None]
@@ -188,7 +194,9 @@ class Backoff:
         mark = ngrams.fingerprint(jnp, keys)
         owner, sure, known = ngrams.unpack(jnp, live.at[bucket].get(mode="clip"))
         agree = (owner == mark) & (known == token)
-        sure = jnp.where(agree, jnp.minimum(sure + 1, jnp.uint32(LEVELS - 1)), jnp.uint32(0))
+        doubted = (owner == mark) & ~agree & (sure > 0)
+        token = jnp.where(doubted, known, token)
+        sure = jnp.where(agree, jnp.minimum(sure + 1, jnp.uint32(LEVELS - 1)), jnp.where(doubted, sure - 1, jnp.uint32(0)))
         bucket = jnp.where(real, bucket, jnp.uint32(total))
         entry = ngrams.pack(jnp, mark, sure, token)
         return live.at[bucket].set(jnp.uint32(0), mode="drop").at[bucket].max(entry, mode="drop")

@@ -4,14 +4,15 @@ A drafter is a frozen object of static settings with these members; `tables` sta
 goes from step to step, both are pytrees of arrays:
   width, classes, priors          W; number C of classes whose hits are counted; f32[C], their rates before any count
   empty(slots)                    (tables, memory) with nothing in them
-  enter(memory, slot[I], row[I], fresh[I], prompt[I], tokens[I, T], known[I])
+  enter(memory, slot[I], row[I], fresh[I], prompt[I], tokens[I, T], favourites[I, T], known[I])  -> memory
                                   requests take their slots (slot >= S: none): per-slot state starts anew; where `fresh` the
                                   live row is emptied and learns tokens[:known], else it learns tokens[prompt:known]
   index(past, prompt)             flat host arrays of a prompt's own part of the tables, none where it has no such part
   propose(tables, memory, tokens[S, T], known[S], place[S, PLACE], branch[S])  -> Drafts
-  observe(memory, drafts, place, tokens[S, T], before[S], after[S], given[S], live[S])  -> memory
+  observe(memory, drafts, place, tokens[S, T], favourites[S, T], before[S], after[S], given[S], live[S])  -> memory
                                   tokens before[s] .. after[s]-1, at most W+1 of them, became settled; given[s] rows held
                                   drafts; slots outside the mask `live` are passed over
+`favourites` is what to learn at each position: the token the model held most likely, where it is at hand, else the token.
 `memory.counts` is int32[2, C]: drafts of a class that could be judged, and those that were right.
 
 Invariant: drafts are guesses. No token depends on them, so neither correctness nor the law of sampling does.
@@ -100,7 +101,7 @@ class Off:
     def empty(self, slots: int) -> tuple[tuple, Counts]:
         return (), Counts(jnp.zeros((2, 0), jnp.int32))
 
-    def enter(self, memory, slot, row, fresh, prompt, tokens, known) -> Counts:
+    def enter(self, memory, slot, row, fresh, prompt, tokens, favourites, known) -> Counts:
         return memory
 
     def index(self, past, prompt) -> tuple:
@@ -110,5 +111,5 @@ class Off:
         none, zero = jnp.zeros((tokens.shape[0], 0), jnp.int32), jnp.zeros(tokens.shape[0], jnp.int32)
         return Drafts(none, zero, none.astype(jnp.float32), none, none)
 
-    def observe(self, memory, drafts, place, tokens, before, after, given, live) -> Counts:
+    def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live) -> Counts:
         return memory

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_post import suffixes
 from jaxrl_post.engine import drafts as rules
@@ -74,7 +74,8 @@ class Histospec:
         return tables, Memory(jnp.full(slots, FIRST_WINDOW, jnp.int32), jnp.zeros((2, self.classes), jnp.int32))
 
     def enter(self, memory: Memory, slot: Int[Array, " I"], row: Int[Array, " I"], fresh: Int[Array, " I"],
-              prompt: Int[Array, " I"], tokens: Int[Array, "I T"], known: Int[Array, " I"]) -> Memory:
+              prompt: Int[Array, " I"], tokens: Int[Array, "I T"], favourites: Int[Array, "I T"], known: Int[Array, " I"]
+              ) -> Memory:
         """See `drafts`."""
         return memory._replace(window=memory.window.at[slot].set(FIRST_WINDOW, mode="drop"))
 
@@ -109,7 +110,8 @@ class Histospec:
                       kinds)
 
     def observe(self, memory: Memory, drafts: Drafts, place: Int[Array, "S places"], tokens: Int[Array, "S T"],
-                before: Int[Array, " S"], after: Int[Array, " S"], given: Int[Array, " S"], live: Array) -> Memory:
+                favourites: Int[Array, "S T"], before: Int[Array, " S"], after: Int[Array, " S"], given: Int[Array, " S"],
+                live: Bool[Array, " S"]) -> Memory:
         """See `drafts`."""
         tried = live & (after > before) & (given > 0)
         right = after - before - 1 >= given
