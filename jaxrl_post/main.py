@@ -2,7 +2,8 @@
 
 The whole run, read from top to bottom: what was asked for, what the run starts from, the plan, the parts (each built
 exactly once), the ring turning, the last words. A mistake in a config, a data file or a checkpoint is one sentence and
-exit code 1, before anything is compiled; a run that could not start leaves nothing behind. --resume=FOLDER goes on with a
+exit code 1, before anything is compiled; a run that could not start leaves nothing behind. So is a first round whose
+answers no grader could score, which leaves its folder. --resume=FOLDER goes on with a
 run that was killed; --run-dir=FOLDER --resume begins it where there is none yet, so one command can be run until it ends.
 """
 
@@ -34,7 +35,7 @@ import optax
 
 import jaxrl_post
 from jaxrl_post import config as configs
-from jaxrl_post import checkpoint, cost, evaluate, loop, mesh, metrics, parts
+from jaxrl_post import checkpoint, evaluate, loop, mesh, metrics, parts
 from jaxrl_post.engine import probe
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.engine import RowEngine
@@ -42,7 +43,8 @@ from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import allocation, compilation, distributed, folder, inputs, plan, resume
 from jaxrl_post.models import hf
-from jaxrl_post.observers import Observers, Remembering, Stopwatch, Timed
+from jaxrl_post.observers import FirstScores, Observers, Remembering, Stopwatch, Timed
+from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rollout_log import JOURNALS, Journal, RolloutLog, forget_aside, read, read_aside
 from jaxrl_post.scheduler.recorder import Recorder
@@ -241,7 +243,7 @@ def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, d
     c = config.engine
     engine = RowEngine(
         start.model, learner.params, devices, **parts.engine_sizes(config), refill_slots=c.refill_slots,
-        cost=cost.load(c.cost_table) if c.cost_table else None, decode=start.tokenizer.decode, version=learner.step,
+        cost=start.cost, decode=start.tokenizer.decode, version=learner.step,
         drafting=parts.drafting(config, start.model, history))
     dropped = [size for size, kept in probe.keep_equal_sizes(engine).items() if not kept]
     if dropped:
@@ -281,7 +283,8 @@ def turn(run: Run) -> None:
     """Evaluation before, the loop, evaluation after, export, summary."""
     config, watch = run.config, run.watch
     log = RolloutLog(run.mine / "rollouts")
-    rewards = Remembering(Timed(run.rewards, {"start": "reward", "join": "reward"}, watch), run.records)
+    timed = Timed(run.rewards, {"start": "reward", "join": "reward"}, watch)
+    rewards = Remembering(FirstScores(timed, config.scheduler.prompts), run.records)
     observe = Observers(
         engine=run.engine, scheduler=run.scheduler, rewards=rewards, write=run.writer.write, log=log.write,
         evaluate=lambda version: examine(run, version), when=config.evaluated_at,
@@ -424,11 +427,19 @@ def main(arguments: Sequence[str]) -> int:
         try:
             run = assemble(arguments, stack)
         except ValueError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-            return 1
-        if run is not None:
-            turn(run)
+            return sorry(error)
+        try:
+            if run is not None:
+                turn(run)
+        except NoScores as error:  # graders are the user's own; any other failure of a turning ring shows its traceback
+            return sorry(error)
     return 0
+
+
+def sorry(error: Exception) -> int:
+    """One sentence, and the exit code."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The C library's allocator, told to give large blocks back.
 
 glibc serves a block from the system, and returns it when it is freed, only above a threshold that rises to 32 MiB as
-such blocks are freed. A model's weights and moments then come out of arenas that never shrink: a run of 0.5 billion
-weights held 16.3 GiB on the CPU where its arrays and programs needed 13.6. Values never depend on it.
+such blocks are freed. A model's weights and moments then come out of arenas that never shrink, and a process on the CPU
+holds more than its arrays and programs need. Values never depend on it.
 """
 
 from __future__ import annotations
