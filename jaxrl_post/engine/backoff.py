@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post import ngrams
+from jaxrl_post import index, ngrams
 from jaxrl_post.engine import drafts as rules
 from jaxrl_post.engine.drafts import ALL_OFFSET, ALL_SIZE, OFFSET, ROW, SIZE, Drafts
 from jaxrl_post.history import Past
@@ -57,13 +57,14 @@ class Backoff:
     """Column k of K = sources * orders: source k // 6, order 6 - k % 6; class k * 4 + confidence.
 
     `entries`: those of the flat array for prompts and all prompts; `live`: those of a slot's row. `siblings`: answers to a
-    prompt share a row, else each slot has its own and `ROW` is not read."""
+    prompt share a row, else each slot has its own and `ROW` is not read. `watches`: favourites are learned, else the tokens themselves."""
 
     width: int
     entries: int
     live: int
     sources: tuple[str, ...] = ("live", "own", "all")
     siblings: bool = True
+    watches: bool = True
 
     def __post_init__(self):
         for name in ("width", "live"):
@@ -92,6 +93,7 @@ class Backoff:
               prompt: Int[Array, " I"], tokens: Int[Array, "I T"], favourites: Int[Array, "I T"], known: Int[Array, " I"]
               ) -> Memory:
         """See `drafts`."""
+        favourites = favourites if self.watches else tokens
         rows = memory.live.shape[0] // self.live
         row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
         row = jnp.where(slot < rows, row, rows)
@@ -112,8 +114,7 @@ class Backoff:
         """The prompt's table from its past answers, `past` newest first; none where this drafter does not read one."""
         if "own" not in self.sources:
             return ()
-        epochs = [[p.answer(i) for i in range(p.rewards.size)] for p in reversed(past)]
-        return (ngrams.build(epochs, prompt.tokens),)
+        return (index.grams(past, prompt),)
 
     def propose(self, tables: Tables, memory: Memory, tokens: Int[Array, "S T"], known: Int[Array, " S"],
                 place: Int[Array, "S places"], branch: Int[Array, " S"]) -> Drafts:
@@ -144,6 +145,7 @@ class Backoff:
                 favourites: Int[Array, "S T"], before: Int[Array, " S"], after: Int[Array, " S"], given: Int[Array, " S"],
                 live: Bool[Array, " S"]) -> Memory:
         """See `drafts`."""
+        favourites = favourites if self.watches else tokens
         row = place[:, ROW] if self.siblings else jnp.arange(tokens.shape[0])
         stop = jnp.where(live, after, before)
         learned = self._learn(memory.live, row, tokens, favourites, before, stop, self.width + 1)

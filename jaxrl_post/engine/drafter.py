@@ -24,7 +24,7 @@ def off(*, vocab: int, width: int, entries: int, live: int) -> Off:
 def ngram(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
     """The live table alone, a row a slot."""
     ngrams.check_vocab(vocab)
-    return Backoff(width=width, entries=0, live=live, sources=("live",), siblings=False)
+    return Backoff(width=width, entries=0, live=live, sources=("live",), siblings=False, watches=False)
 
 
 def histospec(*, vocab: int, width: int, entries: int, live: int) -> Histospec:

@@ -20,6 +20,7 @@ from jaxrl_post.engine.drafter import Drafter
 from jaxrl_post.engine.rows import OFFERS, UPLOAD
 from jaxrl_post.estimates import Estimates
 from jaxrl_post.history import Past
+from jaxrl_post.ngrams import Texts
 from jaxrl_post.types import Group, Prompt
 
 SPAN = 1024  # steps of a slot (of a clone) after which older counts weigh 1/e
@@ -129,7 +130,8 @@ class Drafting:
     def record(self, group: Group) -> None:
         """Takes a scored group into the table over all prompts; the device sees it from the next dispatch on."""
         if self.corpus is not None:
-            self.corpus.add([rollout.tokens for rollout in group.rollouts], group.prompt.tokens)
+            self.corpus.add(Texts(group.prompt.tokens, [rollout.tokens for rollout in group.rollouts],
+                                  [rollout.favourites for rollout in group.rollouts]))
 
     def enter(self, replica: int, prompt: Prompt) -> tuple[np.ndarray, bool]:
         """An answer to the prompt takes a slot: `place` int32[PLACE] (see engine/drafts.py), and whether its row of the live

@@ -2,6 +2,7 @@
 
 A drafter is a frozen object of static settings with these members; `tables` stay as they are during a dispatch, `memory`
 goes from step to step, both are pytrees of arrays:
+  watches                         whether the engine is to keep the token held most likely at each position
   width, classes, priors          W; number C of classes whose hits are counted; f32[C], their rates before any count
   empty(slots)                    (tables, memory) with nothing in them
   enter(memory, slot[I], row[I], fresh[I], prompt[I], tokens[I, T], favourites[I, T], known[I])  -> memory
@@ -93,6 +94,7 @@ class Off:
 
     width: int = 0
     classes: int = 0
+    watches: bool = False
 
     @property
     def priors(self) -> Float[np.ndarray, " C"]:

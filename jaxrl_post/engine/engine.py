@@ -325,12 +325,14 @@ class RowEngine:
             entry = device.Entry(slot=np.full(shape, s.slots, np.int32), source=np.full(shape, s.pages, np.int32),
                                  target=np.full(shape, s.pages, np.int32),
                                  tokens=np.zeros((*shape, s.max_length), np.int32),
+                                 favourites=np.zeros((*shape, self._programs.watched), np.int32),
                                  **{name: np.zeros(shape, np.int32) for name in ("known", "row", "fresh", "seen")})
             for d, mine in enumerate(by_replica):
                 for i, (live, copy_from, copy_to, at) in enumerate(mine[begin_at:begin_at + s.inserts]):
                     text = live.text()[:s.max_length]
                     entry.slot[d, i], entry.source[d, i], entry.target[d, i] = at, copy_from, copy_to
                     entry.tokens[d, i, :text.size], entry.known[d, i] = text, live.known
+                    entry.favourites[d, i, :live.known] = live.learnable()[:self._programs.watched]
                     entry.row[d, i], entry.fresh[d, i], entry.seen[d, i] = live.place[ROW], live.seen == 0, live.seen
                     live.seen = live.known
             self._state = self._programs.insert(self._state, entry)
@@ -489,10 +491,10 @@ class RowEngine:
     def _collect(self, live: Live, out: np.ndarray, clock: int, drafts: bool) -> list[Rollout]:
         s, replica = self.sizes, self._replicas[live.request.replica]
         new = int(out[device.OUT_KNOWN]) - live.known
-        blocks = out[device.OUT_WINDOW:].reshape(4, s.emit)[:, :new]
+        blocks = out[device.OUT_WINDOW:].reshape(5, s.emit)[:, :new]
         checked = len(live.tokens)
         live.extend(blocks[0], blocks[1].view(np.float32), blocks[2].view(np.float32), blocks[3] % 2,
-                    clock + blocks[3] // 2 + 1, self._version)
+                    clock + blocks[3] // 2 + 1, self._version, blocks[4])
         live.filled = int(out[device.OUT_FILLED])
         live.seen = live.known if drafts else live.seen
         if live.filled >= live.shared:

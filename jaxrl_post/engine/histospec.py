@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post import suffixes
+from jaxrl_post import index, suffixes
 from jaxrl_post.engine import drafts as rules
 from jaxrl_post.engine.drafts import OFFSET, SIZE, Drafts
 from jaxrl_post.history import Past
@@ -60,6 +60,10 @@ class Histospec:
                              f"least 1")
 
     @property
+    def watches(self) -> bool:
+        return False
+
+    @property
     def classes(self) -> int:
         return len(LENGTHS)
 
@@ -81,9 +85,7 @@ class Histospec:
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
         """Pool, order and priority of the answers of the prompt's last epoch; `past` newest first."""
-        last = past[0]
-        weigh = suffixes.priorities(last.rewards, last.scored) if self.reward_aware else None
-        return tuple(suffixes.build([last.answer(i) for i in range(last.rewards.size)], prompt.tokens, weigh))
+        return tuple(index.sorted_suffixes(past, prompt, by_reward=self.reward_aware))
 
     def propose(self, tables: Tables, memory: Memory, tokens: Int[Array, "S T"], known: Int[Array, " S"],
                 place: Int[Array, "S places"], branch: Int[Array, " S"]) -> Drafts:

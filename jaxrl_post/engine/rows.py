@@ -36,7 +36,8 @@ ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *_LAW, LEADER, BRAN
 SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = _LAW
 FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
-# columns of the packed device-to-host matrix, then four blocks of `emit`: tokens, log-probs, entropies, step*2+drafted
+# columns of the packed device-to-host matrix, then five blocks of `emit`: tokens, log-probs, entropies,
+# step*2+drafted, favourites
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
@@ -74,16 +75,17 @@ class Sizes:
 
 
 class State(NamedTuple):
-    """What stays on the device: one Cache per layer with a leading replica axis, all tokens [replicas, S, T], and what the
-    drafter remembers (leading replica axis)."""
+    """What stays on the device, with a leading replica axis: one Cache per layer, all tokens [replicas, S, T], the tokens held
+    most likely [replicas, S, T] (T = 0 without a drafter), and what the drafter remembers."""
 
     cache: tuple
     tokens: Array
+    favourites: Array
     memory: Any
 
 
 class Told(NamedTuple):
-    """What the host reads after a dispatch: `out` [replicas, S, OUT_WINDOW + 4 * emit], `uses` [replicas, len(USES)], the
+    """What the host reads after a dispatch: `out` [replicas, S, OUT_WINDOW + 5 * emit], `uses` [replicas, len(USES)], the
     steps taken, `offers` [replicas, OFFERS], `won` [replicas], and the drafter's counts [replicas, 2, classes]."""
 
     out: Any
@@ -96,13 +98,14 @@ class Told(NamedTuple):
 
 class Entry(NamedTuple):
     """Texts that take slots, [replicas, I]: a slot >= S or a target >= pages is dropped. `tokens` [replicas, I, T] with
-    `known` settled ones; `row` and `fresh`: of the drafter's live table, which knows the first `seen` tokens where not
+    `known` settled ones, and `favourites` like them (T = 0 without a drafter); `row` and `fresh`: of the drafter's live table, which knows the first `seen` tokens where not
     fresh."""
 
     slot: Any
     source: Any
     target: Any
     tokens: Any
+    favourites: Any
     known: Any
     row: Any
     fresh: Any
@@ -139,7 +142,7 @@ def _accept(plan: rowplan.Plan, guess: Array, sampled: Array, ended: Array) -> t
 def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, params: Any, tables: Any,
           packed: Array, carry: State, slots: Slots, number: Array, clones: Array) -> tuple[State, Slots]:
     """One step of one replica; packed [S, columns], tokens [S, T]; `clones`: whether a slot stands in for another."""
-    cache, tokens, memory = carry
+    cache, tokens, favourites, memory = carry
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     bound = _bound(packed, sizes)
     drafts, tokens, values = _drafted(drafter, tables, memory, packed, tokens, slots, going, bound)
@@ -165,17 +168,20 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
+    if favourites.shape[1]:
+        likely = sampling.first_highest(logits) if drafter.width else sampled
+        favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
     stamps = number * 2 + match
     settled = _settle(sizes, packed, slots._replace(guessed=guessed), plan, counts, ended, match, (*law, stamps), going, after)
     settled = settled._replace(offers=slots.offers + _binned(values))
     if drafter.width:
-        cache, tokens, settled = jax.lax.cond(
+        cache, tokens, favourites, settled = jax.lax.cond(
             clones, functools.partial(_follow, drafter.width, sizes, packed, slots.filled), lambda *same: same,
-            cache, tokens, settled)
+            cache, tokens, favourites, settled)
         leads = going & (packed[:, LEADER] == jnp.arange(sizes.slots))
-        memory = drafter.observe(memory, drafts, packed[:, DRAFTS:FIRST_END], tokens, slots.known, settled.known,
+        memory = drafter.observe(memory, drafts, packed[:, DRAFTS:FIRST_END], tokens, favourites, slots.known, settled.known,
                                  jnp.maximum(plan.count - forced, 0), leads)
-    return State(cache, tokens, memory), settled
+    return State(cache, tokens, favourites, memory), settled
 
 
 def _drafted(drafter: Drafter, tables: Any, memory: Any, packed: Array, tokens: Array, slots: Slots, going: Array,
@@ -200,8 +206,8 @@ def _binned(values: Array) -> Array:
     return above - jnp.append(above[1:], 0)
 
 
-def _follow(width: int, sizes: Sizes, packed: Array, filled: Array, cache: tuple, tokens: Array, slots: Slots
-            ) -> tuple[tuple, Array, Slots]:
+def _follow(width: int, sizes: Sizes, packed: Array, filled: Array, cache: tuple, tokens: Array, favourites: Array,
+            slots: Slots) -> tuple[tuple, Array, Array, Slots]:
     """Every slot takes over the text of whichever of its leader and that one's clones has come farthest (ties: the lowest
     slot), and the pages written to since position `filled` that are its own. All of them compute the same function, so the
     farthest text is what each would have."""
@@ -219,7 +225,7 @@ def _follow(width: int, sizes: Sizes, packed: Array, filled: Array, cache: tuple
     leads = (leader == jnp.arange(sizes.slots)) & (packed[:, ACTIVE] > 0)
     won = jnp.sum(jnp.where(leads, slots.known[best] - slots.known, 0))
     per_slot = {name: getattr(slots, name)[best] for name in ("known", "filled", "done", "logprobs", "entropies", "stamps")}
-    return cache, tokens[best], slots._replace(**per_slot, guessed=slots.known[best], won=slots.won + won)
+    return cache, tokens[best], favourites[best], slots._replace(**per_slot, guessed=slots.known[best], won=slots.won + won)
 
 
 def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> tuple[Array, Array, Array]:
@@ -288,9 +294,9 @@ def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, 
     number, state, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, slots))
     where = jnp.minimum(packed[..., KNOWN, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
-    out = jnp.concatenate([jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1),
-                           jnp.take_along_axis(state.tokens, where, axis=-1), as_int(slots.logprobs),
-                           as_int(slots.entropies), slots.stamps], axis=-1)
+    texts = [jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites) if text.shape[-1]]
+    out = jnp.concatenate([jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1), texts[0],
+                           as_int(slots.logprobs), as_int(slots.entropies), slots.stamps, texts[-1]], axis=-1)
     return state, Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)
 
 
@@ -298,8 +304,11 @@ def _insert(drafter: Drafter, state: State, entry: Entry) -> State:
     """Puts texts into slots, copies pages, and shows the texts to the drafter."""
     cache = tuple(jax.vmap(attention.copy)(layer, entry.source, entry.target) for layer in state.cache)
     put = jax.vmap(lambda old, where, new: old.at[where].set(new, mode="drop"))
-    memory = jax.vmap(drafter.enter)(state.memory, entry.slot, entry.row, entry.fresh, entry.seen, entry.tokens, entry.known)
-    return State(cache, put(state.tokens, entry.slot, entry.tokens), memory)
+    learn = entry.favourites if entry.favourites.shape[-1] else entry.tokens
+    memory = jax.vmap(drafter.enter)(state.memory, entry.slot, entry.row, entry.fresh, entry.seen, entry.tokens, learn,
+                                     entry.known)
+    return State(cache, put(state.tokens, entry.slot, entry.tokens),
+                 put(state.favourites, entry.slot, entry.favourites), memory)
 
 
 def _upload(tables: Any, replica: Array, offset: Array, pieces: tuple) -> Any:
@@ -319,7 +328,7 @@ class Programs:
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
         cached = meshes.cache_sharding(mesh)
-        self._placed = State(tuple(attention.Cache(cached, cached) for _ in range(config.layers)), self._blocks, self._blocks)
+        self._placed = State(tuple(attention.Cache(cached, cached) for _ in range(config.layers)), *[self._blocks] * 3)
         self._dispatches: dict[tuple[int, bool], Callable] = {}
 
     def compile(self, params: Any) -> None:
@@ -336,7 +345,9 @@ class Programs:
                 self._dispatches[rows, drafter.width > 0] = run.lower(
                     like, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))).compile()
         some = ints((s.replicas, s.inserts))
-        entry = Entry(**{name: some for name in Entry._fields} | {"tokens": ints((s.replicas, s.inserts, s.max_length))})
+        texts = {"tokens": s.max_length, "favourites": self.watched}
+        entry = Entry(**{name: some for name in Entry._fields}
+                      | {name: ints((s.replicas, s.inserts, size)) for name, size in texts.items()})
         self._insert = jax.jit(functools.partial(_insert, self.drafter), donate_argnums=0,
                                out_shardings=self._placed).lower(state, entry).compile()
         if jax.tree.leaves(tables) and tables[0].shape[1] >= UPLOAD:
@@ -349,6 +360,11 @@ class Programs:
         homes = jax.tree.map(lambda home, part: jax.tree.map(lambda _: home, part), homes, tree,
                              is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
         return jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), tree, homes)
+
+    @property
+    def watched(self) -> int:
+        """Positions of a slot of which the likeliest token is kept."""
+        return self.sizes.max_length if self.drafter.watches else 0
 
     def temporaries(self) -> dict[str, int]:
         """Bytes that each compiled program needs on a device beside what it is given and gives back."""
@@ -365,7 +381,8 @@ class Programs:
         cache = tuple(jax.tree.map(lambda x: jnp.broadcast_to(x, (s.replicas, *x.shape)),
                                    attention.empty(s.pages, s.page, c.kv_heads, c.head_dim, self.dtype))
                       for _ in range(c.layers))
-        return State(cache, jnp.zeros((s.replicas, s.slots, s.max_length), jnp.int32), self._blank_drafter()[1])
+        return State(cache, *(jnp.zeros((s.replicas, s.slots, size), jnp.int32) for size in (s.max_length, self.watched)),
+                     self._blank_drafter()[1])
 
     def blank(self) -> tuple[State, Any]:
         """An empty state and empty tables, placed."""
