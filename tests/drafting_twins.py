@@ -87,7 +87,8 @@ def draft(text, sources, rates, width, length, branch=0):
         place = 0 if chain else branch
         if place >= len(distinct):
             break
-        value *= next(rate for rate, _, token, _ in found if token == distinct[place])
+        kind = next(kind for _, _, token, kind in found if token == distinct[place])
+        value *= float(rates[len(rates) // 2 + kind])
         chain.append(distinct[place])
         values.append(value)
         text.append(distinct[place])

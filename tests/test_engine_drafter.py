@@ -108,7 +108,7 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
     counts, drafted = np.zeros((2, drafter.classes), int), 0
     while (known < T).any():
         got = propose(tables, memory, jnp.asarray(truth), jnp.asarray(known), jnp.asarray(place), jnp.asarray(branch))
-        tokens, count, value, seen, kinds = fields(got)
+        tokens, count, value, seen, kinds, _ = fields(got)
         running = (known < T) & (noise.random(S) < 0.9)
         given = np.where(running, np.minimum(count, noise.integers(0, W + 1, S)), 0)
         after = np.where(running, settle(noise, truth, known, tokens, given), known)
@@ -123,6 +123,8 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
             if running[s]:
                 for _, _, token, kind in first:
                     counts[:, kind] += 1, token == truth[s, known[s]]
+                if first and branch[s] == 0:
+                    counts[:, drafter.classes // 2 + first[0][3]] += 1, first[0][2] == truth[s, known[s]]
         for r in range(S):
             live[r].learn([new for s in range(S) if row[s] == r for new in occurrences(truth[s], likely[s], known[s], after[s])])
         memory = observe(memory, got, jnp.asarray(place), jnp.asarray(truth), jnp.asarray(likely), jnp.asarray(known),
@@ -227,10 +229,10 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
     known, window, drafted = np.full(S, 1), np.full(S, 2), 0
     branch = np.array([0, 0, 0, 1, 0, 0], np.int32)
     propose, observe = jax.jit(drafter.propose), jax.jit(drafter.observe)
-    counts = np.zeros((2, 5), int)
+    counts = np.zeros((2, 10), int)
     while (known < T).any():
         got = propose(tables, memory, jnp.asarray(truth), jnp.asarray(known), jnp.asarray(place), jnp.asarray(branch))
-        tokens, count, value, seen, kinds = fields(got)
+        tokens, count, value, seen, kinds, _ = fields(got)
         running = (known < T) & (noise.random(S) < 0.8)
         given = np.where(running & (noise.random(S) < 0.9), count, count // 2)
         after = np.where(running, settle(noise, truth, known, tokens, given), known)
@@ -246,6 +248,8 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
             if running[s]:
                 for m, token in first.items():
                     counts[:, 7 - m] += 1, token == truth[s, known[s]]
+                if chain and branch[s] == 0:
+                    counts[:, 12 - max(first)] += 1, chain[0] == truth[s, known[s]]
                 if given[s] and after[s] - known[s] - 1 < given[s]:
                     window[s] = 2
                 elif given[s] and given[s] == window[s]:
@@ -262,7 +266,7 @@ def test_the_window_by_hand():
     drafter = Histospec(width=32, entries=1)
     _, memory = drafter.empty(1)
     drafts = rules.Drafts(*(jnp.full((1, n), -1) for n in (32,)), jnp.zeros(1, jnp.int32), jnp.zeros((1, 32)),
-                          jnp.full((1, 5), -1), jnp.zeros((1, 5), jnp.int32))
+                          jnp.full((1, 5), -1), jnp.zeros((1, 5), jnp.int32), jnp.array([-1]))
     tokens, place = jnp.zeros((1, 64), jnp.int32), jnp.zeros((1, PLACE), jnp.int32)
 
     def after(window, given, accepted, live=True):
@@ -279,13 +283,13 @@ def test_the_window_by_hand():
 def test_the_nth_distinct_candidate(seed, branch):
     noise = np.random.default_rng(seed)
     tokens, rates = noise.integers(-1, 4, (5, 7)), (noise.integers(0, 5, (5, 7)) / 4).astype(np.float32)
-    token, rate = rules.nth_distinct(jnp.asarray(tokens), jnp.asarray(rates), jnp.full(5, branch))
+    token, column = rules.nth_distinct(jnp.asarray(tokens), jnp.asarray(rates), jnp.full(5, branch))
     for s in range(5):
         ranked = sorted((-rates[s, k], k, tokens[s, k]) for k in range(7) if tokens[s, k] >= 0)
         distinct = list(dict.fromkeys(t for _, _, t in ranked))
         expected = distinct[branch] if branch < len(distinct) else -1
         assert int(token[s]) == expected
-        assert float(rate[s]) == max((rates[s, k] for k in range(7) if tokens[s, k] == expected and expected >= 0), default=0)
+        assert int(column[s]) == next((k for _, k, t in ranked if t == expected), 0)
     for one, other in zip(rules.best(jnp.asarray(tokens), jnp.asarray(rates)),
                           rules.nth_distinct(jnp.asarray(tokens), jnp.asarray(rates), jnp.zeros(5, int))):
         assert np.array_equal(one, other)

@@ -45,7 +45,7 @@ class Memory(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the tables say about one position, [S, K]: token or -1, class and rate."""
+    """What the tables say about one position, [S, K]: token or -1, class and rate by which to choose."""
 
     token: Array
     kind: Array
@@ -54,7 +54,8 @@ class _Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Backoff:
-    """Column k of K = sources * orders: source k // 6, order 6 - k % 6; class k * 4 + confidence.
+    """Column k of K = sources * orders: source k // 6, order 6 - k % 6; class k * 4 + confidence, and K * 4 more for what
+    the class is worth when it is chosen.
 
     `entries`: those of the flat array for prompts and all prompts; `live`: those of a slot's row. `siblings`: answers to a
     prompt share a row, else each slot has its own and `ROW` is not read. `watches`: favourites are learned, else the tokens themselves."""
@@ -75,14 +76,14 @@ class Backoff:
 
     @property
     def classes(self) -> int:
-        return len(self.sources) * ORDERS * LEVELS
+        return 2 * len(self.sources) * ORDERS * LEVELS
 
     @property
     def priors(self) -> Float[np.ndarray, " C"]:
         """Higher for a longer match and for more confidence."""
         order, level = np.arange(ORDERS, 0, -1)[:, None] / ORDERS, np.arange(LEVELS) / (LEVELS - 1)
-        return np.stack([_PRIORS[name] * (0.3 + 0.7 * order) * (0.4 + 1.2 * level) for name in self.sources]
-                        ).reshape(-1).astype(np.float32)
+        once = np.stack([_PRIORS[name] * (0.3 + 0.7 * order) * (0.4 + 1.2 * level) for name in self.sources]).reshape(-1)
+        return np.concatenate([once, once]).astype(np.float32)
 
     def empty(self, slots: int) -> tuple[Tables, Memory]:
         """Tables without entries, and `slots` live rows."""
@@ -124,22 +125,29 @@ class Backoff:
         newest = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
         homes = self._homes(place, S)
         look = self._look(tables, memory, homes, newest, known)
-        token, rate = rules.nth_distinct(look.token, look.rate, branch)
+        token, column = rules.nth_distinct(look.token, look.rate, branch)
         token = jnp.where(known < T, token, -1)
-        value = jnp.where(token >= 0, rate, 0)
+        kind, worth = self._worth(tables, look, column)
+        value = jnp.where(token >= 0, worth, 0)
 
         def further(carry, number):
             newest, token, value = carry
             newest = jnp.concatenate([jnp.maximum(token, 0)[:, None], newest[:, :-1]], axis=1)
             found = self._look(tables, memory, homes, newest, known + number)
-            best, rate = rules.best(found.token, found.rate)
+            best, column = rules.best(found.token, found.rate)
             token = jnp.where((token >= 0) & (known + number < T), best, -1)
-            value = jnp.where(token >= 0, value * rate, 0)
+            value = jnp.where(token >= 0, value * self._worth(tables, found, column)[1], 0)
             return (newest, token, value), (token, value)
 
         rest = jax.lax.scan(further, (newest, token, value), jnp.arange(1, self.width))[1]
         chain, values = (jnp.concatenate([a[:, None], b.T], axis=1) for a, b in zip((token, value), rest))
-        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), values, look.token, look.kind)
+        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), values, look.token, look.kind,
+                      jnp.where((token >= 0) & (branch == 0), kind, -1))
+
+    def _worth(self, tables: Tables, look: _Look, column: Array) -> tuple[Array, Array]:
+        """[S] each: the class in a column, and its chance of being right where it is chosen."""
+        kind = jnp.take_along_axis(look.kind, column[:, None], axis=1)[:, 0]
+        return kind, tables.rates[kind + self.classes // 2]
 
     def observe(self, memory: Memory, drafts: Drafts, place: Int[Array, "S places"], tokens: Int[Array, "S T"],
                 favourites: Int[Array, "S T"], before: Int[Array, " S"], after: Int[Array, " S"], given: Int[Array, " S"],

@@ -36,50 +36,57 @@ OFFSET, SIZE, ALL_OFFSET, ALL_SIZE, ROW, PLACE = range(6)
 class Drafts(NamedTuple):
     """Candidates for the tokens from `known` on: tokens int32[S, W] (-1 behind the last), count int32[S], value f32[S, W],
     the estimated chance that all up to this one prove right. What could have come first: seen int32[S, K], a token or -1,
-    and the class of each, kinds int32[S, K], class k * levels .. in column k."""
+    and the class of each, kinds int32[S, K], class k * levels .. in column k; chosen int32[S], the class of what does come
+    first, -1 where nothing does or `branch` passed by the best."""
 
     tokens: Array
     count: Array
     value: Array
     seen: Array
     kinds: Array
+    chosen: Array
 
 
 def nth_distinct(tokens: Int[Array, "S K"], rates: Float[Array, "S K"], branch: Int[Array, " S"]
-                 ) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
+                 ) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
     """Per slot the token that is `branch`-th among the distinct ones by rate (0 the best; ties to the first column), and its
-    rate; -1 and 0 where there are fewer. Token -1 is none."""
+    column; -1 and 0 where there are fewer. Token -1 is none."""
     real, column = tokens >= 0, jnp.arange(tokens.shape[1])
     ahead = (rates[:, None] > rates[:, :, None]) | ((rates[:, None] == rates[:, :, None]) & (column < column[:, None]))
     ahead &= real[:, None]  # [S, k, other]: the other one comes before k
     first = real & ~jnp.any(ahead & (tokens[:, None] == tokens[:, :, None]), axis=-1)
     place = jnp.sum(ahead & first[:, None], axis=-1)
     chosen = first & (place == branch[:, None])
-    return (jnp.max(jnp.where(chosen, tokens, -1), axis=-1), jnp.max(jnp.where(chosen, rates, 0), axis=-1))
+    return (jnp.max(jnp.where(chosen, tokens, -1), axis=-1), jnp.max(jnp.where(chosen, column, 0), axis=-1))
 
 
-def best(tokens: Int[Array, "S K"], rates: Float[Array, "S K"]) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
+def best(tokens: Int[Array, "S K"], rates: Float[Array, "S K"]) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
     """`nth_distinct` for branch 0."""
-    rates = jnp.where(tokens >= 0, rates, -1)
-    highest = jnp.max(rates, axis=-1)
     width = tokens.shape[1]
-    column = jnp.min(jnp.where(rates == highest[:, None], jnp.arange(width), width), axis=-1)
+    rates = jnp.where(tokens >= 0, rates, -1)
+    highest = rates == jnp.max(rates, axis=-1, keepdims=True)
+    column = jnp.min(jnp.where(highest, jnp.arange(width), width - 1), axis=-1)
     token = jnp.max(jnp.where(jnp.arange(width) == column[:, None], tokens, -1), axis=-1)
-    return token, jnp.maximum(highest, 0)
+    return token, jnp.where(token >= 0, column, 0)
 
 
 def tally(counts: Int[Array, "2 C"], drafts: Drafts, tokens: Int[Array, "S T"], before: Int[Array, " S"],
           after: Int[Array, " S"], live: Bool[Array, " S"]) -> Int[Array, "2 C"]:
-    """The counts after a step: every candidate for the first position is judged, chosen or not."""
-    if not drafts.seen.shape[1]:
-        return counts
-    levels = counts.shape[1] // drafts.seen.shape[1]
+    """The counts after a step. In the first half of the classes every candidate for the first position is judged, chosen or
+    not: what to choose by. In the second half only what was chosen: a class wins where no better one was found, so what it
+    is worth then is less than what it is worth on the whole."""
+    columns, half = drafts.seen.shape[1], counts.shape[1] // 2
+    levels = half // columns
     settled = jnp.take_along_axis(tokens, jnp.clip(before, 0, tokens.shape[1] - 1)[:, None], axis=1)
-    judged = (drafts.seen >= 0) & (live & (after > before))[:, None]
-    level = drafts.kinds - levels * jnp.arange(drafts.seen.shape[1], dtype=jnp.int32)
-    mine = judged[..., None] & (level[..., None] == jnp.arange(levels))
-    right = mine & (drafts.seen == settled)[..., None]
-    return counts + jnp.stack([jnp.sum(x, axis=0, dtype=jnp.int32).reshape(-1) for x in (mine, right)])
+    stepped = (live & (after > before))[:, None]
+    level = drafts.kinds - levels * jnp.arange(columns, dtype=jnp.int32)
+    judged = ((drafts.seen >= 0) & stepped)[..., None] & (level[..., None] == jnp.arange(levels))
+    right = judged & (drafts.seen == settled)[..., None]
+    chosen = stepped & (drafts.chosen[:, None] == jnp.arange(half))
+    hit = chosen & (drafts.tokens[:, :1] == settled)
+    each = [jnp.concatenate([jnp.sum(a, axis=0, dtype=jnp.int32).reshape(-1), jnp.sum(b, axis=0, dtype=jnp.int32)])
+            for a, b in ((judged, chosen), (right, hit))]
+    return counts + jnp.stack(each)
 
 
 class Counts(NamedTuple):
@@ -111,7 +118,7 @@ class Off:
 
     def propose(self, tables, memory, tokens, known, place, branch) -> Drafts:
         none, zero = jnp.zeros((tokens.shape[0], 0), jnp.int32), jnp.zeros(tokens.shape[0], jnp.int32)
-        return Drafts(none, zero, none.astype(jnp.float32), none, none)
+        return Drafts(none, zero, none.astype(jnp.float32), none, none, zero - 1)
 
     def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live) -> Counts:
         return memory

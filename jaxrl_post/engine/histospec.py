@@ -47,8 +47,9 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Histospec:
-    """Column and class k of 5: a match of 7 - k tokens. `entries`: pool tokens of all prompts; `width`: largest window;
-    `reward_aware`: of several branches that of the highest rewards, else the most frequent."""
+    """Column and class k of 5: a match of 7 - k tokens; 5 more for what the class is worth when it is chosen. `entries`:
+    pool tokens of all prompts; `width`: largest window; `reward_aware`: of several branches that of the highest rewards, else
+    the most frequent."""
 
     width: int
     entries: int
@@ -65,11 +66,11 @@ class Histospec:
 
     @property
     def classes(self) -> int:
-        return len(LENGTHS)
+        return 2 * len(LENGTHS)
 
     @property
     def priors(self) -> Float[np.ndarray, " C"]:
-        return np.array([0.4 + 0.05 * length for length in LENGTHS], np.float32)
+        return np.array([0.4 + 0.05 * length for length in 2 * LENGTHS], np.float32)
 
     def empty(self, slots: int) -> tuple[Tables, Memory]:
         """No text, and every window at its first size."""
@@ -90,7 +91,7 @@ class Histospec:
     def propose(self, tables: Tables, memory: Memory, tokens: Int[Array, "S T"], known: Int[Array, " S"],
                 place: Int[Array, "S places"], branch: Int[Array, " S"]) -> Drafts:
         """See `drafts`; the chance of each further token is that of the first."""
-        T, size = tokens.shape[1], place[:, SIZE]
+        T = tokens.shape[1]
         back = known[:, None] - LONGEST + jnp.arange(LONGEST)
         context = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
         low, high = _interval(tables, place, context)
@@ -99,17 +100,16 @@ class Histospec:
         start = _get(tables.order, place, middle) + jnp.array(LENGTHS)
         first = jnp.where(found, _text(tables, place, start), suffixes.SEPARATOR)
         longest_first = jnp.broadcast_to(-jnp.arange(len(LENGTHS), dtype=jnp.float32), first.shape)
-        token, rank = rules.nth_distinct(first, longest_first + len(LENGTHS), branch)
-        column = jnp.clip(len(LENGTHS) - rank.astype(jnp.int32), 0, len(LENGTHS) - 1)
+        token, column = rules.nth_distinct(first, longest_first, branch)
         start = jnp.take_along_axis(start, column[:, None], axis=1)
         ahead = jnp.arange(self.width)
         chain = _text(tables, place, start + ahead)
         wanted = (token >= 0)[:, None] & (ahead < memory.window[:, None]) & (known[:, None] + ahead < T)
         chain = jnp.where(wanted & (jnp.cumsum(chain < 0, axis=1) == 0), chain, -1)
-        value = jnp.where(chain >= 0, tables.rates[column][:, None] ** (ahead + 1), 0.0)
+        value = jnp.where(chain >= 0, tables.rates[column + len(LENGTHS)][:, None] ** (ahead + 1), 0.0)
         kinds = jnp.broadcast_to(jnp.arange(len(LENGTHS), dtype=jnp.int32), first.shape)
-        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), value, jnp.where(size[:, None] > 0, first, -1),
-                      kinds)
+        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), value, first, kinds,
+                      jnp.where((token >= 0) & (branch == 0), column, -1))
 
     def observe(self, memory: Memory, drafts: Drafts, place: Int[Array, "S places"], tokens: Int[Array, "S T"],
                 favourites: Int[Array, "S T"], before: Int[Array, " S"], after: Int[Array, " S"], given: Int[Array, " S"],
