@@ -91,7 +91,7 @@ class Checkpoints:
             part.mkdir(parents=True)
         self._share("")
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-            writer.save(part.absolute() / "arrays", args=ocp.args.StandardSave(named))
+            writer.save(part.absolute() / "arrays", args=ocp.args.StandardSave(_views(named)))
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")
         if first:
@@ -189,6 +189,14 @@ def _named(tree: Any) -> dict[str, Any]:
         if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, only jax arrays are saved")
     return out
+
+
+def _views(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Other arrays over the same buffers. Whoever looks at an array from the host leaves its view in it; of an array that is
+    donated next, the whole buffer would then be copied instead of used again."""
+    return {name: jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding,
+                                                           [shard.data for shard in leaf.addressable_shards])
+            for name, leaf in named.items()}
 
 
 def _kinds(named: Mapping[str, Any]) -> dict[str, str]:

@@ -46,7 +46,7 @@ from jaxrl_post.models import hf
 from jaxrl_post.observers import FirstScores, Observers, Remembering, Stopwatch, Timed
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rollout_log import JOURNALS, Journal, RolloutLog, forget_aside, read, read_aside
+from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside
 from jaxrl_post.scheduler.recorder import Recorder
 from jaxrl_post.scheduler.rounds import Sync
 from jaxrl_post.trainer.learner import Learner
@@ -210,6 +210,7 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
               judge=judge, history=history, writer=writer, saves=saves, saved=saved, about=about)
     if saved is not None:
         revive(run, saved)
+    allocation.give_back()
     return run
 
 
@@ -322,6 +323,7 @@ def save(run: Run, observe: Observers, version: int) -> None:
             "history": run.history.state_dict(), "observers": observe.state_dict(), "marks": checkpoint.marks(run.mine)}
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):  # processes meet in programs that Orbax makes
         run.saves.save(version, run.learner.state, host, run.about)
+    allocation.give_back()
 
 
 def examine(run: Run, version: int) -> None:
@@ -356,8 +358,7 @@ def finish(run: Run, tokens: int) -> None:
         "devices": jax.device_count(), "processes": jax.process_count(),
         "seconds": round(time.monotonic() - BEGAN, 3)}
     write_json(run.folder / "summary.json", summary)
-    for journal in JOURNALS:
-        forget_aside(run.mine / journal)
+    forget_aside(run.mine)
     say("\n".join([*answers(run), *headline(run, summary), *contents(run)]))
 
 

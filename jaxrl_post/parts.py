@@ -16,7 +16,7 @@ from jaxrl_post.engine import rows
 from jaxrl_post.engine.drafter import DRAFTERS, Drafter
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.history import History
-from jaxrl_post.launch import plan
+from jaxrl_post.launch import allocation, plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer.learner import Learner
@@ -66,6 +66,7 @@ def foreseen(config: Config, start: Inputs) -> str:
     programs = learner(config, start.model, decoder.abstract(start.model), mesh).temporaries()
     if config.engine.name == "rows" or start.held_out:
         programs |= rows.temporaries(start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config))
+    allocation.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
     needs = plan.process(config, plan.memory(config, start.model), programs, plan.resident(), on_host)
     return plan.text(f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)", needs, "B")

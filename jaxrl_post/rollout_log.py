@@ -246,9 +246,10 @@ def read_aside(journal: str | Path) -> Journaled:
     return Journaled(_put_before(journal)[0])
 
 
-def forget_aside(journal: str | Path) -> None:
-    """The run has ended: nothing will come again."""
-    aside(journal).unlink(missing_ok=True)
+def forget_aside(folder: Path) -> None:
+    """The run whose journals lie there has ended: nothing will come again."""
+    for journal in JOURNALS:
+        aside(folder / journal).unlink(missing_ok=True)
 
 
 def _put_before(journal: str | Path) -> tuple[list[dict], list[dict]]:

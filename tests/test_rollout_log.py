@@ -155,7 +155,7 @@ def test_what_came_after_the_mark_is_put_aside_and_survives_a_second_and_third_k
     rollout_log.put_aside(path, mark)  # that checkpoint is damaged: back to the one before
     os.truncate(path, mark)
     assert served(path, ("b", "d"), ("b", "d"), ("c", "d"), ("d", "e")) == [2, 4, 3, 5]
-    rollout_log.forget_aside(path)
+    rollout_log.forget_aside(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["rewards.jsonl"]
 
 
@@ -174,7 +174,7 @@ def test_failures_are_kept_beside_scores_and_dropped_where_there_is_no_score(tmp
     journal(path, record("b", scored=False), record("c", scored=False))
     rollout_log.put_aside(path, 0)
     assert len(rollout_log.read_aside(path)) == 3
-    rollout_log.forget_aside(path)
+    rollout_log.forget_aside(tmp_path)
     rollout_log.put_aside(path, start)
     assert not rollout_log.aside(path).exists()
 
