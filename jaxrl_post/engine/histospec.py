@@ -44,15 +44,16 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Histospec:
-    """Column and class k of 5: a match of 7 - k tokens; 5 more for what the class is worth when it is chosen. `entries`: pool tokens of all prompts; `width`: largest window."""
+    """Column and class k of 5: a match of 7 - k tokens; 5 more for what the class is worth when it is chosen.
+    `entries`: pool tokens of all prompts; `width`: largest window."""
 
     width: int
     entries: int
 
     def __post_init__(self):
         if self.width < FIRST_WINDOW or self.entries < 1:
-            raise ValueError(f"drafter histospec: width {self.width}, at least {FIRST_WINDOW}, and {self.entries} entries, at "
-                             f"least 1")
+            raise ValueError(f"drafter histospec: width {self.width}, at least {FIRST_WINDOW}, and {self.entries} entries, "
+                             f"at least 1")
 
     @property
     def classes(self) -> int:
