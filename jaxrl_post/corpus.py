@@ -63,7 +63,8 @@ class Corpus:
     def load_state_dict(self, state: Mapping) -> None:
         """Takes the place of what is here and builds the table again."""
         texts = iter(np.split(np.array(state["tokens"], np.int32), np.cumsum(state["lengths"])[:-1]))
-        groups = [Texts(next(texts), list(itertools.islice(texts, answers)), list(itertools.islice(texts, favourites)) or None)
+        groups = [Texts(next(texts), list(itertools.islice(texts, answers)),
+                        list(itertools.islice(texts, favourites)) or None)
                   for answers, favourites in zip(state["answers"].tolist(), state["favourites"].tolist())]
         self._window, self._new = deque(groups[:state["built"]]), groups[state["built"]:]
         self._held, self._waiting = (sum(texts.size for texts in some) for some in (self._window, self._new))

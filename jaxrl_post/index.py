@@ -1,7 +1,7 @@
 """What is drafted from: the arrays of a prompt, made from what the history holds of it.
 
-Invariant: the arrays of a prompt are a function of what the history holds of it and of its tokens, so they are never saved: a
-restored history gives the same ones. Host numpy only.
+Invariant: the arrays of a prompt are a function of what the history holds of it and of its tokens, so they are never saved:
+a restored history gives the same ones. Host numpy only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hashed n-gram tables with back-off: what followed the last 6 to 1 tokens, one uint32 for a context.
 
-An entry is fingerprint (12 bits, never 0) | confidence (2 bits) | token (18 bits); 0 is empty. A context of `order` tokens has
-a 32-bit key, hash(salt, order, tokens): its bucket is offset + key % size, and the fingerprint tells it from others there.
+An entry is fingerprint (12 bits, never 0) | confidence (2 bits) | token (18 bits); 0 is empty. A context of `order` tokens
+has a 32-bit key, hash(salt, order, tokens): its bucket is offset + key % size, and the fingerprint tells it from others there.
 The hash is 32-bit arithmetic over numpy or jax.numpy (`xp`), so that host and device agree on every bit.
 
 Invariant: a table is a function of the answers it was built from and their order. It answers with the right token, with
@@ -43,8 +43,8 @@ class Texts(NamedTuple):
 def check_vocab(size: int) -> int:
     """The size itself; ValueError where a token would not fit an entry."""
     if not 0 < size <= MOST_TOKENS:
-        raise ValueError(f"drafting from n-grams: vocabulary of {size} ids, at most {MOST_TOKENS}; use the drafter histospec "
-                         f"or off")
+        raise ValueError(f"drafting from n-grams: vocabulary of {size} ids, at most {MOST_TOKENS}; use the drafter "
+                         f"histospec or off")
     return size
 
 
@@ -101,8 +101,8 @@ class Counted(NamedTuple):
 
 
 def count(groups: Sequence[Texts], salt: int) -> list[Counted]:
-    """The contexts of order 1 to 6 in the answers of several prompts, counted together. Each answer is read behind the end of
-    its prompt; no context spans two answers."""
+    """The contexts of order 1 to 6 in the answers of several prompts, counted together. Each answer is read behind the end
+    of its prompt; no context spans two answers."""
     pairs = [(np.asarray(group.end)[-ORDERS:], answer) for group in groups for answer in group.answers]
     flat = _tokens([part for pair in pairs for part in pair])
     told = _tokens([text for group in groups for text in group.favourites or group.answers])
@@ -185,7 +185,7 @@ def room(tokens: int) -> int:
 
 
 def _table(orders: Sequence[Counted], size: int) -> np.ndarray:
-    """Leaves out contexts that a shorter one answers for; of several in a bucket the shortest, then the most frequent wins."""
+    """Leaves out contexts that a shorter one answers for; in a bucket the shortest, then the most frequent wins."""
     table = np.zeros(size, np.uint32)
     if not size or not orders:
         return table

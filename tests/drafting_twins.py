@@ -1,5 +1,5 @@
-"""Twins of the drafters in plain Python: dictionaries of contexts, lists of suffixes, and the hashed tables word by word with
-Python integers. They share no code with what they check, only the names of classes (column and confidence)."""
+"""Twins of the drafters in plain Python: dictionaries of contexts, lists of suffixes, and the hashed tables word by word
+with Python integers. They share no code with what they check, only the names of classes (column and confidence)."""
 
 from __future__ import annotations
 

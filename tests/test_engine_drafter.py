@@ -33,7 +33,8 @@ def texts(noise, count, length, words):
 
 
 def case(seed, words, repeat=True):
-    """Truth [S, T] in groups with one prompt, what the model holds likely there, and two epochs of answers to each of the prompts, some like the truth."""
+    """Truth [S, T] in groups with one prompt, what the model holds likely there, and two epochs of answers to each prompt, some
+    like the truth."""
     noise = np.random.default_rng(seed)
     truth = texts(noise, S, T, words)
     truth[:, :PROMPT] = np.repeat(truth[::GROUP, :PROMPT], GROUP, axis=0)
@@ -67,7 +68,8 @@ def fields(drafts):
 
 def placed(drafter, past, truth):
     """Tables of a n-gram drafter, `place` of its slots, and readers of the same tables by source and group."""
-    own = [ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], ROOM) for g, answers in enumerate(past)]
+    own = [ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], ROOM)
+           for g, answers in enumerate(past)]
     every = [ngrams.Texts(truth[g * GROUP, :PROMPT], answers[1]) for g, answers in enumerate(past)]
     entries = np.concatenate([*own, ngrams.build_all(every, ROOM)])
     place = np.zeros((S, PLACE), np.int32)
@@ -126,7 +128,8 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
                 if first and branch[s] == 0:
                     counts[:, drafter.classes // 2 + first[0][3]] += 1, first[0][2] == truth[s, known[s]]
         for r in range(S):
-            live[r].learn([new for s in range(S) if row[s] == r for new in occurrences(truth[s], likely[s], known[s], after[s])])
+            live[r].learn([new for s in range(S) if row[s] == r
+                           for new in occurrences(truth[s], likely[s], known[s], after[s])])
         memory = observe(memory, got, jnp.asarray(place), jnp.asarray(truth), jnp.asarray(likely), jnp.asarray(known),
                          jnp.asarray(after), jnp.asarray(given), jnp.asarray(running))
         known = after
@@ -158,7 +161,8 @@ def test_small_tables_are_word_for_word_those_of_python_integers(seed):
     noise = np.random.default_rng(seed)
     drafter = Backoff(width=W, entries=300, live=61)
     tables, memory = drafter.empty(S)
-    own = [ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], 40 + g) for g, answers in enumerate(past)]
+    own = [ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], 40 + g)
+           for g, answers in enumerate(past)]
     every = ngrams.build_all([ngrams.Texts(truth[0, :PROMPT], past[0][0])], 50)
     sizes = np.array([table.size for table in own])
     place = np.zeros((S, PLACE), np.int32)
@@ -262,7 +266,7 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
 
 
 def test_the_window_by_hand():
-    """+2 on a whole window accepted, up to 32; unchanged on a miss, a short draft or one cut by the plan; 2 on a rejection."""
+    """+2 on a whole window accepted, up to 32; unchanged on a miss, a short or a cut draft; 2 on a rejection."""
     drafter = Histospec(width=32, entries=1)
     _, memory = drafter.empty(1)
     drafts = rules.Drafts(*(jnp.full((1, n), -1) for n in (32,)), jnp.zeros(1, jnp.int32), jnp.zeros((1, 32)),
@@ -339,8 +343,8 @@ def test_the_end_of_the_text_the_largest_token_and_a_branch_too_many():
     tables, memory = drafter.empty(4)
     truth = jnp.full((4, 10), last)
     place = jnp.zeros((4, PLACE), jnp.int32)
-    memory = jax.jit(drafter.enter)(memory, jnp.arange(4), jnp.zeros(4, jnp.int32), jnp.array([1, 0, 0, 0]), jnp.full(4, 5), truth,
-                           truth, jnp.full(4, 5))
+    memory = jax.jit(drafter.enter)(memory, jnp.arange(4), jnp.zeros(4, jnp.int32), jnp.array([1, 0, 0, 0]),
+                                    jnp.full(4, 5), truth, truth, jnp.full(4, 5))
     got = jax.jit(drafter.propose)(tables, memory, truth, jnp.array([7, 9, 10, 5]), place, jnp.array([0, 0, 0, 1]))
     assert np.asarray(got.count).tolist() == [3, 1, 0, 0]
     assert np.asarray(got.tokens[0]).tolist() == [last] * 3 + [-1] and (np.asarray(got.tokens[3]) == -1).all()

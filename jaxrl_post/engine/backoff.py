@@ -193,7 +193,8 @@ class Backoff:
         Of several that meet in a bucket in one call the largest entry stays, whatever their order."""
         T, total = tokens.shape[1], live.shape[0]
         at = start[:, None] - ORDERS + jnp.arange(chunk + ORDERS)
-        text, told = (jnp.take_along_axis(x, jnp.clip(at, 0, T - 1), axis=1).astype(jnp.uint32) for x in (tokens, favourites))
+        inside = jnp.clip(at, 0, T - 1)
+        text, told = (jnp.take_along_axis(x, inside, axis=1).astype(jnp.uint32) for x in (tokens, favourites))
         hashed = ngrams.hashes(jnp, [text[:, i:i + chunk] for i in reversed(range(ORDERS))])
         keys = ngrams.key(jnp, jnp.stack(hashed, axis=-1), ngrams.LIVE)  # [I, chunk, orders]
         token, where = told[:, ORDERS:, None], at[:, ORDERS:]
