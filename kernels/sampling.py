@@ -8,8 +8,8 @@ The law, fixed for good (another law is another number):
      ids, plus G with word = 2^31 + tile. The tile with the highest score wins.
   3. Inside it, the id with the highest logits/temperature + G, word = id, wins. Ties go to the lowest id.
   4. Temperature 0 is argmax without noise.
-  5. Ids whose logit is below the row's threshold (top-k, top-p: kernels/thresholds.py) are not allowed; noise and tiles stay
-     what they are, and ids that tie with the threshold are all kept.
+  5. Ids whose logit is below the row's threshold (top-k, top-p: kernels/thresholds.py) are not allowed; noise and tiles
+     stay what they are, and ids that tie with the threshold are all kept.
 By the Gumbel-max theorem (twice) the id follows softmax(logits/temperature) exactly. The tag 2^31 keeps the noise of tile t
 and of id t apart: without it ids 0 and 1 come out at twice and at zero times their probability.
 
@@ -50,7 +50,7 @@ def gumbel(seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt
     return -jnp.log(jnp.where(u < 0.01, series, -jnp.log1p(-u)))
 
 
-def _first_highest(scores: Float[Array, "R W"]) -> Int[Array, " R"]:
+def first_highest(scores: Float[Array, "R W"]) -> Int[Array, " R"]:
     """argmax, as two plain reductions: XLA:CPU runs that of argmax, and the noise fused into it, one number at a time (64 x
     1024: 2.1 ms of CPU time for the whole law against 0.4)."""
     width = scores.shape[-1]
@@ -96,7 +96,7 @@ def sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: 
             inside = jnp.take_along_axis(tiled, best[:, None, None], axis=1)[:, 0]
         ids = best[:, None] * width + jnp.arange(width, dtype=jnp.int32)
         noisy = inside + jnp.where(greedy[:, None], 0.0, gumbel(seeds, positions, ids.astype(jnp.uint32)))
-        tokens = (best * width + _first_highest(noisy)).astype(jnp.int32)
+        tokens = (best * width + first_highest(noisy)).astype(jnp.int32)
 
     chosen, plain = (jnp.take_along_axis(x, tokens[:, None], axis=-1)[:, 0] for x in (scaled, logits))
     return Drawn(tokens, chosen - lse, entropies, plain - jax.nn.logsumexp(logits, axis=-1))
