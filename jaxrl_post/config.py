@@ -92,9 +92,9 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Of training rollouts; evaluation draws from the whole law. `max_tokens` bounds the answer. `top_k` 0 or -1 and `top_p`
-    1: every id may be drawn. With a cut on, rollout log-probs are of the cut law and the learner's, as verl's, of the whole
-    one: the logged gap then holds the mass that was cut, and algorithm.rollout_is weighs by it."""
+    """Of training rollouts; evaluation draws from the whole law. `max_tokens` bounds the answer. `top_k` 0 or -1 and
+    `top_p` 1: every id may be drawn. With a cut on, rollout log-probs are of the cut law and the learner's, as verl's, of
+    the whole one: the logged gap then holds the mass that was cut, and algorithm.rollout_is weighs by it."""
 
     temperature: float = at_least(1.0, 0.0)
     top_k: int = at_least(0, -1)
@@ -344,8 +344,8 @@ def _lengths_fit(c: Config) -> None:
 
 
 def _something_can_be_drawn(c: Config) -> None:
-    _need(c.sampling.top_p > 0, f"sampling.top_p={c.sampling.top_p} leaves nothing to draw: it must be above 0 and at most 1; "
-          "1 keeps every id")
+    _need(c.sampling.top_p > 0, f"sampling.top_p={c.sampling.top_p} leaves nothing to draw: it must be above 0 and at "
+          "most 1; 1 keeps every id")
 
 
 def _shards_fit(c: Config) -> None:

@@ -76,8 +76,8 @@ def evaluate(engine: Engine, rewards: Rewards, prompts: Sequence[Prompt], *, sam
              sampling: Sampling, max_tokens: int, replicas: int) -> Evaluation:
     """Answers every prompt greedily and `samples` times at temperature 1, and scores the answers.
 
-    `sampling` gives the stop tokens and strings; its temperature, top-k and top-p are not used. The training rollouts that the engine
-    holds wait meanwhile. The rewards object is evaluation's own: its counts and journal are not those of training.
+    `sampling` gives the stop tokens and strings; its temperature, top-k and top-p are not used. The training rollouts that
+    the engine holds wait meanwhile. The rewards object is evaluation's own: its counts and journal are not those of training.
 
     Raises:
       ValueError: no prompts.

@@ -7,7 +7,7 @@ not constrained. What it refuses: a division that leaves a remainder, with one s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+REPLICAS = (DATA, FSDP)  # the engine's replicas lie along both
 
 # Logical axis name -> mesh axis, by room. A name that is absent (and None) is replicated.
 LEARNER_RULES = {"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
@@ -109,6 +110,15 @@ def slot_sharding(mesh: Mesh) -> NamedSharding:
 def cache_sharding(mesh: Mesh) -> NamedSharding:
     """[replica, pages, page, K, H]: the engine's KV pages; K over tensor."""
     return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, None, TENSOR))
+
+
+def by_vocab(mesh: Mesh, draw: Callable) -> Callable:
+    """`draw(logits [R, V], four values a row)` of one replica, run by every device on its own ids of V, as it must be where
+    the compiler cannot split it: a kernel written by hand. To be mapped over replicas by
+    vmap(..., spmd_axis_name=REPLICAS)."""
+    rows = PartitionSpec()
+    return jax.shard_map(draw, mesh=mesh, in_specs=(PartitionSpec(None, TENSOR), rows, rows, rows, rows), out_specs=rows,
+                         check_vma=False)
 
 
 def put(tree: Any, shardings: Any) -> Any:

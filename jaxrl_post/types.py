@@ -76,8 +76,8 @@ class Prompt:
 class Sampling:
     """How tokens are drawn. Temperature 0 is greedy. The token that ends a rollout is kept in it.
 
-    `top_k`: only the k likeliest ids (0: all); `top_p`: of those only the likeliest that together hold the share p (1.0: all).
-    `eos_ids` end with Finish.EOS; `stop_ids` and `stop_strings` with Finish.STOP.
+    `top_k`: only the k likeliest ids (0: all); `top_p`: of those only the likeliest that together hold the share p (1.0:
+    all). `eos_ids` end with Finish.EOS; `stop_ids` and `stop_strings` with Finish.STOP.
     """
 
     temperature: float = 1.0
@@ -106,9 +106,9 @@ class Rollout:
     """An answer: T tokens with what was true when each was drawn.
 
     tokens int32[T] (without the prompt), sampled bool[T] (False: observed, forced), logprobs f32[T] and entropies f32[T]
-    of the sampling law (temperature, top-k and top-p included; at temperature 0 those of temperature 1), versions int32[T] non-decreasing,
-    drafted bool[T]. favourites int32[T]: the token held most likely there, where the engine drafts and so looks; else, and
-    where None is given, the token itself. Clocks are engine steps.
+    of the sampling law (temperature, top-k and top-p included; at temperature 0 those of temperature 1), versions int32[T]
+    non-decreasing, drafted bool[T]. favourites int32[T]: the token held most likely there, where the engine drafts and so
+    looks; else, and where None is given, the token itself. Clocks are engine steps.
     """
 
     id: RolloutId

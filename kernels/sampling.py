@@ -8,8 +8,8 @@ The law, fixed for good (another law is another number):
      ids, plus G with word = 2^31 + tile. The tile with the highest score wins.
   3. Inside it, the id with the highest logits/temperature + G, word = id, wins. Ties go to the lowest id.
   4. Temperature 0 is argmax without noise.
-  5. Ids whose logit is below the row's threshold (top-k, top-p: kernels/thresholds.py) are not allowed; noise and tiles stay
-     what they are, and ids that tie with the threshold are all kept.
+  5. Ids whose logit is below the row's threshold (top-k, top-p: kernels/thresholds.py) are not allowed; noise and tiles
+     stay what they are, and ids that tie with the threshold are all kept.
 By the Gumbel-max theorem (twice) the id follows softmax(logits/temperature) exactly. The tag 2^31 keeps the noise of tile t
 and of id t apart: without it ids 0 and 1 come out at twice and at zero times their probability.
 
@@ -51,8 +51,8 @@ def gumbel(seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt
 
 
 def first_highest(scores: Float[Array, "R W"]) -> Int[Array, " R"]:
-    """The lowest id with the highest score: argmax, as two plain reductions: XLA:CPU runs that of argmax, and the noise fused into it, one number at a time (64 x
-    1024: 2.1 ms of CPU time for the whole law against 0.4)."""
+    """The lowest id with the highest score: argmax as two plain reductions. XLA:CPU runs that of argmax, and the noise fused
+    into it, one number at a time (64 x 1024: 2.1 ms of CPU time for the whole law against 0.4)."""
     width = scores.shape[-1]
     highest = scores == jnp.max(scores, axis=-1, keepdims=True)
     return jnp.min(jnp.where(highest, jnp.arange(width, dtype=jnp.int32), width - 1), axis=-1)

@@ -37,8 +37,8 @@ def gumbel(seed, position: int, word: int) -> float:
 
 @dataclass
 class Draw:
-    """A token with its log-prob, the entropy, and the score gap to the runner-up, tile or id, whichever is closer. `edge`: how
-    far an id is from being cut off or let in by top-k (in scores) or top-p (in mass)."""
+    """A token with its log-prob, the entropy, and the score gap to the runner-up, tile or id, whichever is closer. `edge`:
+    how far an id is from being cut off or let in by top-k (in scores) or top-p (in mass)."""
 
     token: int
     logprob: float
@@ -114,7 +114,8 @@ def disagreement(draws: list[Draw], tokens, logprobs, entropies, *, near: float 
     entropies within `close` up to there; else one sentence about the first place where it does not."""
     for i, (want, token) in enumerate(zip(draws, tokens)):
         if want.token != token:
-            return "" if min(want.gap, want.edge) < near else f"token {i} is {token}, sampler says {want.token} by a gap of {want.gap:.2e}"
+            return "" if min(want.gap, want.edge) < near else (
+                f"token {i} is {token}, sampler says {want.token} by a gap of {want.gap:.2e}")
         if want.edge < near:
             continue  # one id more or less is allowed: another log-prob and entropy, and the same token
         if abs(want.logprob - logprobs[i]) > close:

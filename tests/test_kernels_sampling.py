@@ -62,7 +62,8 @@ def test_with_thresholds_agrees_with_the_twin_that_sorts(vocab):
     plain = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat))).plain
     cut = 0
     for r in range(rows):
-        want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]), top_k=int(top_k[r]), top_p=float(top_p[r]))
+        want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]), top_k=int(top_k[r]),
+                            top_p=float(top_p[r]))
         assert want.edge > 1e-6, "another seed: this one cannot decide"
         assert drawn.tokens[r] == want.token or want.gap < 1e-5
         assert abs(drawn.logprobs[r] - want.logprob) < 1e-5 and abs(drawn.entropies[r] - want.entropy) < 2e-5

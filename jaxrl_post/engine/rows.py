@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ from jaxrl_post import mesh as meshes
 from jaxrl_post import rowplan
 from jaxrl_post.engine.drafter import Drafter
 from jaxrl_post.engine.drafts import PLACE, Drafts, Off
-from jaxrl_post.kernels import attention, sampling, thresholds
+from jaxrl_post.kernels import attention, sampling, thresholds, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.types import MOST_ENDS
 
@@ -47,8 +47,8 @@ UNIT_WEIGHT = 16  # WEIGHT of a slot whose drafts are worth their chance, no mor
 
 @dataclass(frozen=True)
 class Sizes:
-    """What programs are compiled for, one replica's. `emit`: tokens one slot may get in one dispatch. `restricted`: rows may
-    have top-k and top-p."""
+    """What programs are compiled for, one replica's. `emit`: tokens one slot may get in one dispatch. `restricted`: rows
+    may have top-k and top-p. `shards`: over which devices a vocabulary lies, if there are several."""
 
     replicas: int
     slots: int
@@ -60,6 +60,7 @@ class Sizes:
     emit: int
     inserts: int
     restricted: bool
+    shards: verify.Shards | None = None
 
     @classmethod
     def of(cls, replicas: int, *, slots: int, max_length: int, page_size: int, pages: int, head_rows: int,
@@ -235,7 +236,7 @@ def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> tuple[Arr
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
     if sizes.restricted:
         lowest = thresholds.find(logits, heat, packed[:, TOP_K], as_float(packed[:, TOP_P]))
-    return sampling.sample(logits, seeds, after, heat, lowest)[:3]
+    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards)[:3]
 
 
 def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: rowplan.Plan, counts: Array, ended: Array, match: Array,
@@ -271,7 +272,8 @@ def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, 
               state: State, packed: Int[Array, "replicas S columns"], scalars: Int[Array, " 3"]) -> tuple:
     """Up to scalars[0] steps; leaves once scalars[1] slots of a replica finished, a watched prompt is ready, nothing is
     left to do, or a slot has no room; scalars[2]: whether any slot is a clone. The new state, then what the host reads."""
-    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype, drafter), in_axes=(None, 0, 0, 0, 0, None, None))
+    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype, drafter), in_axes=(None, 0, 0, 0, 0, None, None),
+                    spmd_axis_name=meshes.REPLICAS)
     shape = packed.shape[:2]
     empty = jnp.zeros((*shape, sizes.emit))
     slots = Slots(packed[..., KNOWN], packed[..., FILLED], packed[..., GUESSED], jnp.zeros(shape, jnp.int32), empty, empty,
@@ -323,7 +325,9 @@ class Programs:
 
     def __init__(self, config: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: Sizes, row_sizes: tuple[int, ...],
                  dtype: Any, drafter: Drafter = Off()):
-        self.config, self.mesh, self.sizes, self.row_sizes, self.dtype = config, mesh, sizes, row_sizes, dtype
+        shards = verify.Shards(functools.partial(meshes.by_vocab, mesh), meshes.TENSOR, mesh.shape[meshes.TENSOR])
+        self.sizes = replace(sizes, shards=shards if mesh.size > 1 else None)
+        self.config, self.mesh, self.row_sizes, self.dtype = config, mesh, row_sizes, dtype
         self.drafter = drafter
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)

@@ -1,0 +1,82 @@
+"""verify_sample: sampling law 1, by the kernel of the platform where there is one.
+
+Every row's token is drawn from its own logits; a candidate is right when it equals that token, so to verify is to sample.
+On TPU and on NVIDIA GPUs a kernel reads the vocabulary once (sampling_tpu.py, sampling_gpu.py) and kernels/tiles.py draws
+from what it found; elsewhere, and for shapes that no kernel serves, it is the reference, kernels/sampling.py, itself.
+
+Invariant: the law and its noise are the reference's on every platform; sums may round apart, so across platforms tokens
+differ at near ties only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, tiles
+
+KERNELS = {"tpu": sampling_tpu, "cuda": sampling_gpu}
+
+
+class Shards(NamedTuple):
+    """A vocabulary over several devices: `run(draw)` is `draw(logits, ...)` run by each device on its own ids, in rising
+    order along the mesh axis `axis`, which has `count` devices."""
+
+    run: Callable
+    axis: str
+    count: int
+
+
+def verify_sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"],
+                  temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None = None,
+                  shards: Shards | None = None) -> sampling.Drawn:
+    """sampling.sample. `shards`: how the kernels, which the compiler cannot split, are given to several devices."""
+    rows, vocab = logits.shape
+    here = vocab if shards is None else _padded(vocab, shards) // shards.count
+    drawing = {platform: drawn_by(kernel.statistics, shards) for platform, kernel in KERNELS.items()
+               if kernel.serves(rows, here)}
+    if not drawing:
+        return sampling.sample(logits, seeds, positions, temperatures, thresholds)
+    return jax.lax.platform_dependent(logits, seeds, positions, temperatures, thresholds, default=sampling.sample,
+                                      **drawing)
+
+
+def drawn_by(statistics: Callable, shards: Shards | None = None) -> Callable:
+    """sampling.sample out of a kernel for the statistics of tiles."""
+    def draw(logits, seeds, positions, temperatures, thresholds):
+        found = _folded(statistics)(logits, *tiles.row_numbers(temperatures, thresholds))
+        first = 0 if shards is None else jax.lax.axis_index(shards.axis) * found.mass.shape[-1]
+        part = tiles.part(logits, found, seeds, positions, temperatures, thresholds, first)
+        parts = jax.tree.map(lambda x: x[None], part) if shards is None else jax.lax.all_gather(part, shards.axis)
+        return tiles.drawn(parts, temperatures)
+
+    def spread(logits, *numbers):
+        more = _padded(logits.shape[-1], shards) - logits.shape[-1]
+        return shards.run(draw)(jnp.pad(logits, ((0, 0), (0, more)), constant_values=-jnp.inf), *numbers)
+
+    return draw if shards is None else spread
+
+
+def _padded(vocab: int, shards: Shards) -> int:
+    """The next vocabulary that gives every device the same number of whole tiles."""
+    whole = tiles.TILE * shards.count
+    return -(-vocab // whole) * whole
+
+
+def _folded(statistics: Callable) -> Callable:
+    """`statistics`, which mapped is one call with all rows: rows know nothing of each other."""
+    run = jax.custom_batching.custom_vmap(statistics)
+
+    @run.def_vmap
+    def mapped(size, batched, logits, lowest, inverse):
+        assert batched[0], "rows are mapped by their logits"
+        outer, rows, vocab = logits.shape
+        lowest, inverse = (jnp.broadcast_to(x, (outer, rows)).reshape(-1) for x in (lowest, inverse))
+        found = statistics(logits.reshape(outer * rows, vocab), lowest, inverse)
+        return tiles.Statistics(*(x.reshape(outer, rows, -1) for x in found)), tiles.Statistics(True, True, True, True)
+
+    return run
