@@ -108,8 +108,13 @@ class Learner:
 
     def temporaries(self) -> dict[str, int]:
         """Bytes that each program needs on a device beside what it is given and gives back, as the compiler says."""
+        return {name: program.memory_analysis().temp_size_in_bytes for name, program in self.compiled.items()}
+
+    @property
+    def compiled(self) -> dict[str, Any]:
+        """The programs by name, compiled."""
         self.compile()
-        return {name: program.memory_analysis().temp_size_in_bytes for name, program in self._programs.items()}
+        return dict(self._programs)
 
     def logprobs(self, groups: Sequence[Group]) -> dict[RolloutId, np.ndarray]:
         """Log-probs of every answer at the current weights, float[T] on the host, by rollout id."""
