@@ -73,8 +73,10 @@ def write(cache: Cache, k: Float[Array, "R K H"], v: Float[Array, "R K H"], rows
 
 
 def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Cache:
-    """Copies whole pages; a target >= pages is dropped."""
-    return Cache(cache.pages.at[target].set(cache.pages[source], mode="drop"))
+    """Copies whole pages; a target >= pages is dropped. Position by position, as `write` does: for whole pages XLA:TPU lays
+    the cache out anew."""
+    offset = jnp.arange(cache.pages.shape[1])
+    return Cache(cache.pages.at[target[:, None], offset].set(cache.pages[source], mode="drop"))
 
 
 def serving(q: Float[Array, "R N H"], cache: Cache) -> dict[str, Callable]:
