@@ -30,11 +30,13 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """`hbm`: bytes that a program may use on one device; `call`: how a kernel of ours is named in the compiled text."""
+    """`hbm`: bytes that a program may use on one device; `call`: how a kernel of ours is named in the compiled text;
+    `relaid`: weights that the compiler copies, once a dispatch, into the tiling that its matrix unit wants."""
 
     platform: str
     hbm: int
     call: str
+    relaid: tuple[str, ...]
     one: Slice
     rows: Slice
     train: Slice
@@ -47,20 +49,23 @@ class Target:
         return Mesh(chosen, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
 
+PROJECTIONS = ("q", "k", "v")  # [D, heads, H] is tiled over heads and H, and multiplied over D
+MATRICES = (*PROJECTIONS, "o", "gate", "up", "down", "head")  # tpu7x tiles bf16 by 16 x 128 where arguments have 8 x 128
+
 # A tpu7x chip is two devices, each with half of its memory.
 TARGETS = {
-    "v5e": Target(platform="tpu", hbm=int(15.75 * GIB), call="tpu_custom_call",
+    "v5e": Target(platform="tpu", hbm=int(15.75 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
                   one=Slice(topology="v5e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
                   rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)), train=Slice(topology="v5e:4x4", axes=(1, 4, 4))),
-    "v6e": Target(platform="tpu", hbm=int(31.25 * GIB), call="tpu_custom_call",
+    "v6e": Target(platform="tpu", hbm=int(31.25 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
                   one=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
                   rows=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
                   train=Slice(topology="v6e:4x4", axes=(1, 16, 1))),
-    "tpu7x": Target(platform="tpu", hbm=int(94.75 * GIB), call="tpu_custom_call",
+    "tpu7x": Target(platform="tpu", hbm=int(94.75 * GIB), call="tpu_custom_call", relaid=MATRICES,
                     one=Slice(topology="tpu7x:2x2x1", axes=(1, 1, 1)),
                     rows=Slice(topology="tpu7x:2x2x1", axes=(2, 1, 4)),
                     train=Slice(topology="tpu7x:2x2x1", axes=(1, 8, 1))),
-    "sm_90": Target(platform="cuda", hbm=139 * GIB, call="mosaic_gpu",
+    "sm_90": Target(platform="cuda", hbm=139 * GIB, call="mosaic_gpu", relaid=(),
                     one=Slice(topology="1x1x1", axes=(1, 1, 1)), rows=Slice(topology="1x1x1", axes=(1, 1, 1)),
                     train=Slice(topology="1x1x8", axes=(1, 8, 1))),
 }

@@ -48,12 +48,13 @@ def test_row_program(target, table, compile_seconds):
                           head_rows=HEADS, steps_per_dispatch=STEPS)
     programs = rows.Programs(model, mesh, sizes, (ROWS,), dtype)
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
-    programs.compile(jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home),
-                                  decoder.abstract(model), homes))
+    weights = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model),
+                           homes)
+    programs.compile(weights)
     ways = mesh.shape["tensor"]
     cache = model.layers * PAGES * PAGE * 2 * model.kv_heads // ways * model.head_dim * 2
     tokens = 4 * SLOTS * LENGTH
-    bounds = {f"dispatch_{ROWS}": dispatch_bound(model, ways, relaid=chip.platform == "tpu"),
+    bounds = {f"dispatch_{ROWS}": dispatch_bound(model, ways, weights, chip.relaid),
               "insert": SLACK * (sizes.inserts * (cache // PAGES + 4 * LENGTH) + 2 * tokens)}
     assert set(programs.compiled) == set(bounds)
     for (name, compiled), seconds in zip(programs.compiled.items(), compile_seconds, strict=True):
@@ -66,7 +67,7 @@ def test_row_program(target, table, compile_seconds):
         assert (chip.call in text) == (name != "insert"), "the reference was compiled, not the kernel"
 
 
-def dispatch_bound(model, ways: int, *, relaid: bool) -> float:
+def dispatch_bound(model, ways: int, params, relaid: tuple[str, ...]) -> float:
     """Bytes beside weights, pages and tokens, of ROWS rows and HEADS heads on one of `ways` devices:
 
     - float32 logits of the heads three times, whole, because the law's tiles of 1024 ids do not lie on the devices' borders:
@@ -74,7 +75,7 @@ def dispatch_bound(model, ways: int, *, relaid: bool) -> float:
     - of the widest layer part, twice (what it reads and what it gives): the stream, q, k, v and gate, up, product;
     - what the attention kernel needs: as in test_kernels;
     - the slots' windows, the page table for every row;
-    - `relaid` (TPU): q, k and v weights once in the order that their matrix unit wants, made before the loop.
+    - the weights that this compiler copies into another tiling before the loop (targets.Target.relaid).
     """
     m = model
     logits = 3 * HEADS * 4 * m.vocab_size
@@ -82,8 +83,8 @@ def dispatch_bound(model, ways: int, *, relaid: bool) -> float:
     padded = m.kv_heads // ways * (ROWS * 8 + 64)
     kernel = padded * (2 * m.head_dim + 2 * 4 * (m.head_dim + 32) * min(8, -(-LENGTH // 1024)))
     small = 4 * ROWS * (LENGTH // PAGE) + 2 * SLOTS * LENGTH * 4
-    weights = m.layers * m.embed * (m.heads + 2 * m.kv_heads) // ways * m.head_dim * 2
-    return SLACK * (logits + widest + kernel + small + relaid * weights)
+    weights = shard_bytes([piece[name] for piece in (params, *params["layers"].values()) for name in relaid if name in piece])
+    return SLACK * (logits + widest + kernel + small + weights)
 
 
 def copies_of_cache(text: str, kv_heads: int, head_dim: int) -> list[str]:
@@ -101,7 +102,8 @@ def test_train_step(target, table, request):
     chip, model = TARGETS[target], qwen2_5_7b(request.config.getoption("--train-layers"))
     mesh = chip.mesh(chip.train)
     learner = Learner(model, decoder.abstract(model), mesh, algorithm=config.Algorithm(), optimizer=config.Optimizer(),
-                      batch=config.Batch(rows=meshes.replicas(mesh), tokens=TOKENS, head_chunk=CHUNK * meshes.replicas(mesh)),
+                      batch=config.Batch(rows=meshes.replicas(mesh), tokens=TOKENS,
+                                         head_chunk=CHUNK * meshes.replicas(mesh)),
                       temperature=1.0, steps=100, max_tokens=TOKENS, remat=True, compute_dtype="bfloat16")
     weights = shard_bytes(learner.params)
     bounds = {"accumulate": accumulate_bound(model, mesh.shape["tensor"], weights), "commit": SLACK * weights}
@@ -113,7 +115,7 @@ def test_train_step(target, table, request):
         seconds, used = time.monotonic() - start, memory(compiled)
         table(f"7B train, {model.layers} layers, {name}", target, seconds=round(seconds, 2), temp_mib=used["temp"] / MIB,
               temp_bound_mib=bounds[name] / MIB, total_mib=used["total"] / MIB, hbm_mib=chip.hbm / MIB)
-        assert kept[name] <= used["alias"] <= kept[name] + MIB, "the state or the sums do not stay where they are"
+        assert used["alias"] >= 0.99 * kept[name], "the state or the sums do not stay where they are"
         assert used["temp"] <= bounds[name] and used["total"] <= chip.hbm
 
 
