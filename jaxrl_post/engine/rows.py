@@ -140,9 +140,10 @@ def _accept(plan: rowplan.Plan, guess: Array, sampled: Array, ended: Array) -> t
     return sampled, plan.head_real & (before == before[first]), match
 
 
-def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, params: Any, tables: Any,
-          packed: Array, carry: State, slots: Slots, number: Array, clones: Array) -> tuple[State, Slots]:
-    """One step of one replica; packed [S, columns], tokens [S, T]; `clones`: whether a slot stands in for another."""
+def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, spread: Callable, params: Any,
+          tables: Any, packed: Array, carry: State, slots: Slots, number: Array, clones: Array) -> tuple[State, Slots]:
+    """One step of one replica; packed [S, columns], tokens [S, T]; `clones`: whether a slot stands in for another. `spread`
+    gives a kernel to the devices."""
     cache, tokens, favourites, memory = carry
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     bound = _bound(packed, sizes)
@@ -157,7 +158,9 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
 
     def attend(layer, q, k, v, cache, **how):
         written = attention.write(cache[layer], k, v, at)
-        return attention.attention(q, written, at, **how), (*cache[:layer], written, *cache[layer + 1:])
+        run = functools.partial(attention.attention, **how)
+        run = spread(run) if attention.serving(q, written) else run
+        return run(q, written, at), (*cache[:layer], written, *cache[layer + 1:])
 
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     h, cache = decoder.hidden(params, config, inputs, position, attend, cache, dtype=dtype)
@@ -268,11 +271,12 @@ def _bound(packed: Array, sizes: Sizes) -> Array:
     return jnp.minimum(jnp.minimum(packed[..., LIMIT] - 1, packed[..., MAPPED]), packed[..., KNOWN] + sizes.emit - 1)
 
 
-def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, params: Any, tables: Any,
-              state: State, packed: Int[Array, "replicas S columns"], scalars: Int[Array, " 3"]) -> tuple:
+def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, spread: Callable, params: Any,
+              tables: Any, state: State, packed: Int[Array, "replicas S columns"], scalars: Int[Array, " 3"]) -> tuple:
     """Up to scalars[0] steps; leaves once scalars[1] slots of a replica finished, a watched prompt is ready, nothing is
     left to do, or a slot has no room; scalars[2]: whether any slot is a clone. The new state, then what the host reads."""
-    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype, drafter), in_axes=(None, 0, 0, 0, 0, None, None),
+    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype, drafter, spread),
+                    in_axes=(None, 0, 0, 0, 0, None, None),
                     spmd_axis_name=meshes.REPLICAS)
     shape = packed.shape[:2]
     empty = jnp.zeros((*shape, sizes.emit))
@@ -332,7 +336,7 @@ class Programs:
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
         cached = meshes.cache_sharding(mesh)
-        self._placed = State(tuple(attention.Cache(cached, cached) for _ in range(config.layers)), *[self._blocks] * 3)
+        self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), *[self._blocks] * 3)
         self._dispatches: dict[tuple[int, bool], Callable] = {}
 
     def compile(self, params: Any) -> None:
@@ -342,10 +346,11 @@ class Programs:
         tables, memory = (self._described(x, self._blocks) for x in jax.eval_shape(self._blank_drafter))
         state = self._described(jax.eval_shape(self._blank), self._placed)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
+        spread = functools.partial(meshes.by_heads, self.mesh)
         for rows in self.row_sizes:
             for drafter in dict.fromkeys((Off(), self.drafter)):
-                run = jax.jit(functools.partial(_dispatch, rows, s, self.config, self.dtype, drafter), donate_argnums=2,
-                              out_shardings=(self._placed, self._whole))
+                run = jax.jit(functools.partial(_dispatch, rows, s, self.config, self.dtype, drafter, spread),
+                              donate_argnums=2, out_shardings=(self._placed, self._whole))
                 self._dispatches[rows, drafter.width > 0] = run.lower(
                     like, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))).compile()
         some = ints((s.replicas, s.inserts))
@@ -372,9 +377,13 @@ class Programs:
 
     def temporaries(self) -> dict[str, int]:
         """Bytes that each compiled program needs on a device beside what it is given and gives back."""
+        return {name: program.memory_analysis().temp_size_in_bytes for name, program in self.compiled.items()}
+
+    @property
+    def compiled(self) -> dict[str, Any]:
+        """What `compile` made, by name."""
         programs = {f"dispatch_{rows}{'_drafting' * drafts}": run for (rows, drafts), run in self._dispatches.items()}
-        return {name: program.memory_analysis().temp_size_in_bytes
-                for name, program in (programs | {"insert": self._insert}).items()}
+        return programs | {"insert": self._insert}
 
     def _blank_drafter(self) -> tuple[Any, Any]:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.sizes.replicas, *x.shape)),
