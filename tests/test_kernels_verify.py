@@ -16,6 +16,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 import engine_lab as lab
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import rows as device
+from jaxrl_post.engine.drafts import Off
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.kernels.pallas_tpu import pltpu
 from jaxrl_post.models import decoder
@@ -163,7 +164,9 @@ def test_the_row_program_holds_the_kernel(platform, shape):
     homes = meshes.param_shardings(mesh, decoder.axes(config), "engine")
     params = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home),
                           decoder.abstract(config), homes)
-    run = jax.jit(functools.partial(device._dispatch, 8, programs.sizes, config, jnp.float32))
+    run = jax.jit(functools.partial(device._dispatch, 8, programs.sizes, config, jnp.float32, Off(),
+                                    functools.partial(meshes.by_heads, mesh)))
     packed = jax.ShapeDtypeStruct((sizes.replicas, 4, device.TABLE + sizes.blocks), jnp.int32)
-    traced = run.trace(params, jax.eval_shape(programs.blank), packed, jax.ShapeDtypeStruct((2,), jnp.int32))
+    state, tables = jax.eval_shape(programs.blank)
+    traced = run.trace(params, tables, state, packed, jax.ShapeDtypeStruct((3,), jnp.int32))
     assert CUSTOM_CALL[platform] in traced.lower(lowering_platforms=(platform,)).as_text()
