@@ -153,7 +153,7 @@ def _body(q_ref, pages_ref, table_ref, tiles_ref, out_ref, stats_ref, q_smem, k_
             pl.when(ahead < steps)(functools.partial(fetch, ahead, ahead))
         plgpu.barrier_wait(q_ready)
         out_smem[...], peak, mass = lax.fori_loop(0, steps, walk, _nothing(out_smem.shape[1]))
-        side = plgpu.broadcasted_iota(jnp.int32, (TILE, STATS), 1, layout=plgpu.Layout.WGMMA)
+        side = lax.broadcasted_iota(jnp.int32, (TILE, STATS), 1)
         stats_smem[...] = jnp.where(side < STATS // 2, _across(peak, STATS), _across(mass, STATS))
         plgpu.commit_smem()
         _store(count, padded, at, ((out_smem, out_ref.at[part, head]), (stats_smem, stats_ref.at[part, head])))
@@ -174,17 +174,15 @@ def _across(vector, columns):
 
 def _nothing(head_dim):
     """Mixed values, peak and mass before the first page."""
-    line = plgpu.Layout.WGMMA.reduce(1)
-    return (plgpu.layout_cast(jnp.full((TILE, head_dim), 0, jnp.float32), plgpu.Layout.WGMMA),
-            plgpu.layout_cast(jnp.full((TILE,), BIG_NEGATIVE, jnp.float32), line),
-            plgpu.layout_cast(jnp.full((TILE,), 0, jnp.float32), line))
+    return (jnp.full((TILE, head_dim), 0, jnp.float32), jnp.full((TILE,), BIG_NEGATIVE, jnp.float32),
+            jnp.full((TILE,), 0, jnp.float32))
 
 
 def _seen(base, padded, window):
     """bool[64, 64]: which position of the page each (row, head) pair sees. Position c <= row r // padded is
     c * padded <= r: no division."""
-    pair = plgpu.broadcasted_iota(jnp.int32, (TILE, PAGE), 0, layout=plgpu.Layout.WGMMA)
-    reach = (plgpu.broadcasted_iota(jnp.int32, (TILE, PAGE), 1, layout=plgpu.Layout.WGMMA) + base) * padded
+    pair = lax.broadcasted_iota(jnp.int32, (TILE, PAGE), 0)
+    reach = (lax.broadcasted_iota(jnp.int32, (TILE, PAGE), 1) + base) * padded
     return reach <= pair if window is None else (reach <= pair) & (pair < reach + window * padded)
 
 
@@ -202,8 +200,8 @@ def _softened(carry, scores, seen, soft_cap):
 
 def _clear(values, left):
     """Zeroes what lies behind the tile's last row: a stale value may be infinite, and 0 * inf is not 0."""
-    there = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=plgpu.Layout.WGMMA)
-    kept = plgpu.layout_cast(values[...], plgpu.Layout.WGMMA)
+    there = lax.broadcasted_iota(jnp.int32, values.shape, 0)
+    kept = values[...]
     values[...] = jnp.where(there < left, kept, jnp.zeros_like(kept))
 
 

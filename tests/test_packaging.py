@@ -73,7 +73,8 @@ def test_the_top_level_kernels_folder_shadows_nobody(checkout, tmp_path):
 def test_constraints_pin_every_dependency_and_name_no_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {re.match(r"[\w-]+", text)[0].lower().replace("_", "-")
-              for text in project["dependencies"] + project["optional-dependencies"]["test"]}
+              for text in [*project["dependencies"], *(name for extra in ("test", "aot-tpu", "aot-cuda")
+                                                       for name in project["optional-dependencies"][extra])]}
     jax = {"3.11": "0.10.2", "3.12": "0.11.2", "3.13": "0.11.2"}
     files = sorted((ROOT / "constraints").glob("py*.txt"))
     assert [file.stem.removeprefix("py") for file in files] == list(jax)
@@ -84,7 +85,8 @@ def test_constraints_pin_every_dependency_and_name_no_place():
             assert (pin := re.fullmatch(r"([\w.-]+)==([\w.+]+)", line)), f"{file.name}: {line!r} is no NAME==VERSION"
             pins[pin[1].lower().replace("_", "-")] = pin[2]
         assert not needed - set(pins), f"{file.name} lacks {needed - set(pins)}"
-        assert pins["jax"] == pins["jaxlib"] == jax[file.stem.removeprefix("py")]
+        assert pins["jax"] == pins["jaxlib"] == pins["jax-cuda13-pjrt"] == pins["jax-cuda13-plugin"] \
+            == jax[file.stem.removeprefix("py")]
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,11 @@ def _is_there(name: str) -> bool:
         return False
 
 
+def pytest_collection_modifyitems(items) -> None:
+    """Longest first (train steps, row programs, kernels), so that the workers end together."""
+    items.reverse()
+
+
 @pytest.fixture
 def table(request):
     """`table(program, target, **figures)` adds a row."""

@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from record import Missing
+
 MINUTES = 9.0
 LIMIT_S = 1800
 TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
@@ -22,7 +24,7 @@ TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
 def show(record) -> None:
     made = subprocess.run(["make", ".venv-aot/installed.stamp"], cwd=record.root, text=True, capture_output=True)
     if made.returncode:
-        raise RuntimeError(f"the environment of the compile tier was not made:\n{(made.stdout + made.stderr)[-2000:]}")
+        raise Missing(f"compile: the environment of the compile tier was not made: {(made.stdout + made.stderr)[-2000:]}")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "table.json"
         start = time.monotonic()
