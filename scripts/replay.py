@@ -8,8 +8,6 @@ with everything the log holds remembered. Every arm answers the same requests, s
 from __future__ import annotations
 
 import copy
-import json
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,22 +143,26 @@ class Arm:
                                               scored=[True] * len(mine)))
 
 
-if __name__ == "__main__":  # a look at one stage: FOLDER CONFIG steady|cold OVERRIDES
-    root = Path(__file__).resolve().parents[1]
-    sys.path.insert(0, str(root))
-    from jaxrl_post.cost import StepCost
-    where = stage(root, Path(sys.argv[1]), sys.argv[2], sys.argv[4:], steady=sys.argv[3] == "steady", prompts=16)
-    sizes = (64, 128, 192)
-    free = StepCost(sizes, (1.0,) * 3, "flat")
-    plain = None
-    for name in ("off", "ngram", "histospec", "ours"):
-        arm = Arm(where, name, row_sizes=sizes, cost=free, clones=name == "ours", slots=64, width=7, steps=8,
-                  entries={"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14})
-        for turn in range(2):
-            done = arm.run()
-        plain = plain or done.bits
-        print(name, "equal" if done.bits == plain else "DIFFERS", json.dumps(
-            {p: {"tok/step": round(x.tokens / x.steps, 2), "acc": round(x.accepted / x.slot_steps, 3), "steps": x.steps,
-                 "drafted": round(x.drafted / x.slot_steps, 2), "rows": x.row_steps // x.steps, "s": round(x.seconds, 2)}
-             for p, x in done.phases.items() if x.steps}), "entropy",
-            round(float(np.mean(np.concatenate([r.entropies for r in done.rollouts.values()]))), 3), flush=True)
+
+def oracle(done: Run, requests: list, *, rows: int, slots: int, width: int) -> dict[str, tuple[int, int]]:
+    """Accepted drafts and steps of slots, by phase, of a drafter that always drafts the token the model holds most likely
+    after the true text (`done` was made by a drafter that watches those): no other draft is accepted more often. Rows
+    beside one for each running answer are shared out evenly, at most `width` each, as the engine does."""
+    waiting = [done.rollouts[r.rollout_id] for r in requests]
+    right = [rollout.tokens == rollout.favourites for rollout in waiting]
+    running, told = {}, {"full_batch": [0, 0], "tail": [0, 0]}
+    at, following = [0] * len(waiting), 0
+    while following < len(waiting) or running:
+        while following < len(waiting) and len(running) < slots:
+            running[following] = True
+            following += 1
+        phase = told["full_batch" if following < len(waiting) else "tail"]
+        share = min(width, (rows - len(running)) // len(running))
+        for number in list(running):
+            ahead = right[number][at[number]:at[number] + share]
+            accepted = min(int(np.argmin(np.append(ahead, False))), right[number].size - at[number] - 1)
+            at[number] += accepted + 1
+            phase[0], phase[1] = phase[0] + accepted, phase[1] + 1
+            if at[number] >= right[number].size:
+                del running[number]
+    return {name: tuple(pair) for name, pair in told.items()}

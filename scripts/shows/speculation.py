@@ -1,0 +1,164 @@
+"""Drafting from history: rollouts of a recorded run answered again with each drafter, in steps and in seconds.
+
+Two runs of several epochs come first, RL on stories260K (mean entropy above a nat) and on the demo policy (well below 0.3),
+then requests of the first round (cold: nothing remembered) and of the round behind the log (steady) are answered by every
+drafter, over 64 slots: `full_batch` while requests wait for a slot, `tail` from then on. All arms must give the same bits.
+
+Steps: rows are free up to 192, as on an accelerator below its balance point (a flat cost table), so that a step ratio says
+what a device bound by memory would gain. Seconds: of this CPU, where each row costs; the table of step costs is measured
+first, every arm chooses its row sizes from it, and pairs of runs are interleaved. The oracle drafts the model's own most
+likely token; it is computed from the rollouts. Below an entropy of 0.3 nats ratios are reported, not claimed.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from pathlib import Path
+
+MINUTES = 14.0
+SLOTS, WIDTH, STEPS, PROMPTS, PAIRS = 64, 7, 16, 16, 15
+SIZES = (64, 128, 192)
+ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
+ARMS = ("off", "ngram", "histospec", "ours")
+PHASES = ("full_batch", "tail")
+SPECULATION = ("speculation.drafter=ours", "speculation.live_entries=16384", "speculation.prompt_entries=262144",
+               "speculation.shared_entries=786432", "eval.prompts=0", "eval.every=0", "eval.at=()", "checkpoint.every=0",
+               "history.epochs=8")
+WORKLOADS = {
+    "stories": ("configs/stories.py", ("steps=20", "data.size=32", "sampling.max_tokens=192", "engine.max_length=256",
+                                       "batch.tokens=256", "optimizer.lr=5e-5")),
+    "demo": ("configs/demo_speculation.py", ("steps=25",)),
+}
+CLAIM_FROM = 0.3  # nats of mean entropy
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    record.data("tinystories-260k")
+    table = {}
+    for workload, (file, changes) in WORKLOADS.items():
+        folder = record.root / ".cache" / "speculation" / workload
+        overrides = [*SPECULATION, *changes]
+        _log(record, folder, file, overrides)
+        table[workload] = {kind: _cells(record, f"{workload}.{kind}", folder, file, overrides, steady=kind == "steady")
+                           for kind in ("cold", "steady")}
+    record.figure("workloads", table)
+    record.figure("settings", {"slots": SLOTS, "width": WIDTH, "steps_per_dispatch": STEPS, "row_sizes": SIZES, "pairs": PAIRS,
+                               "requests": PROMPTS * 8})
+
+
+def _log(record, folder: Path, file: str, overrides: list[str]) -> None:
+    """The run that is replayed, anew for every show."""
+    import shutil
+    shutil.rmtree(folder, ignore_errors=True)
+    record.run("-m", "jaxrl_post.main", f"--config={file}", f"--run-dir={folder}", *(f"--config.{o}" for o in overrides),
+               timeout_s=900)
+
+
+def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, steady: bool) -> dict:
+    """Both phases of one workload and stage, arm by arm, and their bounds."""
+    import numpy as np
+    import replay
+
+    from jaxrl_post.cost import StepCost
+    where = replay.stage(record.root, folder, file, overrides, steady=steady, prompts=PROMPTS)
+    flat = StepCost(SIZES, (1.0,) * len(SIZES), "flat")
+    free = {arm: _arm(where, arm, flat) for arm in ARMS}
+    for arm in free.values():
+        arm.run()  # what drafts prove worth is counted
+    counted = {name: arm.run() for name, arm in free.items()}
+    record.figure(f"{name}.arms_with_other_bits", sum(run.bits != counted["off"].bits for run in counted.values()), equals=0)
+    del free
+    best = replay.oracle(counted["ours"], where.requests, rows=max(SIZES), slots=SLOTS, width=WIDTH)
+    rollouts = list(counted["ours"].rollouts.values())
+    about = {"mean_length": float(np.mean([len(r) for r in rollouts])), "epoch": where.epoch,
+             "entropy": float(np.mean(np.concatenate([r.entropies for r in rollouts]))),
+             "ceiling_mean_max_p": float(np.mean(np.concatenate([r.tokens == r.favourites for r in rollouts])))}
+    times = _times(record, name, where)
+    cells = {phase: {"about": about} | {arm: _cell(counted, times, arm, phase) for arm in ARMS}
+             | {"oracle": {"accepted_per_step": best[phase][0] / best[phase][1]}} for phase in PHASES}
+    _bound(record, name, cells, counted, times, about["entropy"], steady)
+    return cells
+
+
+def _arm(where, name: str, cost, sizes=SIZES):
+    import replay
+    return replay.Arm(where, name, row_sizes=sizes, cost=cost, clones=name == "ours", entries=ENTRIES, slots=SLOTS, width=WIDTH,
+                      steps=STEPS)
+
+
+def _cell(counted: dict, times: dict, arm: str, phase: str) -> dict:
+    run, off = counted[arm].phases[phase], counted["off"].phases[phase]
+    ratios = [a / b for a, b in zip(times["off"][phase], times[arm][phase])]
+    low, high = _interval(ratios)
+    return {"step_ratio": (run.tokens / run.steps) / (off.tokens / off.steps), "accepted_per_step": run.accepted / run.slot_steps,
+            "drafted_per_step": run.drafted / run.slot_steps, "time_ratio": statistics.median(ratios),
+            "time_ratio_95": [low, high], "row_steps": run.row_steps}
+
+
+def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
+    """Seconds a token of each arm and phase in interleaved runs, row sizes from a table measured here."""
+    cost = _measured(where)
+    record.figure(f"{name}.cost_table", {"step_s": dict(zip(map(str, cost.rows), cost.seconds)), "drafting_s": cost.drafting})
+    arms = {arm: _arm(where, arm, cost) for arm in ARMS}
+    for arm in arms.values():
+        arm.run()
+    out = {arm: {phase: [] for phase in (*PHASES, "all", "row_steps")} for arm in ARMS}
+    for turn in range(PAIRS):
+        for arm in ARMS[turn % len(ARMS):] + ARMS[:turn % len(ARMS)]:
+            phases = arms[arm].run().phases
+            for phase in PHASES:
+                out[arm][phase].append(phases[phase].seconds / phases[phase].tokens)
+            out[arm]["all"].append(sum(p.seconds for p in phases.values()))
+            out[arm]["row_steps"].append(phases["full_batch"].row_steps / phases["full_batch"].tokens)
+    return out
+
+
+def _measured(where):
+    """Seconds of a step for each row size, and those that drafting adds: medians over full dispatches."""
+    from jaxrl_post.cost import StepCost
+    seconds: dict[str, list[float]] = {"off": [], "ours": []}
+    for size in SIZES:
+        one = StepCost((size,), (1.0,), "one size")
+        for name in seconds:
+            arm = _arm(where, name, one, (size,))
+            arm.run()
+            runs = [arm.run().phases["full_batch"] for _ in range(3)]
+            seconds[name].append(statistics.median(run.seconds / run.steps for run in runs))
+    more = statistics.median(b - a for a, b in zip(seconds["off"], seconds["ours"]))
+    return StepCost(SIZES, tuple(seconds["off"]), "measured here", max(0.0, more))
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    import numpy as np
+    drawn = np.random.default_rng(0).choice(values, (4000, len(values)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def _bound(record, name: str, cells: dict, counted: dict, times: dict, entropy: float, steady: bool) -> None:
+    for phase in PHASES:
+        ours, key = cells[phase]["ours"], f"{name}.{phase}"
+        record.figure(f"{key}.accepted_per_step", ours["accepted_per_step"],
+                      at_least=max(cells[phase][other]["accepted_per_step"] for other in ("ngram", "histospec")))
+        record.figure(f"{key}.of_oracle", ours["accepted_per_step"] / cells[phase]["oracle"]["accepted_per_step"],
+                      **({"at_least": 0.7} if steady else {}))
+        slower = [b / a for a, b in zip(times["off"][phase], times["ours"][phase])]
+        record.figure(f"{key}.time_over_off_upper_95", _interval(slower)[1], at_most=1.05)
+        share = ours["accepted_per_step"] / ours["drafted_per_step"] if ours["drafted_per_step"] else 0.0
+        record.figure(f"{key}.share_of_drafts_accepted", share)
+        record.figure(f"{key}.step_ratio", ours["step_ratio"], **({"at_least": 1.86} if 0.65 <= share else {}))
+    steps = {arm: sum(run.phases[phase].steps for phase in PHASES) for arm, run in counted.items()}
+    ratio = [a / b for a, b in zip(times["off"]["all"], times["ours"]["all"])]
+    claimed = {"at_least": 1.39 if steady else 1.20} if entropy >= CLAIM_FROM else {}
+    record.figure(f"{name}.entropy", entropy)
+    record.figure(f"{name}.generation_step_ratio", steps["off"] / steps["ours"], **claimed)
+    record.figure(f"{name}.generation_time_ratio", statistics.median(ratio))
+    record.figure(f"{name}.generation_time_ratio_95", list(_interval(ratio)))
+    record.figure(f"{name}.full_batch.row_steps_over_off", statistics.median(
+        b / a for a, b in zip(times["off"]["row_steps"], times["ours"]["row_steps"])))
