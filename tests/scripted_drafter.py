@@ -1,7 +1,7 @@
 """A drafter that reads its drafts from scripts, so that a test decides which ones are right.
 
 Of each prompt it knows what its answers will be (`truth`, to tell which of them a slot writes) and what to draft at each
-position (`said`). A slot whose text is none of those in `truth` gets no draft. Satisfies the contract of engine/drafts.py.
+position (`said`; to clones, `cloned`). A slot whose text is none of those in `truth` gets no draft. Satisfies the contract of engine/drafts.py.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ BLANK = -1
 
 
 class Tables(NamedTuple):
-    """`truth` and `said` int32[N]: texts of `length` tokens each, those of a prompt end to end; rates f32[1]."""
+    """`truth`, `said` and `cloned` int32[N]: texts of `length` tokens each, those of a prompt end to end; rates f32[1]."""
 
     truth: object
     said: object
+    cloned: object
     rates: object
 
 
 class Script(NamedTuple):
-    """Texts (prompt and answer) of the answers to a prompt, and what is drafted in their place: int32[G, length]."""
+    """Texts (prompt and answer) of the answers to a prompt, and what is drafted in their place, by clones too: int32[G,
+    length] each."""
 
     epoch: int
     truth: np.ndarray
     said: np.ndarray
+    cloned: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +56,13 @@ class Scripted(Off):
 
     def empty(self, slots):
         blank = jnp.full(self.entries, BLANK, jnp.int32)
-        return Tables(blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 1), jnp.int32))
+        return Tables(blank, blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 1), jnp.int32))
 
     def enter(self, memory, slot, row, fresh, prompt, tokens, favourites, known):
         return memory
 
     def index(self, past, prompt):
-        return past[0].truth.reshape(-1), past[0].said.reshape(-1)
+        return tuple(text.reshape(-1) for text in past[0][1:])
 
     def propose(self, tables, memory, tokens, known, place, branch):
         S, T = tokens.shape
@@ -74,7 +77,7 @@ class Scripted(Off):
         ahead = known[:, None] + jnp.arange(self.width)
         where = jnp.clip(place[:, OFFSET, None] + row[:, None] * self.length + ahead, 0, self.entries - 1)
         real = (count > 0)[:, None] & (ahead < T)
-        chain = jnp.where(real, tables.said[where], BLANK)
+        chain = jnp.where(real, jnp.where(branch[:, None] > 0, tables.cloned[where], tables.said[where]), BLANK)
         chain = jnp.where(jnp.cumsum(chain < 0, axis=1) > 0, BLANK, chain)
         value = jnp.where(chain >= 0, 0.95 ** (1.0 + jnp.arange(self.width)), 0.0)
         first = chain[:, :1]
@@ -91,7 +94,7 @@ class Scripts:
     def __init__(self, answers, *, length: int, vocab: int, eos: int):
         self._length, self._vocab, self._eos = length, vocab, eos
         self._truth: dict[str, list[np.ndarray]] = {}
-        self._said = None
+        self._said = self._cloned = None
         noise = np.random.default_rng(0)
         for rollout in sorted(answers.values(), key=lambda rollout: rollout.id):
             text = np.concatenate([rollout.prompt.tokens, rollout.tokens, noise.integers(0, vocab, length)])
@@ -101,24 +104,31 @@ class Scripts:
         if prompt_id not in self._truth:
             return ()
         truth = np.stack(self._truth[prompt_id])
-        return (Script(0, truth, self._said(truth).astype(np.int32)),)
+        said = self._said(truth)
+        cloned = said if self._cloned is None else self._cloned(truth)
+        return (Script(0, truth, said.astype(np.int32), cloned.astype(np.int32)),)
 
     def perfect(self):
-        self._said = lambda truth: truth
+        self._cloned, self._said = None, lambda truth: truth
 
     def random(self):
         noise = np.random.default_rng(1)
-        self._said = lambda truth: noise.integers(0, self._vocab, truth.shape)
+        self._cloned, self._said = None, lambda truth: noise.integers(0, self._vocab, truth.shape)
 
     def adversarial(self):
         """Right, but for every third position."""
         wrong = np.arange(self._length) % 3 == 1
-        self._said = lambda truth: np.where(wrong, (truth + 1) % self._vocab, truth)
+        self._cloned, self._said = None, lambda truth: np.where(wrong, (truth + 1) % self._vocab, truth)
 
     def early(self):
         """Right, but that every fourth token would end the answer."""
         ends = np.arange(self._length) % 4 == 2
-        self._said = lambda truth: np.where(ends, self._eos, truth)
+        self._cloned, self._said = None, lambda truth: np.where(ends, self._eos, truth)
+
+    def better_clones(self):
+        """Wrong, but for those of clones."""
+        self.random()
+        self._cloned = lambda truth: truth
 
     def drafting(self, *, width: int, slots: int, replicas: int = 1, clones: bool = False) -> Drafting:
         most = max(map(len, self._truth.values()))
@@ -126,4 +136,4 @@ class Scripts:
         return Drafting(Scripted(width=width, length=self._length, most=most, entries=room), replicas=replicas, slots=slots, past=self, clones=clones)
 
 
-KINDS = ("perfect", "random", "adversarial", "early")
+KINDS = ("perfect", "random", "adversarial", "early", "better_clones")
