@@ -9,16 +9,24 @@ import numpy as np
 
 import numpy_cached
 import sampler
+from jaxrl_post import cost
 from jaxrl_post import mesh as meshes
+from jaxrl_post.engine.drafter import DRAFTERS
+from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.engine import RowEngine
+from jaxrl_post.history import History
 from jaxrl_post.models import decoder
-from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
 EOS = 3
 TINY = decoder.ModelConfig(vocab_size=40, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256,
                            tied=True)
 BASE = dict(slots=16, max_length=96, page_size=16, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8,
             refill_slots=2)
+
+
+FREE_ROWS = cost.StepCost((64, 1024), (1.0, 1.0), "rows are free")
+DRAFTED = dict(width=6, entries=1 << 18, live=1 << 10)
 
 
 @functools.cache
@@ -53,6 +61,31 @@ def requests(count: int, *, samples: int = 4, longest_prompt: int = 40, longest:
                                                  top_k=top_k, top_p=top_p,
                                                  eos_ids=() if exact else (EOS,))))
     return out
+
+
+def groups_of(asked: list[Request], out: dict[RolloutId, Rollout], epoch: int = 0, vary: float = 0.0) -> list[Group]:
+    """The answers, prompt by prompt, as groups of an epoch; a share `vary` of the tokens is changed."""
+    noise, by_prompt = np.random.default_rng(epoch), {}
+    for request in asked:
+        rollout = out[request.rollout_id]
+        text = np.where(noise.random(len(rollout)) < vary, noise.integers(0, TINY.vocab_size, len(rollout)), rollout.tokens)
+        name = rollout.id._replace(epoch=epoch)
+        by_prompt.setdefault(request.prompt.id, []).append(
+            dataclasses.replace(rollout, id=name, tokens=text, favourites=text))
+    return [Group(prompt=mine[0].prompt, rollouts=tuple(mine), rewards=noise.random(len(mine)),
+                  scored=np.ones(len(mine), bool)) for mine in by_prompt.values()]
+
+
+def drafting(name: str, groups: list[Group], *, vocab: int = TINY.vocab_size, clones: bool = False, replicas: int = 1,
+             slots: int = BASE["slots"], shared: int = 3 << 12) -> Drafting:
+    """A drafter by name, with these groups behind it, in order."""
+    history = History(epochs=2, max_bytes=1 << 26)
+    made = Drafting(DRAFTERS[name](vocab=vocab, **DRAFTED), replicas=replicas, slots=slots, past=history.of, clones=clones,
+                    shared=shared if name == "ours" else 0)
+    for group in groups:
+        history.record(group)
+        made.record(group)
+    return made
 
 
 def run(engine: RowEngine, asked: list[Request], *, submit_at: list[int] | None = None) -> dict[RolloutId, Rollout]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from jaxrl_post import cost
@@ -14,13 +15,52 @@ def test_between_and_outside_the_measured_sizes():
     assert table(64) == 1.0 and table(96) == 1.25 and table(256) == 2.5 and table(32) == 0.75
 
 
+STEEP = cost.StepCost((64, 128, 256), (1.0, 2.5, 6.0), "rows cost time")
+FLAT = cost.StepCost((64, 128, 256), (1.0, 1.01, 1.02), "rows are free")
+SIZES = (64, 128, 256)
+
+
+def nothing(rows):
+    return 0.0
+
+
 def test_best_size_has_the_most_useful_rows_per_second():
-    steep = cost.StepCost((64, 128, 256), (1.0, 2.5, 6.0), "rows cost time")
-    flat = cost.StepCost((64, 128, 256), (1.0, 1.01, 1.02), "rows are free")
-    assert cost.best_size(steep, (64, 128, 256), running=60, backlog=1000) == 64
-    assert cost.best_size(flat, (64, 128, 256), running=60, backlog=1000) == 256
-    assert cost.best_size(flat, (64, 128, 256), running=60, backlog=0) == 64
-    assert cost.best_size(steep, (64, 128, 256), running=100, backlog=0) == 128, "a size must hold every running slot"
+    assert cost.best_size(STEEP, SIZES, running=60, backlog=1000, worth=nothing) == (64, False)
+    assert cost.best_size(FLAT, SIZES, running=60, backlog=1000, worth=nothing) == (256, False)
+    assert cost.best_size(FLAT, SIZES, running=60, backlog=0, worth=nothing) == (64, False)
+    assert cost.best_size(STEEP, SIZES, running=100, backlog=0, worth=nothing) == (128, False), \
+        "a size must hold every running slot"
+
+
+def test_drafts_are_made_where_they_bring_more_than_they_cost():
+    """60 answers: 4 rows are left in 64, 68 in 128. (60 + 34) / 2.5 < 60 / 1 < (60 + 2) / 1 by hand."""
+    def half(rows):
+        return rows / 2
+
+    assert cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=half) == (64, True)
+    assert cost.best_size(FLAT, SIZES, running=60, backlog=0, worth=half) == (256, True)
+    assert cost.best_size(FLAT, SIZES, running=60, backlog=0, worth=lambda rows: min(rows, 40)) == (128, True)
+    assert cost.best_size(STEEP, SIZES, running=64, backlog=0, worth=half) == (64, False), "no row is left"
+    assert cost.best_size(STEEP, SIZES, running=60, backlog=4, worth=half) == (64, False), "waiting rows come first"
+    dear = cost.StepCost(STEEP.rows, STEEP.seconds, "the drafter costs", drafting=0.04)
+    assert cost.best_size(dear, SIZES, running=60, backlog=0, worth=half) == (64, False), "62 / 1.04 < 60"
+    assert cost.best_size(dear, SIZES, running=60, backlog=0, worth=half, must_draft=True) == (64, True)
+    assert cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=nothing, must_draft=True) == (64, True)
+
+
+def test_the_choice_is_that_of_brute_force():
+    noise = np.random.default_rng(0)
+    for _ in range(200):
+        table = cost.StepCost(SIZES, tuple(np.sort(noise.random(3) + 0.1).tolist()), "random", drafting=noise.random() / 10)
+        running, backlog, gain = int(noise.integers(1, 200)), float(noise.integers(0, 100)), noise.random()
+        best, rates = None, {}
+        for size in SIZES:
+            for drafts in (False, True):
+                if size >= running:
+                    forced = min(size, running + backlog)
+                    rates[size, drafts] = (forced + (size - forced) * gain * drafts) / (table(size) + table.drafting * drafts)
+        best = max(rates.values())
+        assert rates[cost.best_size(table, SIZES, running, backlog, lambda rows: gain * rows)] == best
 
 
 def test_analytic_table_knows_the_device_kind_and_has_a_digest():
@@ -39,7 +79,10 @@ def test_an_unknown_device_is_refused():
 def test_file(tmp_path):
     good = tmp_path / "good.json"
     good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}}}))
-    assert cost.load(str(good)).rows == (64, 128)
+    table = cost.load(str(good))
+    assert table.rows == (64, 128) and table.drafting == 0.0
+    good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}, "drafting_s": 0.0005}}))
+    assert cost.load(str(good)).drafting == 0.0005 and cost.load(str(good)).digest != table.digest
     with pytest.raises(ValueError, match="no such file; write one with scripts/bench.py cost"):
         cost.load(str(tmp_path / "none.json"))
     bad = tmp_path / "bad.json"

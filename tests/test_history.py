@@ -24,6 +24,7 @@ def group(prompt, epoch, *, answers=2, seed=0, longest=6):
         zeros = np.zeros(n)
         rollouts.append(Rollout(
             id=RolloutId(0, "train", epoch, prompt, sample), prompt=about, tokens=noise.integers(0, 99, n),
+            favourites=noise.integers(0, 99, n),
             sampled=np.arange(n) < max(n - 1, 0), logprobs=zeros, entropies=zeros, drafted=zeros, start_clock=0,
             versions=np.sort(noise.integers(0, 5, n)), finish=Finish.EOS, finish_clock=0))
     return Group(prompt=about, rollouts=tuple(rollouts), rewards=noise.random(answers),
@@ -37,13 +38,13 @@ def hash_of(text):
 def told(history, prompt):
     """Everything of() says, as plain values."""
     return [(past.epoch, [past.answer(i).tolist() for i in range(len(past.rewards))], past.lengths.tolist(),
-             past.rewards.tolist(), past.scored.tolist(), past.versions.tolist()) for past in history.of(prompt)]
+             [text.tolist() for text in past.texts_to_learn], past.rewards.tolist(), past.scored.tolist(), past.versions.tolist()) for past in history.of(prompt)]
 
 
 def expected(group):
     versions = [int(r.versions[r.sampled][-1]) if r.sampled.any() else -1 for r in group.rollouts]
     return (group.rollouts[0].id.epoch, [r.tokens.tolist() for r in group.rollouts], [len(r) for r in group.rollouts],
-            group.rewards.tolist(), group.scored.tolist(), versions)
+            [r.favourites.tolist() for r in group.rollouts], group.rewards.tolist(), group.scored.tolist(), versions)
 
 
 def test_the_last_epochs_of_every_prompt_newest_first():
@@ -73,7 +74,7 @@ def test_zero_epochs_remember_nothing():
        room=st.integers(0, 4), cut=st.integers(0, 14))
 def test_oldest_first_out_and_a_restored_history_goes_on_alike(visits, room, cut, tmp_path_factory):
     """Against a list with the same two rules, looked at after every record; saved and restored in the middle."""
-    limit = room * (OVERHEAD + 60)
+    limit = room * (OVERHEAD + 80)
     history, kept = History(epochs=2, max_bytes=limit), []
     for place, (prompt, epoch, answers) in enumerate(visits):
         if place == cut:
@@ -95,11 +96,11 @@ def test_oldest_first_out_and_a_restored_history_goes_on_alike(visits, room, cut
 
 def size(group):
     answers = len(group.rollouts)
-    return sum(4 * len(r) for r in group.rollouts) + 8 * (answers + 1) + 9 * answers + len(group.prompt.id) + OVERHEAD
+    return sum(8 * len(r) for r in group.rollouts) + 8 * (answers + 1) + 9 * answers + len(group.prompt.id) + OVERHEAD
 
 
 def test_a_smaller_bound_on_loading_drops_the_oldest():
-    history, small = History(epochs=3, max_bytes=1 << 20), History(epochs=3, max_bytes=2 * (OVERHEAD + 80))
+    history, small = History(epochs=3, max_bytes=1 << 20), History(epochs=3, max_bytes=2 * (OVERHEAD + 128))
     for epoch in range(3):
         history.record(group("a", epoch))
     small.load_state_dict(history.state_dict())
@@ -132,7 +133,7 @@ def test_a_group_is_recorded_when_it_is_scored():
             return {"reward/x": 1.0}
 
     started, history = [], History(epochs=1, max_bytes=1 << 20)
-    rewards, asked = Remembering(Grader(), history), group("a", 5)
+    rewards, asked = Remembering(Grader(), [history]), group("a", 5)
     rewards.start(asked.rollouts[0])
     assert started == [asked.rollouts[0]] and len(history) == 0
     assert rewards.join(asked).rewards.tolist() == [1.0, 2.0]

@@ -1,11 +1,11 @@
-"""The index of a restored history; the places on the shelf against a map of taken entries."""
+"""The index of a prompt, from a history and from a restored one, against twins."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import drafting_twins as twins
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxrl_post import checkpoint, index, ngrams, suffixes
 from jaxrl_post.history import History
@@ -33,45 +33,29 @@ def test_a_restored_history_gives_the_same_index(tmp_path):
     checkpoint.write_state(tmp_path / "state", history.state_dict())
     restored = History(epochs=2, max_bytes=1 << 20)
     restored.load_state_dict(checkpoint.read_state(tmp_path / "state"))
-    table, arrays = index.grams(history, PROMPT), index.sorted_suffixes(history, PROMPT, by_reward=True)
-    assert np.array_equal(table, index.grams(restored, PROMPT)) and table.nbytes == 12 * 110
-    for a, b in zip(arrays, index.sorted_suffixes(restored, PROMPT, by_reward=True)):
+    known, again = history.of("a"), restored.of("a")
+    table, arrays = index.grams(known, PROMPT), index.sorted_suffixes(known, PROMPT, by_reward=True)
+    assert np.array_equal(table, index.grams(again, PROMPT)) and table.nbytes == 12 * 110
+    for a, b in zip(arrays, index.sorted_suffixes(again, PROMPT, by_reward=True)):
         assert np.array_equal(a, b)
     assert np.array_equal(arrays.order, suffixes.sort(arrays.pool)) and arrays.pool.size == 55 + 3 * 8
     assert arrays.priority[-1] == 1 * 38 + 16 * 8 + 9 * 33  # rewards 0, 1 and a half
-    plain = index.sorted_suffixes(history, PROMPT, by_reward=False)
+    plain = index.sorted_suffixes(known, PROMPT, by_reward=False)
     assert plain.priority[-1] == 79 and np.array_equal(plain.order, arrays.order)
     expected = twins.history(past[1:], PROMPT.tokens[-6:])  # the last two epochs, the newer one over the older
     reader = twins.Hashed(table.size, ngrams.OWN, table)
     assert np.mean([reader.get(seen) == found[:2] for seen, found in expected.items()]) > 0.75
     unknown = Prompt(id="z", tokens=[1])
-    assert index.grams(history, unknown).size == index.sorted_suffixes(history, unknown, by_reward=True).pool.size == 0
+    assert index.grams(history.of("z"), unknown).size == index.sorted_suffixes((), unknown, by_reward=True).pool.size == 0
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 7), st.booleans()), max_size=40))
-def test_places_never_overlap_and_are_free_again(visits):
-    shelf, held = index.Shelf(16), {}
-    for key, length, leaving in visits:
-        if leaving and key in held:
-            shelf.leave(key)
-            held[key][2] -= 1
-            if not held[key][2]:
-                del held[key]
-            continue
-        taken = np.zeros(17, bool)
-        taken[16] = True
-        for offset, size, _ in held.values():
-            assert not taken[offset:offset + size].any()
-            taken[offset:offset + size] = True
-        found = shelf.hold(key, length)
-        if key in held:
-            held[key][2] += 1
-            assert found == (held[key][0], False)
-            continue
-        fits = [i for i in range(17 - length) if not taken[i:i + length].any()]
-        if not fits:
-            assert found is None
-        else:
-            offset, new = found
-            assert new and offset in fits
-            held[key] = [offset, length, 1]
+def test_a_table_learns_what_the_model_held_likely():
+    """The contexts are those of the tokens, the continuations those of the favourites."""
+    answers = group(0, [[1, 2, 3, 4]], [0.0])
+    likely = Group(prompt=PROMPT, rollouts=(dataclasses.replace(answers.rollouts[0], favourites=np.array([1, 2, 7, 4])),),
+                   rewards=[0.0], scored=[True])
+    history = History(epochs=1, max_bytes=1 << 20)
+    history.record(likely)
+    table = index.grams(history.of("a"), PROMPT)
+    reader = twins.Hashed(table.size, ngrams.OWN, table)
+    assert [(reader.get((token,)) or (None,))[0] for token in (1, 2, 3)] == [2, 7, 4]

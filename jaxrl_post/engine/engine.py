@@ -407,12 +407,13 @@ class RowEngine:
                 for rollout in self._collect(live, told.out[live.request.replica, live.slot], clock, drafts)]
 
     def _clone(self, lives: list[Live], packed: np.ndarray, size: int) -> list[tuple[Replica, list[int]]]:
-        """Gives free slots to answers that only decode, as long as there are rows and pages: the youngest, which have most
-        before them, first. A clone shares the pages that are full and has its own of those still written to; what it holds,
-        for the time of one dispatch."""
+        """Gives free slots to answers that only decode and have no candidates, as long as there are rows and pages: the
+        youngest, which have most before them, first. A clone shares the pages that are full and has its own of those still
+        written to; what it holds, for the time of one dispatch."""
         held, copies = [], []
         for d, replica in enumerate(self._replicas):
-            mine = [live for live in lives if live.request.replica == d and live.filled == live.known - 1]
+            mine = [live for live in lives if live.request.replica == d and live.filled == live.known - 1
+                    and not live.guesses]
             free = [i for i in range(self.sizes.slots) if replica.slots[i] is None]
             rows = size - sum(live.request.replica == d for live in lives)
             for number, slot in enumerate(free[:self.drafting.clones_of(rows, len(mine), len(free))]):

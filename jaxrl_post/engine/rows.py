@@ -183,7 +183,8 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
             clones, functools.partial(_follow, drafter.width, sizes, packed, slots.filled), lambda *same: same,
             cache, tokens, favourites, settled)
         leads = going & (packed[:, LEADER] == jnp.arange(sizes.slots))
-        memory = drafter.observe(memory, drafts, packed[:, DRAFTS:FIRST_END], tokens, favourites, slots.known, settled.known,
+        learn = favourites if favourites.shape[1] else tokens
+        memory = drafter.observe(memory, drafts, packed[:, DRAFTS:FIRST_END], tokens, learn, slots.known, settled.known,
                                  jnp.maximum(plan.count - forced, 0), leads)
     return State(cache, tokens, favourites, memory), settled
 

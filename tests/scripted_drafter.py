@@ -1,0 +1,139 @@
+"""A drafter that reads its drafts from scripts, so that a test decides which ones are right.
+
+Of each prompt it knows what its answers will be (`truth`, to tell which of them a slot writes) and what to draft at each
+position (`said`; to clones, `cloned`). A slot whose text is none of those in `truth` gets no draft. Satisfies the contract of engine/drafts.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_post.engine import drafts as rules
+from jaxrl_post.engine.drafting import Drafting
+from jaxrl_post.engine.drafts import OFFSET, SIZE, Counts, Drafts, Off
+from jaxrl_post.engine.rows import UPLOAD
+
+BLANK = -1
+
+
+class Tables(NamedTuple):
+    """`truth`, `said` and `cloned` int32[N]: texts of `length` tokens each, those of a prompt end to end; rates f32[1]."""
+
+    truth: object
+    said: object
+    cloned: object
+    rates: object
+
+
+class Script(NamedTuple):
+    """Texts (prompt and answer) of the answers to a prompt, and what is drafted in their place, by clones too: int32[G,
+    length] each."""
+
+    epoch: int
+    truth: np.ndarray
+    said: np.ndarray
+    cloned: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripted(Off):
+    """`most` answers to a prompt; texts of `length` positions, the engine's max_length. Branch b follows the b-th of the
+    scripts that agree with the slot's text, in turn."""
+
+    length: int
+    most: int
+    entries: int
+    watches: bool = True
+    classes: int = 1
+
+    @property
+    def priors(self):
+        return np.full(1, 0.5, np.float32)
+
+    def empty(self, slots):
+        blank = jnp.full(self.entries, BLANK, jnp.int32)
+        return Tables(blank, blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 1), jnp.int32))
+
+    def enter(self, memory, slot, row, fresh, prompt, tokens, favourites, known):
+        return memory
+
+    def index(self, past, prompt):
+        return tuple(text.reshape(-1) for text in past[0][1:])
+
+    def propose(self, tables, memory, tokens, known, place, branch):
+        S, T = tokens.shape
+        number, spread = jnp.arange(self.most)[None, :, None], jnp.arange(T)
+        at = jnp.clip(place[:, OFFSET, None, None] + number * self.length + spread, 0, self.entries - 1)
+        there = (number[..., 0] * self.length < place[:, SIZE, None])
+        agree = there & jnp.all((tables.truth[at] == tokens[:, None]) | (spread >= known[:, None, None]), axis=2)
+        count = jnp.sum(agree, axis=1)
+        wanted = branch % jnp.maximum(count, 1)
+        chosen = agree & (jnp.cumsum(agree, axis=1) - 1 == wanted[:, None])
+        row = jnp.argmax(chosen, axis=1)
+        ahead = known[:, None] + jnp.arange(self.width)
+        where = jnp.clip(place[:, OFFSET, None] + row[:, None] * self.length + ahead, 0, self.entries - 1)
+        real = (count > 0)[:, None] & (ahead < T)
+        chain = jnp.where(real, jnp.where(branch[:, None] > 0, tables.cloned[where], tables.said[where]), BLANK)
+        chain = jnp.where(jnp.cumsum(chain < 0, axis=1) > 0, BLANK, chain)
+        value = jnp.where(chain >= 0, 0.95 ** (1.0 + jnp.arange(self.width)), 0.0)
+        first = chain[:, :1]
+        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), value, first, jnp.zeros_like(first))
+
+    def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live):
+        return Counts(rules.tally(memory.counts, drafts, tokens, before, after, live))
+
+
+class Scripts:
+    """Scripts of all prompts, from answers that are known: what `Drafting` calls as `past`, after one of the methods below
+    chose what is drafted. Behind the end of an answer, and behind its limit, junk is drafted."""
+
+    def __init__(self, answers, *, length: int, vocab: int, eos: int):
+        self._length, self._vocab, self._eos = length, vocab, eos
+        self._truth: dict[str, list[np.ndarray]] = {}
+        self._said = self._cloned = None
+        noise = np.random.default_rng(0)
+        for rollout in sorted(answers.values(), key=lambda rollout: rollout.id):
+            text = np.concatenate([rollout.prompt.tokens, rollout.tokens, noise.integers(0, vocab, length)])
+            self._truth.setdefault(rollout.prompt.id, []).append(text[:length].astype(np.int32))
+
+    def __call__(self, prompt_id: str):
+        if prompt_id not in self._truth:
+            return ()
+        truth = np.stack(self._truth[prompt_id])
+        said = self._said(truth)
+        cloned = said if self._cloned is None else self._cloned(truth)
+        return (Script(0, truth, said.astype(np.int32), cloned.astype(np.int32)),)
+
+    def perfect(self):
+        self._cloned, self._said = None, lambda truth: truth
+
+    def random(self):
+        noise = np.random.default_rng(1)
+        self._cloned, self._said = None, lambda truth: noise.integers(0, self._vocab, truth.shape)
+
+    def adversarial(self):
+        """Right, but for every third position."""
+        wrong = np.arange(self._length) % 3 == 1
+        self._cloned, self._said = None, lambda truth: np.where(wrong, (truth + 1) % self._vocab, truth)
+
+    def early(self):
+        """Right, but that every fourth token would end the answer."""
+        ends = np.arange(self._length) % 4 == 2
+        self._cloned, self._said = None, lambda truth: np.where(ends, self._eos, truth)
+
+    def better_clones(self):
+        """Wrong, but for those of clones."""
+        self.random()
+        self._cloned = lambda truth: truth
+
+    def drafting(self, *, width: int, slots: int, replicas: int = 1, clones: bool = False) -> Drafting:
+        most = max(map(len, self._truth.values()))
+        room = -(-most * self._length // UPLOAD) * UPLOAD * slots
+        return Drafting(Scripted(width=width, length=self._length, most=most, entries=room), replicas=replicas, slots=slots, past=self, clones=clones)
+
+
+KINDS = ("perfect", "random", "adversarial", "early", "better_clones")

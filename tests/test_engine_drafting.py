@@ -1,0 +1,257 @@
+"""The host's side of drafting: places against a map of what is taken, values by hand, uploads against numpy, a rest."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import engine_lab as lab
+from jaxrl_post import index
+from jaxrl_post import mesh as meshes
+from jaxrl_post.checkpoint import read_state, write_state
+from jaxrl_post.engine import drafting as host
+from jaxrl_post.engine.drafter import DRAFTERS
+from jaxrl_post.engine.drafting import Drafting, Shared, Shelf
+from jaxrl_post.engine.drafts import ALL_SIZE, OFFSET, ROW, SIZE
+from jaxrl_post.engine.rows import OFFERS, UPLOAD
+from jaxrl_post.history import History
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+
+PROMPTS = {name: Prompt(id=name, tokens=[ord(name), 1, 2]) for name in "abcdef"}
+
+
+def group(name, epoch, length=20, answers=2):
+    noise, zeros = np.random.default_rng((ord(name), epoch)), np.zeros(length)
+    return Group(prompt=PROMPTS[name], rewards=np.zeros(answers), scored=np.ones(answers, bool), rollouts=tuple(
+        Rollout(id=RolloutId(0, "train", epoch, name, sample), prompt=PROMPTS[name], tokens=noise.integers(0, 9, length),
+                sampled=zeros == 0, logprobs=zeros, entropies=zeros, versions=zeros, drafted=zeros, finish=Finish.EOS,
+                start_clock=0, finish_clock=0) for sample in range(answers)))
+
+
+def made(name="ours", *, entries=8 * UPLOAD, shared=0, clones=True, slots=4, replicas=1, width=4):
+    """A Drafting and its history."""
+    history = History(epochs=2, max_bytes=1 << 20)
+    drafter = DRAFTERS[name](vocab=200, width=width, entries=entries, live=64)
+    return Drafting(drafter, replicas=replicas, slots=slots, past=history.of, shared=shared, clones=clones), history
+
+
+def record(drafting, history, new):
+    history.record(new)
+    drafting.record(new)
+
+
+# ---- places
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(1, 3 * UPLOAD), st.booleans()), max_size=40))
+def test_regions_never_overlap_and_the_oldest_unused_go_first(visits):
+    first, entries = 1000, 1000 + 6 * UPLOAD
+    shelf, held = Shelf(first, entries), {}
+    for name, size, used in visits:
+        if name in held:
+            shelf.drop(name)
+            del held[name]
+        room, found = -(-size // UPLOAD) * UPLOAD, shelf.take(name, size, (0,))
+        while (offset := gap(held, first, entries, room)) is None:
+            unused = next((other for other, (_, _, is_used) in held.items() if not is_used), None)
+            if unused is None:
+                break
+            del held[unused]
+        if offset is None:
+            assert found is None
+        else:
+            assert (found.offset, found.room, found.size) == (offset, room, size)
+            found.users = int(used)
+            held[name] = offset, room, used
+        assert list(shelf.regions) == list(held)
+
+
+def gap(held, first, entries, room):
+    """The lowest place for so many entries between those that are taken."""
+    taken = sorted((offset, offset + size) for offset, size, _ in held.values())
+    for start in [first, *(end for _, end in taken)]:
+        if start + room <= entries and all(start + room <= begin or start >= end for begin, end in taken):
+            return start
+    return None
+
+
+def test_rows_of_the_live_table_go_to_the_prompt_that_was_here_longest_ago():
+    rows = Shared(3)
+    assert [rows.enter(name) for name in "abc"] == [(0, True), (1, True), (2, True)]
+    assert rows.enter("a") == (0, False), "a sibling shares its row"
+    rows.leave("a")
+    rows.leave("b")
+    rows.leave("c")
+    assert rows.enter("c") == (2, False), "what it wrote is still there"
+    assert rows.enter("d") == (1, True), "b was here before, and a still runs"
+    rows.leave("a")
+    rows.leave("c")
+    assert rows.enter("b") == (0, True) and rows.enter("e") == (2, True)
+
+
+def test_a_prompt_gets_its_table_and_keeps_it_until_it_changes_and_nobody_reads_it():
+    drafting, history = made(shared=3 * 100)
+    none, fresh = drafting.enter(0, PROMPTS["a"])
+    assert none[[OFFSET, SIZE, ALL_SIZE, ROW]].tolist() == [0, 0, 300, 0] and fresh
+    assert [(offset, arrays[0].size) for _, offset, arrays in drafting.uploads()] == [(0, 300)], "the empty table of all"
+    record(drafting, history, group("a", 0))
+    one, fresh = drafting.enter(0, PROMPTS["a"])
+    assert one[[OFFSET, SIZE]].tolist() == [UPLOAD, 3 * 40] and not fresh
+    pieces = drafting.uploads()
+    assert [(replica, offset) for replica, offset, _ in pieces] == [(0, UPLOAD), (0, 0)]
+    assert np.array_equal(pieces[0][2][0], index.grams(history.of("a"), PROMPTS["a"]))
+    assert np.array_equal(pieces[1][2][0], drafting.corpus.entries) and pieces[1][2][0].any()
+    assert drafting.uploads() == []
+    record(drafting, history, group("a", 1))
+    two, _ = drafting.enter(0, PROMPTS["a"])
+    assert np.array_equal(one, two), "somebody reads the old one"
+    for place in (none, one, two):
+        drafting.leave(0, PROMPTS["a"], place)
+    three, _ = drafting.enter(0, PROMPTS["a"])
+    assert three[[OFFSET, SIZE]].tolist() == [UPLOAD, 3 * 80]
+    assert np.array_equal(drafting.uploads()[0][2][0], index.grams(history.of("a"), PROMPTS["a"]))
+
+
+def test_short_of_room_the_prompt_that_was_here_longest_ago_goes():
+    drafting, history = made(entries=2 * UPLOAD)
+    for name in "abc":
+        record(drafting, history, group(name, 0))
+    places = {name: drafting.enter(0, PROMPTS[name])[0] for name in "abc"}
+    assert [places[name][SIZE] > 0 for name in "abc"] == [True, True, False], "both are in use"
+    for name in "abc":
+        drafting.leave(0, PROMPTS[name], places[name])
+    again = drafting.enter(0, PROMPTS["a"])[0]
+    assert again[OFFSET] == places["a"][OFFSET] and drafting.enter(0, PROMPTS["c"])[0][OFFSET] == places["b"][OFFSET]
+    assert drafting.metrics()["spec/num_prompts_indexed"] == 2.0
+
+
+def test_replicas_have_their_own_tables():
+    drafting, history = made(replicas=2)
+    for name in "ab":
+        record(drafting, history, group(name, 0))
+    places = [drafting.enter(replica, PROMPTS[name])[0] for replica, name in ((0, "a"), (1, "b"))]
+    assert [place[OFFSET] for place in places] == [0, 0]
+    assert [(replica, offset) for replica, offset, _ in drafting.uploads()] == [(0, 0), (1, 0)]
+
+
+# ---- values
+
+def test_what_rows_are_worth_by_hand():
+    """Before any count: one draft a slot and step, of a chance in the middle of its range, 8.5 / 16."""
+    drafting, _ = made()
+    assert drafting.worth(10, 4) == pytest.approx(4 * 8.5 / 16) and drafting.worth(2, 4) == pytest.approx(2 * 8.5 / 16)
+    assert drafting.worth(0, 4) == 0.0 and made("off")[0].worth(10, 4) == 0.0
+    assert drafting.clones_of(10, 4, free=9) == 3, "6 rows are left, a clone takes one and drafts one"
+    assert drafting.clones_of(10, 4, free=2) == 2 and drafting.clones_of(4, 4, free=9) == 0
+    assert drafting.clones_of(1000, 1, free=99) == host.MOST_BRANCHES and made(clones=False)[0].clones_of(10, 4, 9) == 0
+    assert drafting.worth(10, 4, free=9) == pytest.approx(4 * 8.5 / 16 + 3 * host.FIRST_GAIN)
+
+
+def test_what_was_counted_weighs_and_older_counts_fade():
+    drafting, _ = made()
+    offers = np.zeros(OFFERS)
+    offers[15], offers[4] = 200, 100
+    counts = np.zeros((2, drafting.drafter.classes), int)
+    counts[:, 7] = 64, 48
+    drafting.told(counts, offers, slot_steps=100, clone_steps=1024, won=512)
+    keep, steps = host.SPAN / (host.SPAN + 100), host.FIRST_STEPS
+    all_steps = keep * steps + 100
+    first, second, third = (200 / all_steps, keep * steps / all_steps, 100 / all_steps)
+    assert drafting.worth(1000, 2) == pytest.approx(2 * (first * 15.5 + second * 8.5 + third * 4.5) / 16)
+    assert drafting.worth(2 * first, 2) == pytest.approx(2 * first * 15.5 / 16), "the most promising ones first"
+    gain = (host.SPAN * host.FIRST_GAIN + 512) / (host.SPAN + 1024)
+    offered = 2 * (first + second + third)
+    number = int((20 - offered) / (1 + offered / 2))
+    assert drafting.worth(20, 2, free=50) == pytest.approx(drafting.worth(20, 2) + number * gain)
+    prior = drafting.drafter.priors[7]
+    assert drafting.estimates.rates()[7] == pytest.approx((48 + 16 * prior) / (64 + 16))
+
+
+def test_drafting_is_tried_again_after_a_while():
+    drafting, _ = made()
+    for _ in range(host.AGAIN):
+        assert not drafting.due
+        drafting.quiet()
+    assert drafting.due
+    drafting.told(np.zeros((2, drafting.drafter.classes), int), np.zeros(OFFERS), 1, 0, 0)
+    assert not drafting.due and drafting.worth(4, 4) == pytest.approx(4 * 8.5 / 16 * 32 / (32 + (1 + 32 / 1024)), rel=1e-2)
+    idle, _ = made("off")
+    for _ in range(2 * host.AGAIN):
+        idle.quiet()
+    assert not idle.due
+
+
+# ---- going on
+
+def visit(drafting, history):
+    """What it answers over some turns, as plain values."""
+    out = []
+    for epoch in (2, 3):
+        for name in "abcdef"[:4]:
+            place, fresh = drafting.enter(0, PROMPTS[name])
+            out.append((place.tolist(), fresh))
+            out += [(r, o, [a.tobytes() for a in arrays]) for r, o, arrays in drafting.uploads()]
+            drafting.leave(0, PROMPTS[name], place)
+            record(drafting, history, group(name, epoch))
+        offers = np.arange(OFFERS) * epoch
+        drafting.told(np.full((2, drafting.drafter.classes), epoch), offers, 10, 3, 2)
+        out += [drafting.worth(9, 3, 4), drafting.estimates.rates().tobytes(), sorted(drafting.metrics().items())]
+    return out
+
+
+@pytest.mark.parametrize("name", ["ours", "histospec", "ngram"])
+def test_after_a_rest_it_goes_on_like_one_that_took_up_its_state(name, tmp_path):
+    shared = 900 if name == "ours" else 0
+    one, past = made(name, shared=shared)
+    visit(one, past)
+    one.quiet()
+    one.rest()
+    write_state(tmp_path / "state", {"drafting": one.state_dict(), "history": past.state_dict()})
+    state = read_state(tmp_path / "state")
+    two, other = made(name, shared=shared)
+    other.load_state_dict(state["history"])
+    two.load_state_dict(state["drafting"])
+    assert visit(one, past) == visit(two, other)
+
+
+def test_without_the_rest_it_would_not():
+    one, past = made(shared=900)
+    visit(one, past)
+    two, other = made(shared=900)
+    other.load_state_dict(past.state_dict())
+    two.load_state_dict(one.state_dict())
+    assert visit(one, past) != visit(two, other)
+
+
+def test_counts_of_another_drafter_are_refused():
+    with pytest.raises(ValueError, match="resume with the drafter of the saved run"):
+        made("ours")[0].load_state_dict(made("histospec")[0].state_dict() | {"corpus": {}})
+
+
+# ---- the device's tables
+
+@pytest.mark.parametrize("name", ["ours", "histospec"])
+def test_uploads_land_where_they_should(name):
+    """On two replicas: the pieces of three texts, in one of them over what was there before; what was next to them stays."""
+    mesh = meshes.make_mesh(2, 1, 1)
+    drafting = lab.drafting(name, [], replicas=2)
+    drafting.drafter = dataclasses.replace(drafting.drafter, entries=8 * UPLOAD)
+    engine = lab.engine(mesh=mesh, drafting=drafting)
+    fields = 1 if name == "ours" else 3
+    want = [np.array(x) for x in list(engine._tables)[:fields]]
+    noise = np.random.default_rng(0)
+    for replica, offset, size in ((1, 2, 1500), (0, 0, 3000), (1, 4, 1024), (1, 2, 10)):
+        arrays = tuple(noise.integers(1, 99, size).astype(x.dtype) for x in want)
+        engine._tables = engine._programs.upload(engine._tables, replica, offset * UPLOAD, arrays)
+        for whole, array in zip(want, arrays):
+            end = offset * UPLOAD + -(-size // UPLOAD) * UPLOAD
+            whole[replica, offset * UPLOAD:end] = 0
+            whole[replica, offset * UPLOAD:offset * UPLOAD + size] = array
+    rates = np.linspace(0.1, 0.9, drafting.drafter.classes).astype(np.float32)
+    engine._tables = engine._programs.rated(engine._tables, rates)
+    for whole, found in zip(want, engine._tables):
+        assert np.array_equal(whole, np.asarray(found))
+    assert np.array_equal(np.asarray(engine._tables.rates), np.stack([rates, rates]))

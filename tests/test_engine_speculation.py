@@ -1,0 +1,317 @@
+"""Drafts and clones change when a token is computed, never which: every drafter against an engine that has none."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+import engine_lab as lab
+import scripted_drafter as scripted
+from jaxrl_post import mesh as meshes
+from jaxrl_post.engine import engine as engine_file
+from jaxrl_post.engine import rows
+from jaxrl_post.models import decoder
+
+ASKED = lab.requests(40)
+NAMES = ("ngram", "histospec", "histospec_rewards", "ours")
+
+
+@functools.cache
+def plain():
+    """Without a drafter; where a draft of the right token could have been, its token stands."""
+    return lab.run(lab.engine(), ASKED)
+
+
+@functools.cache
+def past():
+    """Two epochs of answers to the same prompts, a tenth of whose tokens is other."""
+    return tuple(g for epoch in (0, 1) for g in lab.groups_of(ASKED, plain(), epoch, vary=0.1))
+
+
+LONG = lab.requests(4, samples=2, exact=60, longest_prompt=20, temperatures=(1.0,), seed=31)
+
+
+@functools.cache
+def plain_long():
+    return lab.run(lab.engine(), LONG)
+
+
+@functools.cache
+def scripts():
+    return scripted.Scripts(plain() | plain_long(), length=lab.BASE["max_length"], vocab=lab.TINY.vocab_size, eos=lab.EOS)
+
+
+@functools.cache
+def engine(name, clones, **changes):
+    """Compiled once for each drafter. Every kind of script is of one engine."""
+    return made(name, clones, **changes)
+
+
+def made(name, clones, mesh=None, **changes):
+    """Rows are free, so that every dispatch drafts."""
+    slots = {**lab.BASE, **changes}["slots"]
+    if name in scripted.KINDS:
+        drafting = scripts().drafting(width=6, slots=slots, clones=clones)
+    else:
+        drafting = lab.drafting(name, past(), clones=clones, slots=slots)
+    return lab.engine(mesh=mesh, drafting=drafting, cost=lab.FREE_ROWS, **changes)
+
+
+def ready(name, clones, **changes):
+    if name in scripted.KINDS:
+        getattr(scripts(), name)()
+    out = engine("perfect" if name in scripted.KINDS else name, clones, **changes)
+    out.reset()
+    return out
+
+
+def spec(engine):
+    """(drafted, accepted) since the last time."""
+    counts = engine.metrics()
+    return counts.get("spec/num_drafted", 0), counts.get("spec/num_accepted", 0)
+
+
+def placed(params):
+    return meshes.put(params, meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine"))
+
+
+@pytest.mark.parametrize("clones", [False, True], ids=["", "clones"])
+@pytest.mark.parametrize("name", NAMES + scripted.KINDS)
+def test_drafts_change_nothing(name, clones):
+    assert {r.finish.value for r in plain().values()} == {"eos", "length"}
+    one = ready(name, clones)
+    assert lab.same_bits(plain(), lab.run(one, ASKED))
+    drafted, accepted = spec(one)
+    assert drafted > 200 and accepted <= drafted
+    least = {"random": 0, "ngram": 10, "better_clones": 30 * clones}.get(name, 100)
+    assert accepted > least or least == 0, (drafted, accepted)
+
+
+def test_right_drafts_save_steps_and_wrong_ones_cost_none():
+    steps = {}
+    for kind in scripted.KINDS:
+        one = ready(kind, False)
+        lab.run(one, ASKED)
+        steps[kind] = one.clock
+    bare = lab.engine()
+    lab.run(bare, ASKED)
+    assert steps["perfect"] < 0.4 * bare.clock and steps["adversarial"] < 0.8 * bare.clock
+    assert steps["random"] <= bare.clock
+
+
+def test_clones_save_steps():
+    """The answers' own drafts are wrong, those of their clones right."""
+    steps = []
+    for clones in (False, True):
+        one = ready("better_clones", clones)
+        lab.run(one, ASKED[:8])
+        steps.append(one.clock)
+    assert steps[1] < 0.6 * steps[0]
+
+
+def test_clones_that_win_all_the_time_change_nothing():
+    """Through many dispatches, at each of which new clones begin with what the answers took over from the last ones."""
+    one = ready("better_clones", True, steps_per_dispatch=3)
+    assert lab.same_bits(plain_long(), lab.run(one, LONG))
+    drafted, accepted = spec(one)
+    assert accepted > 100 and one.clock < 30
+
+
+@pytest.mark.parametrize("name", ["ours", "perfect", "better_clones"])
+def test_preemption_changes_nothing(name):
+    one = ready(name, True, pages=13)
+    assert lab.same_bits(plain(), lab.run(one, ASKED))
+    assert one.metrics()["sched/preemptions"] >= 5
+
+
+@pytest.mark.parametrize("mode", ["recompute", "verify", "restart"])
+@pytest.mark.parametrize("name", ["ours", "ngram", "histospec", "better_clones"])
+def test_parking_changes_nothing(name, mode):
+    one = ready(name, True)
+    out, parks = lab.park_and_resume(one, ASKED, mode=mode)
+    assert parks >= 10 and lab.same_bits(plain(), out)
+    assert spec(one)[1] > 0
+
+
+def test_long_candidates_beside_free_slots_change_nothing():
+    """Two answers with candidates for all of their text outlive those in the slots before them: there is room for clones, and
+    in one step more is settled than a clone's pages are copied for."""
+    short = lab.requests(14, samples=1, exact=1, longest_prompt=4, temperatures=(1.0,), seed=22)
+    long = lab.requests(2, samples=1, exact=80, longest_prompt=4, temperatures=(1.0,), seed=21)
+    how = dict(page_size=4, pages=400, row_sizes=(256,), head_rows=256, steps_per_dispatch=2)
+    want = lab.run(lab.engine(**how), short + long)
+    one = lab.engine(**how, cost=lab.FREE_ROWS, drafting=lab.drafting("ours", lab.groups_of(long, want), clones=True))
+    guesses = [np.where(np.arange(80) == 70, 7, want[r.rollout_id].tokens) for r in long]
+    out = lab.run(one, short + [lab.with_guesses(r, g) for r, g in zip(long, guesses)])
+    assert lab.same_bits(want, out)
+    assert spec(one)[1] > 100
+
+
+def test_dispatch_lengths_change_nothing():
+    for steps in (1, 3):
+        one = ready("ours", True, steps_per_dispatch=steps)
+        assert lab.same_bits(plain(), lab.run(one, ASKED))
+        assert spec(one)[1] > 50
+
+
+def test_row_sizes_give_the_bits_that_they_give_without_drafts():
+    sizes = dict(row_sizes=(64, 128))
+    one, bare = ready("better_clones", True, **sizes), lab.engine(**sizes)
+    for size in (64, 128):
+        outs = []
+        for each in (one, bare):
+            each.reset()
+            each.row_sizes = (size,)
+            outs.append(lab.run(each, ASKED))
+        assert lab.same_bits(*outs)
+    assert spec(one)[1] > 100
+
+
+def test_verify_after_a_swap_gives_what_the_new_weights_would_have_given():
+    near = {**lab.weights(0), "final_norm": lab.weights(0)["final_norm"] * 1.01}
+    want = lab.run(lab.engine(near), ASKED)
+    for name in ("ours", "adversarial"):
+        one = made(name, True)
+        getattr(scripts(), name, lambda: None)()
+        assert lab.same_bits(want, lab.swap_in_mid_generation(one, ASKED, placed(near), steps=2, mode="verify"))
+        assert spec(one)[1] > 50
+
+
+def test_keep_equals_a_cached_reference_that_switches_weights():
+    asked = lab.requests(16, samples=4, seed=9, longest=40, temperatures=(1.0, 0.7))
+    before = lab.run(lab.engine(), asked)
+    one = lab.engine(drafting=lab.drafting("ours", lab.groups_of(asked, before, vary=0.1), clones=True), cost=lab.FREE_ROWS,
+                     steps_per_dispatch=4)
+    out = lab.swap_in_mid_generation(one, asked, placed(lab.weights(1)), steps=3, mode="keep")
+    weights = {0: lab.weights(0), 1: lab.weights(1)}
+    mixed = [r for r in asked if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
+    assert len(mixed) >= 4 and spec(one)[1] > 20
+    assert [o for o in (lab.kept_across_swaps(out[r.rollout_id], r, weights) for r in mixed) if o] == []
+
+
+def test_evaluation_in_between_changes_nothing():
+    one = ready("ours", True)
+    one.submit(ASKED)
+    out = {r.id: r for r in one.step()}
+    clock = one.clock
+    asked = [dataclasses.replace(r, rollout_id=r.rollout_id._replace(purpose="eval")) for r in ASKED[:20]]
+    seen = {}
+    one.submit(asked)
+    while len(seen) < len(asked):
+        seen.update((r.id, r) for r in one.step())
+    assert one.clock == clock
+    out |= {r.id: r for r in finish(one)}
+    assert lab.same_bits(plain(), out)
+    assert lab.same_bits({r.rollout_id: plain()[r.rollout_id._replace(purpose="train")] for r in asked}, seen)
+
+
+def finish(engine):
+    while engine.pending:
+        yield from engine.step()
+
+
+def test_cut_laws_change_under_nothing():
+    asked = lab.requests(32, cuts=((0, 1.0), (5, 1.0), (0, 0.7), (8, 0.5)), samples=4)
+    want = lab.run(lab.engine(restricted=True), asked)
+    one = lab.engine(restricted=True, cost=lab.FREE_ROWS,
+                     drafting=lab.drafting("ours", lab.groups_of(asked, want, vary=0.1), clones=True))
+    assert lab.same_bits(want, lab.run(one, asked))
+    assert spec(one)[1] > 100
+
+
+@pytest.mark.parametrize("name", ["ours", "histospec"])
+def test_replicas_draft_each_for_themselves(name):
+    mesh = meshes.make_mesh(2, 1, 1)
+    asked = lab.requests(40, replicas=2)
+    want = lab.run(lab.engine(mesh=mesh), asked)
+    drafting = lab.drafting(name, lab.groups_of(asked, want, vary=0.1), clones=True, replicas=2)
+    one = lab.engine(mesh=mesh, drafting=drafting, cost=lab.FREE_ROWS)
+    assert lab.same_bits(want, lab.run(one, asked))
+    assert spec(one)[1] > 100
+
+
+def test_favourites_are_what_the_model_held_likely():
+    """At temperature 0 that is the token itself; elsewhere the argmax of a full forward."""
+    one = ready("ours", True)
+    out = lab.run(one, ASKED)
+    greedy = [r for r in ASKED if r.sampling.temperature == 0]
+    assert all(np.array_equal(out[r.rollout_id].favourites, out[r.rollout_id].tokens) for r in greedy)
+    for request in [r for r in ASKED if r.sampling.temperature == 1][:4]:
+        rollout = out[request.rollout_id]
+        text = np.concatenate([request.prompt.tokens, rollout.tokens])
+        scores = lab.sampler.numpy_llama.forward(lab.weights(0), lab.TINY, text)[request.prompt.tokens.size - 1:-1]
+        close = np.sort(scores, axis=1)[:, -1] - np.sort(scores, axis=1)[:, -2] < 1e-4
+        assert np.all((rollout.favourites == scores.argmax(axis=1)) | close)
+
+
+def test_pages_and_slots_come_back():
+    one = ready("perfect", True)
+    whole = one.capacity
+    one.submit(ASKED)
+    for _ in range(3):
+        one.step()
+    one.cancel([r.rollout_id for r in ASKED])
+    one.reset()
+    assert one.capacity == whole and one.pending == 0
+
+
+# ---- planted faults (DESIGN 9.6): each must break the equality
+
+def clone_begins_with_another_page(monkeypatch):
+    real = engine_file.RowEngine._insert
+
+    def insert(self, admitted, slots=None):
+        real(self, [(live, max(source - 1, 0), target) for live, source, target in admitted] if slots else admitted, slots)
+
+    monkeypatch.setattr(engine_file.RowEngine, "_insert", insert)
+
+
+def clone_is_copied_back_from_the_wrong_position(monkeypatch):
+    real = rows._follow
+    monkeypatch.setattr(rows, "_follow", lambda width, sizes, packed, filled, *rest: real(
+        width, sizes, packed, filled + sizes.page, *rest))
+
+
+def the_losers_text_is_kept(monkeypatch):
+    real = rows._follow
+
+    def follow(width, sizes, packed, filled, cache, tokens, favourites, slots):
+        cache, _, favourites, slots = real(width, sizes, packed, filled, cache, tokens, favourites, slots)
+        return cache, tokens, favourites, slots
+
+    monkeypatch.setattr(rows, "_follow", follow)
+
+
+def draft_accepted_without_comparing(monkeypatch):
+    real = rows._accept
+    monkeypatch.setattr(rows, "_accept", lambda plan, guess, sampled, ended: real(
+        plan, rows.jnp.where(guess >= 0, sampled, guess), sampled, ended))
+
+
+def draft_beyond_the_limit(monkeypatch):
+    real = rows._bound
+    monkeypatch.setattr(rows, "_bound", lambda packed, sizes: real(packed.at[..., rows.LIMIT].add(3), sizes))
+
+
+def draft_not_compared_at_eos(monkeypatch):
+    real = rows._accept
+    monkeypatch.setattr(rows, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False))
+
+
+@pytest.mark.parametrize("fault", [clone_begins_with_another_page, clone_is_copied_back_from_the_wrong_position,
+                                   the_losers_text_is_kept])
+def test_planted_faults_of_clones(monkeypatch, fault):
+    fault(monkeypatch)
+    scripts().better_clones()
+    assert not lab.same_bits(plain_long(), lab.run(made("better_clones", True, steps_per_dispatch=3), LONG))
+
+
+@pytest.mark.parametrize("fault, kind", [(draft_accepted_without_comparing, "adversarial"), (draft_beyond_the_limit, "perfect"),
+                                         (draft_not_compared_at_eos, "perfect")])
+def test_planted_faults_of_drafts(monkeypatch, fault, kind):
+    fault(monkeypatch)
+    getattr(scripts(), kind)()
+    assert not lab.same_bits(plain(), lab.run(made(kind, True), ASKED))

@@ -1,0 +1,75 @@
+"""Whole runs that draft: in the end the weights of the run that does not; killed and resumed, the run that was not, to the
+bit, with all that it counted about its drafts."""
+
+from __future__ import annotations
+
+import pytest
+from test_main import go
+from test_main_resume import FLAGS as RESUMED
+from test_main_resume import final_state, here, kill, same_run, saved  # noqa: F401  `here` is a fixture
+
+from jaxrl_post import checkpoint, metrics, rollout_log
+from jaxrl_post import main as command
+
+FLAGS = (*RESUMED, "--config.steps=7", "--config.checkpoint.keep_last=9", "--config.eval.every=3",
+         "--config.eval.prompts=3", "--config.engine.row_sizes=(64,)", "--config.history.epochs=2",
+         "--config.sampling.max_tokens=16", "--config.speculation.width=4", "--config.speculation.prompt_entries=4096",
+         "--config.speculation.shared_entries=3000", "--config.speculation.live_entries=256")
+
+
+def run(here, folder, *more):  # noqa: F811
+    assert go(here, f"--run-dir={folder}", "--resume", *FLAGS, *more) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafting(here):  # noqa: F811
+    return run(here, here / "drafting", "--config.speculation.drafter=ours")
+
+
+def total(folder, name):
+    return sum(row.get(name, 0.0) for row in metrics.read(folder / "metrics.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def bare(here):  # noqa: F811
+    return run(here, here / "bare")
+
+
+def tokens_of(folder):
+    """Everything about the rollouts but when their tokens came."""
+    return [(r.id, r.tokens.tobytes(), r.logprobs.tobytes(), r.entropies.tobytes(), r.finish)
+            for file in sorted((folder / "rollouts").glob("step_*.npz")) for group in rollout_log.read(file)
+            for r in group.rollouts]
+
+
+def same_end(one, two):
+    assert tokens_of(one) == tokens_of(two)
+    first, second = final_state(one), final_state(two)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes(), name
+
+
+def test_the_run_ends_in_the_weights_of_the_one_without_drafts(drafting, bare):
+    assert total(drafting, "spec/num_accepted") > 100 and total(bare, "spec/num_drafted") == 0
+    assert total(drafting, "rows/steps") < total(bare, "rows/steps")
+    same_end(drafting, bare)
+
+
+def test_so_does_the_papers_drafter(here, bare):  # noqa: F811
+    other = run(here, here / "paper", "--config.speculation.drafter=histospec")
+    assert total(other, "spec/num_accepted") > 10
+    same_end(other, bare)
+
+
+def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafting, capsys):  # noqa: F811
+    target = here / "killed"
+    flags = (*FLAGS, "--config.speculation.drafter=ours")
+    kill(here, target, checkpoint, "manifest", 2, flags=flags)  # in the save at step 4: on from step 2
+    assert saved(target) == ["step_000002", "step_000004.part"]
+    kill(here, target, command.RowEngine, "step", 25, flags=flags)  # between two saves
+    run(here, target, "--config.speculation.drafter=ours")
+    assert capsys.readouterr().out.count("goes on after step") >= 2
+    same_run(drafting, target)
+    assert any("spec/expected_accepted" in row for row in metrics.read(target / "metrics.jsonl"))
