@@ -1,4 +1,4 @@
-# make demo | test | show | clean. The environment is made first, in .venv, from the first Python that really runs;
+# make demo | test | test-compile | show | clean. The environment is made first, in .venv, from the first Python that really runs;
 # PYTHON=/path/to/python chooses one, in a .venv-X.Y of its own. ARGS are handed on: make test ARGS='-k house'.
 ARGS ?=
 ifdef PYTHON
@@ -12,7 +12,9 @@ else
 endif
 STAMP := $(VENV)/installed.stamp
 
-.PHONY: demo test show clean
+AOT := $(VENV)-aot
+
+.PHONY: demo test test-compile show clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.main --config=configs/demo.py $(ARGS)
@@ -20,11 +22,19 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
+# The second tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
+test-compile: $(AOT)/installed.stamp
+	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist worksteal tests_compile $(ARGS)
+
 show: $(STAMP)
 	@$(VENV)/bin/python scripts/show.py --all $(ARGS)
 
 $(STAMP): pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
 	@sh scripts/make_venv.sh $(VENV) '$(PYTHON)'
+	@touch $@
+
+$(AOT)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
+	@sh scripts/make_venv.sh $(AOT) '$(PYTHON)' test,aot-tpu,aot-cuda
 	@touch $@
 
 # Leaves runs/ and scripts/results/ alone.

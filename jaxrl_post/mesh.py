@@ -108,8 +108,16 @@ def slot_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def cache_sharding(mesh: Mesh) -> NamedSharding:
-    """[replica, pages, page, K, H]: the engine's KV pages; K over tensor."""
-    return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, None, TENSOR))
+    """[replica, pages, page, 2K, H]: the engine's KV pages; pairs of a key and a value head over tensor."""
+    return NamedSharding(mesh, PartitionSpec(REPLICAS, None, None, TENSOR))
+
+
+def by_heads(mesh: Mesh, attend: Callable) -> Callable:
+    """`attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]` of one replica, run by every device on its own
+    heads, as it must be where the compiler cannot split it: a kernel written by hand. To be mapped over replicas by
+    vmap(..., spmd_axis_name=REPLICAS)."""
+    heads, pages = PartitionSpec(None, TENSOR), PartitionSpec(None, None, TENSOR)
+    return jax.shard_map(attend, mesh=mesh, in_specs=(heads, pages, PartitionSpec()), out_specs=heads, check_vma=False)
 
 
 def by_vocab(mesh: Mesh, draw: Callable) -> Callable:

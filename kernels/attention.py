@@ -1,7 +1,12 @@
-"""Paged attention over rows, and the cache it reads: the jnp reference.
+"""Paged attention over rows, and the cache it reads: the jnp reference, and the choice of a kernel.
 
 The cache of one layer is a pytree that only `empty`, `write`, `copy` and `attention` touch: layout and dtype live behind
-them. Pages hold `page` consecutive positions of one slot; page ids never influence values.
+them. Pages hold `page` consecutive positions of one slot; page ids never influence values. Keys and values take turns along
+one axis because TPUs read both at once; the other platforms do not mind.
+
+On TPU and on NVIDIA GPUs a kernel (attention_tpu.py, attention_gpu.py) computes the shapes that its `serves` takes; the
+reference computes every other shape there, and all of them elsewhere. Which one it is depends on platform, dtypes, head
+counts, head size and page size alone.
 
 Invariant: a row's output depends on its slot's entries at positions <= its own, walked in absolute order of pages with an
 online softmax; masked entries are exact zeros, so neither what lies in a stale page nor how long other slots are changes a
@@ -10,26 +15,42 @@ bit.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_post.kernels import attention_gpu, attention_tpu
+
 BIG_NEGATIVE = -1e30
 
 
-class Cache(NamedTuple):
-    """Keys and values of one layer, [pages, page, K, H]."""
+KERNELS = {"cuda": attention_gpu, "tpu": attention_tpu}  # by platform
 
-    k: Array
-    v: Array
+
+class Cache(NamedTuple):
+    """Keys and values of one layer, [pages, page, 2K, H]: key of head 0, value of head 0, key of head 1, ..."""
+
+    pages: Array
+
+    @property
+    def k(self) -> Array:
+        """A copy of the keys, [pages, page, K, H]."""
+        return self.pages[:, :, 0::2]
+
+    @property
+    def v(self) -> Array:
+        """A copy of the values, [pages, page, K, H]."""
+        return self.pages[:, :, 1::2]
 
 
 class Rows(NamedTuple):
     """Where R rows are: their slot, their absolute position, whether they are real, and the page table of all slots.
 
-    Rows of one slot are consecutive and ascending. An entry of `table` >= pages is not mapped."""
+    Rows of one slot are consecutive, and so are their positions. An entry of `table` >= pages is not mapped."""
 
     slot: Int[Array, " R"]
     position: Int[Array, " R"]
@@ -39,31 +60,70 @@ class Rows(NamedTuple):
 
 def empty(pages: int, page: int, kv_heads: int, head_dim: int, dtype) -> Cache:
     """A zeroed cache of one layer."""
-    shape = (pages, page, kv_heads, head_dim)
-    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    return Cache(jnp.zeros((pages, page, 2 * kv_heads, head_dim), dtype))
 
 
 def write(cache: Cache, k: Float[Array, "R K H"], v: Float[Array, "R K H"], rows: Rows) -> Cache:
     """Puts each real row's key and value at its position; rows that are not real are dropped."""
-    pages, page = cache.k.shape[:2]
+    pages, page = cache.pages.shape[:2]
+    R, K, H = k.shape
     where = jnp.where(rows.real, rows.table[rows.slot, rows.position // page], pages)
-    offset = rows.position % page
-    return Cache(cache.k.at[where, offset].set(k.astype(cache.k.dtype), mode="drop"),
-                 cache.v.at[where, offset].set(v.astype(cache.v.dtype), mode="drop"))
+    both = jnp.stack([k, v], axis=2).reshape(R, 2 * K, H).astype(cache.pages.dtype)
+    return Cache(cache.pages.at[where, rows.position % page].set(both, mode="drop"))
 
 
 def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Cache:
-    """Copies whole pages; a target >= pages is dropped."""
-    return Cache(cache.k.at[target].set(cache.k[source], mode="drop"), cache.v.at[target].set(cache.v[source], mode="drop"))
+    """Copies whole pages; a target >= pages is dropped. Position by position, as `write` does: for whole pages XLA:TPU lays
+    the cache out anew."""
+    offset = jnp.arange(cache.pages.shape[1])
+    return Cache(cache.pages.at[target[:, None], offset].set(cache.pages[source], mode="drop"))
+
+
+def serving(q: Float[Array, "R N H"], cache: Cache) -> dict[str, Callable]:
+    """By platform, the kernel that computes these shapes there, where there is one."""
+    _, page, combined, H = cache.pages.shape
+    return {platform: kernel.attention for platform, kernel in KERNELS.items()
+            if kernel.serves(q.dtype, cache.pages.dtype, q.shape[1], combined // 2, H, page)}
 
 
 def attention(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None,
               soft_cap: float | None) -> Float[Array, "R N H"]:
     """Causal attention of each row over its slot's cache, grouped queries, up to the longest live length.
 
-    `window` w keeps positions > own - w; `soft_cap` c bends scores to c*tanh(score/c). Softmax in float32."""
+    `window` w keeps positions > own - w; `soft_cap` c bends scores to c*tanh(score/c). Softmax in float32. Under vmap every
+    argument has the mapped axis."""
+    how = dict(scale=scale, window=window, soft_cap=soft_cap)
+    return _chosen(q, cache, rows, **how) if serving(q, cache) else reference(q, cache, rows, **how)
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap"))
+def _chosen(q: Array, cache: Cache, rows: Rows, **how) -> Array:
+    """The kernel of the platform, the reference where it has none. Jitted so that layers alike are traced and lowered once."""
+    kernels = {platform: _one_by_one(functools.partial(kernel, **how)) for platform, kernel in serving(q, cache).items()}
+    return jax.lax.platform_dependent(q, cache, rows, default=functools.partial(reference, **how), **kernels)
+
+
+def _one_by_one(kernel: Callable) -> Callable:
+    """`kernel` over (q, cache, rows); mapped, it runs once for each: a grid with one more axis is another kernel."""
+    run = jax.custom_batching.custom_vmap(lambda q, cache, rows: kernel(q, cache.pages, rows))
+
+    @run.def_vmap
+    def mapped(size, batched, *arguments):
+        assert all(jax.tree.leaves(batched)), "every argument of a mapped attention has the mapped axis"
+        if size == 1:
+            return run(*jax.tree.map(lambda x: x[0], arguments))[None], True
+        return jax.lax.map(lambda each: run(*each), arguments), True
+
+    return run
+
+
+def reference(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None,
+              soft_cap: float | None) -> Float[Array, "R N H"]:
+    """`attention` in jnp."""
     R, N, H = q.shape
-    pages, page, K, _ = cache.k.shape
+    pages, page, combined, _ = cache.pages.shape
+    K = combined // 2
+    paired = cache.pages.reshape(pages, page, K, 2, H)
     heads = (q * scale).reshape(R, K, N // K, H)
     live = jnp.where(rows.real, rows.position + 1, 0)
     blocks = (jnp.max(live) + page - 1) // page
@@ -71,7 +131,7 @@ def attention(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: floa
     def block(b, carry):
         peak, mass, out = carry
         ids = jnp.minimum(rows.table[rows.slot, b], pages - 1)
-        keys, values = cache.k[ids].astype(q.dtype), cache.v[ids].astype(q.dtype)
+        keys, values = paired[ids, :, :, 0].astype(q.dtype), paired[ids, :, :, 1].astype(q.dtype)
         scores = jnp.einsum("rkgh,rpkh->rkgp", heads, keys, preferred_element_type=jnp.float32)
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# make_venv.sh VENV [PYTHON]: makes or updates the virtual environment VENV with this project, editable, and its tests'
-# needs, at the versions of constraints/. An environment whose interpreter no longer runs, or is another version than
-# asked for, is made anew.
+# make_venv.sh VENV [PYTHON [EXTRAS]]: makes or updates the virtual environment VENV with this project, editable, and
+# what its EXTRAS (test) need, at the versions of constraints/. An environment whose interpreter no longer runs, or is
+# another version than asked for, is made anew.
 set -eu
 cd "$(dirname "$0")/.."
 venv=$1
@@ -18,4 +18,4 @@ esac
 echo "installing into $venv (Python $version; a few minutes the first time)"
 pip() { "$venv/bin/python" -m pip install -qq --disable-pip-version-check -c "constraints/py$version.txt" "$@"; }
 pip setuptools
-pip --no-build-isolation -e '.[test]'
+pip --no-build-isolation -e ".[${3:-test}]"

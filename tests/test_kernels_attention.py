@@ -19,8 +19,7 @@ def _case(seed=0):
     real = np.array([1, 1, 1, 1, 1, 1, 1, 1, 0], bool)
     keys = noise.normal(size=(S, BLOCKS * PAGE, K, H)).astype(np.float32)
     values = noise.normal(size=(S, BLOCKS * PAGE, K, H)).astype(np.float32)
-    cache = attention.Cache(jnp.asarray(noise.normal(size=(PAGES, PAGE, K, H)), jnp.float32) * 50,
-                            jnp.asarray(noise.normal(size=(PAGES, PAGE, K, H)), jnp.float32) * 50)
+    cache = attention.Cache(jnp.asarray(noise.normal(size=(PAGES, PAGE, 2 * K, H)), jnp.float32) * 50)
     for s in range(S):
         reach = position[slot == s].max() + 1
         rows = attention.Rows(jnp.full(reach, s), jnp.arange(reach), jnp.ones(reach, bool), jnp.asarray(table))
@@ -62,7 +61,7 @@ def test_stale_pages_longer_company_and_page_ids_change_no_bit():
     keep = np.asarray(alone.real)
     assert base[keep].tobytes() == short[keep].tobytes()
     turn = np.random.default_rng(3).permutation(PAGES)
-    moved = attention.Cache(cache.k[np.argsort(turn)], cache.v[np.argsort(turn)])
+    moved = attention.Cache(cache.pages[np.argsort(turn)])
     again = attention.attention(jnp.asarray(q), moved, rows._replace(table=jnp.asarray(turn)[rows.table]), **how)
     assert base.tobytes() == np.asarray(again).tobytes()
 
@@ -81,6 +80,6 @@ def test_stale_values_may_be_infinite():
     how = dict(scale=0.3, window=None, soft_cap=None)
     base = np.asarray(attention.attention(jnp.asarray(q), cache, rows, **how))
     page, offset = int(rows.table[0, 0]), 3  # behind the last position of slot 0, in its own page
-    ruined = attention.Cache(cache.k.at[page, offset].set(jnp.nan), cache.v.at[page, offset].set(jnp.inf))
+    ruined = attention.Cache(cache.pages.at[page, offset, 0::2].set(jnp.nan).at[page, offset, 1::2].set(jnp.inf))
     again = np.asarray(attention.attention(jnp.asarray(q), ruined, rows, **how))
     assert base.tobytes() == again.tobytes()

@@ -98,9 +98,9 @@ def _accept(plan: rowplan.Plan, guess: Array, sampled: Array, ended: Array) -> t
     return sampled, plan.head_real & (before == before[first]), match
 
 
-def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, params: Any, packed: Array, cache: tuple,
-          tokens: Array, slots: Slots, number: Array) -> tuple[tuple, Array, Slots]:
-    """One step of one replica; packed [S, columns], tokens [S, T]."""
+def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, spread: Callable, params: Any, packed: Array,
+          cache: tuple, tokens: Array, slots: Slots, number: Array) -> tuple[tuple, Array, Slots]:
+    """One step of one replica; packed [S, columns], tokens [S, T]. `spread` gives a kernel to the devices."""
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     bound = _bound(packed, sizes)
     forced = jnp.where(going & (slots.known <= bound), slots.known - slots.filled, 0)
@@ -111,7 +111,9 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, para
 
     def attend(layer, q, k, v, cache, **how):
         written = attention.write(cache[layer], k, v, at)
-        return attention.attention(q, written, at, **how), (*cache[:layer], written, *cache[layer + 1:])
+        run = functools.partial(attention.attention, **how)
+        run = spread(run) if attention.serving(q, written) else run
+        return run(q, written, at), (*cache[:layer], written, *cache[layer + 1:])
 
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     h, cache = decoder.hidden(params, config, inputs, position, attend, cache, dtype=dtype)
@@ -163,11 +165,12 @@ def _bound(packed: Array, sizes: Sizes) -> Array:
     return jnp.minimum(jnp.minimum(packed[..., LIMIT] - 1, packed[..., MAPPED]), packed[..., KNOWN] + sizes.emit - 1)
 
 
-def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, params: Any, state: State,
-              packed: Int[Array, "replicas S columns"], scalars: Int[Array, " 2"]) -> tuple[State, Array, Array, Array]:
+def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, spread: Callable, params: Any,
+              state: State, packed: Int[Array, "replicas S columns"], scalars: Int[Array, " 2"]
+              ) -> tuple[State, Array, Array, Array]:
     """Up to scalars[0] steps; leaves once scalars[1] slots of a replica finished, a watched prompt is ready, nothing is
     left to do, or a slot has no room."""
-    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype), in_axes=(None, 0, 0, 0, 0, None),
+    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype, spread), in_axes=(None, 0, 0, 0, 0, None),
                     spmd_axis_name=meshes.REPLICAS)
     shape = packed.shape[:2]
     empty = jnp.zeros((*shape, sizes.emit))
@@ -214,7 +217,7 @@ class Programs:
         self.config, self.mesh, self.row_sizes, self.dtype = config, mesh, row_sizes, dtype
         self._whole = meshes.replicated(mesh)
         blocks, cached = meshes.slot_sharding(mesh), meshes.cache_sharding(mesh)
-        self._placed = State(tuple(attention.Cache(cached, cached) for _ in range(config.layers)), blocks)
+        self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), blocks)
         self._dispatches: dict[int, Callable] = {}
 
     def compile(self, params: Any) -> None:
@@ -224,8 +227,9 @@ class Programs:
         state = jax.eval_shape(self._blank)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
         state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), state, self._placed)
+        spread = functools.partial(meshes.by_heads, self.mesh)
         for rows in self.row_sizes:
-            run = jax.jit(functools.partial(_dispatch, rows, s, self.config, self.dtype), donate_argnums=1,
+            run = jax.jit(functools.partial(_dispatch, rows, s, self.config, self.dtype, spread), donate_argnums=1,
                           out_shardings=(self._placed, self._whole, self._whole, self._whole))
             self._dispatches[rows] = run.lower(like, state, ints((s.replicas, s.slots, TABLE + s.blocks)),
                                                ints((2,))).compile()
@@ -235,8 +239,12 @@ class Programs:
 
     def temporaries(self) -> dict[str, int]:
         """Bytes that each compiled program needs on a device beside what it is given and gives back."""
-        programs = {f"dispatch_{rows}": run for rows, run in self._dispatches.items()} | {"insert": self._insert}
-        return {name: program.memory_analysis().temp_size_in_bytes for name, program in programs.items()}
+        return {name: program.memory_analysis().temp_size_in_bytes for name, program in self.compiled.items()}
+
+    @property
+    def compiled(self) -> dict[str, Any]:
+        """What `compile` made, by name."""
+        return {f"dispatch_{rows}": run for rows, run in self._dispatches.items()} | {"insert": self._insert}
 
     def _blank(self) -> State:
         s, c = self.sizes, self.config

@@ -77,10 +77,8 @@ class Learner:
         """The policy's weights, in the learner's layout; dead after the next commit."""
         return self.state.params["policy"]
 
-    def compile(self) -> None:
-        """Compiles every program for the run's one batch shape, and empties the sums. Later calls do nothing."""
-        if self._programs:
-            return
+    def jitted(self) -> dict[str, tuple[Any, tuple]]:
+        """Every program by name, not compiled, with the shapes of its arguments."""
         one = meshes.replicated(self._mesh)
         batch = self._blank(old=self._needs_old, reference=self._kl_in_loss,
                             corrected=self._algorithm.corrects_rollouts)
@@ -91,7 +89,7 @@ class Learner:
         home = dataclasses.replace(home, grads=self._shardings)
         sums = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shape, home)
         states = jax.tree.map(lambda x: x.sharding, state)
-        jitted = {
+        return {
             "zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ()),
             "score": (jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
                       (policy, self._blank(old=False, reference=False, corrected=False))),
@@ -102,7 +100,12 @@ class Learner:
             "commit": (jax.jit(lambda s, g: programs.commit(s, g, self._transform, self._rate), donate_argnums=(0, 1),
                                out_shardings=(states, home, one)), (state, sums)),
         }
-        self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in jitted.items()}
+
+    def compile(self) -> None:
+        """Compiles every program for the run's one batch shape, and empties the sums. Later calls do nothing."""
+        if self._programs:
+            return
+        self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in self.jitted().items()}
         if not _is_abstract(self.state):
             self._sums = self._programs["zeros"]()
 

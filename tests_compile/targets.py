@@ -1,0 +1,89 @@
+"""What is compiled for: chips, their memory, and the meshes that Qwen2.5-7B takes on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from jaxrl_post.models.decoder import ModelConfig
+
+GIB = 1 << 30
+H200 = Path(__file__).with_name("h200.txtpb")
+ONE_CHIP = {"chips_per_host_bounds": [1, 1, 1]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A topology without devices, and how data, fsdp and tensor divide it."""
+
+    topology: str
+    axes: tuple[int, int, int]
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """`hbm`: bytes that a program may use on one device; `call`: how a kernel of ours is named in the compiled text;
+    `relaid`: weights that the compiler copies, once a dispatch, into the tiling that its matrix unit wants."""
+
+    platform: str
+    hbm: int
+    call: str
+    relaid: tuple[str, ...]
+    one: Slice
+    rows: Slice
+    train: Slice
+
+    def mesh(self, piece: Slice) -> Mesh:
+        how = dict(piece.how) | ({"target_config": H200.read_text(), "topology": piece.topology}
+                                 if self.platform == "cuda" else {"topology_name": piece.topology})
+        devices = topologies.get_topology_desc(platform=self.platform, **how).devices
+        chosen = np.array(devices[:int(np.prod(piece.axes))]).reshape(piece.axes)
+        return Mesh(chosen, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+PROJECTIONS = ("q", "k", "v")  # [D, heads, H] is tiled over heads and H, and multiplied over D
+MATRICES = (*PROJECTIONS, "o", "gate", "up", "down", "head")  # tpu7x tiles bf16 by 16 x 128 where arguments have 8 x 128
+
+# A tpu7x chip is two devices, each with half of its memory.
+TARGETS = {
+    "v5e": Target(platform="tpu", hbm=int(15.75 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
+                  one=Slice(topology="v5e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
+                  rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)), train=Slice(topology="v5e:4x4", axes=(1, 4, 4))),
+    "v6e": Target(platform="tpu", hbm=int(31.25 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
+                  one=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
+                  rows=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
+                  train=Slice(topology="v6e:4x4", axes=(1, 16, 1))),
+    "tpu7x": Target(platform="tpu", hbm=int(94.75 * GIB), call="tpu_custom_call", relaid=MATRICES,
+                    one=Slice(topology="tpu7x:2x2x1", axes=(1, 1, 1)),
+                    rows=Slice(topology="tpu7x:2x2x1", axes=(2, 1, 4)),
+                    train=Slice(topology="tpu7x:2x2x1", axes=(1, 8, 1))),
+    "sm_90": Target(platform="cuda", hbm=139 * GIB, call="mosaic_gpu", relaid=(),
+                    one=Slice(topology="1x1x1", axes=(1, 1, 1)), rows=Slice(topology="1x1x1", axes=(1, 1, 1)),
+                    train=Slice(topology="1x1x8", axes=(1, 8, 1))),
+}
+
+
+def qwen2_5_7b(layers: int = 28) -> ModelConfig:
+    """Shape of Qwen/Qwen2.5-7B."""
+    return ModelConfig(vocab_size=152064, embed=3584, layers=layers, heads=28, kv_heads=4, head_dim=128, ffw=18944,
+                       max_length=32768, rope_theta=1000000.0, norm_eps=1e-6, qkv_bias=True)
+
+
+def memory(compiled: Any) -> dict[str, int]:
+    """Bytes on one device: arguments, results, results that live in arguments, everything else, and all together."""
+    told = compiled.memory_analysis()
+    given, made, alias, temp = (getattr(told, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp"))
+    return {"given": given, "made": made, "alias": alias, "temp": temp, "total": given + made - alias + temp}
+
+
+def shard_bytes(tree: Any) -> int:
+    """Bytes of one device's part of placed shapes."""
+    return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in jax.tree.leaves(tree))

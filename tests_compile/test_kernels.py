@@ -1,0 +1,88 @@
+"""Every kernel really compiles for every target; on sm_90 without spilling a register."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from targets import TARGETS, memory
+
+from jaxrl_post.kernels import attention
+
+MIB = 1 << 20
+SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`run` over arguments of the shapes and dtypes `shapes`; `bound`: bytes that may exist beside them."""
+
+    run: Callable
+    shapes: tuple[Any, ...]
+    bound: int
+
+
+def verify_attention(R: int, S: int, N: int, K: int, H: int, *, blocks: int = 64, page: int = 64, window: int | None = None,
+                     soft_cap: float | None = None) -> Kernel:
+    """Bound: q in the kernel's order, its heads padded to 8 a group and its rows by one tile (bf16), and the same rows as
+    float32 for each of at most 8 stretches, mixed values and 32 columns of peak and mass, all twice for the pass that
+    combines them; the page table once for every row."""
+    def shape(*dims, dtype):
+        return jax.ShapeDtypeStruct(dims, dtype)
+
+    pages = S * blocks // 2
+    rows = attention.Rows(shape(R, dtype=jnp.int32), shape(R, dtype=jnp.int32), shape(R, dtype=bool),
+                          shape(S, blocks, dtype=jnp.int32))
+    padded = K * (R * (-(-(N // K) // 8) * 8) + 64)
+    bound = padded * (2 * H + 2 * 4 * (H + 32) * min(8, -(-blocks * page // 1024))) + 4 * R * blocks
+    return Kernel(functools.partial(attention.attention, scale=H ** -0.5, window=window, soft_cap=soft_cap),
+                  (shape(R, N, H, dtype=jnp.bfloat16),
+                   attention.Cache(shape(pages, page, 2 * K, H, dtype=jnp.bfloat16)), rows), bound)
+
+
+KERNELS = {
+    "verify_attention, 7B, 64 rows": verify_attention(64, 64, 28, 4, 128),
+    "verify_attention, 7B, 1280 rows": verify_attention(1280, 256, 28, 4, 128),
+    "verify_attention, 7B, a quarter of the heads": verify_attention(256, 64, 7, 1, 128),
+    "verify_attention, window and soft cap": verify_attention(256, 64, 16, 8, 128, window=1000, soft_cap=50.0),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel(name, target, table, monkeypatch, tmp_path):
+    kernel, chip = KERNELS[name], TARGETS[target]
+    for key, value in {"TO": str(tmp_path), "PTXAS": "1"}.items():
+        monkeypatch.setenv(f"MOSAIC_GPU_DUMP_{key}", value)
+    mesh = chip.mesh(chip.one)
+    home = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), kernel.shapes)
+    start = time.monotonic()
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # tells which chip to those who ask
+        compiled = jax.jit(kernel.run).lower(*shapes).compile()
+    seconds = time.monotonic() - start
+    used = memory(compiled)
+    chips = {"registers": "", "spill_bytes": ""} if chip.platform != "cuda" else resources(tmp_path)
+    table(name, target, seconds=round(seconds, 2), temp_mib=used["temp"] / MIB, temp_bound_mib=kernel.bound / MIB,
+          total_mib=used["total"] / MIB, hbm_mib=chip.hbm / MIB, **chips)
+    assert chip.call in compiled.as_text(), "the reference was compiled, not the kernel"
+    assert used["temp"] <= kernel.bound and used["total"] <= chip.hbm
+    assert not chips["spill_bytes"]
+
+
+def resources(folder: Path) -> dict[str, int]:
+    """Most registers a thread, and bytes spilled, of the kernels that ptxas told of."""
+    told = "\n".join(file.read_text() for file in folder.glob("*.ptxas"))
+    registers, spills = REGISTERS.findall(told), SPILLS.findall(told)
+    assert registers and spills, f"ptxas said nothing about registers:\n{told}"
+    return {"registers": max(map(int, registers)), "spill_bytes": sum(int(x) for pair in spills for x in pair)}

@@ -1,0 +1,141 @@
+"""The row program and the train step of Qwen2.5-7B really compile, fit, and move no cache.
+
+Bounds on temporary memory are sums of what must exist at once, from shapes alone; each term says why. SLACK pays for
+alignment and for buffers that a compiler cannot reuse in time.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from targets import TARGETS, memory, qwen2_5_7b, shard_bytes
+
+from jaxrl_post import config
+from jaxrl_post import mesh as meshes
+from jaxrl_post.engine import rows
+from jaxrl_post.models import decoder
+from jaxrl_post.trainer.learner import Learner
+
+MIB = 1 << 20
+SLACK = 1.25
+ROWS, SLOTS, HEADS, PAGE, PAGES, LENGTH, STEPS = 256, 64, 128, 64, 2048, 4096, 8
+TOKENS, CHUNK = 1024, 64
+
+
+@pytest.fixture
+def compile_seconds():
+    """Seconds of the compiler, one entry a program, in order."""
+    seconds = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seconds.append(round(duration, 2))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seconds
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_row_program(target, table, compile_seconds):
+    chip, model, dtype = TARGETS[target], qwen2_5_7b(), jnp.bfloat16
+    mesh = chip.mesh(chip.rows)
+    sizes = rows.Sizes.of(meshes.replicas(mesh), slots=SLOTS, max_length=LENGTH, page_size=PAGE, pages=PAGES,
+                          head_rows=HEADS, steps_per_dispatch=STEPS)
+    programs = rows.Programs(model, mesh, sizes, (ROWS,), dtype)
+    homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
+    weights = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model),
+                           homes)
+    programs.compile(weights)
+    ways = mesh.shape["tensor"]
+    cache = model.layers * PAGES * PAGE * 2 * model.kv_heads // ways * model.head_dim * 2
+    tokens = 4 * SLOTS * LENGTH
+    bounds = {f"dispatch_{ROWS}": dispatch_bound(model, ways, weights, chip.relaid),
+              "insert": SLACK * (sizes.inserts * (cache // PAGES + 4 * LENGTH) + 2 * tokens)}
+    assert set(programs.compiled) == set(bounds)
+    for (name, compiled), seconds in zip(programs.compiled.items(), compile_seconds, strict=True):
+        used, text = memory(compiled), compiled.as_text()
+        table(f"7B rows, {model.layers} layers, {name}", target, seconds=seconds, temp_mib=used["temp"] / MIB,
+              temp_bound_mib=bounds[name] / MIB, total_mib=used["total"] / MIB, hbm_mib=chip.hbm / MIB)
+        assert used["alias"] == cache + tokens, "the cache does not stay where it is"
+        assert not copies_of_cache(text, model.kv_heads // ways, model.head_dim)
+        assert used["temp"] <= bounds[name] and used["total"] <= chip.hbm
+        assert (chip.call in text) == (name != "insert"), "the reference was compiled, not the kernel"
+
+
+def dispatch_bound(model, ways: int, params, relaid: tuple[str, ...]) -> float:
+    """Bytes beside weights, pages and tokens, of ROWS rows and HEADS heads on one of `ways` devices:
+
+    - float32 logits of the heads three times, whole, because the law's tiles of 1024 ids do not lie on the devices' borders:
+      as the head gives them, divided by the temperature and cut into tiles, and weighed;
+    - of the widest layer part, twice (what it reads and what it gives): the stream, q, k, v and gate, up, product;
+    - what the attention kernel needs: as in test_kernels;
+    - the slots' windows, the page table for every row;
+    - the weights that this compiler copies into another tiling before the loop (targets.Target.relaid).
+    """
+    m = model
+    logits = 3 * HEADS * 4 * m.vocab_size
+    widest = 2 * 4 * ROWS * (2 * m.embed + (m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.ffw // ways)
+    padded = m.kv_heads // ways * (ROWS * 8 + 64)
+    kernel = padded * (2 * m.head_dim + 2 * 4 * (m.head_dim + 32) * min(8, -(-LENGTH // 1024)))
+    small = 4 * ROWS * (LENGTH // PAGE) + 2 * SLOTS * LENGTH * 4
+    weights = shard_bytes([piece[name] for piece in (params, *params["layers"].values()) for name in relaid if name in piece])
+    return SLACK * (logits + widest + kernel + small + weights)
+
+
+def copies_of_cache(text: str, kv_heads: int, head_dim: int) -> list[str]:
+    """Lines of compiled text that copy a layer's pages, in whatever order of axes."""
+    found = []
+    for line in re.findall(r"= bf16\[[\d,]+\]\S* (?:copy|copy-start|transpose)\(.*", text):
+        shape = [int(size) for size in re.match(r"= bf16\[([\d,]+)\]", line)[1].split(",")]
+        if sorted(size for size in shape if size > 1) == sorted((PAGES, PAGE, 2 * kv_heads, head_dim)):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_train_step(target, table, request):
+    chip, model = TARGETS[target], qwen2_5_7b(request.config.getoption("--train-layers"))
+    mesh = chip.mesh(chip.train)
+    learner = Learner(model, decoder.abstract(model), mesh, algorithm=config.Algorithm(), optimizer=config.Optimizer(),
+                      batch=config.Batch(rows=meshes.replicas(mesh), tokens=TOKENS,
+                                         head_chunk=CHUNK * meshes.replicas(mesh)),
+                      temperature=1.0, steps=100, max_tokens=TOKENS, remat=True, compute_dtype="bfloat16")
+    weights = shard_bytes(learner.params)
+    bounds = {"accumulate": accumulate_bound(model, mesh.shape["tensor"], weights), "commit": SLACK * weights}
+    kept = {"accumulate": weights, "commit": shard_bytes(learner.state) + weights}
+    for name in bounds:
+        program, shapes = learner.jitted()[name]
+        start = time.monotonic()
+        compiled = program.lower(*shapes).compile()
+        seconds, used = time.monotonic() - start, memory(compiled)
+        table(f"7B train, {model.layers} layers, {name}", target, seconds=round(seconds, 2), temp_mib=used["temp"] / MIB,
+              temp_bound_mib=bounds[name] / MIB, total_mib=used["total"] / MIB, hbm_mib=chip.hbm / MIB)
+        assert used["alias"] >= 0.99 * kept[name], "the state or the sums do not stay where they are"
+        assert used["temp"] <= bounds[name] and used["total"] <= chip.hbm
+
+
+def accumulate_bound(model, ways: int, weights: float) -> float:
+    """Bytes beside weights, sums and batch, of one row of TOKENS tokens on each group of `ways` devices. Always there: the
+    new gradient (float32, like the shard of the weights) and each layer's input (bf16; all else is recomputed). Beside
+    them the largest of what never is there together:
+
+    - head: its whole matrix in bf16, its whole gradient summed over chunks in float32, three times the logits of a chunk;
+    - layer: two layers' whole matrices in bf16 and gradients in float32 (the next is fetched while one works), what the
+      layer keeps for its backward pass and that again as gradients (q, k, v; gate, up, product; four streams), and float32
+      scores of one block of queries three times;
+    - embed: the whole table and its whole gradient, as for the head.
+    """
+    m = model
+    table = m.vocab_size * m.embed // ways
+    block = max(64, TOKENS // 8)
+    head = table * (2 + 4) + 3 * 4 * CHUNK * m.vocab_size // ways
+    attend = m.embed * (2 * m.heads + 2 * m.kv_heads) * m.head_dim
+    layer = 2 * (attend + 3 * m.embed * m.ffw) // ways * (2 + 4)
+    layer += 2 * 4 * TOKENS * (4 * m.embed + (m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.ffw // ways)
+    layer += 3 * 4 * m.heads // ways * block * TOKENS
+    return SLACK * (weights + 2 * m.layers * TOKENS * m.embed + max(head, layer, table * (2 + 4)))
