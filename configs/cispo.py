@@ -4,9 +4,8 @@ Recipe: every token keeps its gradient, weighed by its ratio held below 5 with n
 2506.13585; 5 as in ScaleRL, arXiv 2510.13786); the loss a mean over prompts of the mean over the tokens of all their
 answers; advantages centred in the group and scaled by the deviation of the whole batch (ScaleRL). Against what engine
 and learner disagree on, each token is weighed by min(pi_old / mu, 2). Four mini-batches a round.
-Hardware: 2 CPU cores, 1 to 3 minutes. Command: python -m jaxrl_post.main --config=configs/cispo.py
-Expected: held-out mean of 4 from 0.37 to 0.97, greedy from 0.01 to 1.00, in 25 rounds, 197,000 sampled tokens (seed 0).
-Nothing is clipped on the way and engine and learner agree: the bounds are there for larger models.
+Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/cispo.py
+Expected: nothing measured stands in scripts/results/ yet; the demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

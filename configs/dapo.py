@@ -4,9 +4,8 @@ Recipe (arXiv 2503.14476): clip range 0.2 below and 0.28 above (section 3.1); gr
 wrong are left out and refilled (3.2); the loss is a mean over tokens (3.3); answers cut at the limit leave the loss and
 stay in the baseline, and within the last `overlong_buffer` tokens before it the reward sinks to -1 (3.4). A small
 entropy bonus, not of the paper, keeps answers apart so that there is something to sample from.
-Hardware: 2 CPU cores, 1 to 3 minutes. Command: python -m jaxrl_post.main --config=configs/dapo.py
-Expected: held-out mean of 4 from 0.37 to 0.81, greedy from 0.01 to 1.00, in 40 rounds, 248,000 sampled tokens in the
-batches; 4.5 groups a round are left out on average (seed 0).
+Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/dapo.py
+Expected: nothing measured stands in scripts/results/ yet; the demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

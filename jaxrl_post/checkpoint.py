@@ -91,7 +91,7 @@ class Checkpoints:
             part.mkdir(parents=True)
         self._share("")
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-            writer.save(part.absolute() / "arrays", args=ocp.args.StandardSave(named))
+            writer.save(part.absolute() / "arrays", args=ocp.args.StandardSave(_views(named)))
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")
         if first:
@@ -189,6 +189,14 @@ def _named(tree: Any) -> dict[str, Any]:
         if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, only jax arrays are saved")
     return out
+
+
+def _views(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Other arrays over the same buffers. Whoever looks at an array from the host leaves its view in it; of an array that is
+    donated next, the whole buffer would then be copied instead of used again."""
+    return {name: jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding,
+                                                           [shard.data for shard in leaf.addressable_shards])
+            for name, leaf in named.items()}
 
 
 def _kinds(named: Mapping[str, Any]) -> dict[str, str]:
@@ -336,13 +344,9 @@ def rewind(folder: Path, to: Mapping[str, int]) -> None:
     """Logs as they were at `to` (what is not in it was not there): lines and rollout files that came later are removed.
 
     Raises:
-      ValueError: a log lacks bytes that it had; then nothing was changed.
+      ValueError: see `check_reach`; then nothing was changed.
     """
-    for name, size in to.items():
-        there = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if there < size:
-            raise ValueError(f"resume: {folder / name} has {there} bytes, the checkpoint knows of {size}: lines of a "
-                             "log were lost or removed; put them back, or begin a new run")
+    check_reach(folder, to)
     for name in LOGS:
         if name not in to:
             (folder / name).unlink(missing_ok=True)
@@ -354,3 +358,15 @@ def rewind(folder: Path, to: Mapping[str, int]) -> None:
         for path in index.parent.glob("step_*"):
             if path.name not in kept:
                 path.unlink()
+
+
+def check_reach(folder: Path, to: Mapping[str, int]) -> None:
+    """
+    Raises:
+      ValueError: a log lacks bytes that it had.
+    """
+    for name, size in to.items():
+        there = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if there < size:
+            raise ValueError(f"resume: {folder / name} has {there} bytes, the checkpoint knows of {size}: lines of a "
+                             "log were lost or removed; put them back, or begin a new run")

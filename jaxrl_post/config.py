@@ -67,11 +67,27 @@ class Engine:
     page_size: int = at_least(16, 1)
     pages: int = at_least(0, 0)
     row_sizes: tuple[int, ...] = (64, 128)
-    head_rows: int = at_least(0, 0)  # rows that may sample in one step; 0: as many as slots
+    head_rows: int = at_least(0, 0)  # rows that may sample in one step; 0: as many as slots, all where drafts are made
     steps_per_dispatch: int = at_least(8, 1)
     refill_slots: int = at_least(4, 1)  # a dispatch ends early when so many slots are free and requests wait
     dtype: str = one_of("float32", "float32", "bfloat16")
     cost_table: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """Drafting of rollouts from history. `drafter`: its name (engine/drafter.py); off compiles no drafting at all. `width`:
+    tokens of a draft at most. Sizes per replica, in entries of 4 bytes (12 for histospec): `prompt_entries` for the past
+    answers to the prompts in slots, `shared_entries` for the last answers to all prompts, `live_entries` for what the
+    running answers to one prompt share. Only `ours` reads the last two. `clones`: slots that nobody waits for try other
+    drafts for the answers that still run."""
+
+    drafter: str = one_of("off", "off", "ngram", "histospec", "histospec_rewards", "ours")
+    width: int = at_least(7, 2)
+    prompt_entries: int = at_least(1 << 17, 0)
+    shared_entries: int = at_least(3 << 15, 0)
+    live_entries: int = at_least(1 << 11, 16)
+    clones: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +271,7 @@ class Config:
     eval: Eval = Eval()
     checkpoint: Checkpoint = Checkpoint()
     history: History = History()
+    speculation: Speculation = Speculation()
 
     def __post_init__(self):
         for rule in _RULES:
@@ -288,7 +305,9 @@ class Config:
 
     @property
     def head_rows(self) -> int:
-        return self.engine.head_rows or self.engine.slots
+        if self.engine.head_rows or self.speculation.drafter == "off":
+            return self.engine.head_rows or self.engine.slots
+        return max(self.engine.row_sizes)
 
     @property
     def pages(self) -> int:
@@ -357,6 +376,12 @@ def _rounds_divide(c: Config) -> None:
               f"(scheduler.mini_batches * scheduler.ppo_epochs); nearest valid value is {-(-step // updates) * updates}")
 
 
+def _evaluations_are_reached(c: Config) -> None:
+    beyond = [at for at in c.eval.at if not 0 <= at <= c.steps]
+    _need(not beyond, f"eval.at={beyond[:1]} is never reached: it must be at least 0 and at most steps={c.steps}, where "
+          "there is an evaluation anyway")
+
+
 def _loss_makes_sense(c: Config) -> None:
     a = c.algorithm
     _need(a.clip_ratio_c == 0 or a.clip_ratio_c > 1, f"algorithm.clip_ratio_c={a.clip_ratio_c} must be 0 (off) or above 1; "
@@ -388,7 +413,8 @@ def _rewards_weighted(c: Config) -> None:
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
-          _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated)
+          _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated,
+          _evaluations_are_reached)
 
 
 def default() -> ml_collections.ConfigDict:
@@ -418,6 +444,11 @@ def _mirror(schema) -> ml_collections.ConfigDict:
     return out
 
 
+# Whatever Python itself raises while a config file runs; it is the user's own code, so its mistakes are the file's.
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, NameError, OSError,
+             RuntimeError, SyntaxError, TypeError, ValueError)
+
+
 def load(path: str) -> ml_collections.ConfigDict:
     """What `get_config()` of a Python file returns; ValueError with the line of a mistake in it."""
     file = Path(path)
@@ -430,7 +461,7 @@ def load(path: str) -> ml_collections.ConfigDict:
     try:
         spec.loader.exec_module(module)
         given = module.get_config()
-    except (AttributeError, KeyError, NameError, TypeError, ValueError, ImportError, SyntaxError) as error:
+    except _MISTAKES as error:
         raise ValueError(_mistake(file, error)) from error
     _need(isinstance(given, ml_collections.ConfigDict), f"--config={path}: get_config() must return the ConfigDict of "
           f"jaxrl_post.config.default(), got {type(given).__name__}")
@@ -441,7 +472,8 @@ def _mistake(file: Path, error: Exception) -> str:
     """One sentence on an error in a config file: its line, what it says, the nearest valid name."""
     lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     lines += [str(error.lineno)] if isinstance(error, SyntaxError) else []
-    text = str(error.args[0] if error.args else error).splitlines()[0]
+    said = str(error if isinstance(error, OSError) or not error.args else error.args[0]).splitlines()
+    text = said[0] if said and said[0] else type(error).__name__
     unknown = re.match(r"\W*(?:Key )?\W*(\w+)\W*($|does not exist|n?Did you mean)", text)  # as ml_collections puts it
     if unknown and isinstance(error, (AttributeError, KeyError)):
         near = _nearest(unknown[1], Config, "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,13 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step at each measured row count; between them linear, outside at the nearest slope."""
+    """Seconds of a step at each measured row count; between them linear, outside at the nearest slope. `drafting`: seconds
+    that the drafter adds to a step."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     source: str
+    drafting: float = 0.0
 
     def __post_init__(self):
         if len(self.rows) != len(self.seconds) or not self.rows:
@@ -52,7 +54,7 @@ class StepCost:
     @property
     def digest(self) -> str:
         """Of the numbers: 16 hex digits of SHA-256."""
-        return hashlib.sha256(json.dumps([self.rows, self.seconds]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([self.rows, self.seconds, self.drafting]).encode()).hexdigest()[:16]
 
 
 def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes: Sequence[int]) -> StepCost:
@@ -69,21 +71,31 @@ def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes:
 
 
 def load(path: str) -> StepCost:
-    """Reads {"figures": {"step_s": {"64": 0.002, ...}}}, as scripts/bench.py cost writes it."""
+    """Reads {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002}}, as scripts/bench.py cost writes it."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"engine.cost_table={path}: no such file; write one with scripts/bench.py cost --json {path}")
     try:
-        table: Mapping[str, float] = json.loads(file.read_text())["figures"]["step_s"]
-        pairs = sorted((int(rows), float(seconds)) for rows, seconds in table.items())
+        figures: Mapping[str, Mapping[str, float]] = json.loads(file.read_text())["figures"]
+        pairs = sorted((int(rows), float(seconds)) for rows, seconds in figures["step_s"].items())
+        drafting = float(figures.get("drafting_s", 0.0))
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"engine.cost_table={path}: expected figures.step_s with rows -> seconds, got {error!r}") from None
-    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file))
+    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), drafting)
 
 
-def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: int) -> int:
-    """The size with the most useful rows a second: one row for each running slot, the rest for `backlog` waiting rows.
+def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: float, worth: Callable[[int], float],
+              must_draft: bool = False) -> tuple[int, bool]:
+    """The size with the most useful rows a second, and whether to draft: of each step one row for each running slot, the
+    next for `backlog` waiting rows, and the rest may hold drafts, of which `worth(rows)` are expected to prove right.
 
-    Sizes below `running` are out; ties go to the smaller size."""
+    Sizes below `running` are out; ties go to not drafting, then to the smaller size. `must_draft`: not drafting is out."""
     fitting = [size for size in sorted(sizes) if size >= running] or [max(sizes)]
-    return max(fitting, key=lambda size: (min(size, running + backlog) / cost(size), -size))
+
+    def rate(choice: tuple[int, bool]) -> float:
+        size, drafts = choice
+        forced = min(size, running + backlog)
+        return (forced + drafts * worth(size - forced)) / (cost(size) + drafts * cost.drafting)
+
+    choices = [(size, drafts) for drafts in (False, True) for size in fitting if drafts or not must_draft]
+    return max(choices, key=lambda choice: (rate(choice), not choice[1], -choice[0]))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxrl_post.protocols import Engine, Rewards
+from jaxrl_post.rewards import NoScores
 from jaxrl_post.types import Finish, Group, Prompt, Request, RolloutId, Sampling
 
 GREEDY = 1  # the attempt that marks a prompt's greedy answer: sample 0, attempt 1
@@ -81,6 +82,7 @@ def evaluate(engine: Engine, rewards: Rewards, prompts: Sequence[Prompt], *, sam
     Raises:
       ValueError: no prompts.
       RuntimeError: the engine ran dry before every answer was back.
+      NoScores: not one of the sampled answers has a score.
     """
     if not prompts:
         raise ValueError("evaluation needs at least one prompt, got 0; set eval.prompts=0 to go without")
@@ -104,8 +106,8 @@ def evaluate(engine: Engine, rewards: Rewards, prompts: Sequence[Prompt], *, sam
         sampled=tuple(join(p, [_id(run_seed, p, s, 0) for s in range(samples)]) for p in prompts),
         greedy=tuple(join(p, [_id(run_seed, p, 0, GREEDY)]) for p in prompts))
     if not any(group.scored.any() for group in found.sampled):
-        raise RuntimeError(f"evaluation: none of {len(requests)} answers could be scored: the graders failed, twice each, "
-                           "as the warnings above say")
+        raise NoScores(f"evaluation: none of {len(requests)} answers could be scored: the graders failed, twice each, "
+                       "as the warnings above say")
     return found
 
 

@@ -15,16 +15,17 @@ import numpy as np
 
 from jaxrl_post.types import Group, Rollout, frozen
 
-OVERHEAD = 2048  # bytes that Python and numpy add to the arrays of a group: measured 1.7 kB on 64-bit CPython 3.12
+OVERHEAD = 2048  # bytes: an upper bound of what Python and numpy add to the arrays of a group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The G answers to a prompt in one epoch, by sample index: tokens int32[M] laid end to end, offsets int64[G+1],
+    """The G answers to a prompt in one epoch, by sample index: tokens and favourites int32[M] laid end to end, offsets int64[G+1],
     rewards f32[G], scored bool[G] (False: the reward is no verdict), versions int32[G], of each last sampled token."""
 
     epoch: int
     tokens: np.ndarray
+    favourites: np.ndarray
     offsets: np.ndarray
     rewards: np.ndarray
     scored: np.ndarray
@@ -40,11 +41,21 @@ class Past:
         return self.tokens[self.offsets[index]:self.offsets[index + 1]]
 
     @property
+    def texts_to_learn(self) -> list[np.ndarray]:
+        """The favourites of each answer."""
+        return np.split(self.favourites, self.offsets[1:-1])
+
+    @property
+    def answers(self) -> list[np.ndarray]:
+        """All of them, by sample index."""
+        return [self.answer(index) for index in range(self.rewards.size)]
+
+    @property
     def nbytes(self) -> int:
         return sum(getattr(self, name).nbytes for name in _KINDS)
 
 
-_KINDS = {"tokens": np.int32, "offsets": np.int64, "rewards": np.float32, "scored": bool, "versions": np.int32}
+_KINDS = {"tokens": np.int32, "favourites": np.int32, "offsets": np.int64, "rewards": np.float32, "scored": bool, "versions": np.int32}
 
 
 class History:
@@ -70,6 +81,7 @@ class History:
             self._keep(group.prompt.id, Past(
                 epoch=group.rollouts[0].id.epoch, rewards=group.rewards, scored=group.scored,
                 tokens=frozen(np.concatenate([rollout.tokens for rollout in group.rollouts])),
+                favourites=frozen(np.concatenate([rollout.favourites for rollout in group.rollouts])),
                 offsets=frozen(np.cumsum([0, *map(len, group.rollouts)], dtype=np.int64)),
                 versions=frozen(np.array([_version(rollout) for rollout in group.rollouts], np.int32))))
 
@@ -109,7 +121,8 @@ class History:
         for prompt_id, epoch, size in zip(state["prompts"], state["epochs"], state["sizes"], strict=True):
             offsets = state["offsets"][offset:offset + size + 1]
             mine = {name: state[name][answer:answer + size] for name in ("rewards", "scored", "versions")}
-            mine |= {"tokens": state["tokens"][token:token + int(offsets[-1])], "offsets": offsets}
+            mine |= {name: state[name][token:token + int(offsets[-1])] for name in ("tokens", "favourites")}
+            mine |= {"offsets": offsets}
             self._keep(prompt_id, Past(epoch=epoch, **{name: frozen(array.copy()) for name, array in mine.items()}))
             answer, offset, token = answer + size, offset + size + 1, token + int(offsets[-1])
 

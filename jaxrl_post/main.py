@@ -2,7 +2,8 @@
 
 The whole run, read from top to bottom: what was asked for, what the run starts from, the plan, the parts (each built
 exactly once), the ring turning, the last words. A mistake in a config, a data file or a checkpoint is one sentence and
-exit code 1, before anything is compiled; a run that could not start leaves nothing behind. --resume=FOLDER goes on with a
+exit code 1, before anything is compiled; a run that could not start leaves nothing behind. So is a first round whose
+answers no grader could score, which leaves its folder. --resume=FOLDER goes on with a
 run that was killed; --run-dir=FOLDER --resume begins it where there is none yet, so one command can be run until it ends.
 """
 
@@ -34,7 +35,7 @@ import optax
 
 import jaxrl_post
 from jaxrl_post import config as configs
-from jaxrl_post import checkpoint, cost, evaluate, loop, mesh, metrics, parts
+from jaxrl_post import checkpoint, evaluate, loop, mesh, metrics, parts
 from jaxrl_post.engine import probe
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.engine import RowEngine
@@ -42,9 +43,10 @@ from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import allocation, compilation, distributed, folder, inputs, plan, resume
 from jaxrl_post.models import hf
-from jaxrl_post.observers import Observers, Remembering, Stopwatch, Timed
+from jaxrl_post.observers import FirstScores, Observers, Remembering, Stopwatch, Timed
+from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rollout_log import Journal, RolloutLog, read
+from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside
 from jaxrl_post.scheduler.recorder import Recorder
 from jaxrl_post.scheduler.rounds import Sync
 from jaxrl_post.trainer.learner import Learner
@@ -131,6 +133,11 @@ class Run:
     evaluations: list[evaluate.Evaluation] = field(default_factory=list)
 
     @property
+    def records(self) -> list[Any]:
+        """What keeps scored groups: the history, and what engines draft from."""
+        return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, RowEngine))]
+
+    @property
     def engines(self) -> list[Any]:
         """Those that there are, each once."""
         return list(dict.fromkeys(engine for engine in (self.engine, self.evaluator) if engine is not None))
@@ -190,29 +197,30 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     learner.compile()
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
-    engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices)
+    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
+    engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices, history)
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
         writers.append(metrics.console(config.steps))
     writer = metrics.Several(*writers)
     stack.callback(writer.close)
-    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
               engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
               judge=judge, history=history, writer=writer, saves=saves, saved=saved, about=about)
     if saved is not None:
         revive(run, saved)
+    allocation.give_back()
     return run
 
 
 def revive(run: Run, saved: checkpoint.Saved) -> None:
     """Everything on the host as it was; the first and the latest evaluation are read from their log."""
     prompts = {prompt.id: prompt for prompt in run.start.train}
+    run.history.load_state_dict(saved.host["history"])
     for engine, state in zip(run.engines, saved.host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
     run.scheduler.load_state_dict(saved.host["scheduler"])
-    run.history.load_state_dict(saved.host["history"])
     files = sorted((run.mine / "evaluations").glob("step_*.npz"))
     run.evaluations += [evaluate.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
 
@@ -221,34 +229,39 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
     """A pool of reward processes; of several processes of a job the first one scores and shares."""
     log = Journal(journal)
     stack.callback(log.close)
+    before = read_aside(journal)
+    if len(before):
+        say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
     return Pool(config.reward.functions, config.reward.weights, workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s, decode=decode, shuffle=shuffle, seed=config.seed,
                 share=distributed.share if jax.process_count() > 1 else None, compute=jax.process_index() == 0,
-                journal=log)
+                journal=log, journaled=before)
 
 
-def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, devices: jax.sharding.Mesh) -> RowEngine:
+def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, devices: jax.sharding.Mesh,
+               history: History) -> RowEngine:
     """The engine, with the row sizes that the probe keeps."""
     c = config.engine
     engine = RowEngine(
         start.model, learner.params, devices, **parts.engine_sizes(config), refill_slots=c.refill_slots,
-        cost=cost.load(c.cost_table) if c.cost_table else None, decode=start.tokenizer.decode, version=learner.step)
+        cost=start.cost, decode=start.tokenizer.decode, version=learner.step,
+        drafting=parts.drafting(config, start.model, history))
     dropped = [size for size, kept in probe.keep_equal_sizes(engine).items() if not kept]
     if dropped:
         say(f"engine.row_sizes: {dropped} give other bits than {max(c.row_sizes)} on this machine and are not used")
     return engine
 
 
-def rows_for_all(config, start, learner, devices) -> tuple[Any, RowEngine | None]:
+def rows_for_all(config, start, learner, devices, history) -> tuple[Any, RowEngine | None]:
     """The row engine generates, and evaluates."""
-    engine = row_engine(config, start, learner, devices)
+    engine = row_engine(config, start, learner, devices, history)
     return engine, engine if start.held_out else None
 
 
-def data_for_training(config, start, learner, devices) -> tuple[Any, RowEngine | None]:
+def data_for_training(config, start, learner, devices, history) -> tuple[Any, RowEngine | None]:
     """The data writes the training rollouts; a row engine evaluates, if anything is evaluated."""
     engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
-    return engine, row_engine(config, start, learner, devices) if start.held_out else None
+    return engine, row_engine(config, start, learner, devices, history) if start.held_out else None
 
 
 ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
@@ -271,7 +284,8 @@ def turn(run: Run) -> None:
     """Evaluation before, the loop, evaluation after, export, summary."""
     config, watch = run.config, run.watch
     log = RolloutLog(run.mine / "rollouts")
-    rewards = Remembering(Timed(run.rewards, {"start": "reward", "join": "reward"}, watch), run.history)
+    timed = Timed(run.rewards, {"start": "reward", "join": "reward"}, watch)
+    rewards = Remembering(FirstScores(timed, config.scheduler.prompts), run.records)
     observe = Observers(
         engine=run.engine, scheduler=run.scheduler, rewards=rewards, write=run.writer.write, log=log.write,
         evaluate=lambda version: examine(run, version), when=config.evaluated_at,
@@ -309,6 +323,7 @@ def save(run: Run, observe: Observers, version: int) -> None:
             "history": run.history.state_dict(), "observers": observe.state_dict(), "marks": checkpoint.marks(run.mine)}
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):  # processes meet in programs that Orbax makes
         run.saves.save(version, run.learner.state, host, run.about)
+    allocation.give_back()
 
 
 def examine(run: Run, version: int) -> None:
@@ -343,6 +358,7 @@ def finish(run: Run, tokens: int) -> None:
         "devices": jax.device_count(), "processes": jax.process_count(),
         "seconds": round(time.monotonic() - BEGAN, 3)}
     write_json(run.folder / "summary.json", summary)
+    forget_aside(run.mine)
     say("\n".join([*answers(run), *headline(run, summary), *contents(run)]))
 
 
@@ -412,11 +428,19 @@ def main(arguments: Sequence[str]) -> int:
         try:
             run = assemble(arguments, stack)
         except ValueError as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-            return 1
-        if run is not None:
-            turn(run)
+            return sorry(error)
+        try:
+            if run is not None:
+                turn(run)
+        except NoScores as error:  # graders are the user's own; any other failure of a turning ring shows its traceback
+            return sorry(error)
     return 0
+
+
+def sorry(error: Exception) -> int:
+    """One sentence, and the exit code."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

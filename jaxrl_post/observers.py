@@ -14,9 +14,11 @@ from typing import Any
 
 import jax
 
+from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.metrics import describe
 from jaxrl_post.protocols import Engine, Rewards, Scheduler
+from jaxrl_post.rewards import NoScores
 from jaxrl_post.types import Group, Part, Rollout
 
 
@@ -56,21 +58,51 @@ class Timed:
 
 
 class Remembering:
-    """A protocols.Rewards around `rewards` that records every group in `history` the moment it is scored."""
+    """A protocols.Rewards around `rewards` that shows every group to each of `records` the moment it is scored."""
 
-    def __init__(self, rewards: Rewards, history: History):
-        self._rewards, self._history = rewards, history
+    def __init__(self, rewards: Rewards, records: Sequence[History | Drafting]):
+        self._rewards, self._records = rewards, records
 
     def start(self, rollout: Rollout) -> None:
         self._rewards.start(rollout)
 
     def join(self, group: Group) -> Group:
         scored = self._rewards.join(group)
-        self._history.record(scored)
+        for record in self._records:
+            record.record(scored)
         return scored
 
     def metrics(self) -> dict[str, float]:
-        return self._rewards.metrics() | self._history.metrics()
+        out = self._rewards.metrics()
+        for record in self._records:
+            out |= record.metrics()
+        return out
+
+
+class FirstScores:
+    """A protocols.Rewards around `rewards` that refuses to go on when the first `groups` groups, a round, hold not one
+    score: NoScores. Later rounds are no longer looked at; their unscored rollouts are counted in the metrics."""
+
+    def __init__(self, rewards: Rewards, groups: int):
+        self._rewards, self._groups = rewards, groups
+        self._seen = self._answers = 0
+        self._found = False
+
+    def start(self, rollout: Rollout) -> None:
+        self._rewards.start(rollout)
+
+    def join(self, group: Group) -> Group:
+        scored = self._rewards.join(group)
+        self._found |= bool(scored.scored.any())
+        self._seen += 1
+        self._answers += len(scored.rollouts)
+        if self._seen == self._groups and not self._found:
+            raise NoScores(f"training: none of the first {self._groups} groups' {self._answers} answers could be scored: the "
+                           "graders failed, twice each, as the warnings above say, or apply to none of the prompts")
+        return scored
+
+    def metrics(self) -> dict[str, float]:
+        return self._rewards.metrics()
 
 
 class Observers:

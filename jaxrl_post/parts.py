@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from jaxrl_post import mesh as meshes
 from jaxrl_post.config import Config
 from jaxrl_post.engine import rows
-from jaxrl_post.launch import plan
+from jaxrl_post.engine.drafter import DRAFTERS, Drafter
+from jaxrl_post.engine.drafting import Drafting
+from jaxrl_post.history import History
+from jaxrl_post.launch import allocation, plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer.learner import Learner
@@ -37,6 +40,23 @@ def engine_sizes(config: Config) -> dict[str, Any]:
                 restricted=config.sampling.restricted, dtype=jnp.dtype(c.dtype))
 
 
+def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
+    """What guesses tokens ahead, if anything does."""
+    c = config.speculation
+    size = sum(-(-part // rows.UPLOAD) * rows.UPLOAD for part in (_shared(config), c.prompt_entries))
+    return DRAFTERS[c.drafter](vocab=model.vocab_size, width=c.width, entries=size, live=c.live_entries)
+
+
+def drafting(config: Config, model: decoder.ModelConfig, history: History) -> Drafting:
+    """The host's side of it, reading that history."""
+    return Drafting(drafter(config, model), replicas=config.replicas, slots=config.engine.slots, past=history.of,
+                    shared=_shared(config), clones=config.speculation.clones)
+
+
+def _shared(config: Config) -> int:
+    return config.speculation.shared_entries if config.speculation.drafter == "ours" else 0
+
+
 def foreseen(config: Config, start: Inputs) -> str:
     """Memory of this process, from the run's programs compiled for shapes alone, as text."""
     if jax.device_count() < config.devices:
@@ -45,7 +65,8 @@ def foreseen(config: Config, start: Inputs) -> str:
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     programs = learner(config, start.model, decoder.abstract(start.model), mesh).temporaries()
     if config.engine.name == "rows" or start.held_out:
-        programs |= rows.temporaries(start.model, mesh, **engine_sizes(config))
+        programs |= rows.temporaries(start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config))
+    allocation.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
     needs = plan.process(config, plan.memory(config, start.model), programs, plan.resident(), on_host)
     return plan.text(f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)", needs, "B")

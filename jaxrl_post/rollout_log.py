@@ -1,11 +1,16 @@
 """The rollout log: rollouts/step_NNNNNN.npz, one per optimizer step, with index.jsonl beside them; the reward journal.
 
+A resumed run cuts its journal back to the restored step, as every log; the scores that were journaled after it are put
+aside first (`put_aside`), and the run that comes there again takes them (`Journaled`) instead of asking the graders once
+more, and journals them anew. So no score that was used is ever asked for twice, and the journal ends as if nothing had
+happened.
+
 Invariant: `read` gives back the groups that `write` got, every field of them, and equal groups give equal bytes (fixed
 names, order and zip dates), so two processes' logs are compared byte by byte. A file appears whole or not at all. No
 pickle: texts are JSON in an array of bytes, so a prompt's `extra` and `messages` must be what JSON can hold.
 
 Arrays of a file, N rollouts in g groups, M tokens, C components: group_offsets int64[g+1], prompt_offsets int64[g+1],
-prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted [M], seeds uint32[N, 2],
+prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted favourites [M], seeds uint32[N, 2],
 finish uint8[N] (place in texts.finishes), start_clock finish_clock int64[N], rewards f32[N], scored bool[N], components
 f32[C, N], present bool[C, g], and texts: {"finishes", "components", "ids": [N], "prompts": [g]}.
 """
@@ -18,6 +23,7 @@ import json
 import os
 import zipfile
 import zlib
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,9 +31,10 @@ import numpy as np
 
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
+JOURNALS = ("rewards.jsonl", "eval_rewards.jsonl")
 _FINISHES = [finish.value for finish in Finish]
 _PER_TOKEN = {"tokens": np.int32, "sampled": bool, "logprobs": np.float32, "entropies": np.float32,
-              "versions": np.int32, "drafted": bool}
+              "versions": np.int32, "drafted": bool, "favourites": np.int32}
 
 
 class RolloutLog:
@@ -171,7 +178,107 @@ class Journal:
         self._file.close()
 
 
-def read_journal(path: str | Path) -> list[dict]:
-    """Its records; a last line that a crash cut short is left out."""
-    *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines]
+def read_journal(path: str | Path, start: int = 0) -> list[dict]:
+    """Its records from byte `start` on, where a line begins; a last line that a crash cut short is left out.
+
+    Raises:
+      ValueError: a line is no record.
+    """
+    *lines, _ = Path(path).read_bytes()[start:].split(b"\n")
+    return [_parsed(path, place, line) for place, line in enumerate(lines, 1)]
+
+
+class Journaled:
+    """Scores of a run's earlier life, to be taken by (rollout id, digest of its tokens): of equal keys the oldest first.
+
+    Invariant: a score is served for the very tokens that it was given for, and once.
+    """
+
+    def __init__(self, records: Iterable[Mapping] = ()):
+        self._records = _by_key(records)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._records.values()))
+
+    def find(self, rollout: RolloutId, digest: str) -> Mapping | None:
+        """The record, which stays; None where there is none."""
+        found = self._records.get((*rollout, digest))
+        return found[0] if found else None
+
+    def take(self, rollout: RolloutId, digest: str) -> Mapping:
+        """What `find` found, once."""
+        return self._records[(*rollout, digest)].popleft()
+
+
+def aside(journal: str | Path) -> Path:
+    """Where the records of a journal are put that came after the restored step: rewards_aside.jsonl."""
+    journal = Path(journal)
+    return journal.with_name(f"{journal.stem}_aside{journal.suffix}")
+
+
+def put_aside(journal: str | Path, start: int) -> None:
+    """Puts the journal's records from byte `start` on aside, before somebody cuts it there. What was put aside before
+    stays, but for what the journal has got again since then. A kill at any moment loses nothing: the journal is only
+    read. Records without one single score are dropped: the graders were down, and may be asked again.
+
+    The file: a line {"start": byte of the journal}, then records, oldest first.
+
+    Raises:
+      ValueError: a line of one of the files is no record; then nothing was changed.
+    """
+    later = read_journal(journal, start) if Path(journal).is_file() else []
+    before, since = _put_before(journal)
+    again = {key: len(records) for key, records in _by_key(since).items()}
+    for record in before:
+        if again.get(_key(record), 0) > 0:
+            again[_key(record)] -= 1
+        else:
+            later.append(record)
+    if not any(record["scored"] for record in later):
+        aside(journal).unlink(missing_ok=True)
+        return
+    lines = [{"start": start}, *later]
+    _whole(aside(journal), "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def read_aside(journal: str | Path) -> Journaled:
+    """What was put aside of a journal, if anything."""
+    return Journaled(_put_before(journal)[0])
+
+
+def forget_aside(folder: Path) -> None:
+    """The run whose journals lie there has ended: nothing will come again."""
+    for journal in JOURNALS:
+        aside(folder / journal).unlink(missing_ok=True)
+
+
+def _put_before(journal: str | Path) -> tuple[list[dict], list[dict]]:
+    """What was put aside, and what the journal has got since then."""
+    there = aside(journal)
+    if not there.is_file():
+        return [], []
+    text = there.read_bytes()
+    head, newline, _ = text.partition(b"\n")
+    start = json.loads(head)["start"]
+    return read_journal(there, len(head + newline)), read_journal(journal, start) if Path(journal).is_file() else []
+
+
+def _parsed(path: str | Path, place: int, line: bytes) -> dict:
+    try:
+        record = json.loads(line)
+        _key(record), record["scored"], record["reward"], record["components"], record["counts"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: record {place} of those to be read is no record of a score ({error!r}): a journal is "
+                         "gone on with as it was written, or the run is begun anew") from error
+    return record
+
+
+def _key(record: Mapping) -> tuple:
+    return tuple(record[name] for name in (*RolloutId._fields, "digest"))
+
+
+def _by_key(records: Iterable[Mapping]) -> dict[tuple, deque]:
+    out: dict[tuple, deque] = defaultdict(deque)
+    for record in records:
+        out[_key(record)].append(record)
+    return out

@@ -1,8 +1,8 @@
 """How the R rows of one step are given to slots: array code over numpy or jax.numpy, which the caller passes as `xp`.
 
-Order of service: one row for every running slot; then prefill rows, oldest slot first, while rows are left; then candidate
-rows (drafts, or a prefix being verified), shared out evenly up to what each slot wants. A slot whose forced rows were cut
-gets no candidate row. Invariant: the plan decides when a position is computed, never what it gives.
+Order of service: one row for every running slot; then prefill rows, oldest slot first, while rows are left; then rows of a
+prefix that is verified, shared out evenly up to what each slot wants; then draft rows, the most valuable first. A slot whose
+forced rows were cut gets no candidate row. Invariant: the plan decides when a position is computed, never what it gives.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 Array = Any
+VALUE_STEPS, MOST_VALUE = 1 << 12, (1 << 16) - 1
 
 
 class Plan(NamedTuple):
@@ -42,14 +43,31 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
     return share + odd[rank_of(xp, order)]
 
 
+def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
+    """int[S]: draft rows of each slot, `budget` in all or fewer: those of the highest `values` f32[S, W], each the chance that
+    the slot's drafts up to this one prove right (not rising along W) times the slot's weight, 0 for none. Compared in steps
+    of 2^-12; ties go to the first slot in `order`."""
+    steps = xp.minimum(xp.ceil(values * VALUE_STEPS), MOST_VALUE).astype(order.dtype)
+    low = xp.zeros_like(budget)  # the lowest step of which all may have a row lies above it
+    for bit in reversed(range(MOST_VALUE.bit_length())):
+        higher = low + (1 << bit)
+        low = xp.where(xp.sum(steps >= higher) > budget, higher, low)
+    share = xp.sum(steps > low, axis=1).astype(order.dtype)
+    tied = xp.where(low > 0, xp.sum(steps == low, axis=1).astype(order.dtype), 0)[order]
+    left = budget - xp.sum(share)
+    before = xp.cumsum(tied) - tied
+    return share + xp.clip(left - before, 0, tied)[rank_of(xp, order)]
+
+
 def rank_of(xp, order: Array) -> Array:
     """int[S]: the place of each slot in `order`, a permutation of slots."""
     return xp.argsort(order)
 
 
-def counts(xp, forced: Array, candidates: Array, order: Array, rows: int, heads: int) -> Array:
+def counts(xp, forced: Array, candidates: Array, values: Array, order: Array, rows: int, heads: int) -> Array:
     """int[S]: rows of each slot. `forced` [S]: rows whose input token is settled (1 for a running slot, more while
-    prefilling, 0 for an idle one); `candidates` [S]: rows behind them that are guesses; `order` [S]: slots, oldest first.
+    prefilling, 0 for an idle one); `candidates` [S]: rows behind them that verify a prefix; `values` [S, W]: what drafts
+    behind them are worth (see `value_fill`); `order` [S]: slots, oldest first.
 
     At most `rows` in all, and at most `heads` of them sample (heads >= S, so only candidates can be short of heads)."""
     running = (forced == 1).astype(forced.dtype)
@@ -60,13 +78,17 @@ def counts(xp, forced: Array, candidates: Array, order: Array, rows: int, heads:
     base = running + given
     whole = (forced > 0) & (base == forced)
     wants = xp.where(whole, candidates, 0)
-    budget = xp.minimum(rows - xp.sum(base), heads - xp.sum(whole.astype(forced.dtype)))
-    return base + level_fill(xp, wants, xp.maximum(budget, 0), order, max(1, rows.bit_length()))
+    budget = xp.maximum(xp.minimum(rows - xp.sum(base), heads - xp.sum(whole.astype(forced.dtype))), 0)
+    base = base + level_fill(xp, wants, budget, order, max(1, rows.bit_length()))
+    if not values.shape[1]:
+        return base
+    budget = budget - xp.sum(xp.where(whole, base - forced, 0))
+    return base + value_fill(xp, xp.where(whole[:, None], values, 0), budget, order)
 
 
-def plan(xp, forced: Array, candidates: Array, order: Array, *, rows: int, heads: int) -> Plan:
+def plan(xp, forced: Array, candidates: Array, values: Array, order: Array, *, rows: int, heads: int) -> Plan:
     """Gives `rows` rows, `heads` of them sampling, to slots. A running slot needs one: rows >= running slots."""
-    count = counts(xp, forced, candidates, order, rows, heads)
+    count = counts(xp, forced, candidates, values, order, rows, heads)
     sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
     slot, offset, real = _spread(xp, count, rows)
     head_slot, head_rank, head_real = _spread(xp, sampling, heads)

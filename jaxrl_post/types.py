@@ -107,7 +107,8 @@ class Rollout:
 
     tokens int32[T] (without the prompt), sampled bool[T] (False: observed, forced), logprobs f32[T] and entropies f32[T]
     of the sampling law (temperature, top-k and top-p included; at temperature 0 those of temperature 1), versions int32[T]
-    non-decreasing, drafted bool[T]. Clocks are engine steps.
+    non-decreasing, drafted bool[T]. favourites int32[T]: the token held most likely there, where the engine drafts and so
+    looks; else, and where None is given, the token itself. Clocks are engine steps.
     """
 
     id: RolloutId
@@ -121,10 +122,13 @@ class Rollout:
     finish: Finish
     start_clock: int
     finish_clock: int
+    favourites: np.ndarray | None = None
 
     def __post_init__(self):
+        if self.favourites is None:
+            object.__setattr__(self, "favourites", self.tokens)
         kinds = dict(tokens=np.int32, sampled=bool, logprobs=np.float32, entropies=np.float32, versions=np.int32,
-                     drafted=bool)
+                     drafted=bool, favourites=np.int32)
         for name, dtype in kinds.items():
             object.__setattr__(self, name, _array(getattr(self, name), dtype))
             if getattr(self, name).shape != self.tokens.shape:

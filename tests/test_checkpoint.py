@@ -287,6 +287,26 @@ def test_logs_go_back_to_where_they_were(tmp_path):
     rewind(tmp_path, {})
 
 
+def test_what_was_saved_can_still_be_donated_in_place(tmp_path):
+    """Sharded, replicated and on one device; a program that donates it writes into the very same buffers."""
+    mesh = meshes.make_mesh(2, 1, 1)
+    state = {"sharded": jax.device_put(jnp.ones((64, 300)), meshes.batch_sharding(mesh)),
+             "replicated": jax.device_put(jnp.ones((300, 7)), meshes.replicated(mesh)), "alone": jnp.ones((300, 300))}
+
+    def buffers():
+        return [shard.data.unsafe_buffer_pointer() for leaf in state.values() for shard in leaf.addressable_shards]
+
+    moved = {name: jax.jit(lambda x: x + 1, donate_argnums=0, out_shardings=leaf.sharding) for name, leaf in state.items()}
+    for step in (1, 2):
+        state = {name: moved[name](leaf) for name, leaf in state.items()}
+        before = buffers()
+        saves(tmp_path).save(step, state, host(), ABOUT)
+        state = {name: moved[name](leaf) for name, leaf in state.items()}
+        assert buffers() == before
+    found = saves(tmp_path).newest().arrays(state)
+    assert all(float(leaf.max()) == float(leaf.min()) == 4.0 for leaf in found.values())
+
+
 def test_a_log_that_lost_lines_is_refused_and_nothing_is_cut(tmp_path):
     logs(tmp_path, 3)
     to = checkpoint.marks(tmp_path)

@@ -166,6 +166,8 @@ def test_malformed_overrides():
     (["scheduler.mini_batches=4", "scheduler.ppo_epochs=2"], "steps=10 must be a multiple of the 8 optimizer steps of a "
      "round (scheduler.mini_batches * scheduler.ppo_epochs); nearest valid value is 16"),
     (["scheduler.mini_batches=2", "eval.every=5"], "eval.every=5 must be a multiple of the 2 optimizer steps"),
+    (["eval.at=[2,11,12]"], "eval.at=[11] is never reached: it must be at least 0 and at most steps=10"),
+    (["eval.at=[-1]"], "eval.at=[-1] is never reached"),
     (["scheduler.mini_batches=2", "eval.at=[4,5]"], "eval.at=5 must be a multiple of the 2 optimizer steps"),
     (["algorithm.clip_ratio_c=1"], "algorithm.clip_ratio_c=1.0 must be 0 (off) or above 1"),
     (["algorithm.clip_ratio_c=3", "algorithm.loss_mode=gspo"], "is of algorithm.loss_mode='vanilla' and not of 'gspo'"),
@@ -219,6 +221,12 @@ def test_a_file_assigns(tmp_path):
     ("    config.engine.slots = = 4", 4, "invalid syntax"),
     ("    config.engine.slots = int('x')", 4, "invalid literal for int"),
     ("    import jaxrl_post.nothing", 4, "No module named 'jaxrl_post.nothing'"),
+    ("    open('/nowhere/x.json')", 4, "[Errno 2] No such file or directory: '/nowhere/x.json'"),
+    ("    config.steps = 1 // 0", 4, "integer division or modulo by zero"),
+    ("    config.steps = [1][2]", 4, "list index out of range"),
+    ("    assert config.steps == 3", 4, "AssertionError"),
+    ("    raise RuntimeError('no\\nluck')", 4, "no"),
+    ("    import json; json.loads('')", 4, "Expecting value"),
 ])
 def test_a_mistake_in_a_file_is_one_sentence_with_its_line(tmp_path, body, line, sentence):
     path = write(tmp_path, body)

@@ -33,7 +33,7 @@ def test_config_runs(name, tmp_path):
 
 def test_stories_runs(data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))
-    _runs("stories", tmp_path)
+    _runs("stories", tmp_path, "--config.eval.at=[1]")
 
 
 def _runs(name: str, folder: Path, *more: str) -> None:

@@ -128,3 +128,11 @@ def test_shipped_tokenizer_has_the_alphabet():
     ids = words.encode(tasks.ALPHABET)
     assert len(set(ids)) == len(tasks.ALPHABET) and words.decode(ids) == tasks.ALPHABET
     assert words.eos_ids == (0,) and words.decode([*ids, 0]) == tasks.ALPHABET
+
+
+@pytest.mark.parametrize("name, given", [("sums", {}), ("sums", {"careful": 0.0}), ("sorting", {}), ("openings", {})])
+def test_no_seed_gives_a_longer_demonstration_than_the_longest(name, given):
+    task = tasks.TASKS[name]
+    for row in task.rows(0, "sft", 20, **given):
+        lengths = [len(task.demonstrate(row["extra"], seed)) for seed in seeds(40)]
+        assert max(lengths) == len(task.longest(row["extra"]))

@@ -134,3 +134,27 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, data_dir):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="is no JSON"):
         tokenizer.load(tmp_path)
+
+
+WORDS = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}}
+
+
+@pytest.mark.parametrize("change, files, sentence", [
+    ({"model": {}}, {}, "is a tokenizer.json that the tokenizers library does not take: .*line 1"),
+    ({"model": 3}, {}, "does not take"),
+    ({"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}, {}, "does not take: .*Merges"),
+    ({"version": "2.0"}, {}, "does not take: .*version '2.0'"),
+    ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[("}, "behavior": "Isolated", "invert": False}}, {},
+     "does not take: .*char-class"),
+    ({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}}, {}, "has a vocabulary of 0 tokens"),
+    ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<none>"}}, {}, "names the unknown token '<none>'"),
+    ({}, {"generation_config": {"eos_token_id": "a"}}, "eos_token_id='a' must be an id or a list of ids"),
+    ({}, {"config": {"eos_token_id": [0, None]}}, "eos_token_id=.0, None. must be an id or a list of ids"),
+    ({}, {"tokenizer_config": {"eos_token": 5}}, "eos_token=5 must be a text"),
+    ({}, {"tokenizer_config": {"bos_token": {"content": []}}}, "bos_token=.* must be a text"),
+])
+def test_a_malformed_tokenizer_is_one_sentence(tmp_path, change, files, sentence):
+    write(tmp_path, tokenizer=WORDS | change, **files)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)

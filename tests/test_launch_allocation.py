@@ -37,3 +37,26 @@ def test_freed_blocks_go_back(way):
     assert done.returncode == 0, done.stderr
     freed = int(done.stdout)
     assert freed >= 240 if way == "set" else freed < 128
+
+
+SMALL = """
+import numpy as np
+from jaxrl_post.launch import allocation, plan
+blocks = [np.ones(100 << 10, np.uint8) for _ in range(2000)]
+pin = blocks[-1]
+del blocks
+held = plan.resident()
+if not allocation.give_back():
+    raise SystemExit(3)
+print((held - plan.resident()) >> 20)
+"""
+
+
+def test_small_freed_blocks_go_back_when_asked_for():
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("the system does not say what a process holds")
+    done = subprocess.run([sys.executable, "-c", SMALL], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          env={key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")})
+    if done.returncode == 3:
+        pytest.skip("the C library has no such call")
+    assert done.returncode == 0 and int(done.stdout) >= 150, done.stderr

@@ -67,15 +67,22 @@ def test_remat_and_a_smaller_head_chunk_need_less():
 
 
 def test_the_process_by_hand():
-    held = {plan.WEIGHTS: 100, "optimizer": 200, "reference": 0, plan.ESTIMATE: 7, "all": 307}
-    two = config("mesh.fsdp=2")
+    held = {plan.WEIGHTS: 100, plan.MOMENTS: 200, "reference": 0, plan.ESTIMATE: 7, "all": 307}
+    two = config("mesh.fsdp=2", "checkpoint.every=0")
     assert plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
-        "process itself (compiled, no weights yet)": 1000, plan.WEIGHTS: 200, "optimizer": 400,
+        "process itself (compiled, no weights yet)": 1000, plan.WEIGHTS: 200, plan.MOMENTS: 400,
         "largest program beside it (accumulate)": 120, "process at its highest": 1720}
     # on an accelerator the process only hands the weights over, whole
     assert plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, False) == {
         "process itself (compiled, no weights yet)": 1000, "weights on their way (float32)": 200,
         "process at its highest": 1200, "each device at its highest": 360}
+    # a checkpoint needs a copy of weights and moments, when no program runs: of both devices, once over data
+    saving = config("mesh.fsdp=2", "mesh.data=2")
+    assert plan.process(saving, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
+        "process itself (compiled, no weights yet)": 1000, plan.WEIGHTS: 400, plan.MOMENTS: 800, plan.SAVED: 600,
+        "process at its highest": 2800}
+    assert plan.process(saving, held, {"commit": 250, "accumulate": 60}, 1000, True)["process at its highest"] == 3200
+    assert plan.process(saving, held, {"commit": 50}, 1000, False)["process at its highest"] == 1600
     block = np.ones(64 << 20, np.uint8)
     with_it = plan.resident()
     size = block.nbytes

@@ -55,6 +55,7 @@ def here(tmp_path_factory):
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:90]))
     (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[90:]))
     (folder / "reward.py").write_text(REWARD)
+    (folder / "broken.json").write_text('{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}')
     (folder / "toy.py").write_text(CONFIG.format(here=folder))
     return folder
 
@@ -87,6 +88,12 @@ def test_flags():
     ("--config.mesh.tensor=4", "mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2"),
     ("--config.mesh.data=32", "batch.rows=4 must be a multiple of mesh.data*mesh.fsdp=32"),
     ("--config.reward.functions=['nowhere.x:y']", "there is no module 'nowhere'"),
+    ("--config.engine.cost_table=/nowhere.json", "engine.cost_table=/nowhere.json: no such file; write one with"),
+    ("--config.run_dir=HERE/reward.py/runs", "run_dir=HERE/reward.py/runs: Not a directory (HERE/reward.py/runs): name a"),
+    ("--run-dir=HERE/reward.py/run", "--run-dir=HERE/reward.py/run: Not a directory"),
+    ("--run-dir=HERE/toy.py", "toy.py exists already and is not an empty folder: a run is never written over"),
+    ("--config.model.tokenizer=HERE/broken.json", "broken.json is a tokenizer.json that the tokenizers library does not"),
+    ("--config.eval.at=[2,4]", "eval.at=[4] is never reached: it must be at least 0 and at most steps=3"),
     ("--config.optimizer.warmup_steps=9", "optimizer.warmup_steps=9 is above the run's steps=3"),
 ])
 def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, flag, sentence):
@@ -98,8 +105,45 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, flag, senten
     assert not compiled, "something was compiled before the mistake was found"
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and said.endswith("\n")
-    assert sentence in said
+    assert sentence.replace("HERE", str(here)) in said
     assert not list(here.glob("runs/*"))
+
+
+SUPERVISED = ("--config.engine.name=demonstrations", "--config.algorithm.loss_mode=sft",
+              "--config.algorithm.adv_estimator=ones", "--config.scheduler.group_size=1", "--config.eval.data=")
+
+
+def test_a_demonstration_that_is_too_long_is_found_before_anything_is_compiled(here, capsys):
+    """Of a file the longest row; of a task whose demonstrations differ by seed the longest of any seed."""
+    rows = [{"id": str(n), "prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2" * n}}
+            for n in (3, 8)]
+    (here / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = [*SUPERVISED, "--config.eval.prompts=0"]
+    assert go(here, *flags, f"--config.data.train={here / 'long.jsonl'}") == 1
+    assert "the demonstration of prompt '8' has 9 tokens with its end, more than sampling.max_tokens=8; the nearest " \
+           "valid value is 9" in capsys.readouterr().err
+    characters("0123456789+=#").save(here / "tasks_tokenizer")
+    flags += [f"--config.model.tokenizer={here / 'tasks_tokenizer'}", "--config.data.train=task:sums",
+              "--config.data.size=16", "--config.data.task.careful=0.001", "--config.data.task.usual=3",
+              "--config.data.task.longest=4", "--config.data.task.tail=0.0"]
+    assert go(here, *flags) == 1  # "10+2+3=" becomes "12+3=15#15": 9 characters or more, where a guess is "#15"
+    assert "more than sampling.max_tokens=8" in capsys.readouterr().err and not list(here.glob("runs/*"))
+
+
+def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
+    (here / "broken.py").write_text("def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1 / 0\n")
+    flags = [f"--config.reward.functions=['{here / 'broken.py'}:broken']", "--config.scheduler.prompts=2",
+             "--config.scheduler.group_size=2", "--config.eval.prompts=1", "--config.eval.samples=1"]
+    for name, more, words in (("untrained", ["--config.eval.prompts=0"], "training: none of the first 2 groups' 4"),
+                              ("unevaluated", [], "evaluation: none of 2")):
+        folder = here / name
+        assert go(here, f"--run-dir={folder}", *flags, *more) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1 and f"{words} answers could be scored" in said
+        assert not (folder / "policy").exists()
+    # mended, the run goes on where it was: what failed is asked again
+    (here / "broken.py").write_text("def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n")
+    assert go(here, f"--run-dir={here / 'untrained'}", "--resume", *flags, "--config.eval.prompts=0") == 0
 
 
 def test_no_config_at_all(capsys):

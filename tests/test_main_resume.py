@@ -1,8 +1,15 @@
 """A run that is killed at any point and resumed ends as the one that was not: logs, weights and moments to the bit."""
 
 import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -80,7 +87,7 @@ def same_run(one, two):
         assert leaf.dtype == states[1][name].dtype and leaf.tobytes() == states[1][name].tobytes(), name
 
 
-def kill(here, folder, owner, name, count, *, after=False):
+def kill(here, folder, owner, name, count, *, after=False, flags=()):
     """Resumes until `owner.name` is called for the `count`-th time here, and ends there, before or after it."""
     real, calls = getattr(owner, name), []
 
@@ -96,7 +103,7 @@ def kill(here, folder, owner, name, count, *, after=False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, dying)
         with pytest.raises(Killed):
-            resume(here, folder)
+            resume(here, folder, *flags)
 
 
 def saved(folder):
@@ -129,6 +136,45 @@ def test_killed_between_saves_and_in_later_ones(here, whole, capsys):
     said = capsys.readouterr().out
     assert [said.count(f"goes on after step {n}") for n in (2, 5)] == [2, 2]
     same_run(whole, target)
+
+
+MOODY = """
+import os
+
+def moody(data_source, solution_str, ground_truth, extra_info):
+    with open(CALLS, "a") as file:
+        file.write(".")
+    return {"score": os.path.getsize(CALLS) / 1000, "acc": float(solution_str[:1] == ground_truth[:1])}
+"""
+
+
+def test_a_score_that_was_journaled_is_never_asked_for_again(here, capsys):
+    """The grader's answer is how often it was asked: had one answer been graded twice, scores, weights and figures of
+    the resumed run would be others. One worker, so that the uninterrupted run is the same each time."""
+    flags = [*FLAGS, "--config.reward.workers=1", f"--config.reward.functions=['{here / 'moody.py'}:moody']"]
+    said = []
+
+    def run(name, *, killed_at=()):
+        target, calls = here / name, here / f"{name}.calls"
+        (here / "moody.py").write_text(MOODY.replace("CALLS", repr(str(calls))))
+        for owner, method, count in killed_at:
+            kill(here, target, owner, method, count, flags=flags)
+            said.append(capsys.readouterr().out)
+        assert go(here, f"--run-dir={target}", "--resume", *flags) == 0
+        said.append(capsys.readouterr().out)
+        return target, calls.stat().st_size
+
+    # killed where all that was asked for is journaled: in the commit of step 1, in the evaluation after step 2's save
+    # and before step 4's, and once more on the way back there
+    points = [(rollout_log, "to_bytes", 2), (checkpoint.Checkpoints, "save", 2), (rollout_log, "to_bytes", 1),
+              (checkpoint.Checkpoints, "save", 1), (hf, "save", 1)]
+    straight, asked = run("straight")
+    assert not list(straight.glob("*aside*"))
+    crooked, asked_too = run("crooked", killed_at=points)
+    assert asked == asked_too == sum(len((straight / name).read_text().splitlines()) for name in rollout_log.JOURNALS)
+    same_run(straight, crooked)
+    assert ["of rewards.jsonl after that point are used again" in words for words in said[1:]] == [
+        False, True, True, True, True, False], said
 
 
 @pytest.fixture
@@ -189,3 +235,78 @@ def test_flags():
     assert flags == command.Flags(config="a.py", run_dir="r", resume="allowed")
     flags = command.parse(["--config=a.py", "--resume=r"])
     assert flags == command.Flags(config="a.py", run_dir="r", resume="required")
+
+
+DYING = """
+import os, signal, sys
+from jaxrl_post import checkpoint, main
+
+save = checkpoint.Checkpoints.save
+def dying(self, step, *rest):
+    if step == 2: os.kill(os.getpid(), signal.SIGKILL)
+    save(self, step, *rest)
+checkpoint.Checkpoints.save = dying
+sys.exit(main.main(sys.argv[1:]))
+"""
+PAIR = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.steps=3", "--config.checkpoint.every=1",
+        "--config.checkpoint.keep_last=3", "--config.eval.prompts=2", "--config.eval.every=2", "--config.eval.samples=1",
+        "--config.engine.row_sizes=(32,)", "--config.optimizer.weight_decay=0.1")
+
+
+def pair(here, folder, cache, *, code=(), resumed=False):
+    """Two processes of two forced devices each; their exit statuses and what they said."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    root = str(Path(__file__).parents[1])
+    command = [sys.executable, *(code or ("-m", "jaxrl_post.main")), f"--config={here / 'toy.py'}", f"--run-dir={folder}",
+               *PAIR, *(["--resume"] if resumed else [])]
+    given = os.environ | {
+        "PYTHONPATH": root, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+    jobs = [subprocess.Popen(command, env=given | {"JAX_PROCESS_ID": str(i)}, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True, cwd=root) for i in range(2)]
+    said = [job.communicate(timeout=300)[0] for job in jobs]
+    return [job.returncode for job in jobs], said
+
+
+def placed_state(folder):
+    """As `final_state`, of arrays that lay on more devices than there are here."""
+    last = max((folder / "checkpoints").glob("step_??????"))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    kinds = {name: kind.rstrip("]").split("[") for name, kind in
+             json.loads((last / "about.json").read_text())["arrays"].items()}
+    like = {name: jax.ShapeDtypeStruct([int(n) for n in shape.split(",") if n], dtype, sharding=here)
+            for name, (dtype, shape) in kinds.items()}
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        found = reader.restore(last.absolute() / "arrays", args=ocp.args.StandardRestore(like))
+    return {name: np.asarray(leaf) for name, leaf in found.items()}
+
+
+@pytest.mark.slow  # six starts of a process, two at a time
+def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
+    """kill -9 of both before the save of step 2, when its scores and rollouts are logged; then on from step 1."""
+    status, said = pair(here, tmp_path / "whole", tmp_path / "cache")
+    assert status == [0, 0], said
+    target = tmp_path / "killed"
+    status, said = pair(here, target, tmp_path / "cache", code=("-c", DYING))
+    assert status[0] == -signal.SIGKILL and status[1] != 0, said
+    assert saved(target) == ["step_000001"] and (target / "process_0" / "rollouts" / "step_000002.npz").is_file()
+    status, said = pair(here, target, tmp_path / "cache", resumed=True)
+    assert status == [0, 0], said
+    assert "goes on after step 1" in said[0] and "of rewards.jsonl after that point are used again" in said[0]
+    for process in ("process_0", "process_1"):
+        one, two = tmp_path / "whole" / process, target / process
+        names = [sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+                 for folder in (one, two)]
+        assert names[0] == names[1] and len(names[0]) > 9
+        for name in set(names[0]) - {"metrics.jsonl"}:
+            assert (one / name).read_bytes() == (two / name).read_bytes(), name
+        rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
+        assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
+    exported = [(folder / "policy" / "model.safetensors").read_bytes() for folder in (tmp_path / "whole", target)]
+    assert exported[0] == exported[1]
+    states = [placed_state(folder) for folder in (tmp_path / "whole", target)]
+    assert sorted(states[0]) == sorted(states[1]) and any(np.any(leaf) for name, leaf in states[0].items() if "opt" in name)
+    for name, leaf in states[0].items():
+        assert leaf.dtype == states[1][name].dtype and leaf.tobytes() == states[1][name].tobytes(), name

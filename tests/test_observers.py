@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_post.observers import Observers, Stopwatch, Timed
+from jaxrl_post.observers import FirstScores, Observers, Stopwatch, Timed
+from jaxrl_post.rewards import NoScores
 from jaxrl_post.types import Finish, Group, Part, Prompt, Rollout, RolloutId
 
 
@@ -137,3 +138,27 @@ def test_the_stopwatch_counts_a_call_that_fails():
     clock.now += 1
     assert watch.drain() == {"timing_s/gen": 2, "timing_s/step": 3}
     assert watch.drain() == {"timing_s/step": 0}
+
+
+class Graded:
+    """Rewards that find the given groups scored."""
+
+    def __init__(self, *scored):
+        self._scored = list(scored)
+
+    def join(self, group):
+        return group if self._scored.pop(0) else Group(prompt=group.prompt, rollouts=group.rollouts, rewards=[0, 0],
+                                                        scored=[False, False])
+
+
+def test_a_first_round_without_a_score_is_refused():
+    rewards = FirstScores(Graded(0, 0, 0), 3)
+    assert not rewards.join(GROUPS[0]).scored.any() and not rewards.join(GROUPS[0]).scored.any()
+    with pytest.raises(NoScores, match="none of the first 3 groups' 6 answers could be scored"):
+        rewards.join(GROUPS[0])
+
+
+@pytest.mark.parametrize("scored", [(1, 0, 0, 0, 0, 0, 0), (0, 0, 1, 0, 0, 0, 0)])
+def test_one_score_in_the_first_round_is_enough(scored):
+    rewards = FirstScores(Graded(*scored), 3)
+    assert [bool(rewards.join(GROUPS[0]).scored.any()) for _ in scored] == list(map(bool, scored))

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rollout_log import Journaled
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 GRADERS = '''
@@ -314,6 +315,40 @@ def test_the_journal_has_the_true_score_of_every_rollout(graders):
     assert [(r["prompt_id"], r["sample"], r["reward"], r["scored"]) for r in journal.records] == [
         ("p", 0, 1.0, True), ("p", 1, 2.0, True), ("p", 2, 0.0, False)]
     assert journal.records[0]["components"] == {"acc": 1.0} and len({r["digest"] for r in journal.records}) == 3
+
+
+def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, tmp_path):
+    """A grader that notes each call and raises the second time: only what the journal lacks is asked for. Records,
+    scores and counts are those of the first life, a failure's too."""
+    (tmp_path / "once.py").write_text(textwrap.dedent("""
+        import os
+        def counting(data_source, solution_str, ground_truth, extra_info):
+            with open(CALLS, "a") as file: file.write(solution_str + " ")
+            if solution_str == "bad": raise RuntimeError
+            return {"score": float(solution_str) / 3, "tens": float(solution_str) * 10}
+    """).replace("CALLS", repr(str(tmp_path / "calls"))))
+    texts = ["1", "bad", "2"]
+    rollouts = [rollout(text, i) for i, text in enumerate(texts)]
+    fresh = rollout("5", 3)
+    seen = []
+    for life, members in enumerate((rollouts, [*rollouts, fresh])):
+        log, before = Journal(), Journaled(seen[0][0] if seen else ())
+        with Pool((f"{tmp_path / 'once.py'}:counting",), workers=2, timeout_s=30.0, journal=log, journaled=before,
+                  decode=lambda tokens: TEXTS[tokens[0]]) as rewards:
+            for one in [*members, *members[:2]]:  # the last two come again, as those that were taken up once more
+                rewards.start(one)
+            out = rewards.join(group(*members))
+            counts = {k: v for k, v in rewards.metrics().items() if k.startswith("reward/")}
+        assert len(before) == 0
+        seen.append((log.records, out, counts))
+        if life == 0:
+            asked = (tmp_path / "calls").read_text()
+    assert (tmp_path / "calls").read_text().removeprefix(asked).split() == ["5"]
+    first, second = seen
+    assert second[0][:3] == first[0] and second[1].rewards[:3].tobytes() == first[1].rewards.tobytes()
+    assert first[2] == second[2] == {"reward/unscored": 1.0, "reward/retries": 1.0, "reward/overruns": 0.0}
+    np.testing.assert_array_equal(second[1].components["tens"], [10, np.nan, 20, 50])
+    assert second[1].scored.tolist() == [True, False, True, True]
 
 
 def test_a_rollout_that_comes_again_is_scored_anew(graders):

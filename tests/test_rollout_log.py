@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import time
 
 import numpy as np
@@ -102,13 +103,88 @@ def test_a_damaged_file_is_named(tmp_path):
         rollout_log.read(tmp_path / "other.npz")
 
 
+def record(prompt, reward=0.5, *, scored=True, digest="d"):
+    return RolloutId(0, "train", 0, prompt, 0)._asdict() | {
+        "digest": digest, "scored": scored, "reward": reward, "components": {}, "counts": {"unscored": int(not scored)}}
+
+
+def journal(path, *records):
+    log = Journal(path)
+    for one in records:
+        log.write(one)
+    log.close()
+    return path.stat().st_size
+
+
 def test_the_journal_leaves_out_a_cut_line(tmp_path):
-    journal = Journal(tmp_path / "rewards.jsonl")
-    records = [{"sample": 0, "reward": 0.1}, {"sample": 1, "reward": 1 / 3}]
-    for record in records:
-        journal.write(record)
-    assert rollout_log.read_journal(tmp_path / "rewards.jsonl") == records  # there before anything is closed
-    journal.close()
+    records = [record("a", 0.1), record("b", 1 / 3)]
+    journal(tmp_path / "rewards.jsonl", *records)
     with open(tmp_path / "rewards.jsonl", "a") as file:
         file.write('{"sample": 2, "rew')
     assert rollout_log.read_journal(tmp_path / "rewards.jsonl") == records
+
+
+def served(path, *keys):
+    """What was put aside, in the order in which it is taken; nothing else is there."""
+    found = rollout_log.read_aside(path)
+    out = []
+    for prompt, digest in keys:
+        id = RolloutId(0, "train", 0, prompt, 0)
+        first = found.find(id, digest)
+        assert found.take(id, digest) == first
+        out.append(first["reward"])
+    assert len(found) == 0 and found.find(RolloutId(0, "train", 0, keys[0][0], 0), keys[0][1]) is None
+    return out
+
+
+def test_what_came_after_the_mark_is_put_aside_and_survives_a_second_and_third_kill(tmp_path):
+    """Marks at 1 and 2 records; every score after the mark is there once, of equal keys the oldest first."""
+    path = tmp_path / "rewards.jsonl"
+    mark = journal(path, record("a", 1))
+    whole = [record("b", 2), record("c", 3), record("b", 4), record("d", 5, digest="e")]
+    journal(path, *whole)
+    rollout_log.put_aside(path, mark)
+    rollout_log.put_aside(path, mark)  # killed before the cut
+    assert served(path, ("b", "d"), ("b", "d"), ("c", "d"), ("d", "e")) == [2, 4, 3, 5]
+    os.truncate(path, mark)
+    later = journal(path, whole[0])  # a checkpoint was written here
+    journal(path, whole[1])
+    rollout_log.put_aside(path, later)  # killed again
+    os.truncate(path, later)
+    assert served(path, ("b", "d"), ("c", "d"), ("d", "e")) == [4, 3, 5]
+    rollout_log.put_aside(path, mark)  # that checkpoint is damaged: back to the one before
+    os.truncate(path, mark)
+    assert served(path, ("b", "d"), ("b", "d"), ("c", "d"), ("d", "e")) == [2, 4, 3, 5]
+    rollout_log.forget_aside(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["rewards.jsonl"]
+
+
+def test_scores_are_for_the_tokens_they_were_given_for(tmp_path):
+    journal(tmp_path / "rewards.jsonl", record("a"))
+    rollout_log.put_aside(tmp_path / "rewards.jsonl", 0)
+    found = rollout_log.read_aside(tmp_path / "rewards.jsonl")
+    assert found.find(RolloutId(0, "train", 0, "a", 0), "other") is None
+    assert found.find(RolloutId(0, "train", 0, "a", 0, 1), "d") is None
+    assert len(found) == 1 and len(rollout_log.read_aside(tmp_path / "none.jsonl")) == 0
+
+
+def test_failures_are_kept_beside_scores_and_dropped_where_there_is_no_score(tmp_path):
+    path = tmp_path / "rewards.jsonl"
+    start = journal(path, record("a"))
+    journal(path, record("b", scored=False), record("c", scored=False))
+    rollout_log.put_aside(path, 0)
+    assert len(rollout_log.read_aside(path)) == 3
+    rollout_log.forget_aside(tmp_path)
+    rollout_log.put_aside(path, start)
+    assert not rollout_log.aside(path).exists()
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"run_seed": 0}', json.dumps(record("a") | {"digest": []})[:-3]])
+def test_a_line_that_is_no_record_is_refused(tmp_path, line):
+    path = tmp_path / "rewards.jsonl"
+    journal(path, record("a"))
+    with open(path, "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match="rewards.jsonl: record 2 of those to be read is no record of a score"):
+        rollout_log.put_aside(path, 0)
+    assert not rollout_log.aside(path).exists()

@@ -17,11 +17,15 @@ def cases(draw):
     guesses = [draw(st.integers(0, 12)) * (f > 0) for f in forced]
     rows = draw(st.integers(slots, 40))
     heads = draw(st.integers(slots, rows))
-    return (np.array(forced, np.int32), np.array(guesses, np.int32),
+    width = draw(st.integers(0, 4))
+    steps = draw(st.lists(st.integers(0, 6), min_size=slots * width, max_size=slots * width))
+    values = -np.sort(-np.array(steps, np.float32).reshape(slots, width), axis=1) / 4096
+    values[np.array(guesses) > 0] = 0  # a slot verifies a prefix or drafts
+    return (np.array(forced, np.int32), np.array(guesses, np.int32), values,
             np.array(draw(st.permutations(range(slots))), np.int32), rows, heads)
 
 
-def by_hand(forced, guesses, order, rows, heads):
+def by_hand(forced, guesses, values, order, rows, heads):
     """Rows per slot, given out one at a time."""
     count = np.where(forced == 1, 1, 0)
     left = rows - count.sum()
@@ -39,15 +43,25 @@ def by_hand(forced, guesses, order, rows, heads):
         left, free_heads = left - 1, free_heads - 1
     for s in whole:
         count[s] += extra[s]
+    drafts = {s: 0 for s in whole}
+    while left > 0 and free_heads > 0:
+        best = [(values[s, drafts[s]], -whole.index(s)) for s in whole if drafts[s] < values.shape[1]]
+        if not best or max(best)[0] == 0:
+            break
+        s = whole[-max(best)[1]]
+        drafts[s] += 1
+        left, free_heads = left - 1, free_heads - 1
+    for s in whole:
+        count[s] += drafts[s]
     return count
 
 
 @settings(max_examples=300, deadline=None)
 @given(cases())
 def test_counts_equal_the_rules_by_hand(case):
-    forced, guesses, order, rows, heads = case
-    plan = rowplan.plan(np, forced, guesses, order, rows=rows, heads=heads)
-    want = by_hand(forced, guesses, order, rows, heads)
+    forced, guesses, values, order, rows, heads = case
+    plan = rowplan.plan(np, forced, guesses, values, order, rows=rows, heads=heads)
+    want = by_hand(forced, guesses, values, order, rows, heads)
     assert plan.count.tolist() == want.tolist()
     flat = [(s, o) for s in range(forced.size) for o in range(want[s])]
     assert [(s, o) for s, o, real in zip(plan.slot, plan.offset, plan.real) if real] == flat
@@ -60,8 +74,8 @@ def test_counts_equal_the_rules_by_hand(case):
 @settings(max_examples=20, deadline=None)
 @given(cases())
 def test_jax_and_numpy_agree(case):
-    forced, guesses, order, rows, heads = case
-    a = rowplan.plan(np, forced, guesses, order, rows=rows, heads=heads)
-    b = rowplan.plan(jnp, *map(jnp.asarray, (forced, guesses, order)), rows=rows, heads=heads)
+    forced, guesses, values, order, rows, heads = case
+    a = rowplan.plan(np, forced, guesses, values, order, rows=rows, heads=heads)
+    b = rowplan.plan(jnp, *map(jnp.asarray, (forced, guesses, values, order)), rows=rows, heads=heads)
     for name, x, y in zip(a._fields, a, b):
         assert np.array_equal(x, y), name

@@ -23,10 +23,12 @@ _DRAWS = 1000  # of a problem before its kind counts as used up
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """`rows(seed, split, size, **arguments)`: `size` rows {id, prompt, answer, source, extra} of a split of SHARES.
-    `demonstrate(extra, seed uint32[2])`: a solution's text for a row with that `extra`, a function of the two alone."""
+    `demonstrate(extra, seed uint32[2])`: a solution's text for a row with that `extra`, a function of the two alone.
+    `longest(extra)`: the longest of them over all seeds."""
 
     rows: Callable[..., list[dict]]
     demonstrate: Callable[[Mapping, np.ndarray], str]
+    longest: Callable[[Mapping], str]
 
 
 def split_of(text: str) -> str:
@@ -94,6 +96,11 @@ def solve_sum(extra: Mapping, seed: np.ndarray) -> str:
     return f"#{sum(terms) - (0 if fortune < extra['luck'] else terms[forgotten])}"
 
 
+def longest_sum(extra: Mapping) -> str:
+    """The careful solution where there is one, else the right guess."""
+    return work_out(list(extra["terms"])) if extra["careful"] > 0 else f"#{sum(extra['terms'])}"
+
+
 def work_out(terms: list[int]) -> str:
     """The careful solution: the first two terms become their sum and the others are copied, until one number is left.
     Its length grows with the square of the number of terms."""
@@ -120,7 +127,7 @@ def sorting_rows(seed: int, split: str, size: int, *, shortest: int = 4, longest
     return _distinct("sorting", seed, split, size, problem)
 
 
-def solve_sorting(extra: Mapping, seed: np.ndarray) -> str:
+def solve_sorting(extra: Mapping, seed: np.ndarray | None = None) -> str:
     """The sorted digits behind "#"; the seed plays no part."""
     return "#" + "".join(sorted(extra["digits"]))
 
@@ -150,14 +157,14 @@ def opening_rows(seed: int, split: str, size: int, *, word: str = "happy") -> li
     return _distinct("openings", seed, split, size, problem)
 
 
-def solve_opening(extra: Mapping, seed: np.ndarray) -> str:
+def solve_opening(extra: Mapping, seed: np.ndarray | None = None) -> str:
     """The shortest story that has what is required; the seed plays no part."""
     return f" Everybody was {' and '.join(extra['required'])}."
 
 
-TASKS = {"sums": Task(rows=sum_rows, demonstrate=solve_sum),
-         "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting),
-         "openings": Task(rows=opening_rows, demonstrate=solve_opening)}
+TASKS = {"sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum),
+         "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting, longest=solve_sorting),
+         "openings": Task(rows=opening_rows, demonstrate=solve_opening, longest=solve_opening)}
 
 
 def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) -> list[dict]:

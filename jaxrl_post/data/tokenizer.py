@@ -167,13 +167,26 @@ def _json(path: Path) -> JsonTokenizer:
     data = _object(path)
     if "model" not in data:
         raise ValueError(f"{path} is no tokenizer.json: it has no 'model'")
-    model = tokenizers.Tokenizer.from_file(str(path))
+    try:
+        model = tokenizers.Tokenizer.from_buffer(path.read_bytes())  # from_file raises a bare Exception
+    except ValueError as error:
+        raise ValueError(f"{path} is a tokenizer.json that the tokenizers library does not take: {error}") from error
+    _check_unknown(model, path)
     config, generation, hub = (_object(path.parent / f"{name}.json", optional=True)
                                for name in ("tokenizer_config", "generation_config", "config"))
-    named = [_id(model, config.get(name)) for name in ("eos_token", "bos_token")]
-    eos = _ids(generation.get("eos_token_id")) + _ids(named[0])
-    bos = named[1] if named[1] is not None else hub.get("bos_token_id")
-    return _built(model, tuple(dict.fromkeys(eos or _ids(hub.get("eos_token_id")))), bos, path)
+    named = [_id(model, name, config, path) for name in ("eos_token", "bos_token")]
+    eos = _ids("eos_token_id", generation, path) + [i for i in named[:1] if i is not None]
+    bos = [i for i in named[1:] if i is not None] or _ids("bos_token_id", hub, path)
+    return _built(model, tuple(dict.fromkeys(eos or _ids("eos_token_id", hub, path))), bos[0] if bos else None, path)
+
+
+def _check_unknown(model: tokenizers.Tokenizer, path: Path) -> None:
+    """What the library would find only in the middle of a text, and raise a bare Exception at."""
+    if not model.get_vocab(with_added_tokens=True):
+        raise ValueError(f"{path} has a vocabulary of 0 tokens; at least 1 is needed")
+    unknown = getattr(model.model, "unk_token", None)
+    if unknown is not None and model.token_to_id(unknown) is None:
+        raise ValueError(f"{path} names the unknown token {unknown!r}, which its vocabulary has not")
 
 
 def _built(model: tokenizers.Tokenizer, eos: tuple[int, ...], bos: int | None, path: Path | str = "") -> JsonTokenizer:
@@ -197,14 +210,21 @@ def _object(path: Path, optional: bool = False) -> dict:
     return data
 
 
-def _id(model: tokenizers.Tokenizer, token) -> int | None:
+def _id(model: tokenizers.Tokenizer, name: str, config: dict, path: Path) -> int | None:
     """The id of a token that a config names as a string or as an object with "content"."""
+    token = config.get(name)
     content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str | None):
+        raise ValueError(f"{path.parent}: {name}={token!r} must be a text, or an object with the text 'content'")
     return model.token_to_id(content) if content else None
 
 
-def _ids(value) -> list[int]:
-    return [] if value is None else list(value) if isinstance(value, list) else [value]
+def _ids(name: str, config: dict, path: Path) -> list[int]:
+    value = config.get(name)
+    out = [] if value is None else list(value) if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in out):
+        raise ValueError(f"{path.parent}: {name}={value!r} must be an id or a list of ids")
+    return out
 
 
 def _llama2c(path: Path) -> Llama2cTokenizer:

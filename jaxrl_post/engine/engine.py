@@ -18,6 +18,8 @@ import numpy as np
 from jaxrl_post import cost as costs
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import rows as device
+from jaxrl_post.engine.drafting import Drafting
+from jaxrl_post.engine.drafts import ROW, Off
 from jaxrl_post.engine.live import Live, begin, revived, written
 from jaxrl_post.models import decoder
 from jaxrl_post.pages import Pages, Prompts
@@ -51,7 +53,7 @@ class RowEngine:
     def __init__(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, *, slots: int, max_length: int,
                  page_size: int, pages: int, row_sizes: Sequence[int], head_rows: int, steps_per_dispatch: int,
                  refill_slots: int, restricted: bool = False, dtype: Any = np.float32, cost: costs.StepCost | None = None,
-                 decode: Callable[[np.ndarray], str] | None = None, version: int = 0):
+                 decode: Callable[[np.ndarray], str] | None = None, version: int = 0, drafting: Drafting | None = None):
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine",
                                {"heads": model.heads, "kv_heads": model.kv_heads})
         if max_length > model.max_length:
@@ -71,9 +73,10 @@ class RowEngine:
         self.case = self._layout.case(params)
         self._params = self._layout.place(params)
         self._version = version
-        self._programs = device.Programs(model, mesh, sizes, tuple(sorted(row_sizes)), dtype)
+        self.drafting = drafting or Drafting(Off(), replicas=replicas, slots=slots, past=lambda prompt_id: ())
+        self._programs = device.Programs(model, mesh, sizes, tuple(sorted(row_sizes)), dtype, self.drafting.drafter)
         self._programs.compile(self._params)
-        self._state = self._programs.blank()
+        self._state, self._tables = self._programs.blank()
         self.row_sizes = tuple(sorted(row_sizes))
         self.cost = cost or costs.analytic(jax.devices()[0].device_kind, _count(params), np.dtype(dtype).itemsize,
                                            row_sizes)
@@ -100,6 +103,7 @@ class RowEngine:
         self._clock = {"train": 0, "eval": 0}
         self._growth = 1.0
         self._counts: dict[str, float] = {}
+        self.drafting.reset()
 
     # ---- what the loop sees
 
@@ -210,9 +214,11 @@ class RowEngine:
                 self._leave(live)
                 self._waiting.append(live)
             replica.prompts.keep_only(set())
+        self.drafting.rest()
         lives = sorted(self._here.values(), key=lambda live: live.age)
         return {"age": self._age, "clock": dict(self._clock), "growth": self._growth, "counts": dict(self._counts),
-                "row_sizes": list(self.row_sizes), "cost": self.cost.digest, "lives": [written(live) for live in lives]}
+                "row_sizes": list(self.row_sizes), "cost": self.cost.digest, "lives": [written(live) for live in lives],
+                "drafting": self.drafting.state_dict()}
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
         if state["cost"] != self.cost.digest:
@@ -221,6 +227,7 @@ class RowEngine:
         self.reset()
         self._age, self._clock, self._growth = state["age"], dict(state["clock"]), state["growth"]
         self._counts, self.row_sizes = dict(state["counts"]), tuple(state["row_sizes"])
+        self.drafting.load_state_dict(state["drafting"])
         self._queue(revived(live, prompts) for live in state["lives"])
 
     def metrics(self) -> dict[str, float]:
@@ -293,6 +300,8 @@ class RowEngine:
         live.slot = replica.slots.index(None)
         replica.slots[live.slot] = live
         live.filled, live.pages = 0, taken
+        live.place, fresh = self.drafting.enter(live.request.replica, live.request.prompt)
+        live.seen = 0 if fresh else live.prompt_length
         if live.start_clock < 0:
             live.start_clock = self._clock[live.request.purpose]
         if entry:
@@ -304,20 +313,29 @@ class RowEngine:
             replica.prompts.lead(self._key(live), live.slot, live.pages[:pages.needed(live.shared)])
         return none, none
 
-    def _insert(self, admitted: list[tuple[Live, int, int]]) -> None:
+    def _insert(self, admitted: list[tuple[Live, int, int]], slots: Sequence[int] | None = None) -> None:
+        """Puts the texts of admitted requests on the device, with (page to copy from, page to copy to) of each, into their
+        own slots or into `slots`."""
         s = self.sizes
-        by_replica = [[a for a in admitted if a[0].request.replica == d] for d in range(s.replicas)]
+        slots = slots or [live.slot for live, _, _ in admitted]
+        by_replica = [[(*a, slot) for a, slot in zip(admitted, slots) if a[0].request.replica == d]
+                      for d in range(s.replicas)]
         for begin_at in range(0, max(map(len, by_replica)), s.inserts):
-            slot = np.full((s.replicas, s.inserts), s.slots, np.int32)
-            source = np.full((s.replicas, s.inserts), s.pages, np.int32)
-            target = source.copy()
-            tokens = np.zeros((s.replicas, s.inserts, s.max_length), np.int32)
+            shape = (s.replicas, s.inserts)
+            entry = device.Entry(slot=np.full(shape, s.slots, np.int32), source=np.full(shape, s.pages, np.int32),
+                                 target=np.full(shape, s.pages, np.int32),
+                                 tokens=np.zeros((*shape, s.max_length), np.int32),
+                                 favourites=np.zeros((*shape, self._programs.watched), np.int32),
+                                 **{name: np.zeros(shape, np.int32) for name in ("known", "row", "fresh", "seen")})
             for d, mine in enumerate(by_replica):
-                for i, (live, copy_from, copy_to) in enumerate(mine[begin_at:begin_at + s.inserts]):
+                for i, (live, copy_from, copy_to, at) in enumerate(mine[begin_at:begin_at + s.inserts]):
                     text = live.text()[:s.max_length]
-                    slot[d, i], source[d, i], target[d, i] = live.slot, copy_from, copy_to
-                    tokens[d, i, :text.size] = text
-            self._state = self._programs.insert(self._state, slot, tokens, source, target)
+                    entry.slot[d, i], entry.source[d, i], entry.target[d, i] = at, copy_from, copy_to
+                    entry.tokens[d, i, :text.size], entry.known[d, i] = text, live.known
+                    entry.favourites[d, i, :live.known] = live.learnable()[:self._programs.watched]
+                    entry.row[d, i], entry.fresh[d, i], entry.seen[d, i] = live.place[ROW], live.seen == 0, live.seen
+                    live.seen = live.known
+            self._state = self._programs.insert(self._state, entry)
 
     # ---- pages
 
@@ -364,7 +382,8 @@ class RowEngine:
         replica.prompts.abandon(live.slot)
         replica.pages.release(live.pages)
         replica.slots[live.slot] = None
-        live.slot, live.pages, live.filled = -1, [], 0
+        self.drafting.leave(live.request.replica, live.request.prompt, live.place)
+        live.slot, live.pages, live.filled, live.place = -1, [], 0, None
 
     # ---- the dispatch
 
@@ -372,20 +391,61 @@ class RowEngine:
         packed, lives = self._pack(purpose)
         if not lives:
             return []
-        refill = self._refill if any(w.request.purpose == purpose for w in self._waiting) else NEVER
-        size = self._size(lives)
-        self._state, out, uses, steps = self._programs.dispatch(size, self._params, self._state, packed,
-                                                                self.sizes.steps, refill)
-        clock = self._clock[purpose]
+        waiting = any(w.request.purpose == purpose for w in self._waiting)
+        size, drafts = self._size(lives, waiting)
+        self._show(lives if drafts else [])
+        clones = self._clone(lives, packed, size) if drafts and not waiting else []
+        self._state, told = self._programs.dispatch(
+            size, drafts, self._params, self._tables, self._state, packed, steps=self.sizes.steps,
+            freed=self._refill if waiting else NEVER, clones=bool(clones))
+        for replica, pages in clones:
+            replica.pages.release(pages)
+        clock, steps = self._clock[purpose], int(told.steps)
         self._clock[purpose] += steps
-        self._count(purpose, size, steps, uses)
-        return [rollout for live in lives for rollout in self._collect(live, out[live.request.replica, live.slot], clock)]
+        self._count(purpose, size, steps, told, drafts)
+        return [rollout for live in lives
+                for rollout in self._collect(live, told.out[live.request.replica, live.slot], clock, drafts)]
+
+    def _clone(self, lives: list[Live], packed: np.ndarray, size: int) -> list[tuple[Replica, list[int]]]:
+        """Gives free slots to answers that only decode, as long as there are rows and pages: the youngest, which have most
+        before them, first. A clone shares the pages that are full and has its own of those still written to; what it holds,
+        for the time of one dispatch."""
+        held, copies = [], []
+        for d, replica in enumerate(self._replicas):
+            mine = [live for live in lives if live.request.replica == d and live.filled == live.known - 1]
+            free = [i for i in range(self.sizes.slots) if replica.slots[i] is None]
+            rows = size - sum(live.request.replica == d for live in lives)
+            for number, slot in enumerate(free[:self.drafting.clones_of(rows, len(mine), len(free))]):
+                live = mine[-1 - number % len(mine)]
+                whole = live.filled // replica.pages.size
+                own = replica.pages.take(len(live.pages) - whole)
+                if own is None:
+                    break
+                row = packed[d, slot]
+                row[:device.ORDER], row[device.WATCH:] = packed[d, live.slot, :device.ORDER], packed[d, live.slot, device.WATCH:]
+                row[device.WATCH], row[device.LEADER], row[device.BRANCH] = 0, live.slot, 1 + number // len(mine)
+                row[device.TABLE + whole:device.TABLE + len(live.pages)] = own
+                copies.append((live, slot, live.pages[whole], own[0]))
+                held.append((replica, own))
+        self._insert([(live, source, target) for live, _, source, target in copies], [slot for _, slot, _, _ in copies])
+        return held
+
+    def _show(self, lives: list[Live]) -> None:
+        """Brings the drafter's tables up to date with what was recorded, with what its drafts were worth, and with tokens of
+        `lives` that came while it did not draft."""
+        for piece in self.drafting.uploads():
+            self._tables = self._programs.upload(self._tables, *piece)
+        if lives:
+            self._tables = self._programs.rated(self._tables, self.drafting.estimates.rates())
+        none = self.sizes.pages
+        self._insert([(live, none, none) for live in lives if live.seen < live.known])
 
     def _pack(self, purpose: str) -> tuple[np.ndarray, list[Live]]:
         s = self.sizes
         packed = np.zeros((s.replicas, s.slots, device.TABLE + s.blocks), np.int32)
         packed[..., device.TABLE:] = s.pages
         packed[..., device.FIRST_END:device.TABLE] = -1
+        packed[..., device.LEADER] = np.arange(s.slots)
         waiting = {(w.request.replica, self._key(w)) for w in self._waiting}
         lives = []
         for d, replica in enumerate(self._replicas):
@@ -409,28 +469,34 @@ class RowEngine:
         row[device.WATCH] = live.shared if leads and watched else 0
         row[device.SEED0:device.SEED1 + 1] = live.request.seed.view(np.int32)
         row[device.TEMPERATURE] = np.float32(sampling.temperature).view(np.int32)
+        row[device.LEADER], row[device.WEIGHT] = live.slot, device.UNIT_WEIGHT
+        row[device.DRAFTS:device.FIRST_END] = live.place
         row[device.TOP_K], row[device.TOP_P] = sampling.top_k, np.float32(sampling.top_p).view(np.int32)
         ends = sampling.eos_ids + sampling.stop_ids
         row[device.FIRST_END:device.FIRST_END + len(ends)] = ends
         row[device.TABLE:device.TABLE + len(live.pages)] = live.pages
 
-    def _size(self, lives: list[Live]) -> int:
-        """The best of the kept row sizes for the busiest replica."""
+    def _size(self, lives: list[Live], waiting: bool) -> tuple[int, bool]:
+        """The best of the kept row sizes for the busiest replica, and whether to draft."""
         running, backlog = np.zeros(len(self._replicas), int), np.zeros(len(self._replicas), int)
         for live in lives:
             running[live.request.replica] += 1
             backlog[live.request.replica] += live.known - live.filled - 1 + len(live.guesses)
         busiest = int(np.argmax(running + backlog))
-        return costs.best_size(self.cost, self.row_sizes, int(running.max()), int(backlog[busiest]))
+        most, behind = int(running.max()), backlog[busiest] / self.sizes.steps
+        free = 0 if waiting else self.sizes.slots - most
+        return costs.best_size(self.cost, self.row_sizes, most, behind, must_draft=self.drafting.due,
+                               worth=lambda rows: self.drafting.worth(rows, most, free))
 
-    def _collect(self, live: Live, out: np.ndarray, clock: int) -> list[Rollout]:
+    def _collect(self, live: Live, out: np.ndarray, clock: int, drafts: bool) -> list[Rollout]:
         s, replica = self.sizes, self._replicas[live.request.replica]
         new = int(out[device.OUT_KNOWN]) - live.known
-        blocks = out[device.OUT_WINDOW:].reshape(4, s.emit)[:, :new]
+        blocks = out[device.OUT_WINDOW:].reshape(5, s.emit)[:, :new]
         checked = len(live.tokens)
         live.extend(blocks[0], blocks[1].view(np.float32), blocks[2].view(np.float32), blocks[3] % 2,
-                    clock + blocks[3] // 2 + 1, self._version)
+                    clock + blocks[3] // 2 + 1, self._version, blocks[4])
         live.filled = int(out[device.OUT_FILLED])
+        live.seen = live.known if drafts else live.seen
         if live.filled >= live.shared:
             replica.prompts.finish(live.slot)
         ending = live.ending()
@@ -444,12 +510,19 @@ class RowEngine:
         del self._here[live.request.rollout_id]
         return [live.rollout(ending, live.clocks[-1])]
 
-    def _count(self, purpose: str, size: int, steps: int, uses: np.ndarray) -> None:
-        total = dict(zip(device.USES, uses.sum(axis=0).tolist()))
-        self._growth = 1.0 + total["draft_accepted"] / max(1, total["decode"])
+    def _count(self, purpose: str, size: int, steps: int, told: device.Told, drafts: bool) -> None:
+        total = dict(zip(device.USES, told.uses.sum(axis=0).tolist()))
+        if drafts:
+            self.drafting.told(told.counts.sum(axis=0), told.offers.sum(axis=0), total["decode"] + total["clone"],
+                               total["clone"], int(told.won.sum()))
+            self._add("spec/drafting_steps", steps)
+        else:
+            self.drafting.quiet()
+        accepted = total["draft_accepted"] + int(told.won.sum())
+        self._growth = 1.0 + accepted / max(1, total["decode"])
         if purpose == "train":
-            self._add("spec/num_drafted", total["draft_accepted"] + total["draft_rejected"])
-            self._add("spec/num_accepted", total["draft_accepted"])
+            self._add("spec/num_drafted", total["draft_accepted"] + total["draft_rejected"] + total["clone"])
+            self._add("spec/num_accepted", accepted)
         prefix = "rows" if purpose == "train" else "eval/rows"
         for use, count in total.items():
             self._add(f"{prefix}/{use}", count)

@@ -17,7 +17,8 @@ from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampli
 @dataclass
 class Live:
     """A request with the tokens it has. `guesses` are candidates for the tokens after them; `age` is its place in the order
-    of submission. `filled`: positions whose KV is computed, while it sits in `slot`."""
+    of submission. While it sits in `slot`: `filled`, positions whose KV is computed; `place`, where the drafter finds its
+    prompt; `seen`, tokens of the text that the drafter's live table has learned."""
 
     request: Request
     age: int
@@ -26,12 +27,15 @@ class Live:
     entropies: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
+    favourites: list[int] = field(default_factory=list)
     clocks: list[int] = field(default_factory=list)
     guesses: list[int] = field(default_factory=list)
     start_clock: int = -1
     slot: int = -1
     filled: int = 0
     pages: list[int] = field(default_factory=list)
+    place: np.ndarray | None = None
+    seen: int = 0
 
     @property
     def prompt_length(self) -> int:
@@ -50,11 +54,15 @@ class Live:
         """Positions that a sibling can take over: all of the prompt but its last token, whose row samples."""
         return self.prompt_length - 1
 
+    def learnable(self) -> np.ndarray:
+        """What a drafter should learn at each position of prompt and settled tokens."""
+        return np.concatenate([self.request.prompt.tokens, np.array(self.favourites, np.int32)])
+
     def text(self) -> np.ndarray:
         """Prompt, settled tokens and guesses."""
         return np.concatenate([self.request.prompt.tokens, np.array(self.tokens + self.guesses, np.int32)])
 
-    def extend(self, tokens, logprobs, entropies, drafted, clocks, version: int) -> None:
+    def extend(self, tokens, logprobs, entropies, drafted, clocks, version: int, favourites) -> None:
         """Settles more tokens; guesses they used up go, and all of them when one was wrong."""
         tokens = [int(t) for t in tokens]
         self.guesses = self.guesses[len(tokens):] if self.guesses[:len(tokens)] == tokens else []
@@ -62,13 +70,14 @@ class Live:
         self.logprobs += [float(x) for x in logprobs]
         self.entropies += [float(x) for x in entropies]
         self.drafted += [bool(x) for x in drafted]
+        self.favourites += [int(x) for x in favourites]
         self.clocks += [int(x) for x in clocks]
         self.versions += [version] * len(tokens)
 
     def cut(self, length: int) -> int:
         """Drops what comes after `length` tokens; how many that were."""
         overrun = len(self.tokens) - length
-        for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "clocks"):
+        for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "favourites", "clocks"):
             del getattr(self, name)[length:]
         return overrun
 
@@ -97,11 +106,11 @@ class Live:
         size = len(self.tokens)
         return Rollout(id=self.request.rollout_id, prompt=self.request.prompt, tokens=self.tokens, sampled=[True] * size,
                        logprobs=self.logprobs, entropies=self.entropies, versions=self.versions, drafted=self.drafted,
-                       finish=finish, start_clock=max(self.start_clock, 0), finish_clock=clock)
+                       favourites=self.favourites, finish=finish, start_clock=max(self.start_clock, 0), finish_clock=clock)
 
 
 _PER_TOKEN = {"tokens": np.int32, "logprobs": np.float32, "entropies": np.float32, "versions": np.int32, "drafted": bool,
-              "clocks": np.int64, "guesses": np.int32}
+              "favourites": np.int32, "clocks": np.int64, "guesses": np.int32}
 
 
 def written(live: Live) -> dict:
@@ -135,7 +144,7 @@ def begin(request: Request, age: int) -> Live:
     if request.prefix_mode == "verify":
         live.guesses = [int(t) for t in prefix.tokens[:request.max_tokens]]
         return live
-    for name in ("tokens", "logprobs", "entropies", "versions", "drafted"):
+    for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "favourites"):
         setattr(live, name, getattr(prefix, name)[:request.max_tokens].tolist())
     live.clocks = [prefix.finish_clock] * len(live.tokens)
     live.start_clock = prefix.start_clock

@@ -3,7 +3,9 @@
 A row is (slot, position, input token). It runs through the model, writes its KV entry, and, when the token after it is not
 settled, samples it. Positions below `known` are settled; those from `known` to `guessed` hold candidates. A sample that
 equals its candidate lets the next candidate row count; the first that differs is written and the rest dropped. So prefill,
-decode, verification and recomputation are this one program.
+decode, verification and recomputation are this one program. Where a slot has no candidates, a drafter may guess some from
+what was written before; slots that stand in for another one (clones: same text and seed, its pages and own copies of those
+still written) try other guesses, and after the step all take over the farthest.
 
 Invariant: what a position gets depends on the weights, the tokens before it, the seed and the temperature; never on slot,
 page, company, candidates, or on how many steps a dispatch has. A dispatch ends early only on the state itself.
@@ -23,17 +25,24 @@ from jaxtyping import Array, Int
 
 from jaxrl_post import mesh as meshes
 from jaxrl_post import rowplan
-from jaxrl_post.kernels import attention, thresholds, verify
+from jaxrl_post.engine.drafter import Drafter
+from jaxrl_post.engine.drafts import PLACE, Drafts, Off
+from jaxrl_post.kernels import attention, sampling, thresholds, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.types import MOST_ENDS
 
 # columns of the packed host-to-device matrix, then MOST_ENDS ids, then the page table
-ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *_LAW, FIRST_END = range(14)
+ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *_LAW, LEADER, BRANCH, WEIGHT, DRAFTS = range(17)
 SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = _LAW
+FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
-# columns of the packed device-to-host matrix, then four blocks of `emit`: tokens, log-probs, entropies, step*2+drafted
+# columns of the packed device-to-host matrix, then five blocks of `emit`: tokens, log-probs, entropies,
+# step*2+drafted, favourites
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
-USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle")
+USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
+OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
+UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
+UNIT_WEIGHT = 16  # WEIGHT of a slot whose drafts are worth their chance, no more
 
 
 @dataclass(frozen=True)
@@ -67,10 +76,41 @@ class Sizes:
 
 
 class State(NamedTuple):
-    """What stays on the device: one Cache per layer with a leading replica axis, and all tokens [replicas, S, T]."""
+    """What stays on the device, with a leading replica axis: one Cache per layer, all tokens [replicas, S, T], the tokens held
+    most likely [replicas, S, T] (T = 0 without a drafter), and what the drafter remembers."""
 
     cache: tuple
     tokens: Array
+    favourites: Array
+    memory: Any
+
+
+class Told(NamedTuple):
+    """What the host reads after a dispatch: `out` [replicas, S, OUT_WINDOW + 5 * emit], `uses` [replicas, len(USES)], the
+    steps taken, `offers` [replicas, OFFERS], `won` [replicas], and the drafter's counts [replicas, 2, classes]."""
+
+    out: Any
+    uses: Any
+    steps: Any
+    offers: Any
+    won: Any
+    counts: Any
+
+
+class Entry(NamedTuple):
+    """Texts that take slots, [replicas, I]: a slot >= S or a target >= pages is dropped. `tokens` [replicas, I, T] with
+    `known` settled ones, and `favourites` like them (T = 0 without a drafter); `row` and `fresh`: of the drafter's live table, which knows the first `seen` tokens where not
+    fresh."""
+
+    slot: Any
+    source: Any
+    target: Any
+    tokens: Any
+    favourites: Any
+    known: Any
+    row: Any
+    fresh: Any
+    seen: Any
 
 
 class Slots(NamedTuple):
@@ -84,6 +124,8 @@ class Slots(NamedTuple):
     entropies: Array
     stamps: Array
     uses: Array  # [len(USES)]
+    offers: Array  # [OFFERS]
+    won: Array  # tokens that answers took over from their clones
 
 
 def _ends(tokens: Array, ends: Array) -> Array:
@@ -98,14 +140,19 @@ def _accept(plan: rowplan.Plan, guess: Array, sampled: Array, ended: Array) -> t
     return sampled, plan.head_real & (before == before[first]), match
 
 
-def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, spread: Callable, params: Any, packed: Array,
-          cache: tuple, tokens: Array, slots: Slots, number: Array) -> tuple[tuple, Array, Slots]:
-    """One step of one replica; packed [S, columns], tokens [S, T]. `spread` gives a kernel to the devices."""
+def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, spread: Callable, params: Any,
+          tables: Any, packed: Array, carry: State, slots: Slots, number: Array, clones: Array) -> tuple[State, Slots]:
+    """One step of one replica; packed [S, columns], tokens [S, T]; `clones`: whether a slot stands in for another. `spread`
+    gives a kernel to the devices."""
+    cache, tokens, favourites, memory = carry
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     bound = _bound(packed, sizes)
+    drafts, tokens, values = _drafted(drafter, tables, memory, packed, tokens, slots, going, bound)
+    offered = jnp.sum(values > 0, axis=1, dtype=jnp.int32)
+    guessed = jnp.where(offered > 0, slots.known + offered, slots.guessed)
     forced = jnp.where(going & (slots.known <= bound), slots.known - slots.filled, 0)
-    candidates = jnp.maximum(jnp.minimum(slots.guessed, bound) - slots.known, 0)
-    plan = rowplan.plan(jnp, forced, candidates, packed[:, ORDER], rows=rows, heads=sizes.heads)
+    candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(guessed, bound) - slots.known, 0))
+    plan = rowplan.plan(jnp, forced, candidates, values, packed[:, ORDER], rows=rows, heads=min(sizes.heads, rows))
     position = jnp.where(plan.real, slots.filled[plan.slot] + plan.offset, 0)
     at = attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:])
 
@@ -120,23 +167,80 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, spre
     logits = decoder.logits(params, config, h[plan.head_row])
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
-    sampled, *law = _draw(sizes, packed[slot], logits, after)
-    guess = jnp.where(after < slots.guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
+    drawn = _draw(sizes, packed[slot], logits, after)
+    sampled, law = drawn.tokens, (drawn.logprobs, drawn.entropies)
+    guess = jnp.where(after < guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
+    if favourites.shape[1]:
+        likely = drawn.favourites if drafter.width else sampled
+        favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
     stamps = number * 2 + match
-    return cache, tokens, _settle(sizes, packed, slots, plan, counts, ended, match, (*law, stamps), going, after)
+    settled = _settle(sizes, packed, slots._replace(guessed=guessed), plan, counts, ended, match, (*law, stamps), going, after)
+    settled = settled._replace(offers=slots.offers + _binned(values))
+    if drafter.width:
+        cache, tokens, favourites, settled = jax.lax.cond(
+            clones, functools.partial(_follow, drafter.width, sizes, packed, slots.filled), lambda *same: same,
+            cache, tokens, favourites, settled)
+        leads = going & (packed[:, LEADER] == jnp.arange(sizes.slots))
+        memory = drafter.observe(memory, drafts, packed[:, DRAFTS:FIRST_END], tokens, favourites, slots.known, settled.known,
+                                 jnp.maximum(plan.count - forced, 0), leads)
+    return State(cache, tokens, favourites, memory), settled
 
 
-def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> tuple[Array, Array, Array]:
-    """Tokens, log-probs and entropies of the heads, whose own rows of `packed` are given."""
+def _drafted(drafter: Drafter, tables: Any, memory: Any, packed: Array, tokens: Array, slots: Slots, going: Array,
+             bound: Array) -> tuple[Drafts, Array, Array]:
+    """Drafts, the tokens with them written behind `known`, and what each is worth [S, W]: 0 where none is wanted, because
+    the slot rests, prefills, has candidates already, or is near its end."""
+    S, W = tokens.shape[0], drafter.width
+    drafts = drafter.propose(tables, memory, tokens, slots.known, packed[:, DRAFTS:FIRST_END], packed[:, BRANCH])
+    free = going & (slots.guessed <= slots.known) & (slots.filled == slots.known - 1)
+    room = jnp.where(free, jnp.minimum(drafts.count, bound - slots.known), 0)
+    wanted = jnp.arange(W) < room[:, None]
+    where = jnp.where(wanted, slots.known[:, None] + jnp.arange(W), tokens.shape[1])
+    tokens = tokens.at[jnp.arange(S)[:, None], where].set(drafts.tokens, mode="drop")
+    weight = packed[:, WEIGHT, None].astype(jnp.float32) / UNIT_WEIGHT
+    return drafts, tokens, jnp.where(wanted, jnp.maximum(drafts.value, 2.0 ** -24) * weight, 0.0)
+
+
+def _binned(values: Array) -> Array:
+    """int32[OFFERS]: how many values lie in each sixteenth of 0 .. 1."""
+    edges = jnp.arange(OFFERS) / OFFERS
+    above = jnp.sum(values.reshape(-1, 1) > edges, axis=0, dtype=jnp.int32)
+    return above - jnp.append(above[1:], 0)
+
+
+def _follow(width: int, sizes: Sizes, packed: Array, filled: Array, cache: tuple, tokens: Array, favourites: Array,
+            slots: Slots) -> tuple[tuple, Array, Array, Slots]:
+    """Every slot takes over the text of whichever of its leader and that one's clones has come farthest (ties: the lowest
+    slot), and the pages written to since position `filled` that are its own. All of them compute the same function, so the
+    farthest text is what each would have."""
+    leader = packed[:, LEADER]
+    same = leader[:, None] == leader[None, :]
+    rank = slots.known * sizes.slots + (sizes.slots - 1 - jnp.arange(sizes.slots))
+    best = jnp.argmax(jnp.where(same, rank[None, :], -1), axis=1)
+    block = (filled[best] // sizes.page)[:, None] + jnp.arange(-(-width // sizes.page) + 1)
+    written = (block <= (slots.known[best] // sizes.page)[:, None]) & (block < sizes.blocks)
+    block = jnp.minimum(block, sizes.blocks - 1)
+    source = jnp.take_along_axis(packed[:, TABLE:][best], block, axis=1)
+    target = jnp.take_along_axis(packed[:, TABLE:], block, axis=1)
+    target = jnp.where(written & (target != source) & (source < sizes.pages), target, sizes.pages).reshape(-1)
+    cache = tuple(attention.copy(layer, jnp.minimum(source.reshape(-1), sizes.pages - 1), target) for layer in cache)
+    leads = (leader == jnp.arange(sizes.slots)) & (packed[:, ACTIVE] > 0)
+    won = jnp.sum(jnp.where(leads, slots.known[best] - slots.known, 0))
+    per_slot = {name: getattr(slots, name)[best] for name in ("known", "filled", "done", "logprobs", "entropies", "stamps")}
+    return cache, tokens[best], favourites[best], slots._replace(**per_slot, guessed=slots.known[best], won=slots.won + won)
+
+
+def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
+    """What the heads draw, whose own rows of `packed` are given."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0:SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
     if sizes.restricted:
         lowest = thresholds.find(logits, heat, packed[:, TOP_K], as_float(packed[:, TOP_P]))
-    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards)[:3]
+    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards)
 
 
 def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: rowplan.Plan, counts: Array, ended: Array, match: Array,
@@ -149,15 +253,18 @@ def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: rowplan.Plan, count
     window = jnp.where(counts, after - packed[plan.head_slot, KNOWN], sizes.emit)
     logprobs, entropies, stamps = (old.at[plan.head_slot, window].set(new, mode="drop") for old, new in
                                    zip((slots.logprobs, slots.entropies, slots.stamps), told))
-    guesses, heads = plan.head_real & (plan.head_rank > 0), jnp.sum(plan.head_real)
-    uses = (jnp.sum(plan.real) - heads, heads - jnp.sum(guesses), jnp.sum(guesses & counts),
-            jnp.sum(guesses & ~counts), plan.real.shape[0] - jnp.sum(plan.real))
+    leads = packed[:, LEADER] == jnp.arange(sizes.slots)
+    mine, sampling = plan.real & leads[plan.slot], plan.head_real & leads[plan.head_slot]
+    guesses, heads, rows = sampling & (plan.head_rank > 0), jnp.sum(sampling), jnp.sum(plan.real)
+    uses = (jnp.sum(mine) - heads, heads - jnp.sum(guesses), jnp.sum(guesses & counts), jnp.sum(guesses & ~counts),
+            plan.real.shape[0] - rows, rows - jnp.sum(mine))
     return Slots(
         known=known,
         filled=jnp.where(known > slots.known, known - 1, slots.filled + plan.count),
         guessed=jnp.where(heads_of_slot(~match) > 0, known, jnp.maximum(slots.guessed, known)),
         done=jnp.where(going & ((heads_of_slot(ended) > 0) | (known >= packed[:, LIMIT])), 1, slots.done),
-        logprobs=logprobs, entropies=entropies, stamps=stamps, uses=slots.uses + jnp.stack(uses))
+        logprobs=logprobs, entropies=entropies, stamps=stamps, uses=slots.uses + jnp.stack(uses), offers=slots.offers,
+        won=slots.won)
 
 
 def _bound(packed: Array, sizes: Sizes) -> Array:
@@ -165,20 +272,21 @@ def _bound(packed: Array, sizes: Sizes) -> Array:
     return jnp.minimum(jnp.minimum(packed[..., LIMIT] - 1, packed[..., MAPPED]), packed[..., KNOWN] + sizes.emit - 1)
 
 
-def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, spread: Callable, params: Any,
-              state: State, packed: Int[Array, "replicas S columns"], scalars: Int[Array, " 2"]
-              ) -> tuple[State, Array, Array, Array]:
+def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, spread: Callable, params: Any,
+              tables: Any, state: State, packed: Int[Array, "replicas S columns"], scalars: Int[Array, " 3"]) -> tuple:
     """Up to scalars[0] steps; leaves once scalars[1] slots of a replica finished, a watched prompt is ready, nothing is
-    left to do, or a slot has no room."""
-    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype, spread), in_axes=(None, 0, 0, 0, 0, None),
+    left to do, or a slot has no room; scalars[2]: whether any slot is a clone. The new state, then what the host reads."""
+    step = jax.vmap(functools.partial(_step, rows, sizes, config, dtype, drafter, spread),
+                    in_axes=(None, 0, 0, 0, 0, None, None),
                     spmd_axis_name=meshes.REPLICAS)
     shape = packed.shape[:2]
     empty = jnp.zeros((*shape, sizes.emit))
     slots = Slots(packed[..., KNOWN], packed[..., FILLED], packed[..., GUESSED], jnp.zeros(shape, jnp.int32), empty, empty,
-                  jnp.zeros((*shape, sizes.emit), jnp.int32), jnp.zeros((shape[0], len(USES)), jnp.int32))
+                  jnp.zeros((*shape, sizes.emit), jnp.int32), jnp.zeros((shape[0], len(USES)), jnp.int32),
+                  jnp.zeros((shape[0], OFFERS), jnp.int32), jnp.zeros(shape[:1], jnp.int32))
 
     def go_on(carry):
-        number, _, _, slots = carry
+        number, _, slots = carry
         going = (packed[..., ACTIVE] > 0) & (slots.done == 0)
         stalled = going & (slots.known > _bound(packed, sizes))
         ready = (packed[..., WATCH] > 0) & (slots.filled >= packed[..., WATCH])
@@ -186,56 +294,87 @@ def _dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, 
         return (number < scalars[0]) & jnp.any(going) & ~jnp.any(stalled) & ~jnp.any(ready) & (freed < scalars[1])
 
     def body(carry):
-        number, cache, tokens, slots = carry
-        return number + 1, *step(params, packed, cache, tokens, slots, number)
+        number, state, slots = carry
+        return number + 1, *step(params, tables, packed, state, slots, number, scalars[2] > 0)
 
-    number, cache, tokens, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state.cache, state.tokens, slots))
+    state = state._replace(memory=state.memory._replace(counts=jnp.zeros_like(state.memory.counts)))
+    number, state, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, slots))
     where = jnp.minimum(packed[..., KNOWN, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
-    out = jnp.concatenate([jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1),
-                           jnp.take_along_axis(tokens, where, axis=-1), as_int(slots.logprobs), as_int(slots.entropies),
-                           slots.stamps], axis=-1)
-    return State(cache, tokens), out, slots.uses, number
+    texts = [jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites) if text.shape[-1]]
+    out = jnp.concatenate([jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1), texts[0],
+                           as_int(slots.logprobs), as_int(slots.entropies), slots.stamps, texts[-1]], axis=-1)
+    return state, Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)
 
 
-def _insert(state: State, slot: Array, tokens: Array, source: Array, target: Array) -> State:
-    """Puts texts into slots and copies pages: slot, source and target [replicas, I], tokens [replicas, I, T]; a slot >= S or
-    a target >= pages is dropped."""
-    cache = tuple(jax.vmap(attention.copy)(layer, source, target) for layer in state.cache)
+def _insert(drafter: Drafter, state: State, entry: Entry) -> State:
+    """Puts texts into slots, copies pages, and shows the texts to the drafter."""
+    cache = tuple(jax.vmap(attention.copy)(layer, entry.source, entry.target) for layer in state.cache)
     put = jax.vmap(lambda old, where, new: old.at[where].set(new, mode="drop"))
-    return State(cache, put(state.tokens, slot, tokens))
+    learn = entry.favourites if entry.favourites.shape[-1] else entry.tokens
+    memory = jax.vmap(drafter.enter)(state.memory, entry.slot, entry.row, entry.fresh, entry.seen, entry.tokens, learn,
+                                     entry.known)
+    return State(cache, put(state.tokens, entry.slot, entry.tokens),
+                 put(state.favourites, entry.slot, entry.favourites), memory)
+
+
+def _upload(tables: Any, replica: Array, offset: Array, pieces: tuple) -> Any:
+    """Puts a piece [UPLOAD] of each flat array at its place in one replica's tables."""
+    flat = [jax.lax.dynamic_update_slice(old, new[None], (replica, offset)) for old, new in zip(tables, pieces)]
+    return tables._replace(**dict(zip(tables._fields, flat)))
 
 
 class Programs:
-    """The compiled programs, one dispatch for each row size. Only these ever run, so a new shape is an error, not a
-    recompilation."""
+    """The compiled programs, one dispatch for each row size, and one more that drafts. Only these ever run, so a new shape is
+    an error, not a recompilation."""
 
     def __init__(self, config: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: Sizes, row_sizes: tuple[int, ...],
-                 dtype: Any):
+                 dtype: Any, drafter: Drafter = Off()):
         shards = verify.Shards(functools.partial(meshes.by_vocab, mesh), meshes.TENSOR, mesh.shape[meshes.TENSOR])
         self.sizes = replace(sizes, shards=shards if mesh.size > 1 else None)
         self.config, self.mesh, self.row_sizes, self.dtype = config, mesh, row_sizes, dtype
+        self.drafter = drafter
         self._whole = meshes.replicated(mesh)
-        blocks, cached = meshes.slot_sharding(mesh), meshes.cache_sharding(mesh)
-        self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), blocks)
-        self._dispatches: dict[int, Callable] = {}
+        self._blocks = meshes.slot_sharding(mesh)
+        cached = meshes.cache_sharding(mesh)
+        self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), *[self._blocks] * 3)
+        self._dispatches: dict[tuple[int, bool], Callable] = {}
 
     def compile(self, params: Any) -> None:
         """Compiles everything for weights like these."""
         s = self.sizes
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-        state = jax.eval_shape(self._blank)
+        tables, memory = (self._described(x, self._blocks) for x in jax.eval_shape(self._blank_drafter))
+        state = self._described(jax.eval_shape(self._blank), self._placed)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
-        state = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), state, self._placed)
         spread = functools.partial(meshes.by_heads, self.mesh)
         for rows in self.row_sizes:
-            run = jax.jit(functools.partial(_dispatch, rows, s, self.config, self.dtype, spread), donate_argnums=1,
-                          out_shardings=(self._placed, self._whole, self._whole, self._whole))
-            self._dispatches[rows] = run.lower(like, state, ints((s.replicas, s.slots, TABLE + s.blocks)),
-                                               ints((2,))).compile()
+            for drafter in dict.fromkeys((Off(), self.drafter)):
+                run = jax.jit(functools.partial(_dispatch, rows, s, self.config, self.dtype, drafter, spread),
+                              donate_argnums=2, out_shardings=(self._placed, self._whole))
+                self._dispatches[rows, drafter.width > 0] = run.lower(
+                    like, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))).compile()
         some = ints((s.replicas, s.inserts))
-        self._insert = jax.jit(_insert, donate_argnums=0, out_shardings=self._placed).lower(
-            state, some, ints((s.replicas, s.inserts, s.max_length)), some, some).compile()
+        texts = {"tokens": s.max_length, "favourites": self.watched}
+        entry = Entry(**{name: some for name in Entry._fields}
+                      | {name: ints((s.replicas, s.inserts, size)) for name, size in texts.items()})
+        self._insert = jax.jit(functools.partial(_insert, self.drafter), donate_argnums=0,
+                               out_shardings=self._placed).lower(state, entry).compile()
+        if jax.tree.leaves(tables) and tables[0].shape[1] >= UPLOAD:
+            pieces = tuple(jax.ShapeDtypeStruct((UPLOAD,), x.dtype, sharding=self._whole) for x in tables[:-1])
+            self._upload = jax.jit(_upload, donate_argnums=0, out_shardings=self._blocks).lower(
+                tables, ints(()), ints(()), pieces).compile()
+
+    @staticmethod
+    def _described(tree: Any, homes: Any) -> Any:
+        homes = jax.tree.map(lambda home, part: jax.tree.map(lambda _: home, part), homes, tree,
+                             is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
+        return jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), tree, homes)
+
+    @property
+    def watched(self) -> int:
+        """Positions of a slot of which the likeliest token is kept."""
+        return self.sizes.max_length if self.drafter.watches else 0
 
     def temporaries(self) -> dict[str, int]:
         """Bytes that each compiled program needs on a device beside what it is given and gives back."""
@@ -244,39 +383,60 @@ class Programs:
     @property
     def compiled(self) -> dict[str, Any]:
         """What `compile` made, by name."""
-        return {f"dispatch_{rows}": run for rows, run in self._dispatches.items()} | {"insert": self._insert}
+        programs = {f"dispatch_{rows}{'_drafting' * drafts}": run for (rows, drafts), run in self._dispatches.items()}
+        return programs | {"insert": self._insert}
+
+    def _blank_drafter(self) -> tuple[Any, Any]:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.sizes.replicas, *x.shape)),
+                            self.drafter.empty(self.sizes.slots))
 
     def _blank(self) -> State:
         s, c = self.sizes, self.config
         cache = tuple(jax.tree.map(lambda x: jnp.broadcast_to(x, (s.replicas, *x.shape)),
                                    attention.empty(s.pages, s.page, c.kv_heads, c.head_dim, self.dtype))
                       for _ in range(c.layers))
-        return State(cache, jnp.zeros((s.replicas, s.slots, s.max_length), jnp.int32))
+        return State(cache, *(jnp.zeros((s.replicas, s.slots, size), jnp.int32) for size in (s.max_length, self.watched)),
+                     self._blank_drafter()[1])
 
-    def blank(self) -> State:
-        """An empty state, placed."""
-        return jax.jit(self._blank, out_shardings=self._placed)()
+    def blank(self) -> tuple[State, Any]:
+        """An empty state and empty tables, placed."""
+        tables = jax.jit(lambda: self._blank_drafter()[0], out_shardings=self._blocks)
+        return jax.jit(self._blank, out_shardings=self._placed)(), tables()
 
-    def dispatch(self, rows: int, params: Any, state: State, packed: np.ndarray, steps: int, freed: int
-                 ) -> tuple[State, np.ndarray, np.ndarray, int]:
-        """One dispatch; the new state, and on the host: out [replicas, S, ...], uses [replicas, 5], steps taken."""
-        scalars = np.array([steps, freed], np.int32)
-        state, *out = self._dispatches[rows](params, state, meshes.put(packed, self._whole),
-                                             meshes.put(scalars, self._whole))
-        out, uses, number = read(out)
-        return state, out, uses, int(number)
+    def dispatch(self, rows: int, drafts: bool, params: Any, tables: Any, state: State, packed: np.ndarray, *, steps: int,
+                 freed: int, clones: bool) -> tuple[State, Told]:
+        """One dispatch; the new state, and on the host what it told."""
+        scalars = np.array([steps, freed, clones], np.int32)
+        state, told = self._dispatches[rows, drafts](params, tables, state, meshes.put(packed, self._whole),
+                                                     meshes.put(scalars, self._whole))
+        return state, read(told)
 
-    def insert(self, state: State, slot: np.ndarray, tokens: np.ndarray, source: np.ndarray, target: np.ndarray) -> State:
+    def insert(self, state: State, entry: Entry) -> State:
         """Puts texts and copies pages, `Sizes.inserts` a replica at once."""
-        return self._insert(state, *(meshes.put(x, self._whole) for x in (slot, tokens, source, target)))
+        return self._insert(state, meshes.put(entry, self._whole))
+
+    def upload(self, tables: Any, replica: int, offset: int, arrays: tuple[np.ndarray, ...]) -> Any:
+        """Puts equally long flat arrays at `offset` of a replica's tables, UPLOAD at a time; what lies behind them up to a
+        whole piece is overwritten with zeros, and there must be room for it."""
+        for at in range(0, arrays[0].size, UPLOAD):
+            pieces = tuple(np.resize(np.zeros(1, x.dtype), UPLOAD) for x in arrays)
+            for piece, array in zip(pieces, arrays):
+                piece[:min(UPLOAD, array.size - at)] = array[at:at + UPLOAD]
+            tables = self._upload(tables, *(meshes.put(np.int32(x), self._whole) for x in (replica, offset + at)),
+                                  meshes.put(pieces, self._whole))
+        return tables
+
+    def rated(self, tables: Any, rates: np.ndarray) -> Any:
+        """The tables with other rates, the same for every replica."""
+        return tables._replace(rates=meshes.put(np.broadcast_to(rates, (self.sizes.replicas, rates.size)).copy(), self._blocks))
 
 
 def temporaries(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, *, row_sizes: Sequence[int], dtype: Any,
-                **sizes: int | bool) -> dict[str, int]:
+                drafter: Drafter = Off(), **sizes: int | bool) -> dict[str, int]:
     """Bytes that each program of an engine of these settings needs on a device beside weights, pages and tokens: for a
     plan, from shapes alone."""
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
-    programs = Programs(model, mesh, Sizes.of(meshes.replicas(mesh), **sizes), tuple(sorted(row_sizes)), dtype)
+    programs = Programs(model, mesh, Sizes.of(meshes.replicas(mesh), **sizes), tuple(sorted(row_sizes)), dtype, drafter)
     programs.compile(jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home),
                                   decoder.abstract(model), homes))
     return programs.temporaries()

@@ -7,6 +7,7 @@ can be compared byte by byte.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -14,36 +15,32 @@ import jax
 from jaxrl_post.launch.distributed import share_text
 
 # What a run leaves in its folder before its config.json is there; by that file a run is known.
-_EARLY = re.compile(r"process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl|config\.json.*")
+_EARLY = re.compile(r"process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|config\.json.*")
 
 
 def make(exact: str, parent: str, name: str, seed: int) -> Path:
     """`exact` if given, else parent/NAME-SEED-NNN with the next free number; the same path on every process.
 
     Raises:
-      ValueError: `exact` exists and is not an empty folder.
+      ValueError: `exact` exists and is not an empty folder, or none can be made there.
     """
-    made = ""
-    if jax.process_index() == 0:
-        made = _exact(Path(exact)) if exact else _numbered(Path(parent), f"{name}-{seed}")
-    path = share_text(made)
-    if not path:
-        raise ValueError(f"--run-dir={exact} exists already and is not an empty folder: a run is never written over; "
-                         "name a new one, or leave --run-dir out")
-    return Path(path)
+    word, _, told = _first_says(lambda: _exact(Path(exact)) if exact else _numbered(Path(parent), f"{name}-{seed}"),
+                                f"--run-dir={exact}" if exact else f"run_dir={parent}").partition(" ")
+    if word != "new":
+        raise ValueError(told)
+    return Path(told)
 
 
 def take_up(exact: str, must_exist: bool) -> tuple[Path, bool]:
     """The folder of a run to go on with, and whether it is new: without `must_exist` a folder that is missing is made.
 
     Raises:
-      ValueError: it must exist and does not, or it is the folder of something else.
+      ValueError: it must exist and does not, it is the folder of something else, or it cannot be made or read.
     """
-    found = _there(Path(exact), must_exist) if jax.process_index() == 0 else ""
-    found = share_text(found)
-    if found not in ("new", "old"):
-        raise ValueError(found)
-    return Path(exact), found == "new"
+    word, _, told = _first_says(lambda: _there(Path(exact), must_exist), f"--run-dir={exact}").partition(" ")
+    if word == "not":
+        raise ValueError(told)
+    return Path(exact), word == "new"
 
 
 def own(folder: Path) -> Path:
@@ -55,24 +52,36 @@ def own(folder: Path) -> Path:
     return mine
 
 
+def _first_says(look: Callable[[], str], named: str) -> str:
+    """What process 0 found, on all: "new" or "old" and a path, or "not" and why; also where the system refuses."""
+    found = ""
+    if jax.process_index() == 0:
+        try:
+            found = look()
+        except OSError as error:
+            found = f"not {named}: {error.strerror or error} ({error.filename}): name a place where a folder can be made"
+    return share_text(found)
+
+
 def _there(path: Path, must_exist: bool) -> str:
-    """new, old, or why it cannot be taken up."""
+    """new, old, or not and why it cannot be taken up."""
     if not path.exists():
         if must_exist:
-            return f"--resume={path}: there is no such folder; to begin a run there write --run-dir={path} --resume"
+            return f"not --resume={path}: there is no such folder; to begin a run there write --run-dir={path} --resume"
         path.mkdir(parents=True)
         return "new"
     entries = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name]
     if not path.is_dir() or not ("config.json" in entries or all(_EARLY.fullmatch(name) for name in entries)):
-        return f"--resume: {path} is not the folder of a run: it holds {sorted(entries)[0]!r} and no config.json"
+        return f"not --resume: {path} is not the folder of a run: it holds {sorted(entries)[0]!r} and no config.json"
     return "old"
 
 
 def _exact(path: Path) -> str:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        return ""
+        return (f"not --run-dir={path} exists already and is not an empty folder: a run is never written over; name a "
+                "new one, or leave --run-dir out")
     path.mkdir(parents=True, exist_ok=True)
-    return str(path)
+    return f"new {path}"
 
 
 def _numbered(parent: Path, stem: str) -> str:
@@ -81,4 +90,4 @@ def _numbered(parent: Path, stem: str) -> str:
     number = 1 + max((int(t) for t in taken if t.isdigit()), default=0)
     path = parent / f"{stem}-{number:03d}"
     path.mkdir()  # fails, rather than shares, when another run was faster
-    return str(path)
+    return f"new {path}"

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxrl_post import mesh
+from jaxrl_post import cost, mesh
 from jaxrl_post.config import Config
+from jaxrl_post.cost import StepCost
 from jaxrl_post.data import chat, prompts, tasks, tokenizer
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.models import decoder, hf, llama2c
@@ -28,7 +29,8 @@ from jaxrl_post.types import MOST_ENDS, Prompt, Sampling
 class Inputs:
     """`load_params(shardings)` reads or draws the weights (float32, placed so); until then only shapes are known.
     `files`: the tokenizer's own, copied beside an exported policy. `held_out` is empty when eval.prompts is 0.
-    `write(prompt, seed)` gives the tokens of a worked solution, for supervised training."""
+    `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
+    or None where none is named."""
 
     model: decoder.ModelConfig
     load_params: Callable[[Any], Any]
@@ -39,6 +41,7 @@ class Inputs:
     sampling: Sampling
     longest_prompt: int
     write: Callable[[Prompt, np.ndarray], list[int]]
+    cost: StepCost | None
 
 
 def gather(config: Config) -> Inputs:
@@ -65,18 +68,37 @@ def gather(config: Config) -> Inputs:
     if shared:
         raise ValueError(f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
                          "prompts must not be trained on")
+    if config.engine.name == "demonstrations":
+        _check_demonstrations(config, train, words)
     law = config.sampling
     sampling = Sampling(temperature=law.temperature, top_k=max(law.top_k, 0), top_p=law.top_p, eos_ids=words.eos_ids,
                         stop_ids=law.stop_ids, stop_strings=law.stop_strings)
     _check_ends(sampling, words.vocab_size)
     write = _writer(config, words)
-    if config.engine.name == "demonstrations":
-        for prompt in train:  # a character that the tokenizer lacks shows before anything is compiled
-            write(prompt, np.zeros(2, np.uint32))
     return Inputs(model=model, load_params=load_params, tokenizer=words, files=_files(place), held_out=held_out,
                   train=prompts.Prompts(train, config.seed), sampling=sampling,
                   longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
-                  write=write)
+                  write=write, cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None)
+
+
+def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokenizer.Tokenizer) -> None:
+    """Each prompt's longest: a character that the tokenizer lacks, or a token too many, shows before anything is
+    compiled."""
+    for prompt in train:
+        tokens = len(words.encode(_longest(config, prompt), special=False)) + 1
+        if tokens > config.sampling.max_tokens:
+            raise ValueError(f"data.train={config.data.train}: the demonstration of prompt {prompt.id!r} has {tokens} "
+                             f"tokens with its end, more than sampling.max_tokens={config.sampling.max_tokens}; the "
+                             f"nearest valid value is {tokens}")
+
+
+def _longest(config: Config, prompt: Prompt) -> str:
+    name = config.data.train.removeprefix("task:")
+    return tasks.TASKS[name].longest(prompt.extra) if name != config.data.train else _solution(prompt)
+
+
+def _solution(prompt: Prompt) -> str:
+    return str(prompt.extra.get("solution", prompt.answer))
 
 
 def _check_ends(sampling: Sampling, vocabulary: int) -> None:
@@ -158,7 +180,7 @@ def _writer(config: Config, words: tokenizer.Tokenizer) -> Callable[[Prompt, np.
     def solve(prompt: Prompt, seed: np.ndarray) -> str:
         if name != config.data.train:
             return tasks.TASKS[name].demonstrate(prompt.extra, seed)
-        return str(prompt.extra.get("solution", prompt.answer))
+        return _solution(prompt)
 
     return lambda prompt, seed: [*words.encode(solve(prompt, seed), special=False), words.eos_ids[0]]
 

@@ -23,6 +23,8 @@ from jaxrl_post.config import Config
 from jaxrl_post.models import decoder
 
 WEIGHTS, ESTIMATE = "weights (learner, float32)", "activations (estimate)"
+SAVED = "copy of weights and moments for a checkpoint"
+MOMENTS = "optimizer (two moments, float32)"
 
 
 def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, int | float]:
@@ -67,7 +69,7 @@ def memory(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
     case, dtype = swap_case(config), config.engine.dtype
     out = {
         WEIGHTS: 4 * learner,
-        "optimizer (two moments, float32)": 8 * learner,
+        MOMENTS: 8 * learner,
         "gradient (float32)": 4 * learner,
         f"weights (engine, {dtype}, {case})": 0 if case == "shared" else _bytes(dtype) * engine,
         "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
@@ -87,17 +89,22 @@ def process(config: Config, held: Mapping[str, int], temporaries: Mapping[str, i
       resident: of the process with everything imported, read and compiled, but no weights.
       on_host: the devices are the CPU, whose memory is the process's own; else it holds one copy of the weights, at the
         beginning and at the end, and what lies on a device is said per device.
+
+    While a checkpoint is written the process holds a copy of weights and moments; no program runs then, so the larger of
+    the two needs counts. An export reads what is there: on the CPU the arrays themselves.
     """
     kept = {name: size for name, size in held.items() if name not in ("all", ESTIMATE) and size}
-    largest = max(temporaries, key=temporaries.get)
-    program = {f"largest program beside it ({largest})": temporaries[largest]}
+    largest, shards = max(temporaries, key=temporaries.get), config.mesh.fsdp * config.mesh.tensor
+    saved = {SAVED: (held[WEIGHTS] + held[MOMENTS]) * shards} if config.checkpoint.every else {}
     if not on_host:
-        staged = {"weights on their way (float32)": held[WEIGHTS] * config.mesh.fsdp * config.mesh.tensor}
+        staged = saved or {"weights on their way (float32)": held[WEIGHTS] * shards}
         inside = {"process itself (compiled, no weights yet)": resident, **staged}
         return inside | {"process at its highest": sum(inside.values()),
                          "each device at its highest": sum(kept.values()) + temporaries[largest]}
+    program = {f"largest program beside it ({largest})": temporaries[largest] * config.devices}
     inside = {"process itself (compiled, no weights yet)": resident,
-              **{name: size * config.devices for name, size in (kept | program).items()}}
+              **{name: size * config.devices for name, size in kept.items()},
+              **max(program, saved, key=lambda line: sum(line.values()))}
     return inside | {"process at its highest": sum(inside.values())}
 
 

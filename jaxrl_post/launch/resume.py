@@ -1,5 +1,7 @@
 """Where a run goes on: the newest whole checkpoint, or its beginning, with every log cut back to that point.
 
+Scores that were journaled after that point are put aside before the cut: whoever comes there again is given them.
+
 Invariant: nothing is cut before the config, the data and the number of processes are known to be those of the save.
 What is refused: another config, other data, a run whose checkpoints are all damaged, a log that lost lines. Another
 version of a library or another device is said aloud, because bits may differ from there on.
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from jaxrl_post import checkpoint, config
+from jaxrl_post import checkpoint, config, rollout_log
 from jaxrl_post.config import Config
 from jaxrl_post.launch.inputs import Inputs
 
@@ -50,7 +52,12 @@ def point(saves: checkpoint.Checkpoints, place: Path, mine: Path, now: Mapping,
         then = json.loads((place / "config.json").read_text(encoding="utf-8"))
         checkpoint.check_same({"config": {name: value for name, value in then.items() if name != "derived"}},
                               {"config": now["config"]}, 0)
-    checkpoint.rewind(mine, saved.host["marks"] if saved is not None else {})
+    marks = saved.host["marks"] if saved is not None else {}
+    checkpoint.check_reach(mine, marks)
+    if jax.process_index() == 0:  # it grades, and tells the others
+        for journal in rollout_log.JOURNALS:
+            rollout_log.put_aside(mine / journal, marks.get(journal, 0))
+    checkpoint.rewind(mine, marks)
     if jax.process_index() == 0:
         (place / "summary.json").unlink(missing_ok=True)
     say(f"resume: {place} goes on after step {saved.step}" if saved is not None else

@@ -8,6 +8,10 @@ None. Nothing here imports jax.
 from __future__ import annotations
 
 
+class NoScores(RuntimeError):
+    """Not one answer of a whole round, or of a whole evaluation, has a score: to go on would be to train on nothing."""
+
+
 class Overrun(Exception):
     """Raised by a reward function: the program it judges ran over its limit. That is a verdict, not a failure.
 

@@ -21,7 +21,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,12 +37,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Job:
-    """The scores of one rollout, one per function, as they come in."""
+    """The scores of one rollout, one per function, as they come in; or the record that an earlier life left of it."""
 
     rollout: RolloutId
     digest: str
     numbers: list
     pending: int
+    journaled: Mapping | None = None
     counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
 
     @property
@@ -129,6 +130,8 @@ class Pool:
       share: of a job of several processes: float64 vector -> process 0's. Called twice per join, in every process.
       compute: False in the processes other than 0: they check the paths, score nothing and take what `share` brings.
       journal: an object with write(record: dict), called for every score before `join` returns it.
+      journaled: rollout_log.Journaled, or what has its `find` and `take`: an answer whose record it has is not graded
+        again, its record is joined and journaled as it is, failures and their counts too.
 
     A function has one of two signatures, told apart by its arguments' names:
 
@@ -152,7 +155,7 @@ class Pool:
     def __init__(self, functions: Sequence[str], weights: Sequence[float] = (), *, workers: int, timeout_s: float,
                  decode: Callable[[np.ndarray], str], shuffle: bool = False, seed: int = 0,
                  share: Callable[[np.ndarray], np.ndarray] | None = None, compute: bool = True,
-                 journal: object | None = None):
+                 journal: object | None = None, journaled: object | None = None):
         if not functions:
             raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
         if len(weights) not in (0, len(functions)):
@@ -165,6 +168,7 @@ class Pool:
         self._functions, self._names = tuple(functions), _names(functions)
         self._weights = tuple(weights) or (1.0,) * len(functions)
         self._timeout_s, self._decode, self._share, self._journal = timeout_s, decode, share, journal
+        self._journaled = journaled
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
         self._arguments = {"verl": _four, "trl": self._batched}
         self._signatures: list = []
@@ -202,10 +206,14 @@ class Pool:
         """Queues it and returns at once. A rollout that comes again (it was taken up once more) is scored anew."""
         if not self._compute:
             return
-        text = self._decode(rollout.tokens)
-        job = _Job(rollout=rollout.id, digest=_digest(rollout), numbers=[None] * len(self._functions),
-                   pending=len(self._functions))
+        digest = _digest(rollout)
+        known = self._journaled.find(rollout.id, digest) if self._journaled is not None else None
+        job = _Job(rollout=rollout.id, digest=digest, numbers=[None] * len(self._functions), journaled=known,
+                   pending=0 if known else len(self._functions))
         self._jobs[rollout.id] = job
+        if known:
+            return
+        text = self._decode(rollout.tokens)
         for index in range(len(self._functions)):
             message = {"function": index, "arguments": self._arguments[self._signatures[index][0]](rollout, text)}
             self._queue.append(_Task(job=job, function=index, message=child.pack(message)))
@@ -223,12 +231,12 @@ class Pool:
         self._waited_s += time.monotonic() - begun
         if self._share is not None:
             found = _shared(self._share, found)
-        for name, count in found["counts"].items():
-            self._counts[name] += count
-        if self._journal is not None:
-            for record in found["records"]:
+        for record in found:
+            for name in _COUNTERS:
+                self._counts[name] += record["counts"][name]
+            if self._journal is not None:
                 self._journal.write(record)
-        return self._scored(group, found["records"])
+        return self._scored(group, found)
 
     def metrics(self) -> dict[str, float]:
         """Of what was joined since the last call: rollouts without a score, second attempts, verdicts of an overrun;
@@ -261,7 +269,7 @@ class Pool:
             worker.ready = "ready" in message
         self._signatures = message["ready"]
 
-    def _collect(self, group: Group) -> dict:
+    def _collect(self, group: Group) -> list[Mapping]:
         unknown = [rollout.id for rollout in group.rollouts if rollout.id not in self._jobs]
         if unknown:
             raise ValueError(f"group {group.prompt.id!r}: rollout {unknown[0]} is joined but was never started")
@@ -273,11 +281,13 @@ class Pool:
             self._turn(max(0.0, nearest - time.monotonic()))
         for job in jobs:
             del self._jobs[job.rollout]
-        counts = {name: sum(job.counts[name] for job in jobs) for name in _COUNTERS}
-        return {"records": [self._record(job) for job in jobs], "counts": counts}
+        return [self._record(job) for job in jobs]
 
-    def _record(self, job: _Job) -> dict:
-        out = job.rollout._asdict() | {"digest": job.digest, "scored": job.scored, "reward": 0.0, "components": {}}
+    def _record(self, job: _Job) -> Mapping:
+        if job.journaled is not None:
+            return self._journaled.take(job.rollout, job.digest)
+        out = job.rollout._asdict() | {"digest": job.digest, "scored": job.scored, "reward": 0.0, "components": {},
+                                       "counts": job.counts}
         if job.scored:
             out["reward"] = sum(w * n["score"] for w, n in zip(self._weights, job.numbers, strict=True) if n)
             out["components"] = self._components(job.numbers)
@@ -405,7 +415,7 @@ def _digest(rollout: Rollout) -> str:
     return hashlib.blake2b(rollout.tokens.astype("<i4").tobytes(), digest_size=8).hexdigest()
 
 
-def _shared(share: Callable[[np.ndarray], np.ndarray], found: dict | None) -> dict:
+def _shared(share: Callable[[np.ndarray], np.ndarray], found: list | None) -> list[dict]:
     """Process 0's findings in every process: their length in bytes first, then the bytes, as float64 vectors."""
     body = np.frombuffer(json.dumps(found).encode(), np.uint8).astype(np.float64) if found is not None else None
     size = int(share(np.array([0 if body is None else body.size], np.float64))[0])

@@ -25,7 +25,7 @@ PROMPTS, GROUP, PROMPT, ANSWER, VOCAB = 8, 8, 32, 128, 1024
 MEDIAN, SIGMA, DRAW = 24.0, 1.0, 0  # of the log-normal lengths
 WARMUP = 2
 SETTINGS = {
-    "fixed": dict(slots=64, rows=64, page=64, steps=32, refill=64, batch_rows=64, batch_tokens=160),
+    "fixed": dict(slots=64, rows=64, page=64, steps=32, refill=64, batch_rows=8, batch_tokens=160),
     "lognormal": dict(slots=32, rows=32, page=64, steps=16, refill=1, batch_rows=8, batch_tokens=160),
 }
 

@@ -1,0 +1,72 @@
+"""The answers to all prompts as one n-gram table: a window over the last groups, rebuilt as it moves.
+
+A rebuild comes when what is new amounts to a share of what the table holds, so early answers soon help the next prompts and
+a large window is not counted again for every group. Invariant: the table, and when it changes, are a function of the groups
+added and their order; at most 12 bytes for each token the window has room for. `state_dict` keeps texts, not the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxrl_post import ngrams
+from jaxrl_post.ngrams import Texts
+
+SHARE = 8  # a rebuild when a new token has come for every 8 of the table
+
+
+class Corpus:
+    """`entries` uint32[size] over the last size // 3 tokens of answers; `version` counts the rebuilds."""
+
+    def __init__(self, size: int):
+        if size < ngrams.ENTRIES_PER_TOKEN:
+            raise ValueError(f"table over all prompts: {size} entries, at least {ngrams.ENTRIES_PER_TOKEN}")
+        self.entries, self.version = np.zeros(size, np.uint32), 0
+        self._window: deque[Texts] = deque()
+        self._new: list[Texts] = []
+        self._held = self._waiting = 0  # tokens of answers in each
+
+    def add(self, texts: Texts) -> bool:
+        """Takes the answers of a group; whether the table changed."""
+        texts = texts._replace(end=texts.end[-ngrams.ORDERS:])
+        self._new.append(texts)
+        self._waiting += texts.size
+        if SHARE * self._waiting < self._held:
+            return False
+        self._window.extend(self._new)
+        self._held += self._waiting
+        self._new, self._waiting = [], 0
+        while self._held > self.entries.size // ngrams.ENTRIES_PER_TOKEN:
+            self._held -= self._window.popleft().size
+        self._build()
+        self.version += 1
+        return True
+
+    def _build(self) -> None:
+        self.entries = ngrams.build_all(self._window, self.entries.size)
+
+    def state_dict(self) -> dict:
+        """The texts end to end (of each group its prompt's end, answers and favourites), how many answers and how many
+        favourites each has, and how many groups the table is built from."""
+        groups = [*self._window, *self._new]
+        texts = [text for g in groups for text in (g.end, *g.answers, *(g.favourites or ()))]
+        return {"tokens": np.concatenate([np.zeros(0, np.int32), *texts]).astype(np.int32),
+                "lengths": np.array([len(text) for text in texts], np.int64),
+                "answers": np.array([len(g.answers) for g in groups], np.int64),
+                "favourites": np.array([len(g.favourites or ()) for g in groups], np.int64),
+                "built": len(self._window), "version": self.version}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Takes the place of what is here and builds the table again."""
+        texts = iter(np.split(np.array(state["tokens"], np.int32), np.cumsum(state["lengths"])[:-1]))
+        groups = [Texts(next(texts), list(itertools.islice(texts, answers)),
+                        list(itertools.islice(texts, favourites)) or None)
+                  for answers, favourites in zip(state["answers"].tolist(), state["favourites"].tolist())]
+        self._window, self._new = deque(groups[:state["built"]]), groups[state["built"]:]
+        self._held, self._waiting = (sum(texts.size for texts in some) for some in (self._window, self._new))
+        self.version = state["version"]
+        self._build()

@@ -1,0 +1,241 @@
+"""The host's side of drafting: which part of the tables a prompt has, what is in it, and how often drafts prove right.
+
+A prompt's tables are built from its past when one of its answers takes a slot, and stay as long as nobody needs the room.
+Invariant: all of it follows from the groups recorded, the order of admission and counts of drafts, so that every process
+of a job holds the same; and none of it can change a token.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxrl_post.corpus import Corpus
+from jaxrl_post.engine import drafts
+from jaxrl_post.engine.drafter import Drafter
+from jaxrl_post.engine.rows import OFFERS, UPLOAD
+from jaxrl_post.estimates import Estimates
+from jaxrl_post.history import Past
+from jaxrl_post.ngrams import Texts
+from jaxrl_post.types import Group, Prompt
+
+SPAN = 1024  # steps of a slot (of a clone) after which older counts weigh 1/e
+FIRST_STEPS = 32  # before any count, what so many steps weigh in which every slot was offered one draft of an even chance
+FIRST_GAIN = 0.1  # tokens that a clone's step is taken to bring before any was counted
+MOST_BRANCHES = 7  # clones of one answer
+AGAIN = 16  # dispatches after which drafting is tried again, to see what it would be worth
+
+
+@dataclass
+class Region:
+    """Part of a replica's flat tables: `offset`, `size` of it in use, and how many slots use it."""
+
+    offset: int
+    room: int
+    size: int
+    newest: tuple[int, ...]
+    users: int = 0
+
+
+class Shelf:
+    """A replica's flat tables: regions of whole UPLOADs, the least recently used ones given up when room is short."""
+
+    def __init__(self, first: int, entries: int):
+        self._free = [(first, entries - first)] if entries > first else []
+        self.regions: OrderedDict[str, Region] = OrderedDict()
+
+    def take(self, prompt_id: str, size: int, newest: tuple[int, ...]) -> Region | None:
+        """A region of `size` entries; None where even giving up all unused ones makes no room."""
+        room = -(-size // UPLOAD) * UPLOAD
+        while (at := next((i for i, (_, free) in enumerate(self._free) if free >= room), None)) is None:
+            unused = next((name for name, region in self.regions.items() if not region.users), None)
+            if unused is None:
+                return None
+            self.drop(unused)
+        offset, free = self._free.pop(at)
+        if free > room:
+            self._free.insert(at, (offset + room, free - room))
+        self.regions[prompt_id] = Region(offset, room, size, newest)
+        return self.regions[prompt_id]
+
+    def drop(self, prompt_id: str) -> None:
+        """Gives a region back; neighbours that are free become one."""
+        region = self.regions.pop(prompt_id)
+        spans = sorted([*self._free, (region.offset, region.room)])
+        self._free = spans[:1]
+        for offset, size in spans[1:]:
+            last, length = self._free[-1]
+            if last + length == offset:
+                self._free[-1] = (last, length + size)
+            else:
+                self._free.append((offset, size))
+
+
+@dataclass
+class Shared:
+    """Rows of a replica's live table, one a prompt; the least recently used is given to a new prompt."""
+
+    rows: int
+    of: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    users: dict[str, int] = field(default_factory=dict)
+
+    def enter(self, prompt_id: str) -> tuple[int, bool]:
+        """The prompt's row, and whether it is new to it."""
+        self.users[prompt_id] = self.users.get(prompt_id, 0) + 1
+        fresh = prompt_id not in self.of
+        if fresh:
+            row = len(self.of)
+            if row == self.rows:
+                row = self.of.pop(next(name for name in self.of if not self.users.get(name)))
+            self.of[prompt_id] = row
+        self.of.move_to_end(prompt_id)
+        return self.of[prompt_id], fresh
+
+    def leave(self, prompt_id: str) -> None:
+        self.users[prompt_id] -= 1
+        if not self.users[prompt_id]:
+            del self.users[prompt_id]
+
+
+class Drafting:
+    """Of one engine. `past`: what is known of a prompt, newest first; `shared`: entries of the table over all prompts;
+    `clones`: whether free slots may try other drafts for running ones."""
+
+    def __init__(self, drafter: Drafter, *, replicas: int, slots: int, past: Callable[[str], Sequence[Past]], shared: int = 0,
+                 clones: bool = False):
+        self.drafter, self._past, self.clones = drafter, past, clones and drafter.width > 0
+        self.corpus = Corpus(shared) if shared else None
+        self._first = -(-shared // UPLOAD) * UPLOAD
+        self._replicas, self._slots = replicas, slots
+        self.estimates = Estimates(drafter.priors) if drafter.classes else None
+        self.reset()
+
+    def reset(self) -> None:
+        """As at the start, but for what was recorded."""
+        entries = getattr(self.drafter, "entries", 0)
+        self._shelves = [Shelf(self._first, entries) for _ in range(self._replicas)]
+        self._shared = [Shared(self._slots) for _ in range(self._replicas)]
+        self._pieces: list[tuple[int, int, tuple[np.ndarray, ...]]] = []
+        self._shown = -1  # version of the table over all prompts that the device has
+        self._offers, self._steps, self._quiet = np.zeros(OFFERS), float(FIRST_STEPS), 0
+        self._offers[OFFERS // 2] = FIRST_STEPS if self.drafter.width else 0
+        self._clone_gain = FIRST_GAIN
+        if self.estimates is not None:
+            self.estimates = Estimates(self.drafter.priors)
+
+    def record(self, group: Group) -> None:
+        """Takes a scored group into the table over all prompts; the device sees it from the next dispatch on."""
+        if self.corpus is not None:
+            self.corpus.add(Texts(group.prompt.tokens, [rollout.tokens for rollout in group.rollouts],
+                                  [rollout.favourites for rollout in group.rollouts]))
+
+    def enter(self, replica: int, prompt: Prompt) -> tuple[np.ndarray, bool]:
+        """An answer to the prompt takes a slot: `place` int32[PLACE] (see engine/drafts.py), and whether its row of the live
+        table is new."""
+        place = np.zeros(drafts.PLACE, np.int32)
+        region = self._region(replica, prompt)
+        if region is not None:
+            region.users += 1
+            place[drafts.OFFSET], place[drafts.SIZE] = region.offset, region.size
+        place[drafts.ALL_SIZE] = 0 if self.corpus is None else self.corpus.entries.size
+        place[drafts.ROW], fresh = self._shared[replica].enter(prompt.id)
+        return place, fresh
+
+    def leave(self, replica: int, prompt: Prompt, place: np.ndarray) -> None:
+        """It gives its slot back."""
+        self._shared[replica].leave(prompt.id)
+        if place[drafts.SIZE]:
+            region = self._shelves[replica].regions.get(prompt.id)
+            if region is not None and region.offset == place[drafts.OFFSET]:
+                region.users -= 1
+
+    def _region(self, replica: int, prompt: Prompt) -> Region | None:
+        """The prompt's part of the tables, built anew where its past has changed and nobody reads the old one."""
+        past, shelf = self._past(prompt.id), self._shelves[replica]
+        newest = tuple(p.epoch for p in past)
+        region = shelf.regions.get(prompt.id)
+        if region is not None and (region.newest == newest or region.users):
+            shelf.regions.move_to_end(prompt.id)
+            return region
+        if region is not None:
+            shelf.drop(prompt.id)
+        arrays = self.drafter.index(past, prompt) if past else ()
+        if not arrays or not arrays[0].size:
+            return None
+        region = shelf.take(prompt.id, arrays[0].size, newest)
+        if region is not None:
+            self._pieces.append((replica, region.offset, arrays))
+        return region
+
+    def uploads(self) -> list[tuple[int, int, tuple[np.ndarray, ...]]]:
+        """(replica, offset, flat arrays) that the device has not seen, in order."""
+        pieces, self._pieces = self._pieces, []
+        if self.corpus is not None and self.corpus.version != self._shown:
+            pieces += [(replica, 0, (self.corpus.entries,)) for replica in range(self._replicas)]
+            self._shown = self.corpus.version
+        return pieces
+
+    # ---- what drafts are worth
+
+    def told(self, counts: np.ndarray, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int) -> None:
+        """After a dispatch that drafted: judged and right drafts of each class; the drafts offered by estimated chance, over
+        so many steps of running slots; and what `clone_steps` steps of clones won."""
+        self.estimates.add(counts)
+        keep = SPAN / (SPAN + slot_steps)
+        self._offers, self._steps = keep * self._offers + offers, keep * self._steps + slot_steps
+        self._clone_gain = (SPAN * self._clone_gain + won) / (SPAN + clone_steps)
+        self._quiet = 0
+
+    def quiet(self) -> None:
+        """After a dispatch that did not draft."""
+        self._quiet += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to try drafting, whatever it seems to be worth."""
+        return self.drafter.width > 0 and self._quiet >= AGAIN
+
+    def worth(self, rows: float, running: int, free: int = 0) -> float:
+        """Tokens that so many rows a step beside those of `running` answers are expected to bring: the most promising drafts
+        first, then clones in `free` slots."""
+        chances = (np.arange(OFFERS) + 0.5) / OFFERS
+        offers = (self._offers / self._steps * running)[::-1]
+        taken = np.diff(np.minimum(np.cumsum(offers), rows), prepend=0.0)
+        return float(np.sum(taken * chances[::-1])) + self.clones_of(rows, running, free) * self._clone_gain
+
+    def clones_of(self, rows: float, running: int, free: int) -> int:
+        """Clones that fit into the rows which the drafts of running answers leave: each takes one row and drafts like them."""
+        if not self.clones:
+            return 0
+        offered = float(np.sum(self._offers) / self._steps)
+        return min(free, MOST_BRANCHES * running, max(0, int((rows - offered * running) / (1.0 + offered))))
+
+    def metrics(self) -> dict[str, float]:
+        """Prompts that have a part of the tables, and the accepted drafts that a slot's step is expected to bring."""
+        if not self.drafter.width:
+            return {}
+        return {"spec/num_prompts_indexed": float(sum(len(shelf.regions) for shelf in self._shelves)),
+                "spec/expected_accepted": self.worth(float(1 << 20), 1)}
+
+    def state_dict(self) -> dict:
+        """Plain values and arrays; tables are built again from what was recorded."""
+        return {"corpus": {} if self.corpus is None else self.corpus.state_dict(),
+                "estimates": {} if self.estimates is None else self.estimates.state_dict()}
+
+    def rest(self) -> None:
+        """A boundary: what a resumed run could not know is forgotten here too."""
+        assert not any(shared.users for shared in self._shared), "a slot still drafts"
+        estimates = self.estimates
+        self.reset()
+        self.estimates = estimates
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.reset()
+        if self.corpus is not None:
+            self.corpus.load_state_dict(state["corpus"])
+        if self.estimates is not None:
+            self.estimates.load_state_dict(state["estimates"])
