@@ -167,14 +167,13 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
     logits = decoder.logits(params, config, h[plan.head_row])
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
-    drawn = _draw(sizes, packed[slot], logits, after)
-    sampled, law = drawn.tokens, (drawn.logprobs, drawn.entropies)
+    sampled, *law, _, likely = _draw(sizes, packed[slot], logits, after)
     guess = jnp.where(after < guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
     if favourites.shape[1]:
-        likely = drawn.favourites if drafter.width else sampled
+        likely = likely if drafter.width else sampled
         favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
     stamps = number * 2 + match
     settled = _settle(sizes, packed, slots._replace(guessed=guessed), plan, counts, ended, match, (*law, stamps), going, after)
