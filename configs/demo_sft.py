@@ -38,4 +38,5 @@ def get_config():
     c.data.task = {"more": 0.5, "tail": 0.12, "careful": 0.35, "luck": 0.15}
     c.eval.task = {"more": 0.35, "tail": 0.05}
     c.eval.prompts, c.eval.every = 256, 1000
+    c.history.epochs = 0  # solutions are written, not sampled: there is nothing to remember
     return c

@@ -2,7 +2,7 @@
 
 Recipe: that of configs/demo.py. Eight engine replicas of 16 slots lie along data x fsdp; each keeps weights in bfloat16, so a
 publish is a relayout with a cast. `pages` holds 12 of the 16 slots at full length: the youngest is parked when they run out.
-The demo's 15 tokens cannot be split over `tensor`; a model with more can: mesh.tensor divides heads, kv_heads, ffw, vocab.
+The demo's 15 tokens cannot be split over `tensor`: configs/stories_sharded.py does that.
 Hardware: any eight devices; on a CPU they are forced, which shows that it works, not that it is fast.
 Command: XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m jaxrl_post.main --config=configs/demo_sharded.py
 Expected: learns as the demo does; in bfloat16 engine and learner differ by more, see training/rollout_logprobs_abs_diff_*.
@@ -18,10 +18,9 @@ HERE = Path(__file__).resolve().parent
 def get_config():
     c = load(str(HERE / "demo.py"))
     c.name = "demo_sharded"
-    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = 2, 4, 1
+    c.mesh.data, c.mesh.fsdp = 2, 4
     c.model.compute_dtype, c.model.remat = "bfloat16", True
 
     c.engine.dtype, c.engine.slots, c.engine.row_sizes, c.engine.head_rows = "bfloat16", 16, (64,), 32
     c.engine.pages = 12 * -(-c.engine.max_length // c.engine.page_size)
-    c.engine.cost_table = ""
     return c

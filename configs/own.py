@@ -25,8 +25,8 @@ def get_config():
 
     c.engine.slots, c.engine.max_length, c.engine.row_sizes = 16, 96, (64,)
     c.sampling.max_tokens, c.sampling.temperature = 64, 0.8
-    c.sampling.stop_ids, c.sampling.stop_strings = (), ("##",)
+    c.sampling.stop_ids, c.sampling.stop_strings = (14,), ("##",)  # 14 is the tokenizer's <unk>
     c.scheduler.prompts, c.scheduler.group_size = 4, 4
     c.batch.rows, c.batch.tokens = 4, 192
-    c.eval.prompts, c.eval.samples = 4, 2
+    c.eval.prompts, c.eval.samples, c.eval.show = 4, 2, 4
     return c

@@ -31,9 +31,10 @@ def test_config_runs(name, tmp_path):
     _runs(name, tmp_path, *more)
 
 
-def test_stories_runs(data_dir, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["stories", "stories_sharded"])
+def test_stories_runs(name, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))
-    _runs("stories", tmp_path, "--config.eval.at=[1]")
+    _runs(name, tmp_path, "--config.eval.at=[1]")
 
 
 def _runs(name: str, folder: Path, *more: str) -> None:

@@ -1,0 +1,166 @@
+"""A recorded run, and its next round answered by one drafter or another: what shows and benches of speculation share.
+
+A workload is a run of several epochs, made by `main` with a rollout log, and the weights it ended in. `Stage.cold` answers
+prompts of the first round with the first weights and nothing remembered; `Stage.steady` those of the round behind the log,
+with everything the log holds remembered. Every arm answers the same requests, so all must give the same tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Stage:
+    """Requests under one set of weights, with what is remembered."""
+
+    config: Any
+    model: Any
+    params: Any
+    requests: list
+    history: Any
+    groups: list  # of the log, oldest first
+    epoch: int
+
+
+@dataclass
+class Phase:
+    """What happened while all slots were busy (`full_batch`) or while the last answers drained (`tail`)."""
+
+    steps: int = 0
+    slot_steps: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    drafted: int = 0
+    row_steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    phases: dict[str, Phase] = field(default_factory=lambda: {"full_batch": Phase(), "tail": Phase()})
+    rollouts: dict = field(default_factory=dict)
+
+    @property
+    def bits(self) -> bytes:
+        return b"".join(r.tokens.tobytes() + r.logprobs.tobytes() for _, r in sorted(self.rollouts.items()))
+
+
+def stage(root: Path, folder: Path, file: str, overrides: list[str], *, steady: bool, prompts: int) -> Stage:
+    """The stage of a recorded run (`folder`) of a config file."""
+    from jaxrl_post import config as configs
+    from jaxrl_post import mesh as meshes
+    from jaxrl_post.history import History
+    from jaxrl_post.launch import inputs
+    from jaxrl_post.models import decoder
+    from jaxrl_post.rollout_log import read
+    from jaxrl_post.types import Request, RolloutId
+    given = [*overrides, f"model.path={folder / 'policy'}"] if steady else overrides
+    config = configs.resolve(configs.load(str(root / file)), given)
+    start = inputs.gather(config)
+    params = start.load_params(meshes.param_shardings(meshes.make_mesh(), decoder.axes(start.model), "engine"))
+    groups = [group for log in sorted((folder / "rollouts").glob("step_*.npz")) for group in read(log)] if steady else []
+    history = History(epochs=64, max_bytes=1 << 30)
+    for group in groups:
+        history.record(group)
+    first, asked = len(groups), []
+    for position in range(first, first + prompts):
+        epoch, prompt = start.train.at(position)
+        for sample in range(config.scheduler.group_size):
+            name = RolloutId(config.seed, "train", epoch, prompt.id, sample)
+            asked.append(Request(rollout_id=name, prompt=prompt, seed=name.seed(), max_tokens=config.sampling.max_tokens,
+                                 sampling=start.sampling))
+    return Stage(config, start.model, params, asked, history, groups, epoch)
+
+
+class Arm:
+    """One engine with one drafter, ready to answer the stage's requests again and again."""
+
+    def __init__(self, stage: Stage, name: str, *, row_sizes: tuple[int, ...], cost: Any, clones: bool, entries: dict[str, int],
+                 slots: int, width: int, steps: int, drafter: Any = None):
+        from jaxrl_post import mesh as meshes
+        from jaxrl_post.engine.drafter import DRAFTERS
+        from jaxrl_post.engine.drafting import Drafting
+        from jaxrl_post.engine.engine import RowEngine
+        from jaxrl_post.engine.rows import UPLOAD
+        c = stage.config.engine
+        shared = entries["shared"] if name == "ours" else 0
+        size = sum(-(-part // UPLOAD) * UPLOAD for part in (shared, entries["prompts"]))
+        self.name, self.stage = name, stage
+        drafter = drafter or DRAFTERS[name](vocab=stage.model.vocab_size, width=32 if name == "histospec" else width,
+                                            entries=size, live=entries["live"])
+        self._drafting = Drafting(drafter, replicas=1, slots=slots, past=stage.history.of, shared=shared, clones=clones)
+        for group in stage.groups:
+            self._drafting.record(group)
+        self.engine = RowEngine(
+            stage.model, stage.params, meshes.make_mesh(), slots=slots, max_length=c.max_length, page_size=c.page_size,
+            pages=2 * slots * -(-c.max_length // c.page_size), row_sizes=row_sizes, head_rows=max(row_sizes),
+            steps_per_dispatch=steps, refill_slots=c.refill_slots, cost=cost, drafting=copy.deepcopy(self._drafting))
+
+    def run(self) -> Run:
+        """All requests, from the state before the first; only what drafts proved worth is remembered from run to run."""
+        engine, estimates = self.engine, self.engine.drafting.estimates
+        engine.reset()
+        engine.drafting = copy.deepcopy(self._drafting)
+        if estimates is not None:
+            engine.drafting.estimates = estimates
+        engine.metrics()
+        engine.submit(self.stage.requests)
+        out, groups = Run(), {}
+        while engine.pending:
+            phase = out.phases["full_batch" if engine._waiting else "tail"]
+            before = sum(len(live.tokens) for live in engine._here.values())
+            begun = time.perf_counter()
+            finished = engine.step()
+            phase.seconds += time.perf_counter() - begun
+            counted = engine.metrics()
+            phase.tokens += sum(map(len, finished)) + sum(len(live.tokens) for live in engine._here.values()) - before
+            phase.steps += int(counted["rows/steps"])
+            phase.slot_steps += int(counted["rows/decode"])
+            phase.accepted += int(counted["spec/num_accepted"])
+            phase.drafted += int(counted["spec/num_drafted"])
+            phase.row_steps += sum(int(name.rpartition("_")[2]) * int(n) for name, n in counted.items()
+                                   if name.startswith("rows/size_"))
+            for rollout in finished:
+                out.rollouts[rollout.id] = rollout
+                self._remember(groups, rollout)
+        return out
+
+    def _remember(self, groups: dict, rollout: Any) -> None:
+        """A group is recorded once all its answers are there, as the ring does when it is scored."""
+        from jaxrl_post.types import Group
+        mine = groups.setdefault(rollout.prompt.id, [])
+        mine.append(rollout)
+        if len(mine) == self.stage.config.scheduler.group_size:
+            mine.sort(key=lambda r: r.id)
+            self.engine.drafting.record(Group(prompt=rollout.prompt, rollouts=tuple(mine), rewards=[0.0] * len(mine),
+                                              scored=[True] * len(mine)))
+
+
+if __name__ == "__main__":  # a look at one stage: FOLDER CONFIG steady|cold OVERRIDES
+    root = Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(root))
+    from jaxrl_post.cost import StepCost
+    where = stage(root, Path(sys.argv[1]), sys.argv[2], sys.argv[4:], steady=sys.argv[3] == "steady", prompts=16)
+    sizes = (64, 128, 192)
+    free = StepCost(sizes, (1.0,) * 3, "flat")
+    plain = None
+    for name in ("off", "ngram", "histospec", "ours"):
+        arm = Arm(where, name, row_sizes=sizes, cost=free, clones=name == "ours", slots=64, width=7, steps=8,
+                  entries={"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14})
+        for turn in range(2):
+            done = arm.run()
+        plain = plain or done.bits
+        print(name, "equal" if done.bits == plain else "DIFFERS", json.dumps(
+            {p: {"tok/step": round(x.tokens / x.steps, 2), "acc": round(x.accepted / x.slot_steps, 3), "steps": x.steps,
+                 "drafted": round(x.drafted / x.slot_steps, 2), "rows": x.row_steps // x.steps, "s": round(x.seconds, 2)}
+             for p, x in done.phases.items() if x.steps}), "entropy",
+            round(float(np.mean(np.concatenate([r.entropies for r in done.rollouts.values()]))), 3), flush=True)
