@@ -34,12 +34,13 @@ TILE_TAG = 1 << 31
 
 class Drawn(NamedTuple):
     """What R rows drew. `logprobs` and `entropies` (nats) are the law's; `plain` is the token's log-prob at temperature 1
-    with every id allowed that is not -inf."""
+    with every id allowed that is not -inf, `favourites` the lowest id with the highest logit."""
 
     tokens: Int[Array, " R"]
     logprobs: Float[Array, " R"]
     entropies: Float[Array, " R"]
     plain: Float[Array, " R"]
+    favourites: Int[Array, " R"]
 
 
 def gumbel(seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]) -> Float[Array, "R W"]:
@@ -99,4 +100,4 @@ def sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: 
         tokens = (best * width + first_highest(noisy)).astype(jnp.int32)
 
     chosen, plain = (jnp.take_along_axis(x, tokens[:, None], axis=-1)[:, 0] for x in (scaled, logits))
-    return Drawn(tokens, chosen - lse, entropies, plain - jax.nn.logsumexp(logits, axis=-1))
+    return Drawn(tokens, chosen - lse, entropies, plain - jax.nn.logsumexp(logits, axis=-1), first_highest(logits))

@@ -33,7 +33,7 @@ class Statistics(NamedTuple):
 
 class Part(NamedTuple):
     """What a part of the vocabulary knows of R rows: its best score, whose id and logit; of its allowed ids peak / T,
-    mass and moment as above; of all its ids peak and mass."""
+    mass and moment as above; of all its ids peak, mass and the first one at the peak."""
 
     score: Float[Array, " R"]
     token: Int[Array, " R"]
@@ -43,6 +43,7 @@ class Part(NamedTuple):
     moment: Float[Array, " R"]
     top: Float[Array, " R"]
     whole: Float[Array, " R"]
+    favourite: Int[Array, " R"]
 
 
 def of_tile(logits, there, lowest, inverse):
@@ -80,7 +81,8 @@ def part(logits: Float[Array, "R V"], found: Statistics, seeds: UInt32[Array, "R
     moment = jnp.where(allowed, share * (found.moment + (peaks - peak[:, None]) * found.mass), 0.0)
     return Part(score=jnp.max(scores, axis=-1), token=token, logit=logit, peak=peak,
                 mass=jnp.sum(share * found.mass, axis=-1), moment=jnp.sum(moment, axis=-1), top=top,
-                whole=jnp.sum(jnp.exp(found.peak - top[:, None]) * found.whole, axis=-1))
+                whole=jnp.sum(jnp.exp(found.peak - top[:, None]) * found.whole, axis=-1),
+                favourite=_favourite(logits, found.peak) + first * TILE)
 
 
 def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
@@ -91,16 +93,26 @@ def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array 
     return jnp.log(jnp.where(found.mass > 0, found.mass, 1.0)) + noise
 
 
+def _tile(logits: Array, tile: Array) -> tuple[Array, Array, Array]:
+    """Of each row's tile [R]: the columns [R, TILE], which of them there are, and their logits."""
+    column, vocab = tile[:, None] * TILE + jnp.arange(TILE, dtype=jnp.int32), logits.shape[-1]
+    return column, column < vocab, jnp.take_along_axis(logits, jnp.minimum(column, vocab - 1), axis=-1)
+
+
+def _favourite(logits: Array, peaks: Array) -> Int[Array, " R"]:
+    """The first column with the highest logit."""
+    tile = sampling.first_highest(peaks)
+    _, there, raw = _tile(logits, tile)
+    return tile * TILE + sampling.first_highest(jnp.where(there, raw, -jnp.inf))
+
+
 def _inside(logits: Array, best: Array, seeds: Array, positions: Array, greedy: Array, lowest: Array, inverse: Array,
             first: Array | int) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
     """The id that wins in each row's best tile, and its logit."""
-    vocab = logits.shape[-1]
-    here = best[:, None] * TILE + jnp.arange(TILE, dtype=jnp.int32)
-    raw = jnp.take_along_axis(logits, jnp.minimum(here, vocab - 1), axis=-1)
-    ids = here + first * TILE
+    column, there, raw = _tile(logits, best)
+    ids = column + first * TILE
     noise = jnp.where(greedy[:, None], 0.0, sampling.gumbel(seeds, positions, ids.astype(jnp.uint32)))
-    allowed = (here < vocab) & (raw >= lowest[:, None])
-    noisy = jnp.where(allowed, raw * inverse[:, None] + noise, -jnp.inf)
+    noisy = jnp.where(there & (raw >= lowest[:, None]), raw * inverse[:, None] + noise, -jnp.inf)
     place = sampling.first_highest(noisy)[:, None]
     return tuple(jnp.take_along_axis(x, place, axis=-1)[:, 0] for x in (ids, raw))
 
@@ -115,5 +127,6 @@ def drawn(parts: Part, temperatures: Float[Array, " R"]) -> sampling.Drawn:
     mass = jnp.sum(share * parts.mass, axis=0)
     moment = jnp.sum(jnp.where(parts.mass > 0, share * (parts.moment + apart * parts.mass), 0.0), axis=0)
     whole = jnp.sum(jnp.exp(parts.top - top) * parts.whole, axis=0)
+    likeliest = jnp.take_along_axis(parts.favourite, sampling.first_highest(parts.top.T)[None], axis=0)[0]
     return sampling.Drawn(token, logit * inverse - peak - jnp.log(mass), jnp.log(mass) - moment / mass,
-                          logit - top - jnp.log(whole))
+                          logit - top - jnp.log(whole), likeliest)

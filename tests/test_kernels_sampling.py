@@ -38,11 +38,12 @@ def test_agrees_with_the_twin(vocab):
     seeds = noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32)
     positions = noise.integers(0, 4096, rows).astype(np.int32)
     heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
-    tokens, logprobs, entropies, plain = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
+    tokens, logprobs, entropies, plain, likeliest = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
     for r in range(rows):
         want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]))
         assert tokens[r] == want.token or want.gap < 1e-5
         assert abs(logprobs[r] - want.logprob) < 1e-5 and abs(entropies[r] - want.entropy) < 2e-5
+        assert likeliest[r] == np.argmax(logits[r])
         assert abs(plain[r] - sampler.numpy_llama.log_softmax(logits[r].astype(float))[tokens[r]]) < 1e-5
 
 

@@ -16,7 +16,6 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 import engine_lab as lab
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import rows as device
-from jaxrl_post.engine.drafts import Off
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.kernels.pallas_tpu import pltpu
 from jaxrl_post.models import decoder
@@ -52,6 +51,7 @@ def drawn(shell, *args) -> sampling.Drawn:
 
 def assert_alike(got: sampling.Drawn, want: sampling.Drawn, close: float = 1e-5) -> None:
     np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.favourites, want.favourites)
     for name in ("logprobs", "entropies", "plain"):
         np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=close, rtol=close, err_msg=name)
 
@@ -98,7 +98,8 @@ def test_extremes(shell):
     args = (jnp.asarray(wide), seeds, at, heat, lowest)
     got, want = drawn(SHELLS[shell], *args), reference(*args)
     assert_alike(got, want, close=5e-3)  # the reference's own sums near 3e4 round to 2e-3
-    assert got.tokens[0] == 1700 and got.logprobs[0] == 0 and abs(got.entropies[3] - np.log(2300)) < 1e-5
+    assert got.tokens[0] == 1700 and got.logprobs[0] == 0
+    assert got.favourites[3] == 0 and abs(got.entropies[3] - np.log(2300)) < 1e-5
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -164,7 +165,7 @@ def test_the_row_program_holds_the_kernel(platform, shape):
     homes = meshes.param_shardings(mesh, decoder.axes(config), "engine")
     params = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home),
                           decoder.abstract(config), homes)
-    run = jax.jit(functools.partial(device._dispatch, 8, programs.sizes, config, jnp.float32, Off(),
+    run = jax.jit(functools.partial(device._dispatch, 8, programs.sizes, config, jnp.float32, programs.drafter,
                                     functools.partial(meshes.by_heads, mesh)))
     packed = jax.ShapeDtypeStruct((sizes.replicas, 4, device.TABLE + sizes.blocks), jnp.int32)
     state, tables = jax.eval_shape(programs.blank)

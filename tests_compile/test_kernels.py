@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from targets import TARGETS, memory
 
-from jaxrl_post.kernels import attention
+from jaxrl_post.kernels import attention, thresholds, verify
 
 MIB = 1 << 20
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -50,7 +50,25 @@ def verify_attention(R: int, S: int, N: int, K: int, H: int, *, blocks: int = 64
                    attention.Cache(shape(pages, page, 2 * K, H, dtype=jnp.bfloat16)), rows), bound)
 
 
+def verify_sample(R: int, V: int = 152064, *, cut: bool = False) -> Kernel:
+    """Bound: of each row a few numbers for every tile of 1024 ids, and two tiles (the drawn token's and the likeliest id's)
+    with their ids, logits and noise, but no copy of its logits; to find thresholds, its keys and its weights."""
+    def shape(*dims, dtype):
+        return jax.ShapeDtypeStruct(dims, dtype)
+
+    def run(logits, seeds, positions, heat, top_k, top_p):
+        lowest = thresholds.find(logits, heat, top_k, top_p) if cut else None
+        return verify.verify_sample(logits, seeds, positions, heat, lowest)
+
+    numbers = [shape(R, dtype=dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32, jnp.float32)]
+    bound = 4 * R * (6 * 1024 + 16 * -(-V // 1024)) + (8 * R * V if cut else 0)
+    return Kernel(run, (shape(R, V, dtype=jnp.float32), shape(R, 2, dtype=jnp.uint32), *numbers), bound)
+
+
 KERNELS = {
+    "verify_sample, 32 rows": verify_sample(32),
+    "verify_sample, 1280 rows": verify_sample(1280),
+    "verify_sample, top-k and top-p, 256 rows": verify_sample(256, cut=True),
     "verify_attention, 7B, 64 rows": verify_attention(64, 64, 28, 4, 128),
     "verify_attention, 7B, 1280 rows": verify_attention(1280, 256, 28, 4, 128),
     "verify_attention, 7B, a quarter of the heads": verify_attention(256, 64, 7, 1, 128),

@@ -167,13 +167,13 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
     logits = decoder.logits(params, config, h[plan.head_row])
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
-    sampled, *law = _draw(sizes, packed[slot], logits, after)
+    sampled, *law, _, likely = _draw(sizes, packed[slot], logits, after)
     guess = jnp.where(after < guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
     if favourites.shape[1]:
-        likely = sampling.first_highest(logits) if drafter.width else sampled
+        likely = likely if drafter.width else sampled
         favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
     stamps = number * 2 + match
     settled = _settle(sizes, packed, slots._replace(guessed=guessed), plan, counts, ended, match, (*law, stamps), going, after)
@@ -233,14 +233,14 @@ def _follow(width: int, sizes: Sizes, packed: Array, filled: Array, cache: tuple
     return cache, tokens[best], favourites[best], slots._replace(**per_slot, guessed=slots.known[best], won=slots.won + won)
 
 
-def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> tuple[Array, Array, Array]:
-    """Tokens, log-probs and entropies of the heads, whose own rows of `packed` are given."""
+def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
+    """What the heads draw, whose own rows of `packed` are given."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0:SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
     if sizes.restricted:
         lowest = thresholds.find(logits, heat, packed[:, TOP_K], as_float(packed[:, TOP_P]))
-    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards)[:3]
+    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards)
 
 
 def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: rowplan.Plan, counts: Array, ended: Array, match: Array,
