@@ -24,7 +24,7 @@ test: $(STAMP)
 
 # The second tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
 test-compile: $(AOT)/installed.stamp
-	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist load --maxschedchunk 1 tests_compile $(ARGS)
+	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist load --maxschedchunk 1 scripts/compile_tier $(ARGS)
 
 show: $(STAMP)
 	@$(VENV)/bin/python scripts/show.py --all $(ARGS)
