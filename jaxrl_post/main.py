@@ -18,7 +18,6 @@ import difflib
 import json
 import math
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Sequence
@@ -26,14 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
-import optax
 
-import jaxrl_post
 from jaxrl_post import config as configs
 from jaxrl_post import checkpoint, evaluate, loop, mesh, metrics, parts
 from jaxrl_post.engine import probe
@@ -178,7 +173,7 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
           stack: contextlib.ExitStack) -> Run:
     """Every part, once. What was saved and graders first: they need no device and may refuse."""
     mine, decode, watch = folder.own(place), start.tokenizer.decode, Stopwatch()
-    about = resume.about(config, start, versions())
+    about = resume.about(config, start, resume.versions())
     saves = checkpoint.Checkpoints(place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say,
                                    share=distributed.share_text)
     saved = None if new else resume.point(saves, place, mine, about, say)
@@ -269,7 +264,7 @@ ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
 
 def derived(config: configs.Config, evaluator: RowEngine | None) -> dict:
     """What the run was keyed by beside its config."""
-    out = {"versions": versions(), "device": jax.devices()[0].device_kind, "devices": jax.device_count(),
+    out = {"versions": resume.versions(), "device": jax.devices()[0].device_kind, "devices": jax.device_count(),
            "processes": jax.process_count(), "sampling_law": sampling.LAW, "swap": plan.swap_case(config)}
     if evaluator is not None:
         out |= {"row_sizes": list(evaluator.row_sizes),
@@ -354,7 +349,7 @@ def finish(run: Run, tokens: int) -> None:
     figures = [found.figures() for found in run.evaluations] or [None]
     summary = {
         "name": run.config.name, "seed": run.config.seed, "eval": {"before": figures[0], "after": figures[-1]},
-        "steps": run.learner.step, "tokens": tokens, "versions": versions(), "device": jax.devices()[0].device_kind,
+        "steps": run.learner.step, "tokens": tokens, "versions": resume.versions(), "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(), "processes": jax.process_count(),
         "seconds": round(time.monotonic() - BEGAN, 3)}
     write_json(run.folder / "summary.json", summary)
@@ -403,11 +398,6 @@ def contents(run: Run) -> list[str]:
         "policy": "the trained model, as a Hugging Face directory", "checkpoints": "the whole run, to be resumed"}
     there = sorted(path.name for path in run.folder.iterdir())
     return ["", str(run.folder), *(f"  {name:<20}  {words.get(name, 'of one process')}" for name in there)]
-
-
-def versions() -> dict[str, str]:
-    return {"jaxrl_post": jaxrl_post.__version__, "python": platform.python_version(), "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__, "flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__}
 
 
 def write_json(path: Path, value: dict) -> None:

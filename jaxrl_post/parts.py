@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl_post import mesh as meshes
 from jaxrl_post.config import Config
-from jaxrl_post.engine import rows
+from jaxrl_post.engine import programs, rows
 from jaxrl_post.engine.drafter import DRAFTERS, Drafter
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.history import History
@@ -63,10 +63,10 @@ def foreseen(config: Config, start: Inputs) -> str:
         return (f"Memory of the process: not known here: the run's {config.devices} devices are needed to compile its "
                 f"programs, and here are {jax.device_count()}")
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    programs = learner(config, start.model, decoder.abstract(start.model), mesh).temporaries()
+    needed = learner(config, start.model, decoder.abstract(start.model), mesh).temporaries()
     if config.engine.name == "rows" or start.held_out:
-        programs |= rows.temporaries(start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config))
+        needed |= programs.temporaries(start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config))
     allocation.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
-    needs = plan.process(config, plan.memory(config, start.model), programs, plan.resident(), on_host)
+    needs = plan.process(config, plan.memory(config, start.model), needed, plan.resident(), on_host)
     return plan.text(f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)", needs, "B")

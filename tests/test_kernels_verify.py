@@ -16,6 +16,7 @@ from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 import engine_lab as lab
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import rows as device
+from jaxrl_post.engine.programs import Programs
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.kernels.pallas_tpu import pltpu
 from jaxrl_post.models import decoder
@@ -161,11 +162,11 @@ def test_the_row_program_holds_the_kernel(platform, shape):
     mesh, config = meshes.make_mesh(*shape), dataclasses.replace(lab.TINY, vocab_size=2056)
     sizes = device.Sizes.of(meshes.replicas(mesh), slots=4, max_length=32, page_size=16, pages=8, head_rows=4,
                             steps_per_dispatch=2, restricted=True)
-    programs = device.Programs(config, mesh, sizes, (8,), jnp.float32)
+    programs = Programs(config, mesh, sizes, (8,), jnp.float32)
     homes = meshes.param_shardings(mesh, decoder.axes(config), "engine")
     params = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home),
                           decoder.abstract(config), homes)
-    run = jax.jit(functools.partial(device._dispatch, 8, programs.sizes, config, jnp.float32, programs.drafter,
+    run = jax.jit(functools.partial(device.dispatch, 8, programs.sizes, config, jnp.float32, programs.drafter,
                                     functools.partial(meshes.by_heads, mesh)))
     packed = jax.ShapeDtypeStruct((sizes.replicas, 4, device.TABLE + sizes.blocks), jnp.int32)
     state, tables = jax.eval_shape(programs.blank)

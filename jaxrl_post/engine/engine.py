@@ -21,6 +21,7 @@ from jaxrl_post.engine import rows as device
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.drafts import ROW, Off
 from jaxrl_post.engine.live import Live, begin, revived, written
+from jaxrl_post.engine.programs import Programs
 from jaxrl_post.models import decoder
 from jaxrl_post.pages import Pages, Prompts
 from jaxrl_post.types import MOST_ENDS, Capacity, Finish, Prompt, Request, Rollout, RolloutId
@@ -74,7 +75,7 @@ class RowEngine:
         self._params = self._layout.place(params)
         self._version = version
         self.drafting = drafting or Drafting(Off(), replicas=replicas, slots=slots, past=lambda prompt_id: ())
-        self._programs = device.Programs(model, mesh, sizes, tuple(sorted(row_sizes)), dtype, self.drafting.drafter)
+        self._programs = Programs(model, mesh, sizes, tuple(sorted(row_sizes)), dtype, self.drafting.drafter)
         self._programs.compile(self._params)
         self._state, self._tables = self._programs.blank()
         self.row_sizes = tuple(sorted(row_sizes))

@@ -11,11 +11,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import flax
 import jax
+import jaxlib
+import numpy as np
+import optax
 
+import jaxrl_post
 from jaxrl_post import checkpoint, config, rollout_log
 from jaxrl_post.config import Config
 from jaxrl_post.launch.inputs import Inputs
@@ -63,3 +69,9 @@ def point(saves: checkpoint.Checkpoints, place: Path, mine: Path, now: Mapping,
     say(f"resume: {place} goes on after step {saved.step}" if saved is not None else
         f"resume: {place} has no checkpoint yet and starts over")
     return saved
+
+
+def versions() -> dict[str, str]:
+    """Of everything whose change may change a bit."""
+    return {"jaxrl_post": jaxrl_post.__version__, "python": platform.python_version(), "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__, "flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__}

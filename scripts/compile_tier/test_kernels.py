@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from targets import TARGETS, memory
 
+from jaxrl_post import mesh as meshes
 from jaxrl_post.kernels import attention, thresholds, verify
 
 MIB = 1 << 20
@@ -83,7 +83,7 @@ def test_kernel(name, target, table, monkeypatch, tmp_path):
     for key, value in {"TO": str(tmp_path), "PTXAS": "1"}.items():
         monkeypatch.setenv(f"MOSAIC_GPU_DUMP_{key}", value)
     mesh = chip.mesh(chip.one)
-    home = NamedSharding(mesh, PartitionSpec())
+    home = meshes.replicated(mesh)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), kernel.shapes)
     start = time.monotonic()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # tells which chip to those who ask

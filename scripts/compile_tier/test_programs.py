@@ -17,6 +17,7 @@ from targets import TARGETS, memory, qwen2_5_7b, shard_bytes
 from jaxrl_post import config
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import rows
+from jaxrl_post.engine.programs import Programs
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer.learner import Learner
 
@@ -46,7 +47,7 @@ def test_row_program(target, table, compile_seconds):
     mesh = chip.mesh(chip.rows)
     sizes = rows.Sizes.of(meshes.replicas(mesh), slots=SLOTS, max_length=LENGTH, page_size=PAGE, pages=PAGES,
                           head_rows=HEADS, steps_per_dispatch=STEPS)
-    programs = rows.Programs(model, mesh, sizes, (ROWS,), dtype)
+    programs = Programs(model, mesh, sizes, (ROWS,), dtype)
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
     weights = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model),
                            homes)
