@@ -63,12 +63,13 @@ def requests(count: int, *, samples: int = 4, longest_prompt: int = 40, longest:
     return out
 
 
-def groups_of(asked: list[Request], out: dict[RolloutId, Rollout], epoch: int = 0, vary: float = 0.0) -> list[Group]:
+def groups_of(asked: list[Request], out: dict[RolloutId, Rollout], epoch: int = 0, vary: float = 0.0,
+              vocab: int = TINY.vocab_size) -> list[Group]:
     """The answers, prompt by prompt, as groups of an epoch; a share `vary` of the tokens is changed."""
     noise, by_prompt = np.random.default_rng(epoch), {}
     for request in asked:
         rollout = out[request.rollout_id]
-        text = np.where(noise.random(len(rollout)) < vary, noise.integers(0, TINY.vocab_size, len(rollout)), rollout.tokens)
+        text = np.where(noise.random(len(rollout)) < vary, noise.integers(0, vocab, len(rollout)), rollout.tokens)
         name = rollout.id._replace(epoch=epoch)
         by_prompt.setdefault(request.prompt.id, []).append(
             dataclasses.replace(rollout, id=name, tokens=text, favourites=text))

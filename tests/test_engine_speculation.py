@@ -12,7 +12,7 @@ import engine_lab as lab
 import scripted_drafter as scripted
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import engine as engine_file
-from jaxrl_post.engine import rows
+from jaxrl_post.engine import probe, rows
 from jaxrl_post.models import decoder
 
 ASKED = lab.requests(40)
@@ -168,6 +168,32 @@ def test_row_sizes_give_the_bits_that_they_give_without_drafts():
             outs.append(lab.run(each, ASKED))
         assert lab.same_bits(*outs)
     assert spec(one)[1] > 100
+
+
+@pytest.mark.parametrize("wrong", [64, 96])
+def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
+    """A size whose program gives other bits only when it drafts is dropped; with the largest one, drafting is refused."""
+    one = made("ours", True, row_sizes=(64, 96))
+    kept = probe.keep_equal_sizes(one)
+    assert kept[96] and one.drafting.forced is None and one.clock == 0
+    real, drafted = one._programs.dispatch, []
+
+    def off(size, drafts, *args, **settings):
+        drafted.append(drafts)
+        state, told = real(size, drafts, *args, **settings)
+        if (size, drafts) == (wrong, True):
+            told = told._replace(out=told.out.copy())
+            told.out[..., rows.OUT_WINDOW + one.sizes.emit] ^= 1
+        return state, told
+
+    one.row_sizes = (64, 96)
+    monkeypatch.setattr(one._programs, "dispatch", off)
+    if wrong == 96:
+        with pytest.raises(ValueError, match="speculation.drafter: with drafts a step of 96 rows gives other bits here"):
+            probe.keep_equal_sizes(one)
+    else:
+        assert probe.keep_equal_sizes(one) == {64: False, 96: True} and one.row_sizes == (96,)
+    assert set(drafted) == {False, True}
 
 
 def test_verify_after_a_swap_gives_what_the_new_weights_would_have_given():

@@ -111,6 +111,7 @@ class Drafting:
         self.corpus = Corpus(shared) if shared else None
         self._first = -(-shared // UPLOAD) * UPLOAD
         self._replicas, self._slots = replicas, slots
+        self.forced: bool | None = None  # a probe decides whether to draft, not what it is worth
         self.estimates = Estimates(drafter.priors) if drafter.classes else None
         self.reset()
 
@@ -197,11 +198,15 @@ class Drafting:
     @property
     def due(self) -> bool:
         """Whether it is time to try drafting, whatever it seems to be worth."""
+        if self.forced is not None:
+            return self.forced
         return self.drafter.width > 0 and self._quiet >= AGAIN
 
     def worth(self, rows: float, running: int, free: int = 0) -> float:
         """Tokens that so many rows a step beside those of `running` answers are expected to bring: the most promising drafts
         first, then clones in `free` slots."""
+        if self.forced is False:
+            return 0.0
         chances = (np.arange(OFFERS) + 0.5) / OFFERS
         offers = (self._offers / self._steps * running)[::-1]
         taken = np.diff(np.minimum(np.cumsum(offers), rows), prepend=0.0)

@@ -1,7 +1,8 @@
 """The start-up probe: which row sizes give the same bits.
 
 Compilers pick another matrix-product path for another row count, and then sums round differently. The probe sends the same
-requests through every size and keeps those whose tokens, log-probs and entropies equal the largest size's bit for bit.
+requests through every size, without drafts and with them, and keeps the sizes whose tokens, log-probs and entropies equal
+the largest size's bit for bit.
 What it cannot see: a difference that only other weights or longer texts would show.
 """
 
@@ -16,13 +17,20 @@ from jaxrl_post.types import Prompt, Request, Rollout, RolloutId, Sampling
 def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
     """Runs the probe, sets `engine.row_sizes` to the sizes kept, and says for every size whether it was. The engine must be
     idle; its clocks and counters start again afterwards."""
-    sizes = engine.row_sizes
+    sizes, drafting = engine.row_sizes, engine.drafting
+    programs = (False, True) if drafting.drafter.width else (False,)
     results = {}
     for size in sizes:
-        engine.row_sizes = (size,)
-        results[size] = _answers(engine)
-        engine.reset()
-    kept = {size: _bits(results[size]) == _bits(results[max(sizes)]) for size in sizes}
+        for drafting.forced in programs:
+            engine.row_sizes = (size,)
+            results[size, drafting.forced] = _bits(_answers(engine))
+            engine.reset()
+    drafting.forced = None
+    whole = results[max(sizes), False]
+    if results[max(sizes), programs[-1]] != whole:
+        raise ValueError(f"speculation.drafter: with drafts a step of {max(sizes)} rows gives other bits here than without; "
+                         "the nearest valid value is off")
+    kept = {size: all(results[size, drafts] == whole for drafts in programs) for size in sizes}
     engine.row_sizes = tuple(size for size in sizes if kept[size])
     return kept
 

@@ -1,0 +1,176 @@
+"""Drafting costs about as much with a long past as with a short one: 256 slots, 1k, 8k and 128k tokens of history a prompt.
+
+Milliseconds of an engine step of 512 rows on a tiny random model, 256 answers running, each to a prompt of its own; past answers
+are texts of a Markov chain of order 2 over 512 words, in two epochs of 8. Engines of the three sizes, one that looks up
+nothing, and one without a drafter take turns; a figure is the median over the turns. The drafter alone, out of the step, is
+timed beside. Device memory: what is allocated for the prompts' tables, over all tokens of history.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+
+MINUTES = 5.0
+SLOTS, ROWS, STEPS, PROMPT, ANSWER = 256, 512, 8, 8, 160
+STATES = 4096  # of the chain
+SIZES = {"1k": 1 << 10, "8k": 1 << 13, "128k": 1 << 17}
+PASTS = 16  # different ones; prompts take them in turn, each in a place of its own
+EPOCHS, GROUP, TURNS, DISPATCHES = 2, 8, 15, 2
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def show(record) -> None:
+    sys.path.insert(0, str(record.root))
+    import jax
+    from jaxrl_post.models import decoder
+    config = decoder.ModelConfig(vocab_size=512, embed=64, layers=3, heads=4, kv_heads=4, head_dim=16, ffw=192,
+                                 max_length=256, tied=True)
+    params, chain = decoder.init(config, 0), _chain(config.vocab_size)
+    engines = {"off": _engine(config, params, "off", {}), "no_past": _engine(config, params, "ours", {})}
+    for size, tokens in SIZES.items():
+        pasts = {n: _pasts(chain, n, tokens) for n in range(PASTS)}
+        record.figure(f"{size}.build_ms_per_prompt", round(_build_ms(pasts), 2))
+        engines[size] = _engine(config, params, "ours", pasts)
+        _turn(engines[size], 0, config.vocab_size)
+        _memory(record, size, engines[size], tokens)
+    seconds = {name: [] for name in engines}
+    for turn in range(1, TURNS + 2):
+        for name, engine in list(engines.items())[turn % len(engines):] + list(engines.items())[:turn % len(engines)]:
+            seconds[name].append(_turn(engine, turn, config.vocab_size))
+    ms = {name: 1e3 * statistics.median(found[1:]) for name, found in seconds.items()}  # the first warms up
+    for name in engines:
+        record.figure(f"{name}.step_ms", round(ms[name], 3))
+        record.figure(f"{name}.accepted_per_drafted", _accepted(engines[name]))
+    record.figure("step_128k_over_1k", ms["128k"] / ms["1k"], at_most=2.5)
+    record.figure("step_8k_over_1k", ms["8k"] / ms["1k"], at_most=2.5)
+    record.figure("step_1k_over_off", ms["1k"] / ms["off"])
+    alone = _alone(jax, {name: engines[name] for name in SIZES})
+    for name in SIZES:
+        record.figure(f"{name}.drafter_alone_ms", round(alone[name], 3))
+    record.figure("drafter_alone_128k_over_1k", alone["128k"] / alone["1k"])
+
+
+def _chain(vocab: int):
+    """A sampler of texts: the next token hangs on the last two, which are in one of 4096 states of four continuations, the
+    first the likeliest; frequent words are frequent as in a language."""
+    import numpy as np
+    noise = np.random.default_rng(0)
+    after = (noise.zipf(1.3, (STATES, 4)) - 1) % vocab
+    shares = np.cumsum([0.7, 0.15, 0.1, 0.05])
+
+    def texts(seed: int, count: int, length: int):
+        noise = np.random.default_rng((1, seed))
+        out = noise.integers(0, vocab, (count, length)).astype(np.int32)
+        which = np.searchsorted(shares, noise.random((count, length)))
+        for at in range(2, length):
+            out[:, at] = after[(31 * out[:, at - 2] + out[:, at - 1]) % STATES, np.minimum(which[:, at], 3)]
+        return out
+
+    return texts
+
+
+def _pasts(chain, number: int, tokens: int) -> tuple:
+    """Two epochs of 8 answers, `tokens` in all, newest first. Those of one prompt begin alike."""
+    import numpy as np
+    from jaxrl_post.history import Past
+    length, flat = tokens // EPOCHS // GROUP, np.zeros(GROUP, np.float32)
+    out = []
+    for epoch in reversed(range(EPOCHS)):
+        text = chain(2 * number + epoch, GROUP, length).reshape(-1)
+        out.append(Past(epoch=epoch, tokens=text, favourites=text, offsets=np.arange(GROUP + 1) * length, rewards=flat,
+                        scored=flat == 0, versions=flat.astype(np.int32)))
+    return tuple(out)
+
+
+def _build_ms(pasts: dict) -> float:
+    """What it takes the host to make a prompt's table."""
+    from jaxrl_post import index
+    from jaxrl_post.types import Prompt
+    seconds = []
+    for past in pasts.values():
+        begun = time.perf_counter()
+        index.grams(past, Prompt(id="0", tokens=[0]))
+        seconds.append(time.perf_counter() - begun)
+    return 1e3 * statistics.median(seconds)
+
+
+def _engine(config, params, name: str, pasts: dict):
+    """`pasts` by number; without any, the tables are as small as can be. Rows are free, so that every step drafts."""
+    from jaxrl_post import cost, index
+    from jaxrl_post import mesh as meshes
+    from jaxrl_post.engine.drafter import DRAFTERS
+    from jaxrl_post.engine.drafting import Drafting
+    from jaxrl_post.engine.engine import RowEngine
+    from jaxrl_post.engine.rows import UPLOAD
+    from jaxrl_post.models import decoder
+    from jaxrl_post.types import Prompt
+    mesh = meshes.make_mesh()
+    placed = meshes.put(params, meshes.param_shardings(mesh, decoder.axes(config), "engine"))
+    anyone = Prompt(id="0", tokens=[0])
+    room = -(-index.grams(pasts[0], anyone).size // UPLOAD) * UPLOAD if pasts else 1
+    drafter = DRAFTERS[name](vocab=config.vocab_size, width=7, entries=SLOTS * room, live=1 << 10)
+    drafting = Drafting(drafter, replicas=1, slots=SLOTS, past=lambda prompt: pasts.get(int(prompt) % PASTS, ()))
+    return RowEngine(config, placed, mesh, slots=SLOTS, max_length=PROMPT + ANSWER, page_size=16, refill_slots=8,
+                     pages=SLOTS * -(-(PROMPT + ANSWER) // 16), row_sizes=(ROWS,), head_rows=ROWS, steps_per_dispatch=STEPS,
+                     cost=cost.StepCost((1, ROWS), (1.0, 1.0), "rows are free"), drafting=drafting)
+
+
+def _turn(engine, turn: int, vocab: int) -> float:
+    """Seconds of a step with all slots running; every prompt finds its table where it was."""
+    import numpy as np
+    from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+    asked = []
+    for number in range(SLOTS):
+        noise = np.random.default_rng(number)
+        name = RolloutId(0, "train", 0, str(number), 0, turn)
+        asked.append(Request(rollout_id=name, prompt=Prompt(id=str(number), tokens=noise.integers(0, vocab, PROMPT)),
+                             seed=name.seed(), max_tokens=ANSWER, sampling=Sampling()))
+    engine.submit(asked)
+    while engine.clock == 0 or any(live.filled < PROMPT for live in engine._here.values()):
+        assert not engine.step(), "an answer ended before all had begun"
+    before, begun = engine.clock, time.perf_counter()
+    for _ in range(DISPATCHES):
+        assert not engine.step(), "an answer ended while steps were timed"
+    took = (time.perf_counter() - begun) / (engine.clock - before)
+    engine.cancel([request.rollout_id for request in asked])
+    return took
+
+
+def _accepted(engine) -> float:
+    counts = engine.metrics()
+    return counts.get("spec/num_accepted", 0.0) / max(1.0, counts.get("spec/num_drafted", 0.0))
+
+
+def _memory(record, size: str, engine, tokens: int) -> None:
+    """Of the tables that are on the device, every prompt's in a place of its own."""
+    regions = engine.drafting._shelves[0].regions
+    record.figure(f"{size}.prompts_with_a_table", len(regions), equals=SLOTS)
+    held = sum(region.room for region in regions.values()) * engine._tables.entries.dtype.itemsize
+    record.figure(f"{size}.table_bytes", held)
+    record.figure(f"{size}.allocated_bytes_per_token", engine._tables.entries.nbytes / (SLOTS * tokens), at_most=12.0)
+    record.figure(f"{size}.bytes_per_token", held / (SLOTS * tokens), at_most=12.0)
+
+
+def _alone(jax, engines: dict) -> dict:
+    """Milliseconds of `propose` for all slots, by itself: what is looked up, not what is written."""
+    import numpy as np
+    from jaxrl_post.engine.drafts import OFFSET, ROW, SIZE
+    noise, timed, seconds = np.random.default_rng(0), {}, {name: [] for name in engines}
+    for name, engine in engines.items():
+        place = np.zeros((SLOTS, 5), np.int32)
+        for number, region in enumerate(engine.drafting._shelves[0].regions.values()):
+            place[number, [OFFSET, SIZE, ROW]] = region.offset, region.size, number
+        tables, memory = jax.tree.map(lambda x: x[0], (engine._tables, engine._state.memory))
+        tokens = noise.integers(0, engine.vocab_size, (SLOTS, PROMPT + ANSWER)).astype(np.int32)
+        given = jax.device_put((tables, memory, tokens, np.full(SLOTS, 100, np.int32), place, np.zeros(SLOTS, np.int32)))
+        timed[name] = jax.jit(engine.drafting.drafter.propose), given
+    for turn in range(4 * TURNS):
+        for name, (run, given) in timed.items():
+            begun = time.perf_counter()
+            jax.block_until_ready(run(*given))
+            seconds[name].append(time.perf_counter() - begun)
+    return {name: 1e3 * statistics.median(found[1:]) for name, found in seconds.items()}
