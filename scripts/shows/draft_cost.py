@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 
-MINUTES = 5.0
+MINUTES = 3.0
 SLOTS, ROWS, STEPS, PROMPT, ANSWER = 256, 512, 8, 8, 160
 STATES = 4096  # of the chain
 SIZES = {"1k": 1 << 10, "8k": 1 << 13, "128k": 1 << 17}

@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-MINUTES = 7.0
+MINUTES = 4.0
 NAMED = ("ngram", "histospec", "histospec_rewards", "ours")
-LEAST = {"random": 0, "ngram": 5}  # accepted drafts; of the others at least 200
+LEAST = {"random": 0, "ngram": 10, "better_clones": 10}  # accepted drafts; of the others at least 200
 SHORT = ("--config.steps=12", "--config.data.size=64", "--config.scheduler.prompts=16", "--config.eval.prompts=16",
          "--config.eval.every=0", "--config.checkpoint.every=12")
 
@@ -33,12 +33,14 @@ def show(record) -> None:
 
 
 def _stories(record) -> tuple:
-    """Model, weights, requests."""
+    """Model, weights, requests, and a token that ends an answer: here a full stop, as the end of a whole story is too far."""
     import engine_lab as lab
+    from jaxrl_post.data import tokenizer
     from jaxrl_post.models import llama2c
     config, params = llama2c.load(record.data("tinystories-260k", "stories260K.bin"))
-    asked = lab.requests(64, samples=8, longest_prompt=24, longest=64, vocab=config.vocab_size, seed=1)
-    return config, params, [_ending(request, (1,)) for request in asked], 1
+    stop = int(tokenizer.load(record.data("tinystories-260k", "tok512.bin")).encode(".")[-1])
+    asked = lab.requests(128, samples=8, longest_prompt=24, longest=64, vocab=config.vocab_size, seed=1)
+    return config, params, [_ending(request, (1, stop)) for request in asked], stop
 
 
 def _demo(record) -> tuple:
@@ -50,9 +52,9 @@ def _demo(record) -> tuple:
     from jaxrl_post.types import Prompt
     folder, noise = record.root / "configs" / "demo_policy", np.random.default_rng(0)
     words, (config, params) = tokenizer.load(folder), hf.load(folder)
-    texts = ["+".join(map(str, noise.integers(1, 60, 3 + 4 * (n % 2)))) + "=" for n in range(8)]
+    texts = ["+".join(map(str, noise.integers(1, 60, 3 + 4 * (n % 2)))) + "=" for n in range(32)]
     prompts = [Prompt(id=str(n), tokens=words.encode(text)) for n, text in enumerate(texts)]
-    asked = lab.requests(64, samples=8, longest_prompt=1, longest=48, vocab=config.vocab_size, seed=2)
+    asked = lab.requests(256, samples=8, longest_prompt=1, longest=48, vocab=config.vocab_size, seed=2)
     asked = [dataclasses.replace(request, prompt=prompts[n // 8]) for n, request in enumerate(asked)]
     return config, params, [_ending(request, words.eos_ids) for request in asked], words.eos_ids[0]
 
@@ -97,7 +99,7 @@ def _arms(record, model: str, config, params, asked: list, eos: int) -> None:
         counts = tight.metrics()
         record.figure(f"{model}.{name}_few_pages.preemptions", counts["sched/preemptions"], at_least=5)
         record.figure(f"{model}.{name}_few_pages.bits_equal", lab.same_bits(plain, out), equals=True)
-    near = {**params, "final_norm": np.asarray(params["final_norm"]) * np.float32(1.01)}
+    near = {**params, "final_norm": np.asarray(params["final_norm"]) * np.float32(1.1)}
     want = lab.run(lab.engine(near, config), asked)
     engine = made("ours")
     out = lab.swap_in_mid_generation(engine, asked, _placed(near, config), steps=2, mode="verify")
@@ -148,7 +150,7 @@ def _whole_runs(record) -> None:
             exported = [(place / "policy" / "model.safetensors").read_bytes() for place in (runs["off"], runs[name])]
             record.figure(f"run.{name}.exported_policy_equal", exported[0] == exported[1], equals=True)
         start = (record.root / "configs" / "demo_policy" / "model.safetensors").read_bytes()
-        record.figure("run.ours.has_learned", start != exported[1], equals=True)
+        record.figure("run.off.has_learned", start != exported[0], equals=True)
 
 
 def _arrays(one: Path, two: Path) -> list[str]:
