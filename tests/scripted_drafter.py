@@ -48,15 +48,15 @@ class Scripted(Off):
     most: int
     entries: int
     watches: bool = True
-    classes: int = 1
+    classes: int = 2
 
     @property
     def priors(self):
-        return np.full(1, 0.5, np.float32)
+        return np.full(2, 0.5, np.float32)
 
     def empty(self, slots):
         blank = jnp.full(self.entries, BLANK, jnp.int32)
-        return Tables(blank, blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 1), jnp.int32))
+        return Tables(blank, blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 2), jnp.int32))
 
     def enter(self, memory, slot, row, fresh, prompt, tokens, favourites, known):
         return memory
@@ -81,7 +81,8 @@ class Scripted(Off):
         chain = jnp.where(jnp.cumsum(chain < 0, axis=1) > 0, BLANK, chain)
         value = jnp.where(chain >= 0, 0.95 ** (1.0 + jnp.arange(self.width)), 0.0)
         first = chain[:, :1]
-        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), value, first, jnp.zeros_like(first))
+        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), value, first, jnp.zeros_like(first),
+                      jnp.minimum(first[:, 0], 0))
 
     def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live):
         return Counts(rules.tally(memory.counts, drafts, tokens, before, after, live))
