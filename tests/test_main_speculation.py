@@ -73,3 +73,10 @@ def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafti
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(drafting, target)
     assert any("spec/expected_accepted" in row for row in metrics.read(target / "metrics.jsonl"))
+
+
+def test_two_replicas_draft_and_end_alike(here):  # noqa: F811
+    ends = [run(here, here / f"two-{name}", "--config.mesh.data=2", "--config.steps=4", f"--config.speculation.drafter={name}")
+            for name in ("off", "ours")]
+    assert total(ends[1], "spec/num_accepted") > 50
+    same_end(*ends)
