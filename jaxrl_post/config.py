@@ -80,7 +80,7 @@ class Speculation:
     tokens of a draft at most. Sizes per replica, in entries of 4 bytes (12 for histospec): `prompt_entries` for the past
     answers to the prompts in slots, `shared_entries` for the last answers to all prompts, `live_entries` for what the
     running answers to one prompt share. Only `ours` reads the last two. `clones`: slots that nobody waits for try other
-    drafts for the answers that still run."""
+    drafts for the answers that still run; it does not always save steps (scripts/results/spec-equality.json)."""
 
     drafter: str = one_of("off", "off", "ngram", "histospec", "histospec_rewards", "ours")
     width: int = at_least(7, 2)

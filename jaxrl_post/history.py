@@ -20,8 +20,8 @@ OVERHEAD = 2048  # bytes: an upper bound of what Python and numpy add to the arr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The G answers to a prompt in one epoch, by sample index: tokens and favourites int32[M] laid end to end, offsets int64[G+1],
-    rewards f32[G], scored bool[G] (False: the reward is no verdict), versions int32[G], of each last sampled token."""
+    """The G answers to a prompt in one epoch, by sample index: tokens and favourites int32[M] laid end to end, offsets
+    int64[G+1], rewards f32[G], scored bool[G] (False: the reward is no verdict), versions int32[G], of each last sampled token."""
 
     epoch: int
     tokens: np.ndarray
@@ -55,7 +55,8 @@ class Past:
         return sum(getattr(self, name).nbytes for name in _KINDS)
 
 
-_KINDS = {"tokens": np.int32, "favourites": np.int32, "offsets": np.int64, "rewards": np.float32, "scored": bool, "versions": np.int32}
+_KINDS = {"tokens": np.int32, "favourites": np.int32, "offsets": np.int64, "rewards": np.float32, "scored": bool,
+          "versions": np.int32}
 
 
 class History:

@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_post import config as configs
 from jaxrl_post import checkpoint, evaluate, loop, mesh, metrics, parts

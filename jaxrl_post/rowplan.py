@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 Array = Any
-VALUE_STEPS, MOST_VALUE = 1 << 12, (1 << 16) - 1
+VALUE_STEPS = 1 << 12
 
 
 class Plan(NamedTuple):
@@ -45,11 +45,11 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
 
 def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
     """int[S]: draft rows of each slot, `budget` in all or fewer: those of the highest `values` f32[S, W], each the chance that
-    the slot's drafts up to this one prove right (not rising along W) times the slot's weight, 0 for none. Compared in steps
+    the slot's drafts up to this one prove right (not rising along W), 0 for none. Compared in steps
     of 2^-12; ties go to the first slot in `order`."""
-    steps = xp.minimum(xp.ceil(values * VALUE_STEPS), MOST_VALUE).astype(order.dtype)
+    steps = xp.ceil(values * VALUE_STEPS).astype(order.dtype)
     low = xp.zeros_like(budget)  # the lowest step of which all may have a row lies above it
-    for bit in reversed(range(MOST_VALUE.bit_length())):
+    for bit in reversed(range(VALUE_STEPS.bit_length())):
         higher = low + (1 << bit)
         low = xp.where(xp.sum(steps >= higher) > budget, higher, low)
     share = xp.sum(steps > low, axis=1).astype(order.dtype)

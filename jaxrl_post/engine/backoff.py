@@ -58,7 +58,8 @@ class Backoff:
     the class is worth when it is chosen.
 
     `entries`: those of the flat array for prompts and all prompts; `live`: those of a slot's row. `siblings`: answers to a
-    prompt share a row, else each slot has its own and `ROW` is not read. `watches`: favourites are learned, else the tokens themselves."""
+    prompt share a row, else each slot has its own and `ROW` is not read. `watches`: favourites are
+    learned, else the tokens themselves."""
 
     width: int
     entries: int

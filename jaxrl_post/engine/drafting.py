@@ -117,8 +117,7 @@ class Drafting:
 
     def reset(self) -> None:
         """As at the start, but for what was recorded."""
-        entries = getattr(self.drafter, "entries", 0)
-        self._shelves = [Shelf(self._first, entries) for _ in range(self._replicas)]
+        self._shelves = [Shelf(self._first, self.drafter.entries) for _ in range(self._replicas)]
         self._shared = [Shared(self._slots) for _ in range(self._replicas)]
         self._pieces: list[tuple[int, int, tuple[np.ndarray, ...]]] = []
         self._shown = -1  # version of the table over all prompts that the device has
@@ -129,7 +128,7 @@ class Drafting:
             self.estimates = Estimates(self.drafter.priors)
 
     def record(self, group: Group) -> None:
-        """Takes a scored group into the table over all prompts; the device sees it from the next dispatch on."""
+        """Takes a scored group into the table over all prompts; the device sees it from the next dispatch that drafts."""
         if self.corpus is not None:
             self.corpus.add(Texts(group.prompt.tokens, [rollout.tokens for rollout in group.rollouts],
                                   [rollout.favourites for rollout in group.rollouts]))

@@ -2,6 +2,7 @@
 
 A drafter is a frozen object of static settings with these members; `tables` stay as they are during a dispatch, `memory`
 goes from step to step, both are pytrees of arrays:
+  entries                         length of the flat arrays in its tables, 0: it has none
   watches                         whether the engine is to keep the token held most likely at each position
   width, classes, priors          W; number C of classes whose hits are counted; f32[C], their rates before any count
   empty(slots)                    (tables, memory) with nothing in them
@@ -101,6 +102,7 @@ class Off:
 
     width: int = 0
     classes: int = 0
+    entries: int = 0
     watches: bool = False
 
     @property

@@ -394,7 +394,8 @@ class RowEngine:
             return []
         waiting = any(w.request.purpose == purpose for w in self._waiting)
         size, drafts = self._size(lives, waiting)
-        self._show(lives if drafts else [])
+        if drafts:
+            self._show(lives)
         clones = self._clone(lives, packed, size) if drafts and not waiting else []
         self._state, told = self._programs.dispatch(
             size, drafts, self._params, self._tables, self._state, packed, steps=self.sizes.steps,
@@ -424,7 +425,9 @@ class RowEngine:
                 if own is None:
                     break
                 row = packed[d, slot]
-                row[:device.ORDER], row[device.WATCH:] = packed[d, live.slot, :device.ORDER], packed[d, live.slot, device.WATCH:]
+                order = row[device.ORDER]
+                row[:] = packed[d, live.slot]
+                row[device.ORDER] = order
                 row[device.WATCH], row[device.LEADER], row[device.BRANCH] = 0, live.slot, 1 + number // len(mine)
                 row[device.TABLE + whole:device.TABLE + len(live.pages)] = own
                 copies.append((live, slot, live.pages[whole], own[0]))
@@ -433,12 +436,11 @@ class RowEngine:
         return held
 
     def _show(self, lives: list[Live]) -> None:
-        """Brings the drafter's tables up to date with what was recorded, with what its drafts were worth, and with tokens of
-        `lives` that came while it did not draft."""
+        """Before `lives` draft: the tables learn what was recorded and what drafts were worth, the live table the tokens that
+        came without drafts."""
         for piece in self.drafting.uploads():
             self._tables = self._programs.upload(self._tables, *piece)
-        if lives:
-            self._tables = self._programs.rated(self._tables, self.drafting.estimates.rates())
+        self._tables = self._programs.rated(self._tables, self.drafting.estimates.rates())
         none = self.sizes.pages
         self._insert([(live, none, none) for live in lives if live.seen < live.known])
 
@@ -471,7 +473,7 @@ class RowEngine:
         row[device.WATCH] = live.shared if leads and watched else 0
         row[device.SEED0:device.SEED1 + 1] = live.request.seed.view(np.int32)
         row[device.TEMPERATURE] = np.float32(sampling.temperature).view(np.int32)
-        row[device.LEADER], row[device.WEIGHT] = live.slot, device.UNIT_WEIGHT
+        row[device.LEADER] = live.slot
         row[device.DRAFTS:device.FIRST_END] = live.place
         row[device.TOP_K], row[device.TOP_P] = sampling.top_k, np.float32(sampling.top_p).view(np.int32)
         ends = sampling.eos_ids + sampling.stop_ids

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_post import mesh as meshes
 from jaxrl_post.engine.drafter import Drafter
 from jaxrl_post.engine.drafts import Off
-from jaxrl_post.engine.rows import TABLE, UPLOAD, Entry, Sizes, State, Told, dispatch, insert, upload
+from jaxrl_post.engine.rows import BULK, TABLE, UPLOAD, Entry, Sizes, State, Told, dispatch, insert, upload
 from jaxrl_post.kernels import attention, verify
 from jaxrl_post.models import decoder
 
@@ -58,10 +58,12 @@ class Programs:
                       | {name: ints((s.replicas, s.inserts, size)) for name, size in texts.items()})
         self._insert = jax.jit(functools.partial(insert, self.drafter), donate_argnums=0,
                                out_shardings=self._placed).lower(state, entry).compile()
-        if jax.tree.leaves(tables) and tables[0].shape[1] >= UPLOAD:
-            pieces = tuple(jax.ShapeDtypeStruct((UPLOAD,), x.dtype, sharding=self._whole) for x in tables[:-1])
-            self._upload = jax.jit(upload, donate_argnums=0, out_shardings=self._blocks).lower(
-                tables, ints(()), ints(()), pieces).compile()
+        self._uploads = {}
+        for size in (UPLOAD, BULK) if tables else ():
+            if tables[0].shape[1] >= size:
+                pieces = tuple(jax.ShapeDtypeStruct((size,), x.dtype, sharding=self._whole) for x in tables[:-1])
+                self._uploads[size] = jax.jit(upload, donate_argnums=0, out_shardings=self._blocks).lower(
+                    tables, ints(()), ints(()), pieces).compile()
 
     @staticmethod
     def _described(tree: Any, homes: Any) -> Any:
@@ -80,7 +82,7 @@ class Programs:
 
     @property
     def compiled(self) -> dict[str, Any]:
-        """What `compile` made, by name."""
+        """What a step runs of what `compile` made, by name."""
         programs = {f"dispatch_{rows}{'_drafting' * drafts}": run for (rows, drafts), run in self._dispatches.items()}
         return programs | {"insert": self._insert}
 
@@ -114,14 +116,17 @@ class Programs:
         return self._insert(state, meshes.put(entry, self._whole))
 
     def upload(self, tables: Any, replica: int, offset: int, arrays: tuple[np.ndarray, ...]) -> Any:
-        """Puts equally long flat arrays at `offset` of a replica's tables, UPLOAD at a time; what lies behind them up to a
-        whole piece is overwritten with zeros, and there must be room for it."""
-        for at in range(0, arrays[0].size, UPLOAD):
-            pieces = tuple(np.resize(np.zeros(1, x.dtype), UPLOAD) for x in arrays)
-            for piece, array in zip(pieces, arrays):
-                piece[:min(UPLOAD, array.size - at)] = array[at:at + UPLOAD]
-            tables = self._upload(tables, *(meshes.put(np.int32(x), self._whole) for x in (replica, offset + at)),
-                                  meshes.put(pieces, self._whole))
+        """Puts equally long flat arrays at `offset` of a replica's tables, in pieces of BULK and UPLOAD; what lies behind them
+        up to a whole UPLOAD is overwritten with zeros, and there must be room for it."""
+        end = -(-arrays[0].size // UPLOAD) * UPLOAD
+        padded = [np.pad(array, (0, end - array.size)) for array in arrays]
+        at = 0
+        while at < end:
+            size = max(size for size in self._uploads if at + size <= end)
+            pieces = tuple(array[at:at + size] for array in padded)
+            tables = self._uploads[size](tables, *(meshes.put(np.int32(x), self._whole) for x in (replica, offset + at)),
+                                         meshes.put(pieces, self._whole))
+            at += size
         return tables
 
     def rated(self, tables: Any, rates: np.ndarray) -> Any:

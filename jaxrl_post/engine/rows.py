@@ -31,7 +31,7 @@ from jaxrl_post.models import decoder
 from jaxrl_post.types import MOST_ENDS
 
 # columns of the packed host-to-device matrix, then MOST_ENDS ids, then the page table
-ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *_LAW, LEADER, BRANCH, WEIGHT, DRAFTS = range(17)
+ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *_LAW, LEADER, BRANCH, DRAFTS = range(16)
 SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = _LAW
 FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
@@ -41,7 +41,7 @@ OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
 UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
-UNIT_WEIGHT = 16  # WEIGHT of a slot whose drafts are worth their chance, no more
+BULK = 64 * UPLOAD  # or so many, where there are as many
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Told(NamedTuple):
 
 class Entry(NamedTuple):
     """Texts that take slots, [replicas, I]: a slot >= S or a target >= pages is dropped. `tokens` [replicas, I, T] with
-    `known` settled ones, and `favourites` like them (T = 0 without a drafter); `row` and `fresh`: of the drafter's live table, which knows the first `seen` tokens where not
-    fresh."""
+    `known` settled ones, and `favourites` like them (T = 0 without a drafter); `row` and `fresh`: of the
+    drafter's live table, which knows the first `seen` tokens where not fresh."""
 
     slot: Any
     source: Any
@@ -203,8 +203,7 @@ def _drafted(drafter: Drafter, tables: Any, memory: Any, packed: Array, tokens: 
     wanted = jnp.arange(W) < room[:, None]
     where = jnp.where(wanted, slots.known[:, None] + jnp.arange(W), tokens.shape[1])
     tokens = tokens.at[jnp.arange(S)[:, None], where].set(drafts.tokens, mode="drop")
-    weight = packed[:, WEIGHT, None].astype(jnp.float32) / UNIT_WEIGHT
-    return drafts, tokens, jnp.where(wanted, jnp.maximum(drafts.value, 2.0 ** -24) * weight, 0.0)
+    return drafts, tokens, jnp.where(wanted, jnp.maximum(drafts.value, 2.0 ** -24), 0.0)
 
 
 def _binned(values: Array) -> Array:
@@ -322,6 +321,6 @@ def insert(drafter: Drafter, state: State, entry: Entry) -> State:
 
 
 def upload(tables: Any, replica: Array, offset: Array, pieces: tuple) -> Any:
-    """Puts a piece [UPLOAD] of each flat array at its place in one replica's tables."""
+    """Puts a piece of each flat array at its place in one replica's tables."""
     flat = [jax.lax.dynamic_update_slice(old, new[None], (replica, offset)) for old, new in zip(tables, pieces)]
     return tables._replace(**dict(zip(tables._fields, flat)))
