@@ -301,8 +301,8 @@ class RowEngine:
         live.slot = replica.slots.index(None)
         replica.slots[live.slot] = live
         live.filled, live.pages = 0, taken
-        live.place, fresh = self.drafting.enter(live.request.replica, live.request.prompt)
-        live.seen = 0 if fresh else live.prompt_length
+        if self.drafting.active:
+            self._open(live)
         if live.start_clock < 0:
             live.start_clock = self._clock[live.request.purpose]
         if entry:
@@ -334,8 +334,10 @@ class RowEngine:
                     entry.slot[d, i], entry.source[d, i], entry.target[d, i] = at, copy_from, copy_to
                     entry.tokens[d, i, :text.size], entry.known[d, i] = text, live.known
                     entry.favourites[d, i, :live.known] = live.learnable()[:self._programs.watched]
-                    entry.row[d, i], entry.fresh[d, i], entry.seen[d, i] = live.place[ROW], live.seen == 0, live.seen
-                    live.seen = live.known
+                    entry.seen[d, i] = live.known
+                    if live.place is not None:
+                        entry.row[d, i], entry.fresh[d, i], entry.seen[d, i] = live.place[ROW], live.seen == 0, live.seen
+                        live.seen = live.known
             self._state = self._programs.insert(self._state, entry)
 
     # ---- pages
@@ -383,7 +385,8 @@ class RowEngine:
         replica.prompts.abandon(live.slot)
         replica.pages.release(live.pages)
         replica.slots[live.slot] = None
-        self.drafting.leave(live.request.replica, live.request.prompt, live.place)
+        if live.place is not None:
+            self.drafting.leave(live.request.replica, live.request.prompt, live.place)
         live.slot, live.pages, live.filled, live.place = -1, [], 0, None
 
     # ---- the dispatch
@@ -395,7 +398,7 @@ class RowEngine:
         waiting = any(w.request.purpose == purpose for w in self._waiting)
         size, drafts = self._size(lives, waiting)
         if drafts:
-            self._show(lives)
+            self._show(lives, packed)
         clones = self._clone(lives, packed, size) if drafts and not waiting else []
         self._state, told = self._programs.dispatch(
             size, drafts, self._params, self._tables, self._state, packed, steps=self.sizes.steps,
@@ -435,14 +438,23 @@ class RowEngine:
         self._insert([(live, source, target) for live, _, source, target in copies], [slot for _, slot, _, _ in copies])
         return held
 
-    def _show(self, lives: list[Live]) -> None:
+    def _show(self, lives: list[Live], packed: np.ndarray) -> None:
         """Before `lives` draft: the tables learn what was recorded and what drafts were worth, the live table the tokens that
         came without drafts."""
+        for live in lives:
+            if live.place is None:
+                self._open(live)
+            packed[live.request.replica, live.slot, device.DRAFTS:device.FIRST_END] = live.place
         for piece in self.drafting.uploads():
             self._tables = self._programs.upload(self._tables, *piece)
         self._tables = self._programs.rated(self._tables, self.drafting.estimates.rates())
         none = self.sizes.pages
         self._insert([(live, none, none) for live in lives if live.seen < live.known])
+
+    def _open(self, live: Live) -> None:
+        """From now on it has a place in the drafter's tables."""
+        live.place, fresh = self.drafting.open(live.request.replica, live.request.prompt)
+        live.seen = 0 if fresh else live.prompt_length
 
     def _pack(self, purpose: str) -> tuple[np.ndarray, list[Live]]:
         s = self.sizes
@@ -474,7 +486,6 @@ class RowEngine:
         row[device.SEED0:device.SEED1 + 1] = live.request.seed.view(np.int32)
         row[device.TEMPERATURE] = np.float32(sampling.temperature).view(np.int32)
         row[device.LEADER] = live.slot
-        row[device.DRAFTS:device.FIRST_END] = live.place
         row[device.TOP_K], row[device.TOP_P] = sampling.top_k, np.float32(sampling.top_p).view(np.int32)
         ends = sampling.eos_ids + sampling.stop_ids
         row[device.FIRST_END:device.FIRST_END + len(ends)] = ends
