@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxrl_post.types import Capacity, Finish, Group, Part, Prompt, Request, Rollout, RolloutId, Sampling, Stop
+from jaxrl_post.types import Capacity, Finish, Group, Layout, Part, Prompt, Request, Rollout, RolloutId, Sampling, Stop
 
 _COUNTERS = ("num_rounds", "num_waves", "num_groups_admitted", "num_groups_trained", "num_groups_filtered",
              "num_groups_refused", "num_rollouts_admitted", "num_rollouts_completed", "num_rollouts_unscored")
@@ -166,6 +166,10 @@ class Sync:
         slices = [batch[at:at + size] for _ in range(self._ppo_epochs) for at in range(0, self._size, size)]
         return [Part(fresh=batch if n == 0 else (), groups=groups, commit=True, publish=n == len(slices) - 1)
                 for n, groups in enumerate(slices)]
+
+    def layout(self) -> Layout | None:
+        """None: rounds are the same however the engine lies."""
+        return None
 
     def state_dict(self) -> dict:
         """Between two rounds nothing is open: the cursor, the round and the counters are all there is."""
