@@ -10,13 +10,14 @@ recompiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_post import cost as costs
 from jaxrl_post import mesh as meshes
+from jaxrl_post import weights
 from jaxrl_post.engine import rows as device
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.drafts import ROW, Off
@@ -24,10 +25,16 @@ from jaxrl_post.engine.live import Live, begin, revived, written
 from jaxrl_post.engine.programs import Programs
 from jaxrl_post.models import decoder
 from jaxrl_post.pages import Pages, Prompts
-from jaxrl_post.types import MOST_ENDS, Capacity, Finish, Prompt, Request, Rollout, RolloutId
-from jaxrl_post.weights import Layout
+from jaxrl_post.types import MOST_ENDS, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 NEVER = 1 << 30
+
+
+class Held(NamedTuple):
+    """Weights, and whether nobody but the engine uses them."""
+
+    params: Any
+    owned: bool
 
 
 class Replica:
@@ -70,9 +77,10 @@ class RowEngine:
         sizes = device.Sizes.of(replicas, slots=slots, max_length=max_length, page_size=page_size, pages=pages,
                                 head_rows=head_rows, steps_per_dispatch=steps_per_dispatch, restricted=restricted)
         self._model, self._decode, self._refill = model, decode, refill_slots
-        self._layout = Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
+        self._layout = weights.Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
         self.case = self._layout.case(params)
         self._params = self._layout.place(params)
+        self._owned = self._params is not params
         self._version = version
         self.drafting = drafting or Drafting(Off(), replicas=replicas, slots=slots, past=lambda prompt_id: ())
         self._programs = Programs(model, mesh, sizes, tuple(sorted(row_sizes)), dtype, self.drafting.drafter)
@@ -87,6 +95,10 @@ class RowEngine:
     @property
     def sizes(self) -> device.Sizes:
         return self._programs.sizes
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.sizes.replicas, self._programs.mesh.shape[meshes.TENSOR])
 
     @property
     def vocab_size(self) -> int:
@@ -193,6 +205,7 @@ class RowEngine:
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
         self._layout.check(self._params, params)
         self._params = self._layout.replace(self._params, params)
+        self._owned = self._params is not params
         self._version = version
         for replica in self._replicas:
             for live in replica.running:
@@ -230,6 +243,29 @@ class RowEngine:
         self._counts, self.row_sizes = dict(state["counts"]), tuple(state["row_sizes"])
         self.drafting.load_state_dict(state["drafting"])
         self._queue(revived(live, prompts) for live in state["lives"])
+
+    def relayout(self, layout: Layout) -> None:
+        if layout != self.layout:
+            raise ValueError(f"engine: {layout} was asked for, only {self.layout} was compiled; name others in engine.layouts")
+
+    def rehearse(self, params: Any) -> None:
+        """A swap to these weights that is none: whatever a later swap runs is compiled then."""
+        self._layout.check(self._params, params)
+        self._params = self._layout.replace(self._params, params)
+        self._owned = self._params is not params
+
+    def lay_down(self) -> Held:
+        """Gives up pages and tables and hands its weights out. Until `take_up` it holds nothing on a device."""
+        drop((self._state, self._tables))
+        held = Held(self._params, self._owned)
+        self._params = self._state = self._tables = None
+        return held
+
+    def take_up(self, held: Held, version: int) -> None:
+        """Weights that an engine of another layout laid down, used up where it owned them; pages and tables are empty."""
+        assert self._params is None, "it holds weights already"
+        self._params, self._owned, self._version = self._layout.bring(held.params, held.owned), True, version
+        self._state, self._tables = self._programs.blank()
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
@@ -547,6 +583,12 @@ class RowEngine:
 
     def _add(self, name: str, amount: float) -> None:
         self._counts[name] = self._counts.get(name, 0) + amount
+
+
+def drop(tree: Any) -> None:
+    """Frees the memory of device arrays now, not when nobody names them any more."""
+    for leaf in jax.tree.leaves(tree):
+        leaf.delete()
 
 
 def _count(params: Any) -> int:
