@@ -27,10 +27,9 @@ DEVICES = {
     "v5p": (4.59e14, 2.76e12, 5e-5),
     "v6e": (9.18e14, 1.64e12, 5e-5),
 }
-
-SURE = 0.8  # of the right drafts that are expected: rows are paid for certainly, drafts prove right perhaps
 MEMORY = {"cpu": 1.6e10, "a100": 8e10, "h100": 8e10, "h800": 8e10, "h200": 1.41e11, "v5e": 1.6e10, "v5p": 9.5e10,
           "v6e": 3.2e10}  # bytes of a device
+SURE = 0.8  # of the right drafts that are expected: rows are paid for certainly, drafts prove right perhaps
 
 
 @dataclass(frozen=True)
