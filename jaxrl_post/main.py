@@ -96,8 +96,7 @@ def parse(arguments: Sequence[str]) -> Flags:
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
     """Batch arithmetic and memory per device, as text."""
     numbers = plan.arithmetic(config, len(start.train), start.longest_prompt)
-    memory = plan.memory(config, start.model)
-    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", memory, "B"),
+    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", parts.memory(config, start), "B"),
                       f"Weights reach the engine: {plan.swap_case(config)}"])
 
 
