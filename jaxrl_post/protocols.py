@@ -81,6 +81,10 @@ class Scheduler(Protocol):
     def take(self) -> list[Part]:
         """What can be trained on now: groups in admission order, rollouts by sample index, never by completion."""
 
+    def held(self) -> Sequence[Rollout]:
+        """Finished rollouts whose group is not scored: graders that know of none of them, after `load_state_dict`, must be
+        started on each."""
+
     def state_dict(self) -> Mapping:
         """For a checkpoint, after a part that publishes: everything that later decisions depend on, as plain values and
         arrays."""
@@ -134,7 +138,7 @@ class Observer(Protocol):
     """Sees what happened: metrics, rollout log, evaluation. Never changes it."""
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
-        """After an optimizer step, with the last part of its round."""
+        """After an optimizer step, with the parts since the one before as one."""
 
     def published(self, version: int) -> None:
         """After the engine took new weights: the place for evaluation."""
