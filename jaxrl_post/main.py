@@ -192,6 +192,9 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
         learner.restore(saved.arrays, saved.step)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices, history)
+    if evaluator is not None or isinstance(engine, RowEngine):
+        dispatched = stack.enter_context(open(mine / "dispatches.jsonl", "a", buffering=1, encoding="utf-8"))
+        (evaluator or engine).report = lambda dispatch: dispatched.write(dispatch.line())
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
@@ -392,6 +395,7 @@ def contents(run: Run) -> list[str]:
         "summary.json": "figures before and after",
         "metrics.jsonl": "one row per step and per evaluation", "rollouts": "every training rollout, by step",
         "evaluations": "every evaluation's answers, by step", "scheduler_log.jsonl": "every decision, with its clock",
+        "dispatches.jsonl": "every dispatch: its clock, its steps, what its rows were for",
         "rewards.jsonl": "every training score", "eval_rewards.jsonl": "every evaluation's score",
         "policy": "the trained model, as a Hugging Face directory", "checkpoints": "the whole run, to be resumed"}
     there = sorted(path.name for path in run.folder.iterdir())
