@@ -228,6 +228,13 @@ class Stop:
     park: tuple[RolloutId, ...] = ()
 
 
+class Layout(NamedTuple):
+    """How the engine lies on its devices: so many replicas, each over `tensor` of them."""
+
+    replicas: int
+    tensor: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """Free slots and free pages of each replica; slots promised to waiting requests are not free."""

@@ -46,3 +46,19 @@ def test_a_line_gives_the_dispatch_back_with_its_sums(data, drafts):
 def test_what_is_no_line_is_refused(line, why):
     with pytest.raises(ValueError, match=f"dispatches.jsonl.*{why}"):
         dispatches.read(line)
+
+
+def test_what_reports_is_logged_at_the_end_of_a_file(tmp_path):
+    class Reporting:
+        report = None
+
+    one, other, given = Reporting(), Reporting(), told(np.ones((2, 6), int), 3, np.ones((2, 16)), np.ones(2), np.ones((2, 2, 0)))
+    for clock in (4, 9):
+        with dispatches.logged((one, other, None), tmp_path / "log"):
+            for each in (one, other):
+                each.report(dispatches.of("eval", clock, 64, False, given))
+        assert one.report is None
+    lines = [dispatches.read(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line.clock for line in lines] == [4, 4, 9, 9] and lines[0].uses == (2,) * 6
+    with dispatches.logged((None,), tmp_path / "none"):
+        assert not (tmp_path / "none").exists()

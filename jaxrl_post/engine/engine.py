@@ -7,20 +7,28 @@ refuses what does not fit the model, and it never recompiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_post import cost as costs
 from jaxrl_post import mesh as meshes
+from jaxrl_post import weights
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.drafts import Off
 from jaxrl_post.engine.programs import Programs
 from jaxrl_post.models import decoder
 from jaxrl_post.slots.columns import Entry, Sizes, Told
 from jaxrl_post.slots.host import RowHost
-from jaxrl_post.weights import Layout
+from jaxrl_post.types import Layout
+
+
+class Held(NamedTuple):
+    """Weights, and whether nobody but the engine uses them."""
+
+    params: Any
+    owned: bool
 
 
 class RowEngine(RowHost):
@@ -42,9 +50,10 @@ class RowEngine(RowHost):
         drafting = drafting or Drafting(Off(), replicas=replicas, slots=slots, past=lambda prompt_id: ())
         super().__init__(sizes, row_sizes=row_sizes, refill_slots=refill_slots, cost=cost, drafting=drafting,
                          vocab_size=model.vocab_size, decode=decode, version=version)
-        self._layout = Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
+        self._layout = weights.Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
         self.case = self._layout.case(params)
         self._params = self._layout.place(params)
+        self._owned = self._params is not params
         self._programs = Programs(model, mesh, sizes, self.row_sizes, dtype, drafting.drafter)
         self._programs.compile(self._params)
         self._state, self._tables = self._programs.blank()
@@ -66,6 +75,40 @@ class RowEngine(RowHost):
     def _exchange(self, params: Any) -> None:
         self._layout.check(self._params, params)
         self._params = self._layout.replace(self._params, params)
+        self._owned = self._params is not params
+
+    # ---- layouts
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.sizes.replicas, self._programs.mesh.shape[meshes.TENSOR])
+
+    def relayout(self, layout: Layout) -> None:
+        if layout != self.layout:
+            raise ValueError(f"engine: {layout} was asked for, only {self.layout} was compiled; name others in engine.layouts")
+
+    def rehearse(self, params: Any) -> None:
+        """A swap to these weights that is none: whatever a later swap runs is compiled then."""
+        self._exchange(params)
+
+    def lay_down(self) -> Held:
+        """Gives up pages and tables and hands its weights out. Until `take_up` it holds nothing on a device."""
+        drop((self._state, self._tables))
+        held = Held(self._params, self._owned)
+        self._params = self._state = self._tables = None
+        return held
+
+    def take_up(self, held: Held, version: int) -> None:
+        """Weights that an engine of another layout laid down, used up where it owned them; pages and tables are empty."""
+        assert self._params is None, "it holds weights already"
+        self._params, self._owned, self._version = self._layout.bring(held.params, held.owned), True, version
+        self._state, self._tables = self._programs.blank()
+
+
+def drop(tree: Any) -> None:
+    """Frees the memory of device arrays now, not when nobody names them any more."""
+    for leaf in jax.tree.leaves(tree):
+        leaf.delete()
 
 
 def _count(params: Any) -> int:

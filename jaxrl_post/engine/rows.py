@@ -119,8 +119,7 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
-    if favourites.shape[1]:
-        likely = likely if drafter.width else sampled
+    if favourites.shape[1] and drafter.width:
         favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
     stamps = number * 2 + match
     settled = _settle(sizes, packed, slots._replace(guessed=guessed), plan, counts, ended, match, (*law, stamps), going, after)
@@ -258,7 +257,8 @@ def dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, d
     number, state, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, slots))
     where = jnp.minimum(packed[..., KNOWN, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
-    texts = [jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites) if text.shape[-1]]
+    watched = drafter.width and state.favourites.shape[-1]
+    texts = [jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites)[:2 if watched else 1]]
     out = jnp.concatenate([jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1), texts[0],
                            as_int(slots.logprobs), as_int(slots.entropies), slots.stamps, texts[-1]], axis=-1)
     return state, Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)

@@ -1,77 +1,70 @@
-"""Synchronous rounds: a round's groups are generated, scored and trained on before the next round begins.
+"""Rounds: what every policy with a round barrier has in common, and the synchronous one.
 
-Invariant: what a round trains on is a function of (prompts, run seed, rewards): never of the order in which rollouts
-finish. Every (epoch, prompt) that was admitted ends exactly once: trained, filtered (all its accuracies equal) or
-refused (kept, but after the round was full). It refuses to train on a group that lacks a rollout.
+Invariant: what a round trains on is a function of (prompts, run seed, rewards) and, where groups race, of the engine
+clocks at which rollouts finished: never of how fast rewards came back. Every (epoch, prompt) that was admitted ends
+exactly once: trained, filtered (all its accuracies equal) or refused (kept, but after the round was full). It refuses to
+train on a group that lacks a rollout.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from jaxrl_post.types import Capacity, Finish, Group, Part, Prompt, Request, Rollout, RolloutId, Sampling, Stop
+from jaxrl_post.scheduler.delivery import Delivery, WholeRounds
+from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
+from jaxrl_post.scheduler.placement import LeastLoaded, Placement
+from jaxrl_post.types import Capacity, Finish, Group, Layout, Part, Request, Rollout, RolloutId, Sampling, Stop
 
 _COUNTERS = ("num_rounds", "num_waves", "num_groups_admitted", "num_groups_trained", "num_groups_filtered",
              "num_groups_refused", "num_rollouts_admitted", "num_rollouts_completed", "num_rollouts_unscored")
+_PLAIN = ("position", "round", "waves", "seen", "taken", "opened", "to_finish", "to_score")
 
 
-class PromptOrder(Protocol):
-    """The endless order of the training prompts."""
+class Rounds:
+    """The machine: waves of whole groups, until a round's batch is full.
 
-    def at(self, position: int) -> tuple[int, Prompt]:
-        """The epoch and the prompt at `position` >= 0: a pure function."""
-
-
-@dataclass
-class _Open:
-    """A group on its way: admitted, not yet ended."""
-
-    prompt: Prompt
-    replica: int
-    rollouts: dict[int, Rollout] = field(default_factory=dict)
-    asked: bool = False  # handed out by `due`
-    group: Group | None = None  # scored
-
-
-class Sync:
-    """A protocols.Scheduler: waves of whole groups, one Part per round.
-
-    A round opens with a wave of `prompts_per_round` prompts. With `filter_groups` a group whose scored accuracies are
-    all equal is left out, and when a whole wave is scored the next prompts in order refill the round, as many as the
-    round's own keep rate asks for; the first `prompts_per_round` kept groups by admission order are the batch (dynamic
-    sampling, DAPO, arXiv 2503.14476, section 3.2). A group lives in the replica with the fewest groups on their way.
-    A round is trained on in `mini_batches` equal slices of its groups, in order, one optimizer step each, `ppo_epochs`
-    times over; `steps` counts rounds.
+    A policy says which groups a wave opens and how many of them end it (`_next_wave`). With `filter_groups` a group whose
+    scored accuracies are all equal is left out, and when a whole wave is scored another one refills the round, as large as
+    the round's own keep rate asks for; the first `prompts_per_round` kept groups by admission are the batch (dynamic
+    sampling, DAPO, arXiv 2503.14476, section 3.2). `steps` counts rounds.
     """
+
+    name = "rounds"
 
     def __init__(self, prompts: PromptOrder, *, run_seed: int, steps: int, prompts_per_round: int, group_size: int,
                  sampling: Sampling, max_tokens: int, filter_groups: bool, max_waves: int, replicas: int,
-                 mini_batches: int = 1, ppo_epochs: int = 1):
+                 mini_batches: int = 1, ppo_epochs: int = 1, placement: Placement | None = None,
+                 delivery: Delivery | None = None):
+        """
+        Args:
+          delivery: None: the whole round at once, in `mini_batches` x `ppo_epochs` parts; another one has its own.
+          placement: None: the least loaded of `replicas`.
+        """
         if prompts_per_round % mini_batches:
             raise ValueError(f"scheduler.mini_batches={mini_batches} must divide scheduler.prompts={prompts_per_round}")
-        self._mini_batches, self._ppo_epochs = mini_batches, ppo_epochs
+        self._delivery = delivery or WholeRounds(mini_batches, ppo_epochs)
+        self._placement = placement or LeastLoaded(replicas)
         self._prompts, self._run_seed, self._steps = prompts, run_seed, steps
-        self._size, self._group_size, self._replicas = prompts_per_round, group_size, replicas
+        self._size, self._group_size = prompts_per_round, group_size
         self._sampling, self._max_tokens = sampling, max_tokens
         self._filter_groups, self._max_waves = filter_groups, max_waves
         self._position = 0  # of the next prompt
         self._round = 0  # rounds taken
-        self._waves = 0  # of this round
-        self._seen = 0  # groups scored in this round
-        self._kept: list[Group] = []  # of this round
-        self._wave: dict[tuple[int, str], _Open] = {}  # by admission
+        self._waves = self._seen = self._taken = self._opened = 0  # of this round: waves, groups scored, handed out, opened
+        self._kept: list[Open] = []  # of this round, not handed out
+        self._wave: dict[tuple[int, str], Open] = {}  # by admission
+        self._whole: list[Open] = []  # of the wave, not asked for, by completion
+        self._to_finish = self._to_score = 0  # groups of this wave: still to become whole, asked for and not scored
         self._counts: Counter[str] = Counter()
 
     def __str__(self) -> str:
-        missing = sum(self._group_size - len(group.rollouts) for group in self._wave.values())
-        return (f"sync round {self._round + 1} of {self._steps}, wave {self._waves}: {len(self._kept)} of {self._size} "
-                f"groups kept, {len(self._wave)} on their way with {missing} rollouts missing, next position "
-                f"{self._position}")
+        missing = sum(max(opened.size - len(opened.rollouts), 0) for opened in self._wave.values())
+        return (f"{self.name} round {self._round + 1} of {self._steps}, wave {self._waves}: {self._taken + len(self._kept)} "
+                f"of {self._size} groups kept, {len(self._wave)} on their way with {missing} rollouts missing, next "
+                f"position {self._position}")
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
         """A whole wave at once, when nothing is on its way and rounds are left; the engine queues what does not fit.
@@ -79,107 +72,182 @@ class Sync:
         Raises:
           RuntimeError: `max_waves` waves did not fill the round.
         """
-        if self._wave or self._round == self._steps:
-            return []
+        if not self._wave and self._room and self._round < self._steps:
+            self._check_waves()
+            self._waves += 1
+            groups, ends = self._next_wave(clock)
+            self._whole = [opened for opened in self._wave.values() if opened.whole]
+            self._to_finish = ends - len(self._whole)
+            self._counts["num_waves"] += 1
+            self._placement.place([group for group in groups if group], self._round)
+        return self._placement.release(capacity)
+
+    def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
+        """Enters the groups of the next wave; their requests, by group, and how many whole groups end the wave."""
+        raise NotImplementedError
+
+    @property
+    def _room(self) -> int:
+        """Groups that the round still wants."""
+        return self._size - self._taken - len(self._kept)
+
+    def _check_waves(self) -> None:
         if self._waves == self._max_waves:
             raise RuntimeError(
                 f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of round {self._round + 1} "
                 f"after scheduler.max_waves={self._max_waves} waves ({self._seen} groups scored): the other groups' "
                 "answers were all right or all wrong; use prompts of fitting difficulty, a larger "
                 "scheduler.group_size or scheduler.max_waves, or scheduler.filter_groups=False")
-        count = self._wave_size()
-        self._waves += 1
-        self._counts.update(num_waves=1, num_groups_admitted=count, num_rollouts_admitted=count * self._group_size)
-        return [request for _ in range(count) for request in self._open_group()]
 
     def _wave_size(self) -> int:
-        if self._waves == 0:
+        """Groups that the next wave shall make whole."""
+        if self._waves <= 1:
             return self._size
-        missing = self._size - len(self._kept)
-        return min(self._size, -(-missing * self._seen // max(len(self._kept), 1)))
+        return min(self._size, -(-self._room * self._seen // max(len(self._kept), 1)))
+
+    def _draw(self, launched: int) -> Open:
+        """The group of the next prompt in order."""
+        epoch, prompt = self._prompts.at(self._position)
+        opened = Open(position=self._position, epoch=epoch, prompt=prompt, size=self._group_size, launched=launched)
+        self._position += 1
+        self._counts["num_groups_admitted"] += 1
+        return opened
+
+    def _enter(self, opened: Open, prefix_mode: str = "recompute") -> list[Request]:
+        """Takes a group into the wave; the requests of what it lacks, with what their samples had before."""
+        self._wave[opened.key] = self._only(opened, self._wave)
+        opened.rank, opened.asked = self._opened, False
+        self._opened += 1
+        ids = opened.ids(self._run_seed, opened.missing)
+        self._counts["num_rollouts_admitted"] += len(ids)
+        return [Request(rollout_id=id, prompt=opened.prompt, seed=id.seed(), max_tokens=self._max_tokens,
+                        sampling=self._sampling, prefix=opened.prefixes.get(id.sample), prefix_mode=prefix_mode)
+                for id in ids]
+
+    def _only(self, opened: Open, others: Mapping[tuple[int, str], Open]) -> Open:
+        if opened.key in others:
+            raise ValueError(f"data: prompt id {opened.prompt.id!r} appears twice in epoch {opened.epoch}; ids must be "
+                             "unique")
+        return opened
 
     def _open_group(self) -> list[Request]:
-        epoch, prompt = self._prompts.at(self._position)
-        self._position += 1
-        key = (epoch, prompt.id)
-        if key in self._wave:
-            raise ValueError(f"data: prompt id {prompt.id!r} appears twice in epoch {epoch}; ids must be unique")
-        load = Counter(group.replica for group in self._wave.values())
-        replica = min(range(self._replicas), key=lambda r: (load[r], r))
-        self._wave[key] = _Open(prompt, replica)
-        ids = [RolloutId(self._run_seed, "train", epoch, prompt.id, sample, 0) for sample in range(self._group_size)]
-        return [Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=self._max_tokens,
-                        sampling=self._sampling, replica=replica) for id in ids]
+        return self._enter(self._draw(self._group_size))
 
     def complete(self, rollout: Rollout) -> Stop:
-        """Keeps it by sample index. Nothing is ever stopped because another rollout finished."""
+        """Keeps it by sample index. Who loses a race is parked; so is what shall go on in another replica."""
         assert rollout.finish not in (Finish.PARKED, Finish.CANCELLED), f"{rollout.id} came back {rollout.finish}"
-        group = self._wave[rollout.id.epoch, rollout.id.prompt_id]
-        assert rollout.id.sample not in group.rollouts, f"{rollout.id} came back twice"
-        group.rollouts[rollout.id.sample] = rollout
         self._counts["num_rollouts_completed"] += 1
-        return Stop()
+        stop = list(self._placement.learn(rollout))
+        opened = self._wave.get((rollout.id.epoch, rollout.id.prompt_id))
+        if opened is None or opened.whole:
+            self._late(rollout)
+        else:
+            assert rollout.id.sample not in opened.rollouts, f"{rollout.id} came back twice"
+            opened.rollouts[rollout.id.sample] = rollout
+            if opened.whole:
+                self._whole.append(opened)
+                self._to_finish -= 1
+                stop += self._became_whole(opened, rollout.finish_clock)
+        return Stop(park=tuple(dict.fromkeys(stop)))
+
+    def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
+        """Ids that need not go on."""
+        return []
+
+    def _late(self, rollout: Rollout) -> None:
+        """A rollout finished that its round no longer waits for."""
+        raise AssertionError(f"{rollout.id} belongs to no group that lacks it")
 
     def parked(self, rollouts: Sequence[Rollout]) -> None:
-        """Nothing to do: `complete` never asks to park."""
-        assert not rollouts, f"nobody asked to park {[rollout.id for rollout in rollouts]}"
+        """What `complete` asked for: it goes on in another replica."""
+        if rollouts:
+            self._placement.moved(rollouts)
 
     def due(self) -> list[Group]:
-        """All groups of the wave, in admission order, once its last rollout is in: until then graders and engine work
-        side by side, and the ring waits for neither."""
-        if any(group.asked or len(group.rollouts) < self._group_size for group in self._wave.values()):
-            return []
-        for group in self._wave.values():
-            group.asked = True
-        return [self._unscored(group) for group in self._wave.values()]
+        ready = sorted(self._delivery.due(self._whole, self._to_finish == 0), key=lambda opened: opened.rank)
+        if ready:
+            self._whole = []
+            self._to_score += len(ready)
+        for opened in ready:
+            opened.asked = True
+        return [self._unscored(opened) for opened in ready]
 
-    def _unscored(self, group: _Open) -> Group:
-        return Group(prompt=group.prompt, rollouts=tuple(group.rollouts[s] for s in range(self._group_size)),
-                     rewards=np.zeros(self._group_size), scored=np.zeros(self._group_size, bool))
+    def _unscored(self, opened: Open) -> Group:
+        return opened.unscored()
 
     def scored(self, group: Group) -> None:
-        """Keeps the score. When the whole wave is scored, its groups are filtered and the round is filled in order."""
-        open_group = self._wave[group.rollouts[0].id.epoch, group.prompt.id]
-        assert open_group.asked and open_group.group is None, f"group {group.prompt.id!r} was not due"
-        open_group.group = group
+        """Keeps the score; groups that settle by it are filtered and fill the round in order."""
+        opened = self._wave[group.rollouts[0].id.epoch, group.prompt.id]
+        assert opened.asked and opened.group is None, f"group {group.prompt.id!r} was not due"
+        opened.group = group
+        self._to_score -= 1
         self._counts["num_rollouts_unscored"] += int(np.sum(~group.scored))
-        groups = [opened.group for opened in self._wave.values()]
-        if any(waiting is None for waiting in groups):
-            return
-        kept = [group for group in groups if not self._filter_groups or differs(group)]
-        room = self._size - len(self._kept)
+        last = self._to_score == self._to_finish == 0 and not self._whole
+        settled = self._delivery.settled(opened, self._wave.values(), last)
+        kept = [done for done in settled if not self._filter_groups or differs(done.group)]
+        room = self._room
         self._kept += kept[:room]
-        self._seen += len(groups)
-        self._counts.update(num_groups_filtered=len(groups) - len(kept), num_groups_refused=len(kept[room:]))
-        self._wave.clear()
+        self._seen += len(settled)
+        self._counts.update(num_groups_filtered=len(settled) - len(kept), num_groups_refused=len(kept[room:]))
+        for done in settled:
+            del self._wave[done.key]
 
     def take(self) -> list[Part]:
-        """The round's batch, once it is full: all of it is fresh in the first part, every part commits, the last one
-        publishes."""
-        if len(self._kept) < self._size:
-            return []
-        batch = tuple(self._kept)
-        self._kept, self._waves, self._seen = [], 0, 0
-        self._round += 1
-        self._counts.update(num_rounds=1, num_groups_trained=len(batch))
-        size = self._size // self._mini_batches
-        slices = [batch[at:at + size] for _ in range(self._ppo_epochs) for at in range(0, self._size, size)]
-        return [Part(fresh=batch if n == 0 else (), groups=groups, commit=True, publish=n == len(slices) - 1)
-                for n, groups in enumerate(slices)]
+        """What the delivery hands out now; groups by admission."""
+        parts = self._delivery.parts(self._kept, self._room == 0)
+        if parts:
+            self._counts["num_groups_trained"] += len(self._kept)
+            self._taken += len(self._kept)
+            self._kept = []
+            if parts[-1].publish:
+                self._round += 1
+                self._counts["num_rounds"] += 1
+                self._waves = self._seen = self._taken = self._opened = 0
+        return parts
+
+    def held(self) -> list[Rollout]:
+        return [rollout for opened in self._wave.values() if opened.group is None for rollout in opened.rollouts.values()]
+
+    def layout(self) -> Layout | None:
+        """None: rounds are the same however the engine lies."""
+        return None
 
     def state_dict(self) -> dict:
-        """Between two rounds nothing is open: the cursor, the round and the counters are all there is."""
-        assert not self._wave and not self._kept, f"not between two rounds: {self}"
-        return {"position": self._position, "round": self._round, "counts": dict(self._counts)}
+        """At any point: between two rounds little more than the cursor, the round and the counters."""
+        return {name: getattr(self, f"_{name}") for name in _PLAIN} | {
+            "counts": dict(self._counts), "placement": self._placement.state_dict(),
+            "wave": [written(opened) for opened in self._wave.values()],
+            "kept": [written(opened) for opened in self._kept], "whole": [opened.rank for opened in self._whole]}
 
     def load_state_dict(self, state: Mapping) -> None:
-        assert not self._wave and not self._kept, f"not between two rounds: {self}"
-        self._position, self._round, self._counts = state["position"], state["round"], Counter(state["counts"])
+        for name in _PLAIN:
+            setattr(self, f"_{name}", state[name])
+        self._counts = Counter(state["counts"])
+        self._placement.load_state_dict(state["placement"])
+        wave = [revived(opened, self._prompts) for opened in state["wave"]]
+        self._wave = {opened.key: opened for opened in wave}
+        self._kept = [revived(opened, self._prompts) for opened in state["kept"]]
+        by_rank = {opened.rank: opened for opened in wave}
+        self._whole = [by_rank[rank] for rank in state["whole"]]
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counter()
-        return {f"sched/{name}": float(counts[name]) for name in _COUNTERS}
+        return {f"sched/{name}": float(counts[name]) for name in self._counters}
+
+    @property
+    def _counters(self) -> tuple[str, ...]:
+        return _COUNTERS
+
+
+class Sync(Rounds):
+    """A protocols.Scheduler: every round waits for all of its prompts, the next ones in order."""
+
+    name = "sync"
+
+    def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
+        count = self._wave_size()
+        return [self._open_group() for _ in range(count)], count
 
 
 def differs(group: Group) -> bool:

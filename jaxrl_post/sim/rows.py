@@ -21,7 +21,7 @@ from jaxrl_post.slots import columns as c
 from jaxrl_post.slots.dispatches import Dispatch
 from jaxrl_post.slots.host import RowHost
 from jaxrl_post.slots.live import Live
-from jaxrl_post.types import Request
+from jaxrl_post.types import Layout, Request
 
 
 class Known(NamedTuple):
@@ -79,6 +79,10 @@ class RowTwin(RowHost):
 
     def _exchange(self, params: Any) -> None:
         """Weights are a version."""
+
+    def relayout(self, layout: Layout) -> None:
+        if layout.replicas != self.sizes.replicas:
+            raise ValueError(f"the twin is of one layout, of {self.sizes.replicas} replicas; {layout} was asked for")
 
     def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool) -> c.Told:
         blocks = [self._block(*each) for each in zip(self._replicas, packed, self._texts)]

@@ -6,8 +6,12 @@ and the rollout log a run that drafted can be played again without a model (sim/
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from jaxrl_post.slots.columns import USES, Told
 
@@ -46,6 +50,23 @@ def of(purpose: str, clock: int, rows: int, drafts: bool, told: Told) -> Dispatc
                 "counts": tuple(map(tuple, told.counts.sum(axis=0).tolist()))} if drafts else {}
     return Dispatch(purpose=purpose, clock=clock, rows=rows, steps=int(told.steps),
                     uses=tuple(told.uses.sum(axis=0).tolist()), **drafting)
+
+
+@contextlib.contextmanager
+def logged(engines: Iterable[Any], path: Path) -> Iterator[None]:
+    """Until it is left, every dispatch of those that have a `report` becomes a line at the end of the file. None: no file."""
+    reporting = [engine for engine in engines if hasattr(engine, "report")]
+    if not reporting:
+        yield
+        return
+    with open(path, "a", buffering=1, encoding="utf-8") as file:
+        for engine in reporting:
+            engine.report = lambda dispatch: file.write(dispatch.line())
+        try:
+            yield
+        finally:
+            for engine in reporting:
+                engine.report = None
 
 
 def read(line: str) -> Dispatch:

@@ -250,8 +250,8 @@ class RowHost(abc.ABC):
             return None
         if any(v != self._version for v in live.versions):
             self._add("sched/recomputed_older_versions", 1)
-        live.place, fresh = self.drafting.enter(live.request.replica, live.request.prompt)
-        live.seen = 0 if fresh else live.prompt_length
+        if self.drafting.active:
+            self._open(live)
         if live.start_clock < 0:
             live.start_clock = self._clock[live.request.purpose]
         return copied
@@ -297,7 +297,8 @@ class RowHost(abc.ABC):
         self._waiting.append(live)
 
     def _leave(self, live: Live) -> None:
-        self.drafting.leave(live.request.replica, live.request.prompt, live.place)
+        if live.place is not None:
+            self.drafting.leave(live.request.replica, live.request.prompt, live.place)
         self._replicas[live.request.replica].leave(live)
         live.place = None
 
@@ -310,7 +311,7 @@ class RowHost(abc.ABC):
         waiting = any(w.request.purpose == purpose for w in self._waiting)
         size, drafts = self._size(lives, waiting)
         if drafts:
-            self._show(lives)
+            self._show(lives, packed)
         clones = self._clone(lives, packed, size) if drafts and not waiting else []
         told = self._dispatch(size, drafts, packed, freed=self._refill if waiting else NEVER, clones=bool(clones))
         for replica, pages in clones:
@@ -345,12 +346,21 @@ class RowHost(abc.ABC):
         self._insert([(live, source, target) for live, _, source, target in copies], [slot for _, slot, _, _ in copies])
         return held
 
-    def _show(self, lives: list[Live]) -> None:
+    def _show(self, lives: list[Live], packed: np.ndarray) -> None:
         """Before `lives` draft: the tables learn what was recorded and what drafts were worth, the live table the tokens that
         came without drafts."""
+        for live in lives:
+            if live.place is None:
+                self._open(live)
+            packed[live.request.replica, live.slot, columns.DRAFTS:columns.FIRST_END] = live.place
         self._teach(self.drafting.uploads(), self.drafting.estimates.rates())
         none = self.sizes.pages
         self._insert([(live, none, none) for live in lives if live.seen < live.known])
+
+    def _open(self, live: Live) -> None:
+        """From now on it has a place in the drafter's tables."""
+        live.place, fresh = self.drafting.open(live.request.replica, live.request.prompt)
+        live.seen = 0 if fresh else live.prompt_length
 
     def _pack(self, purpose: str) -> tuple[np.ndarray, list[Live]]:
         """The packed matrix, and whom it lets run: those of this purpose that sit in slots."""

@@ -40,7 +40,6 @@ def describe(live: Live, row: np.ndarray, replica: Replica, watched: bool) -> No
     row[c.SEED0:c.SEED1 + 1] = live.request.seed.view(np.int32)
     row[c.TEMPERATURE] = np.float32(sampling.temperature).view(np.int32)
     row[c.LEADER] = live.slot
-    row[c.DRAFTS:c.FIRST_END] = live.place
     row[c.TOP_K], row[c.TOP_P] = sampling.top_k, np.float32(sampling.top_p).view(np.int32)
     ends = sampling.eos_ids + sampling.stop_ids
     row[c.FIRST_END:c.FIRST_END + len(ends)] = ends
@@ -60,7 +59,8 @@ def describe_clone(packed: np.ndarray, leader: Live, slot: int, branch: int, who
 
 def entries(sizes: c.Sizes, watched: int, given: Sequence[tuple[Live, int, int]], slots: Sequence[int]) -> Iterator[c.Entry]:
     """Insertions of at most `sizes.inserts` a replica for (answer, page to copy from, page to copy to), each into its place
-    in `slots`; favourites of the first `watched` positions. Every text counts as seen by the drafter from then on."""
+    in `slots`; favourites of the first `watched` positions. A text that has a place counts as seen by the drafter from
+    then on."""
     by_replica = [[(*g, slot) for g, slot in zip(given, slots) if g[0].request.replica == d] for d in range(sizes.replicas)]
     for begin_at in range(0, max(map(len, by_replica)), sizes.inserts):
         shape = (sizes.replicas, sizes.inserts)
@@ -74,6 +74,8 @@ def entries(sizes: c.Sizes, watched: int, given: Sequence[tuple[Live, int, int]]
                 entry.slot[d, i], entry.source[d, i], entry.target[d, i] = at, copy_from, copy_to
                 entry.tokens[d, i, :text.size], entry.known[d, i] = text, live.known
                 entry.favourites[d, i, :live.known] = live.learnable()[:watched]
-                entry.row[d, i], entry.fresh[d, i], entry.seen[d, i] = live.place[c.ROW], live.seen == 0, live.seen
-                live.seen = live.known
+                entry.seen[d, i] = live.known
+                if live.place is not None:
+                    entry.row[d, i], entry.fresh[d, i], entry.seen[d, i] = live.place[c.ROW], live.seen == 0, live.seen
+                    live.seen = live.known
         yield entry
