@@ -43,6 +43,7 @@ from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside
 from jaxrl_post.scheduler import schedulers
 from jaxrl_post.scheduler.recorder import Recorder
+from jaxrl_post.slots import dispatches
 from jaxrl_post.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
 from jaxrl_post.watched import Heard, Watched
@@ -193,6 +194,7 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
     engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices, history)
+    stack.enter_context(dispatches.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
@@ -205,10 +207,9 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
         traces = [RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)]
         watch.listeners.append(traces[0].phase)
         stack.callback(traces[0].close)
-    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
-              engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
-              judge=judge, history=history, meter=BiasMeter(), traces=traces,
-              writer=writer, saves=saves, saved=saved, about=about)
+    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner, engine=engine,
+              evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards, judge=judge, history=history,
+              meter=BiasMeter(), traces=traces, writer=writer, saves=saves, saved=saved, about=about)
     if saved is not None:
         revive(run, saved)
     allocation.give_back()

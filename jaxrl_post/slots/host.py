@@ -18,8 +18,9 @@ import numpy as np
 
 from jaxrl_post import cost as costs
 from jaxrl_post.pages import PromptPages
-from jaxrl_post.slots import border, columns, packing
+from jaxrl_post.slots import border, columns, dispatches, packing
 from jaxrl_post.slots.columns import Entry, Sizes, Told
+from jaxrl_post.slots.dispatches import Dispatch
 from jaxrl_post.slots.live import Live, begin, revived, written
 from jaxrl_post.slots.replica import Replica
 from jaxrl_post.types import Capacity, Finish, Prompt, Request, Rollout, RolloutId
@@ -29,9 +30,10 @@ NEVER = 1 << 30
 
 class RowHost(abc.ABC):
     """protocols.Engine but for the device, which a subclass is. Sizes are per replica. `drafting`: see engine/drafting.py;
-    `watched`: positions of a slot of which the likeliest token is kept."""
+    `watched`: positions of a slot of which the likeliest token is kept. `report`, where set, is shown every dispatch."""
 
     watched = 0
+    report: Callable[[Dispatch], object] | None = None
 
     def __init__(self, sizes: Sizes, *, row_sizes: Sequence[int], refill_slots: int, cost: costs.StepCost, drafting: Any,
                  vocab_size: int, decode: Callable[[np.ndarray], str] | None = None, version: int = 0):
@@ -316,6 +318,8 @@ class RowHost(abc.ABC):
             replica.pages.release(pages)
         clock, steps = self._clock[purpose], int(told.steps)
         self._clock[purpose] += steps
+        if self.report is not None:
+            self.report(dispatches.of(purpose, clock, size, drafts, told))
         self._count(purpose, size, steps, told, drafts)
         return [rollout for live in lives
                 for rollout in self._collect(live, told.out[live.request.replica, live.slot], clock, drafts)]
