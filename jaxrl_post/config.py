@@ -116,7 +116,7 @@ class Scheduler:
 
     `name`: sync waits for every prompt of a round; tail_batching launches `over` times the prompts, puts off the groups that
     finish last and lets them go on in a long round of their own, by `prefix_mode`; `lane` is the share of the surplus that
-    history may send there at once. rollpacker launches `over` times the prompts and `over_samples` times the answers, drops
+    history may send there at once, which saves tokens and not always time. rollpacker launches `over` times the prompts and `over_samples` times the answers, drops
     the slow ones and draws slow prompts anew: shorter answers than the policy gives, for comparison. `stream`: groups that
     are scored and handed to the learner together while others are still generated; 0: all of a round at its end."""
 
@@ -124,7 +124,7 @@ class Scheduler:
     over: float = at_least(1.0, 1.0)
     over_samples: float = at_least(1.0, 1.0)
     prefix_mode: str = one_of("verify", "verify", "recompute", "restart")
-    lane: float = at_least(0.5, 0.0, 1.0)
+    lane: float = at_least(0.0, 0.0, 1.0)
     stream: int = at_least(0, 0)
     prompts: int = at_least(32, 1)
     group_size: int = at_least(8, 1)

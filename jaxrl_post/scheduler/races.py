@@ -38,7 +38,8 @@ class Races(Rounds):
           launched: samples of a group that a short round generates.
           lane: share of the prompts beyond the batch that history may send to the queue at once, 0 to 1: those of a short
             round's prompts whose last answers were longer than any that the last short round trained on, longest first.
-            They would lose the race, and racing them burns tokens. What is left of 1 keeps a margin for the unforeseen.
+            They would probably lose the race; not racing them saves slots, pages and, in `restart`, tokens. It costs time where
+            slots are free: a race knows who is long, and history only guesses, so the queue fills with short ones too.
           past: what is known of a prompt, newest record first (history.History.of).
           rounds: as Rounds.
         """
