@@ -264,12 +264,14 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """A whole run. `trace_rounds`: so many rounds from its start, or from where it is resumed, are drawn into a file that
+    ui.perfetto.dev and scripts/plot_rounds.py read."""
 
     name: str = "run"
     seed: int = at_least(0, 0)
     steps: int = at_least(10, 1)
     run_dir: str = "runs"
+    trace_rounds: int = at_least(0, 0)
     model: Model = Model()
     mesh: Mesh = Mesh()
     engine: Engine = Engine()
@@ -462,10 +464,10 @@ _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shard
           _evaluations_are_reached)
 
 
-def default() -> ml_collections.ConfigDict:
+def default(schema: type = Config) -> ml_collections.ConfigDict:
     """Every field with its default, as a ConfigDict that refuses unknown names; mappings (a task's own arguments) take
-    any. Fill `model` before `resolve`."""
-    return _mirror(Config)
+    any. Fill `model` before `resolve`. `schema`: another one than a run's, made of the same kinds of field."""
+    return _mirror(schema)
 
 
 def _fields(schema) -> dict[str, tuple[Any, dataclasses.Field]]:
@@ -526,33 +528,33 @@ def _mistake(file: Path, error: Exception) -> str:
     return f"--config={file}{':' if lines else ''}{''.join(lines[-1:])}: {text}"
 
 
-def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str] = ()) -> Config:
-    """The frozen Config of a config file's dict and of `a.b=value` overrides, in order.
+def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str] = (), schema: type = Config) -> Any:
+    """The frozen Config (or `schema`) of a config file's dict and of `a.b=value` overrides, in order.
 
     Raises:
       ValueError: unknown name (with the nearest), wrong type, value out of range, or a cross-field rule broken.
     """
     values = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else copy.deepcopy(dict(given))
     for override in overrides:
-        _override(values, override)
-    return _build(Config, values, "")
+        _override(values, override, schema)
+    return _build(schema, values, "")
 
 
-def _override(values: dict, override: str) -> None:
+def _override(values: dict, override: str, root: type) -> None:
     path, equals, text = override.partition("=")
     _need(bool(equals), f"--config.{override}: write --config.{path}=VALUE")
     *parents, leaf = path.split(".")
-    schema, where = Config, values
+    schema, where = root, values
     for depth, name in enumerate(parents):
         if schema is not None:
-            _known(schema, name, ".".join(parents[:depth]))
+            _known(schema, name, ".".join(parents[:depth]), root)
             kind = _fields(schema)[name][0]
             schema = kind if dataclasses.is_dataclass(kind) else None
         where = where.setdefault(name, {})
         _need(isinstance(where, dict), f"--config.{path}: {'.'.join(parents[:depth + 1])} has no fields")
     kind = None
     if schema is not None:  # else inside a mapping
-        _known(schema, leaf, ".".join(parents))
+        _known(schema, leaf, ".".join(parents), root)
         kind = _fields(schema)[leaf][0]
         if dataclasses.is_dataclass(kind):
             raise ValueError(f"--config.{path} is a section: set one of its fields, for example "
@@ -569,18 +571,18 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _known(schema, name: str, where: str) -> None:
+def _known(schema, name: str, where: str, root: type) -> None:
     names = list(_fields(schema))
     if name not in names:
-        near = _nearest(name, schema, where)
+        near = _nearest(name, schema, where, root)
         raise ValueError(f"config: unknown name {(f'{where}.{name}' if where else name)!r}"
                          + (f"; nearest valid name is {near!r}" if near else f"; valid names are {', '.join(names)}"))
 
 
-def _nearest(name: str, schema, where: str) -> str | None:
+def _nearest(name: str, schema, where: str, root: type = Config) -> str | None:
     """The full name most like `name`: of the same section first among equals, else of any section."""
     named = {f"{where}.{own}" if where else own: (own, 0.1) for own in _fields(schema)}
-    for section, (kind, _) in _fields(Config).items():
+    for section, (kind, _) in _fields(root).items():
         if dataclasses.is_dataclass(kind):
             named.update({f"{section}.{leaf}": (leaf, 0.0) for leaf in _fields(kind) if section != where})
     score = {full: difflib.SequenceMatcher(None, name, leaf).ratio() + bonus for full, (leaf, bonus) in named.items()}
@@ -588,15 +590,15 @@ def _nearest(name: str, schema, where: str) -> str | None:
     return best if score[best] >= 0.6 else None
 
 
-def _build(schema, values: Mapping, where: str):
-    out = {}
+def _build(schema, values: Mapping, where: str, root: type | None = None):
+    out, root = {}, root or schema
     for name, value in values.items():
-        _known(schema, name, where)
+        _known(schema, name, where, root)
         kind, f = _fields(schema)[name]
         full = f"{where}.{name}" if where else name
         if dataclasses.is_dataclass(kind):
             _need(isinstance(value, Mapping), f"config: {full} is a section, got {value!r}")
-            out[name] = _build(kind, value, full)
+            out[name] = _build(kind, value, full, root)
         else:
             out[name] = _checked(full, kind, f, value)
     return schema(**out)

@@ -23,6 +23,8 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
     since: list[Part] = []  # the last commit
     while learner.step < steps:
         before = engine.clock
+        if (layout := scheduler.layout()) is not None:
+            engine.relayout(layout)
         requests = scheduler.admit(engine.capacity, engine.clock)
         engine.submit(requests)
         finished = engine.step()

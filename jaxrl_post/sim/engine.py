@@ -1,0 +1,334 @@
+"""An engine without a device: answers of known length advance in slots, and the clock jumps to the next event.
+
+Invariant: what a rollout is follows from (seed, versions) alone (sim/answers.py); slots, places and pages only change when
+it finishes. An event is a finish or a replica whose KV is full. Events of the same clock are one step; their rollouts come
+by id. It refuses evaluation requests: nothing is evaluated here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxrl_post.sim.answers import Answer, Answers, Spans, agreement, pieces, spans_of
+from jaxrl_post.sim.pace import Pace
+from jaxrl_post.types import Capacity, Finish, Prompt, Request, Rollout, RolloutId
+
+_NEAR = 1e-6  # tokens; progress is a sum of floats
+_ENDLESS = 1 << 53
+
+
+class _Live:
+    """A request that is here. `done` tokens were there when it took its slot, at `origin` of the replica's progress."""
+
+    __slots__ = ("request", "order", "here", "running", "spans", "answer", "done", "origin", "start_clock",
+                 "entry")
+
+    def __init__(self, request: Request, order: int):
+        self.request, self.order = request, order
+        self.here, self.running = True, False
+        self.spans: Spans = ()
+        self.answer: Answer | None = None
+        self.done, self.origin, self.start_clock = 0, 0.0, -1
+        self.entry = 0  # number of its valid entry in the replica's heap; 0: none
+
+
+class _Replica:
+    """`finishes`: a heap of (progress of the replica at which it finishes, order, entry, live); an entry that is not its
+    live's own any more lies there until it comes to the top."""
+
+    def __init__(self):
+        self.finishes: list[tuple[float, int, int, _Live]] = []
+        self.waiting: deque[_Live] = deque()
+        self._entries = 0
+
+    def expect(self, live: _Live) -> None:
+        """Enters when it finishes, in the place of what was entered before."""
+        self._entries += 1
+        live.entry = self._entries
+        heapq.heappush(self.finishes, (live.origin + live.answer.length - live.done, live.order, live.entry, live))
+
+    def first(self) -> float:
+        """Progress at which the next one finishes."""
+        while self.finishes and self.finishes[0][3].entry != self.finishes[0][2]:
+            heapq.heappop(self.finishes)
+        return self.finishes[0][0] if self.finishes else math.inf
+
+    def running(self) -> list[_Live]:
+        return [live for _, _, entry, live in self.finishes if live.entry == entry]
+
+
+class SimEngine:
+    """A protocols.Engine of `replicas` with `slots` each. `kv_tokens`: KV of a replica, prompts included; where it is full
+    the youngest answer is parked and comes back with its tokens forced. None: it is never full.
+
+    `seconds`: of all steps so far, by the pace's cost. Pages are tokens here."""
+
+    def __init__(self, answers: Answers, *, replicas: int, slots: int, pace: Pace, kv_tokens: int | None = None,
+                 version: int = 0):
+        if replicas < 1 or slots < 1:
+            raise ValueError(f"simulated engine: {replicas} replicas of {slots} slots; there must be at least 1 of at least 1")
+        self._answers, self._slots, self._pace = answers, slots, pace
+        self._kv_tokens = math.inf if kv_tokens is None else kv_tokens
+        self._replicas = [_Replica() for _ in range(replicas)]
+        self._lives: dict[RolloutId, _Live] = {}
+        self._running, self._waiting = np.zeros((2, replicas), np.int64)
+        self._context, self._progress, self._rate, self._forced = (np.zeros(replicas) for _ in range(4))
+        self._free_at = np.zeros(replicas)  # clock until which a replica prefills
+        self._due = np.full(replicas, np.inf)  # clock of its next event
+        self._clock, self._version, self._order = 0, version, 0
+        self._counts: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    @property
+    def capacity(self) -> Capacity:
+        free = np.maximum(self._slots - self._running - self._waiting, 0)
+        pages = np.clip(self._kv_tokens - self._context, 0, _ENDLESS).astype(np.int64)
+        return Capacity(slots=tuple(free.tolist()), pages=tuple(pages.tolist()))
+
+    @property
+    def clock(self) -> int:
+        return self._clock
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def pending(self) -> int:
+        return len(self._lives)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues them; slots are taken at once, in order of submission.
+
+        Raises:
+          ValueError: an evaluation, an id that is here, a replica that is not, or an answer that can outgrow a replica's KV.
+        """
+        for request in requests:
+            self._check(request)
+        touched = set()
+        for request in requests:
+            self._lives[request.rollout_id] = live = _Live(request, self._order)
+            self._order += 1
+            self._replicas[request.replica].waiting.append(live)
+            self._waiting[request.replica] += 1
+            touched.add(request.replica)
+        self._settle(touched)
+
+    def _check(self, request: Request) -> None:
+        name, most = request.rollout_id, request.prompt.tokens.size + request.max_tokens
+        for wrong, sentence in (
+                (request.purpose != "train", f"is of {request.purpose}: the simulator only trains"),
+                (name in self._lives, "is here already"),
+                (not 0 <= request.replica < len(self._replicas), f"wants replica {request.replica} of {len(self._replicas)}"),
+                (request.max_tokens < self._answers.cap, f"may have {request.max_tokens} tokens, but answers of this workload "
+                 f"have up to {self._answers.cap}; give at least that many"),
+                (most > self._kv_tokens, f"may need {most} tokens of KV, a replica has {self._kv_tokens}")):
+            if wrong:
+                raise ValueError(f"request {name} {sentence}")
+
+    def cancel(self, ids: Iterable[RolloutId]) -> None:
+        touched = set()
+        for live in self._here(ids):
+            self._counts["num_tokens_cancelled"] += self._written(live)
+            touched.add(live.request.replica)
+            self._leave(live)
+        self._settle(touched)
+
+    def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
+        """What they have; one that waits has what it came with."""
+        out, touched = [], set()
+        for live in self._here(ids):
+            out.append(self._rollout(live, self._written(live), Finish.PARKED))
+            touched.add(live.request.replica)
+            self._leave(live)
+        self._settle(touched)
+        self._counts["num_parked"] += len(out)
+        return sorted(out, key=lambda rollout: rollout.id)
+
+    def _here(self, ids: Iterable[RolloutId]) -> list[_Live]:
+        return [self._lives[name] for name in dict.fromkeys(ids) if name in self._lives]
+
+    def _written(self, live: _Live) -> int:
+        """Tokens it has now."""
+        if not live.running:
+            return live.done
+        got = self._progress[live.request.replica] - live.origin
+        return min(live.done + int(got + _NEAR), live.answer.length)
+
+    def _leave(self, live: _Live) -> None:
+        del self._lives[live.request.rollout_id]
+        self._unseat(live)
+        live.here = False
+
+    def _unseat(self, live: _Live) -> None:
+        at = live.request.replica
+        if live.running:
+            self._running[at] -= 1
+            self._context[at] -= live.request.prompt.tokens.size + live.done + self._progress[at] - live.origin
+            self._counts["num_tokens_generated"] += self._written(live) - live.done
+        else:
+            self._waiting[at] -= 1
+        live.running, live.entry = False, 0
+
+    def _settle(self, touched: Iterable[int]) -> None:
+        """Fills free slots of these replicas and finds their next events."""
+        replicas = np.array(sorted(touched), np.int64)
+        if replicas.size == 0:
+            return
+        left = np.array([self._next(at) for at in replicas.tolist()])
+        running, context = self._running[replicas], self._context[replicas]
+        busy = running > 0
+        safe = np.where(busy, left, 1.0)
+        rate = self._pace.rates(np.maximum(running, 1), context, safe)
+        room = np.where(busy, (self._kv_tokens - context) / np.maximum(running, 1), np.inf)
+        units = np.ceil(np.minimum(safe, np.maximum(room, 0.0)) / rate - _NEAR)
+        start = np.maximum(self._free_at[replicas], self._clock)
+        self._rate[replicas] = np.where(busy, rate, 0.0)
+        self._due[replicas] = np.where(busy, np.maximum(np.ceil(start + units), self._clock + 1), np.inf)
+
+    def _next(self, at: int) -> float:
+        """Tokens until the first of a replica's answers finishes, its free slots being filled first."""
+        replica = self._replicas[at]
+        while replica.waiting and self._running[at] < self._slots and self._seat(at, replica):
+            pass
+        return max(replica.first() - self._progress[at], 0.0)
+
+    def _seat(self, at: int, replica: _Replica) -> bool:
+        """The first that waits takes a slot, if there is KV for what it comes with; whether another one may be tried."""
+        live = replica.waiting[0]
+        if not live.here:
+            replica.waiting.popleft()
+            return True
+        prefix = 0 if live.request.prefix is None else len(live.request.prefix)
+        forced = live.request.prompt.tokens.size + max(prefix, live.done)
+        if self._running[at] and self._context[at] + forced + self._running[at] >= self._kv_tokens:
+            return False  # room for one more token of each, else it would be put out again at once
+        replica.waiting.popleft()
+        self._waiting[at] -= 1
+        self._begin(live)
+        self._counts["num_tokens_forced"] += forced
+        self._forced[at] += forced
+        self._free_at[at] = max(self._free_at[at], self._clock) + self._pace.stall(forced)
+        live.running, live.origin = True, float(self._progress[at])
+        self._running[at] += 1
+        self._context[at] += live.request.prompt.tokens.size + live.done
+        replica.expect(live)
+        return True
+
+    def _begin(self, live: _Live) -> None:
+        """Finds the answer: what becomes of a prefix is decided at the version at which it takes its slot."""
+        request, now = live.request, ((0, self._version),)
+        if live.start_clock < 0:
+            live.start_clock = self._clock
+            kept = request.prefix if request.prefix is not None and request.prefix_mode != "restart" else None
+            if kept is not None and request.prefix_mode == "recompute":
+                live.spans, live.done = spans_of(kept.versions), len(kept)
+            elif kept is not None:
+                live.done = agreement(kept.tokens, self._answers.path(request.rollout_id, request.prompt, now))
+            before = len(kept) if kept is not None else 0
+            self._counts["num_tokens_reused"] += live.done
+            self._counts["num_tokens_rejected"] += before - live.done
+            if request.prefix is not None and kept is None:
+                self._counts["num_tokens_restarted"] += len(request.prefix)
+        self._carry(live, live.done)
+
+    def _carry(self, live: _Live, written: int) -> None:
+        """From `written` tokens on it is sampled by the current version."""
+        if written == 0 or not live.spans:
+            live.spans = ((0, self._version),)
+        elif live.spans[-1][1] != self._version:
+            live.spans = (*live.spans, (written, self._version))
+        live.answer = self._answers.path(live.request.rollout_id, live.request.prompt, live.spans)
+
+    def step(self) -> list[Rollout]:
+        """Goes to the next event; nothing where nothing runs."""
+        clock = float(self._due.min())
+        if clock == math.inf:
+            return []
+        self._advance(int(clock))
+        touched = np.flatnonzero(self._due <= clock).tolist()
+        done = [live for at in touched for live in self._finished(at)]
+        out = [self._rollout(live, live.answer.length, Finish.EOS if live.answer.length < self._answers.cap
+                             else Finish.LENGTH) for live in done]
+        for live in done:
+            self._leave(live)
+        self._settle(touched)
+        return sorted(out, key=lambda rollout: rollout.id)
+
+    def _advance(self, clock: int) -> None:
+        units = clock - np.maximum(self._free_at, self._clock)
+        gained = self._rate * np.maximum(units, 0.0)
+        growth = self._running * gained
+        self.seconds += self._pace.seconds(self._running, self._context + growth / 2, clock - self._clock, self._forced)
+        self._progress += gained
+        self._context += growth
+        self._forced[:] = 0.0
+        self._clock = clock
+
+    def _finished(self, at: int) -> list[_Live]:
+        """Who is through; where nobody is, the KV is full and the youngest makes room."""
+        replica, out = self._replicas[at], []
+        while replica.first() <= self._progress[at] + _NEAR:
+            out.append(heapq.heappop(replica.finishes)[3])
+        if not out and self._running[at] > 1 and self._context[at] + self._running[at] > self._kv_tokens:
+            self._preempt(at, replica)
+        return out
+
+    def _preempt(self, at: int, replica: _Replica) -> None:
+        live = max(replica.running(), key=lambda one: one.order)
+        written = self._written(live)
+        self._unseat(live)
+        live.done = written
+        replica.waiting.appendleft(live)
+        self._waiting[at] += 1
+        self._counts["num_preempted"] += 1
+
+    def _rollout(self, live: _Live, count: int, finish: Finish) -> Rollout:
+        """With its first `count` tokens. Log-probs and entropies are not simulated: 0."""
+        if live.answer is None:
+            return self._untouched(live, finish)
+        zeros = np.zeros(count, np.float32)
+        versions = pieces(tuple(start for start, _ in live.spans), tuple(version for _, version in live.spans), count)
+        return Rollout(id=live.request.rollout_id, prompt=live.request.prompt, tokens=live.answer.tokens(count),
+                       sampled=np.ones(count, bool), logprobs=zeros, entropies=zeros, versions=versions,
+                       drafted=np.zeros(count, bool), finish=finish, start_clock=live.start_clock, finish_clock=self._clock)
+
+    def _untouched(self, live: _Live, finish: Finish) -> Rollout:
+        """Of one that never had a slot: its prefix, or nothing."""
+        prefix = live.request.prefix
+        none = np.zeros(0)
+        return Rollout(id=live.request.rollout_id, prompt=live.request.prompt, finish=finish, start_clock=self._clock,
+                       finish_clock=self._clock, **{name: none if prefix is None else getattr(prefix, name) for name in
+                                                    ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted")})
+
+    def swap(self, params: object, version: int) -> None:
+        """`params` is not looked at. Running answers keep their tokens; from here on the new version samples them."""
+        if version <= self._version:
+            raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
+        self._version = version
+        running = [live for live in self._lives.values() if live.running]
+        for live in running:
+            self._carry_over(live)
+        self._settle({live.request.replica for live in running})
+
+    def _carry_over(self, live: _Live) -> None:
+        at, written = live.request.replica, self._written(live)
+        self._counts["num_tokens_generated"] += written - live.done
+        live.origin += written - live.done
+        live.done = written
+        self._carry(live, written)
+        self._replicas[at].expect(live)
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the last call."""
+        counts, self._counts = self._counts, Counter()
+        return {f"sim/{name}": float(counts[name]) for name in _COUNTERS}
+
+
+_COUNTERS = ("num_tokens_generated", "num_tokens_forced", "num_tokens_reused", "num_tokens_rejected", "num_tokens_restarted",
+             "num_tokens_cancelled", "num_parked", "num_preempted")

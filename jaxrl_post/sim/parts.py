@@ -1,0 +1,68 @@
+"""The parts of a simulation, from its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxrl_post import cost, rollout_log
+from jaxrl_post.sim import pace, workloads
+from jaxrl_post.sim.answers import Answers
+from jaxrl_post.sim.engine import SimEngine
+from jaxrl_post.sim.settings import Cluster, Simulation
+
+
+def prompts(given: Simulation) -> workloads.Prompts:
+    return workloads.Prompts(given.workload.prompts, tokens=given.workload.prompt_tokens, seed=given.seed)
+
+
+def answers(given: Simulation) -> Answers:
+    return Answers(_law(given), cap=given.workload.cap, tv=given.workload.tv)
+
+
+def _law(given: Simulation) -> workloads.LawOf:
+    w = given.workload
+    if w.name == "rollpacker":
+        return workloads.rollpacker(w.prompts, cap=w.cap, seed=given.seed)
+    if w.name == "uniform":
+        return workloads.uniform(w.cap)
+    if w.name == "lognormal":
+        return workloads.lognormal(w.prompts, mean=w.mean, tail=w.tail, group=given.scheduler.group_size, within=w.within,
+                                   seed=given.seed)
+    if w.name == "trace":
+        return workloads.trace(workloads.read_lengths(w.path))
+    return workloads.groups(logged(w.path))
+
+
+def logged(folder: str) -> list[list[int]]:
+    """Lengths of a rollout log, by prompt in order of first appearance.
+
+    Raises:
+      ValueError: no rollout log there.
+    """
+    files = sorted(Path(folder).glob("step_*.npz"))
+    if not files:
+        raise ValueError(f"workload.path={folder}: holds no step_*.npz of a rollout log")
+    found: dict[str, list[int]] = {}
+    for file in files:
+        for group in rollout_log.read(file):
+            found.setdefault(group.prompt.id, []).extend(max(len(rollout), 1) for rollout in group.rollouts)
+    return list(found.values())
+
+
+def step_cost(given: Cluster) -> pace.Cost:
+    """Of an engine step of one replica."""
+    if given.cost_table:
+        return cost.TableCost(table=cost.load(given.cost_table))
+    if given.step_s > 0:
+        return cost.DecodeCost(weights_s=given.step_s, token_s=0.0, row_s=0.0, request_s=given.request_s,
+                               source="given step_s")
+    return cost.decode(given.device, cost.SHAPES[given.model], tensor=given.tensor)
+
+
+def engine(given: Simulation) -> SimEngine:
+    c = given.cluster
+    drafts = pace.Drafts(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
+    steps = step_cost(c)
+    paced = pace.LockStep(steps, drafts) if c.pace == "lockstep" else pace.Independent(steps, c.tick_s, drafts)
+    kv = cost.kv_tokens(c.device, cost.SHAPES[c.model], tensor=c.tensor) if c.bounded else None
+    return SimEngine(answers(given), replicas=c.replicas, slots=c.slots, pace=paced, kv_tokens=kv)

@@ -1,0 +1,105 @@
+"""What a simulation is given: one frozen schema, resolved by config.resolve as a run's is.
+
+A file in configs/sim/ starts from `default()`; its scheduler is the section of a run's config, so what is simulated is what
+would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxrl_post import config
+from jaxrl_post.config import at_least, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """`prompts` of `prompt_tokens` an epoch, answers of at most `cap`. rollpacker: fitted to that paper's figure 11;
+    uniform: 1 to `cap`; lognormal: `mean` tokens, the longest of a group `tail` times as long, `within` of the logarithm's
+    variance within a prompt; trace: the lengths of the file `path`; rollouts: those of the rollout log in the folder `path`.
+    `tv`: chance per token that the next version writes another one there."""
+
+    name: str = one_of("rollpacker", "rollpacker", "uniform", "lognormal", "trace", "rollouts")
+    prompts: int = at_least(10_000, 1)
+    prompt_tokens: int = at_least(256, 1)
+    cap: int = at_least(8192, 1)
+    mean: float = at_least(1000.0, 1.0)
+    tail: float = at_least(1.5, 1.0)
+    within: float = at_least(1.0, 1e-3, 1.0)
+    path: str = ""
+    tv: float = at_least(0.0, 0.0, 0.999)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """`replicas` of `tensor` devices with `slots` each. `model`: its cost is analytic for `device`; else, with `step_s`
+    above 0, a step takes that and `request_s` for each answer in it, or a measured table is named in `cost_table`.
+    `round_s`: what a round takes beside steps and training. `pace`: all replicas in one program, or each on its own, then
+    the clock counts ticks of `tick_s`. `bounded`: KV is bounded by the device's memory. Drafts: where at most
+    `draft_running` answers of a replica run, each gets `draft_tokens` tokens a step for `draft_width` rows more."""
+
+    replicas: int = at_least(16, 1)
+    tensor: int = at_least(1, 1)
+    slots: int = at_least(1024, 1)
+    device: str = one_of("h800", "h800", "h200", "h100", "v5e", "v6e")
+    model: str = one_of("qwen2.5-7b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b")
+    step_s: float = at_least(0.0, 0.0)
+    request_s: float = at_least(0.0, 0.0)
+    cost_table: str = ""
+    round_s: float = at_least(0.0, 0.0)
+    pace: str = one_of("lockstep", "lockstep", "independent")
+    tick_s: float = at_least(1e-3, 1e-6)
+    bounded: bool = False
+    draft_tokens: float = at_least(1.0, 1.0)
+    draft_width: int = at_least(0, 0)
+    draft_running: int = at_least(0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token."""
+
+    token_s: float = at_least(0.0, 0.0)
+    step_s: float = at_least(0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """`rounds` of a scheduler over a workload. `reward_slope`: logits of being right per factor e of length. `published`:
+    figure name -> number of the paper, of which those in `fitted` were fitted to. `parts`: name -> overrides, one after the
+    other what makes the baseline (the same simulation under synchronous rounds) into this one: {"long lane": ["scheduler.
+    lane=0.5"]}."""
+
+    name: str = "simulation"
+    seed: int = at_least(0, 0)
+    rounds: int = at_least(20, 1)
+    workload: Workload = Workload()
+    cluster: Cluster = Cluster()
+    scheduler: config.Scheduler = config.Scheduler()
+    learner: Learner = Learner()
+    reward_slope: float = 0.0
+    published: Mapping[str, Any] = field(default_factory=dict)
+    fitted: tuple[str, ...] = ()
+    parts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        unknown = sorted(set(self.fitted) - set(self.published))
+        if unknown:
+            raise ValueError(f"fitted={unknown[0]!r} names no figure of published: {', '.join(self.published)}")
+        if self.workload.name in ("trace", "rollouts") and not self.workload.path:
+            raise ValueError(f"workload.name={self.workload.name!r} needs workload.path, the file or folder of its lengths")
+
+
+def default() -> Any:
+    """Every field with its default, as a ConfigDict that refuses unknown names."""
+    return config.default(Simulation)
+
+
+def resolve(given: Any, overrides: Sequence[str] = ()) -> Simulation:
+    """
+    Raises:
+      ValueError: unknown name (with the nearest), wrong type, value out of range, or a cross-field rule broken.
+    """
+    return config.resolve(given, overrides, Simulation)

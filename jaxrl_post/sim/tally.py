@@ -1,0 +1,89 @@
+"""What happened in a simulation, round by round: an observer, and the figures that follow.
+
+Invariant: it reads and never changes what is simulated; seconds are the engine's and the learner's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxrl_post.protocols import Scheduler
+from jaxrl_post.sim.engine import SimEngine
+from jaxrl_post.sim.learner import SimLearner
+from jaxrl_post.types import Group, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """`kind`: short or long; seconds of generating and of training; lengths of what was trained, int64[N]; mean reward;
+    mean staleness of its tokens in optimizer steps."""
+
+    kind: str
+    generate_s: float
+    train_s: float
+    lengths: np.ndarray
+    reward: float
+    staleness: float
+
+    @property
+    def step_s(self) -> float:
+        return self.generate_s + self.train_s
+
+
+class Tally:
+    """A protocols.Observer. `round_s`: added to every round's generation."""
+
+    def __init__(self, engine: SimEngine, scheduler: Scheduler, learner: SimLearner, *, round_s: float = 0.0):
+        self._engine, self._scheduler, self._learner, self._round_s = engine, scheduler, learner, round_s
+        self._before = (0.0, 0.0)
+        self._fresh: dict[tuple, Group] = {}
+        self.rounds: list[Round] = []
+        self.counts: Counter[str] = Counter()
+
+    def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
+        self._fresh.update({group.rollouts[0].id: group for group in part.groups})
+
+    def published(self, version: int) -> None:
+        counted = self._scheduler.metrics() | self._engine.metrics()
+        self.counts.update(counted)
+        seconds = self._engine.seconds, self._learner.seconds
+        groups, self._fresh = list(self._fresh.values()), {}
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        self.rounds.append(Round(
+            kind="long" if counted.get("sched/num_long_rounds") else "short",
+            generate_s=seconds[0] - self._before[0] + self._round_s, train_s=seconds[1] - self._before[1],
+            lengths=np.array([len(rollout) for rollout in rollouts], np.int64),
+            reward=float(np.mean([group.rewards.mean() for group in groups])),
+            staleness=_mean([float(version - 1 - rollout.versions.mean()) for rollout in rollouts if len(rollout)])))
+        self._before = seconds
+
+
+def figures(rounds: Sequence[Round], counts: Mapping[str, float]) -> dict[str, float]:
+    """Means over rounds: *_s in seconds, of short and long rounds apart where there are long ones; lengths in tokens;
+    `period`: rounds per long one; `tokens_wasted`: the share of generated tokens that was not trained."""
+    out = {"rollout_s": _mean([one.generate_s for one in rounds]), "step_s": _mean([one.step_s for one in rounds])}
+    for kind in ("short", "long"):
+        own = [one for one in rounds if one.kind == kind]
+        if own and len(own) < len(rounds):
+            out |= {f"{kind}_rollout_s": _mean([one.generate_s for one in own]),
+                    f"{kind}_step_s": _mean([one.step_s for one in own]),
+                    f"{kind}_longest": _mean([float(one.lengths.max()) for one in own]),
+                    f"{kind}_mean_length": float(np.concatenate([one.lengths for one in own]).mean())}
+    lengths = np.concatenate([one.lengths for one in rounds])
+    generated = counts.get("sim/num_tokens_generated", 0.0)
+    num_long = sum(one.kind == "long" for one in rounds)
+    return out | {
+        "period": len(rounds) / num_long if num_long else 1.0, "mean_length": float(lengths.mean()),
+        "reward": _mean([one.reward for one in rounds]), "staleness": _mean([one.staleness for one in rounds]),
+        "tokens_wasted": 1.0 - float(lengths.sum()) / generated if generated else 0.0,
+        "tokens_recomputed": (counts.get("sim/num_tokens_reused", 0.0) / generated) if generated else 0.0}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else math.nan

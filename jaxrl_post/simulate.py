@@ -1,0 +1,187 @@
+"""python -m jaxrl_post.simulate --config=configs/sim/FILE.py [--config.a.b=VALUE ...] [--json FILE]
+
+A run without a model: the scheduler and the loop of a real one over lengths that are known, seconds by a cost. It is
+compared with the same workload under synchronous rounds and with the numbers of its paper. Several --config, or none for
+all of configs/sim/, give one table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxrl_post import config as configs
+from jaxrl_post import loop
+from jaxrl_post.scheduler.rounds import Sync
+from jaxrl_post.sim import parts, settings
+from jaxrl_post.sim.learner import SimLearner
+from jaxrl_post.sim.rewards import SimRewards
+from jaxrl_post.sim.settings import Simulation
+from jaxrl_post.sim.tally import Tally, figures
+from jaxrl_post.types import Sampling
+
+# ---- 1. What was asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The command line: config files, overrides `a.b=value` for each of them, a file for the results."""
+
+    files: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    json: str = ""
+
+
+def parse(arguments: Sequence[str]) -> Flags:
+    """
+    Raises:
+      ValueError: a flag that does not exist (with the nearest).
+    """
+    files, overrides, out, rest = [], [], "", list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
+        if name == "--config" and value:
+            files.append(value)
+        elif name.startswith("--config.") and equals:
+            overrides.append(argument.removeprefix("--config."))
+        elif name == "--json" and (value or (not equals and rest)):
+            out = value or rest.pop(0)
+        else:
+            known = ("--config=FILE", "--config.a.b=VALUE", "--json FILE")
+            near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
+            raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
+    return Flags(files=tuple(files), overrides=tuple(overrides), json=out)
+
+
+# ---- 2. The parts
+
+
+@dataclass(kw_only=True)
+class Ring:
+    """Everything that turns."""
+
+    engine: Any
+    scheduler: Any
+    rewards: SimRewards
+    learner: SimLearner
+    tally: Tally
+
+
+def assemble(given: Simulation) -> Ring:
+    """Every part, once."""
+    s = given.scheduler
+    engine = parts.engine(given)
+    scheduler = Sync(
+        parts.prompts(given), run_seed=given.seed, steps=given.rounds, prompts_per_round=s.prompts,
+        group_size=s.group_size, sampling=Sampling(), max_tokens=given.workload.cap, filter_groups=s.filter_groups,
+        max_waves=s.max_waves, replicas=given.cluster.replicas, mini_batches=s.mini_batches, ppo_epochs=s.ppo_epochs)
+    learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
+    return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope), learner=learner,
+                tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s))
+
+
+# ---- 3. The ring turns
+
+
+def publish(learner: SimLearner, engine: Any) -> int:
+    engine.swap(learner.params, learner.step)
+    return learner.step
+
+
+def turn(given: Simulation) -> dict[str, float]:
+    """The figures of a simulation."""
+    ring = assemble(given)
+    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, publish,
+             given.rounds * given.scheduler.updates)
+    return figures(ring.tally.rounds, ring.tally.counts)
+
+
+# ---- 4. What comes out
+
+
+def stages(given: Simulation) -> dict[str, Simulation]:
+    """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
+    plain = configs.Scheduler(prompts=given.scheduler.prompts, group_size=given.scheduler.group_size,
+                              mini_batches=given.scheduler.mini_batches, ppo_epochs=given.scheduler.ppo_epochs)
+    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0)
+    out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts={}, published={}, fitted=())}
+    overrides: list[str] = []
+    for name, more in given.parts.items():
+        overrides += more
+        out[name] = settings.resolve(configs.to_dict(out["sync"]), overrides)
+    return out if given.parts else out | {given.name: given}
+
+
+def report(given: Simulation) -> dict:
+    """The figures as JSON: rows (name, published, ours, error as ln(ours / published), fitted), rms_log_error over them,
+    speedup_over_sync, length_bias (trained against synchronous mean length), tokens_wasted, part_shares (of the logarithm
+    of the speed-up), and all figures of every stage."""
+    found = {name: turn(stage) for name, stage in stages(given).items()}
+    sync, ours = found["sync"], list(found.values())[-1]
+    ours |= {"speedup_over_sync": sync["step_s"] / ours["step_s"],
+             "rollout_speedup_over_sync": sync["rollout_s"] / ours["rollout_s"],
+             "length_bias": ours["mean_length"] / sync["mean_length"] - 1}
+    rows = [_row(name, number, ours, name in given.fitted) for name, number in given.published.items()]
+    errors = [row["error"] for row in rows]
+    return {"name": given.name, "rows": rows, "rms_log_error": _rms(errors),
+            "speedup_over_sync": ours["speedup_over_sync"], "length_bias": ours["length_bias"],
+            "tokens_wasted": ours["tokens_wasted"], "part_shares": _shares(found), "stages": found}
+
+
+def _row(name: str, published: float, ours: Mapping[str, float], fitted: bool) -> dict:
+    if name not in ours:
+        near = difflib.get_close_matches(name, list(ours), n=1, cutoff=0.0)
+        raise ValueError(f"published names {name!r}, which is no figure of this simulation; nearest is {near[0]!r}")
+    return {"name": name, "published": published, "ours": ours[name], "error": math.log(ours[name] / published),
+            "fitted": fitted}
+
+
+def _rms(errors: Sequence[float]) -> float | None:
+    return math.sqrt(sum(error * error for error in errors) / len(errors)) if errors else None
+
+
+def _shares(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of the logarithm of the whole speed-up, what each stage adds to it."""
+    names, times = list(found), [stage["step_s"] for stage in found.values()]
+    whole = math.log(times[0] / times[-1])
+    return {name: math.log(before / after) / whole if whole else 0.0
+            for name, before, after in zip(names[1:], times, times[1:])}
+
+
+def table(reports: Sequence[Mapping]) -> str:
+    """A line for each simulation and for each number of its paper."""
+    lines = [("simulation", "figure", "published", "ours", "ln error", "")]
+    for one in reports:
+        lines.append((one["name"], "speedup_over_sync", "", f"{one['speedup_over_sync']:.2f}", "",
+                      f"length bias {one['length_bias']:+.1%}, wasted {one['tokens_wasted']:.1%}"))
+        lines += [("", row["name"], f"{row['published']:.4g}", f"{row['ours']:.4g}", f"{row['error']:+.3f}",
+                   "fitted" if row["fitted"] else "predicted") for row in one["rows"]]
+    widths = [max(len(line[column]) for line in lines) for column in range(6)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        flags = parse(arguments)
+        files = flags.files or [str(file) for file in sorted(Path("configs/sim").glob("*.py"))]
+        given = [settings.resolve(configs.load(file), flags.overrides) for file in files]
+        reports = [report(one) for one in given]
+    except ValueError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    if flags.json:
+        Path(flags.json).write_text(json.dumps(reports if len(reports) > 1 else reports[0], indent=1) + "\n", encoding="utf-8")
+    print(table(reports), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
