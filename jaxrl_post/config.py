@@ -272,12 +272,14 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """A whole run. `trace_rounds`: so many rounds from its start, or from where it is resumed, are drawn into a file that
+    ui.perfetto.dev and scripts/plot_rounds.py read."""
 
     name: str = "run"
     seed: int = at_least(0, 0)
     steps: int = at_least(10, 1)
     run_dir: str = "runs"
+    trace_rounds: int = at_least(0, 0)
     model: Model = Model()
     mesh: Mesh = Mesh()
     engine: Engine = Engine()

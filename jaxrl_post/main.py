@@ -29,6 +29,7 @@ import jax
 
 from jaxrl_post import config as configs
 from jaxrl_post import checkpoint, evaluate, loop, mesh, metrics, parts
+from jaxrl_post.bias import BiasMeter
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.engine import RowEngine
@@ -42,7 +43,10 @@ from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside
 from jaxrl_post.scheduler import schedulers
 from jaxrl_post.scheduler.recorder import Recorder
+from jaxrl_post.slots import dispatches
+from jaxrl_post.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.watched import Heard, Watched
 
 # ---- 1. What was asked for
 
@@ -93,8 +97,7 @@ def parse(arguments: Sequence[str]) -> Flags:
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
     """Batch arithmetic and memory per device, as text."""
     numbers = plan.arithmetic(config, len(start.train), start.longest_prompt)
-    memory = plan.memory(config, start.model)
-    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", memory, "B"),
+    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", parts.memory(config, start), "B"),
                       f"Weights reach the engine: {plan.swap_case(config)}"])
 
 
@@ -104,7 +107,8 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
 @dataclass(kw_only=True)
 class Run:
     """Everything that turns. `evaluator` is the engine itself, a second one where the data writes the rollouts, or None
-    where nothing is evaluated. `saved`: the checkpoint it goes on from, if any; `about`: what it is saved under."""
+    where nothing is evaluated. `traces`: those that are drawn, at most one. `saved`: the checkpoint it goes on from, if any;
+    `about`: what it is saved under."""
 
     config: configs.Config
     start: inputs.Inputs
@@ -119,6 +123,8 @@ class Run:
     rewards: Pool
     judge: Pool
     history: History
+    meter: BiasMeter
+    traces: list[RingTrace]
     writer: metrics.Several
     saves: checkpoint.Checkpoints
     saved: checkpoint.Saved | None
@@ -189,15 +195,22 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
     engine, evaluator = ENGINES[config.engine.name](config, start, learner, history)
+    stack.enter_context(dispatches.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
-        write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
+        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
         writers.append(metrics.console(config.steps))
     writer = metrics.Several(*writers)
     stack.callback(writer.close)
-    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
-              engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
-              judge=judge, history=history, writer=writer, saves=saves, saved=saved, about=about)
+    traces = []
+    if config.trace_rounds:
+        file = stack.enter_context(open(mine / f"trace_{learner.step:06d}.json", "w", encoding="utf-8"))
+        traces = [RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)]
+        watch.listeners.append(traces[0].phase)
+        stack.callback(traces[0].close)
+    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner, engine=engine,
+              evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards, judge=judge, history=history,
+              meter=BiasMeter(), traces=traces, writer=writer, saves=saves, saved=saved, about=about)
     if saved is not None:
         revive(run, saved)
     allocation.give_back()
@@ -208,6 +221,7 @@ def revive(run: Run, saved: checkpoint.Saved) -> None:
     """Everything on the host as it was; the first and the latest evaluation are read from their log."""
     prompts = {prompt.id: prompt for prompt in run.start.train}
     run.history.load_state_dict(saved.host["history"])
+    run.meter.load_state_dict(saved.host["meter"])
     for engine, state in zip(run.engines, saved.host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
     run.scheduler.load_state_dict(saved.host["scheduler"])
@@ -264,7 +278,7 @@ def turn(run: Run) -> None:
     timed = Timed(run.rewards, {"start": "reward", "join": "reward"}, watch)
     rewards = Remembering(FirstScores(timed, config.scheduler.prompts), run.records)
     observe = Observers(
-        engine=run.engine, scheduler=run.scheduler, rewards=rewards, write=run.writer.write, log=log.write,
+        engine=run.engine, scheduler=run.scheduler, rewards=rewards, meter=run.meter, write=run.writer.write, log=log.write,
         evaluate=lambda version: examine(run, version), when=config.evaluated_at,
         save=lambda version: save(run, observe, version), saved_at=config.saved_at, warm=run.guard.arm, watch=watch,
         devices=config.devices)
@@ -273,11 +287,14 @@ def turn(run: Run) -> None:
     else:
         observe.load_state_dict(run.saved.host["observers"])
     watch.drain()
+    engine = Timed(run.engine, {"submit": "gen", "step": "gen", "relayout": "relayout"}, watch)
+    learner = Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch)
     with jax.transfer_guard_host_to_device("disallow"):
         loop.run(
-            Timed(run.engine, {"submit": "gen", "step": "gen"}, watch), run.scheduler, rewards,
-            Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch),
-            observe, lambda learner, engine: publish(run), config.steps)
+            Watched(engine, [run.meter, *run.traces]), run.scheduler, rewards,
+            Heard(learner, {"prepare": [run.meter.trained]}),
+            Heard(observe, {"published": [trace.published for trace in run.traces]}),
+            lambda learner, engine: publish(run), config.steps)
     observe.flush()
     examine(run, run.learner.step)
     run.guard.disarm()
@@ -297,7 +314,8 @@ def save(run: Run, observe: Observers, version: int) -> None:
     """The whole run as one unit, and how far its logs have come. Every engine rests, so that this run and one that resumes
     go on alike."""
     host = {"engines": [engine.state_dict() for engine in run.engines], "scheduler": run.scheduler.state_dict(),
-            "history": run.history.state_dict(), "observers": observe.state_dict(), "marks": checkpoint.marks(run.mine)}
+            "history": run.history.state_dict(), "meter": run.meter.state_dict(), "observers": observe.state_dict(),
+            "marks": checkpoint.marks(run.mine)}
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):  # processes meet in programs that Orbax makes
         run.saves.save(version, run.learner.state, host, run.about)
     allocation.give_back()
@@ -335,9 +353,10 @@ def finish(run: Run, tokens: int) -> None:
         "steps": run.learner.step, "tokens": tokens, "versions": resume.versions(), "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(), "processes": jax.process_count(),
         "seconds": round(time.monotonic() - BEGAN, 3)}
-    write_json(run.folder / "summary.json", summary)
+    folder.write_json(run.folder / "summary.json", summary)
+    folder.write_json(run.folder / "bias.json", run.meter.report())
     forget_aside(run.mine)
-    say("\n".join([*answers(run), *headline(run, summary), *contents(run)]))
+    say("\n".join([*answers(run), *headline(run, summary), *folder.contents(run.folder)]))
 
 
 def answers(run: Run) -> list[str]:
@@ -368,26 +387,6 @@ def headline(run: Run, summary: dict) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "none" if value is None or math.isnan(value) else f"{value:.4f}"
-
-
-def contents(run: Run) -> list[str]:
-    """What lies in the run folder."""
-    words = {
-        "config.json": "the resolved config, and what else the run was keyed by",
-        "summary.json": "figures before and after",
-        "metrics.jsonl": "one row per step and per evaluation", "rollouts": "every training rollout, by step",
-        "evaluations": "every evaluation's answers, by step", "scheduler_log.jsonl": "every decision, with its clock",
-        "rewards.jsonl": "every training score", "eval_rewards.jsonl": "every evaluation's score",
-        "policy": "the trained model, as a Hugging Face directory", "checkpoints": "the whole run, to be resumed"}
-    there = sorted(path.name for path in run.folder.iterdir())
-    return ["", str(run.folder), *(f"  {name:<20}  {words.get(name, 'of one process')}" for name in there)]
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_post.bias import BiasMeter
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.metrics import describe
@@ -24,24 +25,28 @@ from jaxrl_post.types import Group, Part, Rollout
 
 class Stopwatch:
     """Seconds per phase of the ring, under verl's names where it has one: gen, reward, old_log_prob, update_actor,
-    update_weights, testing, save_checkpoint, log."""
+    update_weights, testing, save_checkpoint, log. Each of `listeners` gets (phase, begun, ended) of every call."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
-        self._now, self._begun, self._seconds = now, now(), Counter()
+        self.now, self._begun, self._seconds = now, now(), Counter()
+        self.listeners: list[Callable[[str, float, float], object]] = []
 
     def timing(self, phase: str, call: Callable) -> Callable:
         """`call`, with its seconds added to `phase`."""
         def timed(*arguments):
-            begun = self._now()
+            begun = self.now()
             try:
                 return call(*arguments)
             finally:
-                self._seconds[phase] += self._now() - begun
+                ended = self.now()
+                self._seconds[phase] += ended - begun
+                for listener in self.listeners:
+                    listener(phase, begun, ended)
         return timed
 
     def drain(self) -> dict[str, float]:
         """Since the last call: timing_s/PHASE of each, and timing_s/step, everything together."""
-        now, seconds = self._now(), self._seconds
+        now, seconds = self.now(), self._seconds
         whole, self._begun, self._seconds = now - self._begun, now, Counter()
         return {f"timing_s/{phase}": seconds[phase] for phase in sorted(seconds)} | {"timing_s/step": whole}
 
@@ -109,7 +114,7 @@ class Observers:
     """The protocols.Observer of a run.
 
     Args:
-      engine, scheduler, rewards: their `metrics()` are drained at every commit.
+      engine, scheduler, rewards, meter: their `metrics()` are drained at every commit.
       write: gets (step, row).
       log: gets (step, groups) of every commit: the rollout log.
       evaluate: gets the version and writes its own row; called for the versions that `when` names.
@@ -118,11 +123,11 @@ class Observers:
       devices: number of them, for tokens per second and device.
     """
 
-    def __init__(self, *, engine: Engine, scheduler: Scheduler, rewards: Rewards, write: Callable[[int, Mapping], None],
-                 log: Callable[[int, Sequence[Group]], None], evaluate: Callable[[int], None],
-                 when: Callable[[int], bool], save: Callable[[int], None], saved_at: Callable[[int, int], bool],
-                 warm: Callable[[], None], watch: Stopwatch, devices: int):
-        self._engine, self._scheduler, self._rewards = engine, scheduler, rewards
+    def __init__(self, *, engine: Engine, scheduler: Scheduler, rewards: Rewards, meter: BiasMeter,
+                 write: Callable[[int, Mapping], None], log: Callable[[int, Sequence[Group]], None],
+                 evaluate: Callable[[int], None], when: Callable[[int], bool], save: Callable[[int], None],
+                 saved_at: Callable[[int, int], bool], warm: Callable[[], None], watch: Stopwatch, devices: int):
+        self._engine, self._scheduler, self._rewards, self._meter = engine, scheduler, rewards, meter
         self._write, self._log = write, log
         self._evaluate, self._when, self._warm = evaluate, when, warm
         self._save, self._saved_at = save, saved_at
@@ -138,7 +143,7 @@ class Observers:
         self.step += 1
         self.tokens += sum(int(r.sampled.sum()) for group in part.fresh for r in group.rollouts)
         row = {"training/global_step": float(self.step)} | describe(part.groups, self.step - 1)
-        for part_of_ring in (self._engine, self._scheduler, self._rewards):
+        for part_of_ring in (self._engine, self._scheduler, self._rewards, self._meter):
             row |= part_of_ring.metrics()
         self._waiting = metrics, row
         if part.fresh:  # a round's rollouts are logged once, with its first step

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.engine.live import begin, revived, written
+from jaxrl_post.slots.live import begin, revived, written
 from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 

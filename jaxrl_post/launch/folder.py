@@ -6,6 +6,8 @@ can be compared byte by byte.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -91,3 +93,26 @@ def _numbered(parent: Path, stem: str) -> str:
     path = parent / f"{stem}-{number:03d}"
     path.mkdir()  # fails, rather than shares, when another run was faster
     return f"new {path}"
+
+
+def contents(folder: Path) -> list[str]:
+    """What lies in a run's folder, a line each."""
+    words = {
+        "config.json": "the resolved config, and what else the run was keyed by",
+        "summary.json": "figures before and after", "bias.json": "launched against trained lengths, and what was thrown away",
+        "metrics.jsonl": "one row per step and per evaluation", "rollouts": "every training rollout, by step",
+        "evaluations": "every evaluation's answers, by step", "scheduler_log.jsonl": "every decision, with its clock",
+        "dispatches.jsonl": "every dispatch: its clock, its steps, what its rows were for",
+        "rewards.jsonl": "every training score", "eval_rewards.jsonl": "every evaluation's score",
+        "policy": "the trained model, as a Hugging Face directory", "checkpoints": "the whole run, to be resumed",
+        "trace": "the first rounds from that step on, for ui.perfetto.dev and scripts/plot_rounds.py"}
+    there = sorted(path.name for path in folder.iterdir())
+    return ["", str(folder), *(f"  {name:<20}  {words.get(re.sub(r'_[0-9]+[.]json', '', name), 'of one process')}"
+                               for name in there)]
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(part, path)
