@@ -59,7 +59,7 @@ class Races(Rounds):
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
         need = self._wave_size()
         if self._waves == 1:
-            self._long = len(self._queue) >= self._size or self._left < self._size
+            self._long = self.kind() == "long"
         if self._long:
             keys = list(self._queue)[:need]
             requests = [self._take_up(self._queue.pop(key), clock) for key in keys]
@@ -70,6 +70,10 @@ class Races(Rounds):
             self._queue_up(opened, clock)
         self._counts["num_groups_sent_long"] += len(slow)
         return [self._enter(opened) for opened in drawn if opened.key not in self._queue], need
+
+    def kind(self) -> str:
+        """short or long."""
+        return "long" if len(self._queue) >= self._size or self._left < self._size else "short"
 
     @property
     def _left(self) -> int:
