@@ -90,6 +90,10 @@ class Scheduler(Protocol):
         """Asked before every `admit`: how the engine shall lie from now on; None: as it does. It changes between two rounds
         only."""
 
+    def held(self) -> Sequence[Rollout]:
+        """Finished rollouts whose group is not scored: graders that know of none of them, after `load_state_dict`, must be
+        started on each."""
+
     def state_dict(self) -> Mapping:
         """For a checkpoint, after a part that publishes: everything that later decisions depend on, as plain values and
         arrays."""
@@ -143,7 +147,7 @@ class Observer(Protocol):
     """Sees what happened: metrics, rollout log, evaluation. Never changes it."""
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
-        """After an optimizer step, with the last part of its round."""
+        """After an optimizer step, with the parts since the one before as one."""
 
     def published(self, version: int) -> None:
         """After the engine took new weights: the place for evaluation."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -218,6 +218,13 @@ class Part:
     groups: tuple[Group, ...]
     commit: bool
     publish: bool
+
+    @classmethod
+    def joined(cls, parts: Sequence[Part]) -> Part:
+        """Several, the last of which commits, as the one they amount to."""
+        return cls(fresh=tuple(group for part in parts for group in part.fresh),
+                   groups=tuple(group for part in parts for group in part.groups),
+                   commit=parts[-1].commit, publish=parts[-1].publish)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

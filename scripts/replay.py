@@ -108,7 +108,7 @@ class Arm:
     def run(self) -> Run:
         """All requests, from the state before the first; only what drafts proved worth is remembered from run to run."""
         engine, known = self.engine, self.engine.drafting
-        known = {name: getattr(known, name) for name in ("estimates", "value")}
+        known = {name: getattr(known, name) for name in ("estimates", "value", "forced")}
         engine.reset()
         engine.drafting = copy.deepcopy(self._drafting)
         vars(engine.drafting).update(known)

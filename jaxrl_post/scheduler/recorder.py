@@ -33,7 +33,7 @@ class Recorder:
         self._clock = max(self._clock, clock)
         requests = self._scheduler.admit(capacity, clock)
         if requests:
-            self._line("admit", {"requests": [[list(request.rollout_id), request.replica] for request in requests]})
+            self._line("admit", {"requests": [_told(request) for request in requests]})
         return requests
 
     def complete(self, rollout: Rollout) -> Stop:
@@ -75,6 +75,9 @@ class Recorder:
             self._line("layout", {"layout": layout})
         return layout
 
+    def held(self) -> Sequence[Rollout]:
+        return self._scheduler.held()
+
     def state_dict(self) -> dict:
         return {"clock": self._clock, "layout": self._layout, "scheduler": self._scheduler.state_dict()}
 
@@ -85,6 +88,12 @@ class Recorder:
 
     def metrics(self) -> dict[str, float]:
         return self._scheduler.metrics()
+
+
+def _told(request: Request) -> list:
+    """Whose, where, and what it goes on from."""
+    told = [list(request.rollout_id), request.replica]
+    return told if request.prefix is None else [*told, request.prefix_mode, len(request.prefix)]
 
 
 def _name(group: Group) -> list:

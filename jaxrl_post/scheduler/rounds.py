@@ -19,7 +19,7 @@ from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.types import Capacity, Finish, Group, Layout, Part, Request, Rollout, RolloutId, Sampling, Stop
 
 _COUNTERS = ("num_rounds", "num_waves", "num_groups_admitted", "num_groups_trained", "num_groups_filtered",
-             "num_groups_refused", "num_rollouts_admitted", "num_rollouts_completed", "num_rollouts_unscored")
+             "num_groups_refused", "num_groups_streamed", "num_rollouts_admitted", "num_rollouts_completed", "num_rollouts_unscored")
 _PLAIN = ("position", "round", "waves", "seen", "taken", "opened", "to_finish", "to_score")
 
 
@@ -199,7 +199,9 @@ class Rounds:
             self._counts["num_groups_trained"] += len(self._kept)
             self._taken += len(self._kept)
             self._kept = []
-            if parts[-1].publish:
+            if not parts[-1].publish:
+                self._counts["num_groups_streamed"] += sum(len(part.groups) for part in parts)
+            else:
                 self._round += 1
                 self._counts["num_rounds"] += 1
                 self._waves = self._seen = self._taken = self._opened = 0
