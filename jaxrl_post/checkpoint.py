@@ -28,8 +28,8 @@ import orbax.checkpoint as ocp
 from jaxrl_post.types import Prompt
 
 MANIFEST, ABOUT = "MANIFEST.json", "about.json"
-LOGS = ("metrics.jsonl", "scheduler_log.jsonl", "rewards.jsonl", "eval_rewards.jsonl", "rollouts/index.jsonl",
-        "evaluations/index.jsonl")
+LOGS = ("metrics.jsonl", "scheduler_log.jsonl", "dispatches.jsonl", "rewards.jsonl", "eval_rewards.jsonl",
+        "rollouts/index.jsonl", "evaluations/index.jsonl")
 # Config values that may change between a save and its resumption; `steps` may grow too.
 MAY_CHANGE = ("name", "run_dir", "eval.show", "reward.workers", "reward.timeout_s", "checkpoint.keep_last")
 _ARRAY = "__array__"  # {"__array__": name} in state.json stands for an array of arrays.npz

@@ -112,8 +112,20 @@ class Sampling:
 class Scheduler:
     """`prompts`: groups per optimizer round (verl's train_batch_size); `group_size`: answers per prompt (rollout.n).
     `filter_groups`: leave out groups whose accuracies are all equal, and refill, at most `max_waves` waves a round.
-    A round is trained on in `mini_batches` optimizer steps, and that `ppo_epochs` times; then weights are published."""
+    A round is trained on in `mini_batches` optimizer steps, and that `ppo_epochs` times; then weights are published.
 
+    `name`: sync waits for every prompt of a round; tail_batching launches `over` times the prompts, puts off the groups that
+    finish last and lets them go on in a long round of their own, by `prefix_mode`; `lane` is the share of the surplus that
+    history may send there at once. rollpacker launches `over` times the prompts and `over_samples` times the answers, drops
+    the slow ones and draws slow prompts anew: shorter answers than the policy gives, for comparison. `stream`: groups that
+    are scored and handed to the learner together while others are still generated; 0: all of a round at its end."""
+
+    name: str = one_of("sync", "sync", "tail_batching", "rollpacker")
+    over: float = at_least(1.0, 1.0)
+    over_samples: float = at_least(1.0, 1.0)
+    prefix_mode: str = one_of("verify", "verify", "recompute", "restart")
+    lane: float = at_least(0.5, 0.0, 1.0)
+    stream: int = at_least(0, 0)
     prompts: int = at_least(32, 1)
     group_size: int = at_least(8, 1)
     filter_groups: bool = False
@@ -409,12 +421,45 @@ def _thresholds_make_sense(c: Config) -> None:
               + f", above 0 and rising, for algorithm.{name}={getattr(a, name)!r}")
 
 
+def _races_make_sense(c: Config) -> None:
+    s = c.scheduler
+    _need(s.name != "sync" or s.over == s.over_samples == 1, f"scheduler.name='sync' waits for all it launches: scheduler."
+          f"over={s.over} and scheduler.over_samples={s.over_samples} must be 1, or the name tail_batching")
+    _need(s.name != "tail_batching" or s.over > 1 == s.over_samples, f"scheduler.name='tail_batching' races prompts and "
+          f"drops no answer: scheduler.over={s.over} must be above 1, 1.25 is usual, and scheduler.over_samples="
+          f"{s.over_samples} must be 1")
+    _need(s.name != "rollpacker" or s.over > 1 or s.over_samples > 1, "scheduler.name='rollpacker' races nobody with "
+          "scheduler.over and scheduler.over_samples at 1: the paper has 1.25 for both")
+    _need(s.name == "sync" or c.engine.name == "rows", f"scheduler.name={s.name!r} parks answers that are being generated: "
+          f"engine.name={c.engine.name!r} cannot; the nearest valid name is 'sync'")
+    _need(s.name != "tail_batching" or s.lane == 0 or c.history.epochs > 0, f"scheduler.lane={s.lane} asks the history which "
+          "prompts are long, and history.epochs=0 remembers nothing; the nearest valid lane is 0")
+    _need(s.name != "rollpacker" or c.speculation.drafter == "off", "scheduler.name='rollpacker' drops who needs most engine "
+          f"steps: with speculation.drafter={c.speculation.drafter!r} those would be the answers that are hard to draft, not "
+          "the long ones; the nearest valid drafter is 'off'")
+
+
+def _streams_make_sense(c: Config) -> None:
+    s, a = c.scheduler, c.algorithm
+    _need(s.stream <= s.prompts, f"scheduler.stream={s.stream} is above scheduler.prompts={s.prompts}, the nearest valid "
+          "value, which is the whole round")
+    _need(s.stream == 0 or s.updates == 1, f"scheduler.stream={s.stream} adds up a gradient while rollouts are generated, "
+          f"so weights stand still until the round's one commit: scheduler.mini_batches={s.mini_batches} and "
+          f"scheduler.ppo_epochs={s.ppo_epochs} must be 1, or the stream 0")
+    _need(s.stream == 0 or not s.filter_groups, f"scheduler.stream={s.stream} hands groups on before it is known which of "
+          "those that scheduler.filter_groups keeps are the round's first; the nearest valid stream is 0")
+    _need(s.stream == 0 or not a.adv_estimator.startswith("reinforce_plus_plus"), f"algorithm.adv_estimator="
+          f"{a.adv_estimator!r} whitens over all tokens of a round, which scheduler.stream={s.stream} hands on in pieces; the "
+          "nearest valid stream is 0")
+
+
 def _rewards_weighted(c: Config) -> None:
     _need(len(c.reward.weights) in (0, len(c.reward.functions)), f"reward.weights has {len(c.reward.weights)} entries, "
           f"reward.functions {len(c.reward.functions)}: give none or one each")
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
+          _races_make_sense, _streams_make_sense,
           _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated,
           _evaluations_are_reached)
 

@@ -20,12 +20,14 @@ SHARE = 8  # a rebuild when a new token has come for every 8 of the table
 
 
 class Corpus:
-    """`entries` uint32[size] over the last size // 3 tokens of answers; `version` counts the rebuilds."""
+    """`entries` uint32[size] over the last size // 3 tokens of answers; `version` counts how often they changed. They are
+    built when they are asked for."""
 
     def __init__(self, size: int):
         if size < ngrams.ENTRIES_PER_TOKEN:
             raise ValueError(f"table over all prompts: {size} entries, at least {ngrams.ENTRIES_PER_TOKEN}")
-        self.entries, self.version = np.zeros(size, np.uint32), 0
+        self.size, self.version = size, 0
+        self._entries: np.ndarray | None = np.zeros(size, np.uint32)  # None: no longer those of the window
         self._window: deque[Texts] = deque()
         self._new: list[Texts] = []
         self._held = self._waiting = 0  # tokens of answers in each
@@ -40,14 +42,18 @@ class Corpus:
         self._window.extend(self._new)
         self._held += self._waiting
         self._new, self._waiting = [], 0
-        while self._held > self.entries.size // ngrams.ENTRIES_PER_TOKEN:
+        while self._held > self.size // ngrams.ENTRIES_PER_TOKEN:
             self._held -= self._window.popleft().size
-        self._build()
+        self._entries = None
         self.version += 1
         return True
 
-    def _build(self) -> None:
-        self.entries = ngrams.build_all(self._window, self.entries.size)
+    @property
+    def entries(self) -> np.ndarray:
+        """uint32[size]."""
+        if self._entries is None:
+            self._entries = ngrams.build_all(self._window, self.size)
+        return self._entries
 
     def state_dict(self) -> dict:
         """The texts end to end (of each group its prompt's end, answers and favourites), how many answers and how many
@@ -68,5 +74,4 @@ class Corpus:
                   for answers, favourites in zip(state["answers"].tolist(), state["favourites"].tolist())]
         self._window, self._new = deque(groups[:state["built"]]), groups[state["built"]:]
         self._held, self._waiting = (sum(texts.size for texts in some) for some in (self._window, self._new))
-        self.version = state["version"]
-        self._build()
+        self.version, self._entries = state["version"], None

@@ -27,9 +27,9 @@ DEVICES = {
     "v5p": (4.59e14, 2.76e12, 5e-5),
     "v6e": (9.18e14, 1.64e12, 5e-5),
 }
-
 MEMORY = {"cpu": 1.6e10, "a100": 8e10, "h100": 8e10, "h800": 8e10, "h200": 1.41e11, "v5e": 1.6e10, "v5p": 9.5e10,
           "v6e": 3.2e10}  # bytes of a device
+SURE = 0.8  # of the right drafts that are expected: rows are paid for certainly, drafts prove right perhaps
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,8 @@ def load(path: str) -> StepCost:
 def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: float, worth: Callable[[int], float],
               must_draft: bool = False) -> tuple[int, bool]:
     """The size with the most useful rows a second, and whether to draft: of each step one row for each running slot, the
-    next for `backlog` waiting rows, and the rest may hold drafts, of which `worth(rows)` are expected to prove right.
+    next for `backlog` waiting rows, and the rest may hold drafts, of which `worth(rows)` are expected to prove right: of them
+    SURE count.
 
     Sizes below `running` are out; ties go to not drafting, then to the smaller size. `must_draft`: not drafting is out."""
     fitting = [size for size in sorted(sizes) if size >= running] or [max(sizes)]
@@ -205,7 +206,7 @@ def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: float
     def rate(choice: tuple[int, bool]) -> float:
         size, drafts = choice
         forced = min(size, running + backlog)
-        return (forced + drafts * worth(size - forced)) / (cost(size) + drafts * cost.drafting)
+        return (forced + drafts * SURE * worth(size - forced)) / (cost(size) + drafts * cost.drafting)
 
     choices = [(size, drafts) for drafts in (False, True) for size in fitting if drafts or not must_draft]
     return max(choices, key=lambda choice: (rate(choice), not choice[1], -choice[0]))

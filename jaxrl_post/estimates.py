@@ -1,7 +1,7 @@
-"""How often a draft of each class proved right: counts of whole drafts, from which the chance of the next one is estimated.
+"""How often a draft of each class proved right, and what rows given to drafts brought: counts, from which the next are valued.
 
-Invariant: rates follow from the counts that were added and their order, in float64 on the host: the same on every process,
-whatever a clock says.
+Invariant: rates and values follow from the counts that were added and their order, in float64 on the host: the same on every
+process, whatever a clock says.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
+
+SPAN = 1024  # steps of a slot (of a clone) after which older counts weigh 1/e
+FIRST_STEPS = 32  # before any count, what so many steps weigh in which every slot was offered one draft of an even chance
+FIRST_GAIN = 0.1  # tokens that a clone's step is taken to bring before any was counted
+AGAIN, MOST_QUIET = 16, 256  # dispatches without drafts before one tries them: at first, and after tries that were in vain
 
 
 class Estimates:
@@ -42,3 +47,53 @@ class Estimates:
             raise ValueError(f"estimates: the saved counts have {state['counts'].shape[1]} classes, this drafter "
                              f"{self._counts.shape[1]}; resume with the drafter of the saved run")
         self._counts = np.array(state["counts"], np.float64)
+
+
+class Value:
+    """What a row brings that is given to a draft or to a clone: drafts offered a step and slot, by ranges of equal width of
+    their estimated chance, and tokens a clone's step wins. And when to try drafts that do not seem to pay: each try in vain
+    doubles the wait for the next."""
+
+    def __init__(self, ranges: int):
+        self._offers, self._steps, self.clone_gain = np.zeros(ranges), float(FIRST_STEPS), FIRST_GAIN
+        self._offers[ranges // 2] = FIRST_STEPS
+        self._quiet, self._wait = 0, AGAIN
+
+    @property
+    def offered(self) -> float:
+        """Drafts that a slot is offered in a step."""
+        return float(np.sum(self._offers) / self._steps)
+
+    def drafts(self, rows: float, running: int) -> float:
+        """Right ones expected of `rows` drafts a step, the most promising of those offered to `running` slots."""
+        chances = (np.arange(self._offers.size) + 0.5) / self._offers.size
+        offers = (self._offers / self._steps * running)[::-1]
+        taken = np.diff(np.minimum(np.cumsum(offers), rows), prepend=0.0)
+        return float(np.sum(taken * chances[::-1]))
+
+    def told(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int) -> None:
+        """After a dispatch that drafted: the drafts offered, by range, over so many steps of running slots; and what
+        `clone_steps` steps of clones won."""
+        keep = SPAN / (SPAN + slot_steps)
+        self._offers, self._steps = keep * self._offers + offers, keep * self._steps + slot_steps
+        self.clone_gain = (SPAN * self.clone_gain + won) / (SPAN + clone_steps)
+        self._wait = min(2 * self._wait, MOST_QUIET) if self.due else AGAIN
+        self._quiet = 0
+
+    def quiet(self) -> None:
+        """After a dispatch that did not draft."""
+        self._quiet += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a try."""
+        return self._quiet >= self._wait
+
+    def state_dict(self) -> dict:
+        return {"offers": self._offers.copy(), "steps": self._steps, "clone_gain": self.clone_gain, "quiet": self._quiet,
+                "wait": self._wait}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Goes on as the one that gave the state."""
+        self._offers, self._steps = np.array(state["offers"], np.float64), float(state["steps"])
+        self.clone_gain, self._quiet, self._wait = float(state["clone_gain"]), int(state["quiet"]), int(state["wait"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxrl_post.protocols import Engine, Learner, Observer, Rewards, Scheduler
+from jaxrl_post.types import Part
 
 
 def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner, observe: Observer,
@@ -19,8 +20,11 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
     Raises:
       RuntimeError: a whole turn changed nothing, so no later turn ever would.
     """
+    since: list[Part] = []  # the last commit
     while learner.step < steps:
         before = engine.clock
+        if (layout := scheduler.layout()) is not None:
+            engine.relayout(layout)
         requests = scheduler.admit(engine.capacity, engine.clock)
         engine.submit(requests)
         finished = engine.step()
@@ -36,8 +40,10 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
         for part in parts:
             learner.prepare(part.fresh)
             learner.accumulate(part.groups)
+            since.append(part)
             if part.commit:
-                observe.commit(learner.commit(), part)
+                observe.commit(learner.commit(), Part.joined(since))
+                since = []
             if part.publish:
                 observe.published(publish(learner, engine))
         # A commit uses up the weights that the engine may share: it must not be stepped before they are published.

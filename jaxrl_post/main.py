@@ -41,8 +41,9 @@ from jaxrl_post.observers import FirstScores, Observers, Remembering, Stopwatch,
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside
+from jaxrl_post.scheduler import schedulers
 from jaxrl_post.scheduler.recorder import Recorder
-from jaxrl_post.scheduler.rounds import Sync
+from jaxrl_post.slots import dispatches
 from jaxrl_post.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
 from jaxrl_post.watched import Heard, Watched
@@ -96,8 +97,7 @@ def parse(arguments: Sequence[str]) -> Flags:
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
     """Batch arithmetic and memory per device, as text."""
     numbers = plan.arithmetic(config, len(start.train), start.longest_prompt)
-    memory = plan.memory(config, start.model)
-    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", memory, "B"),
+    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", parts.memory(config, start), "B"),
                       f"Weights reach the engine: {plan.swap_case(config)}"])
 
 
@@ -184,11 +184,8 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     rewards = stack.enter_context(graders(config, decode, mine / "rewards.jsonl", stack, shuffle=config.reward.shuffle))
     judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
     rewards.check((*start.train, *start.held_out))
-    scheduler = Sync(
-        start.train, run_seed=config.seed, steps=config.rounds, prompts_per_round=config.scheduler.prompts,
-        group_size=config.scheduler.group_size, sampling=start.sampling, max_tokens=config.sampling.max_tokens,
-        filter_groups=config.scheduler.filter_groups, max_waves=config.scheduler.max_waves, replicas=config.replicas,
-        mini_batches=config.scheduler.mini_batches, ppo_epochs=config.scheduler.ppo_epochs)
+    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
+    scheduler = schedulers.made(config, start.train, start.sampling, history.of)
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
 
     guard = stack.enter_context(compilation.CompileGuard())
@@ -196,8 +193,8 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     learner.compile()
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
-    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices, history)
+    stack.enter_context(dispatches.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
@@ -210,10 +207,9 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
         traces = [RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)]
         watch.listeners.append(traces[0].phase)
         stack.callback(traces[0].close)
-    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner,
-              engine=engine, evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
-              judge=judge, history=history, meter=BiasMeter(), traces=traces,
-              writer=writer, saves=saves, saved=saved, about=about)
+    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner, engine=engine,
+              evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards, judge=judge, history=history,
+              meter=BiasMeter(), traces=traces, writer=writer, saves=saves, saved=saved, about=about)
     if saved is not None:
         revive(run, saved)
     allocation.give_back()
@@ -228,6 +224,8 @@ def revive(run: Run, saved: checkpoint.Saved) -> None:
     for engine, state in zip(run.engines, saved.host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
     run.scheduler.load_state_dict(saved.host["scheduler"])
+    for rollout in run.scheduler.held():
+        run.rewards.start(rollout)
     files = sorted((run.mine / "evaluations").glob("step_*.npz"))
     run.evaluations += [evaluate.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
 

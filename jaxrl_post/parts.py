@@ -57,6 +57,14 @@ def _shared(config: Config) -> int:
     return config.speculation.shared_entries if config.speculation.drafter == "ours" else 0
 
 
+def memory(config: Config, start: Inputs) -> dict[str, int]:
+    """Bytes on each device, by what they hold."""
+    held = jax.eval_shape(lambda: drafter(config, start.model).empty(config.engine.slots))
+    generates = config.engine.name == "rows" or bool(start.held_out)
+    tables = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) if generates else 0
+    return plan.memory(config, start.model, tables)
+
+
 def foreseen(config: Config, start: Inputs) -> str:
     """Memory of this process, from the run's programs compiled for shapes alone, as text."""
     if jax.device_count() < config.devices:
@@ -68,5 +76,5 @@ def foreseen(config: Config, start: Inputs) -> str:
         needed |= programs.temporaries(start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config))
     allocation.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
-    needs = plan.process(config, plan.memory(config, start.model), needed, plan.resident(), on_host)
+    needs = plan.process(config, memory(config, start), needed, plan.resident(), on_host)
     return plan.text(f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)", needs, "B")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxrl_post.types import Capacity, Group, Part, Prompt, Request, Rollout, RolloutId, Stop
+from jaxrl_post.types import Capacity, Group, Layout, Part, Prompt, Request, Rollout, RolloutId, Stop
 
 
 class Engine(Protocol):
@@ -47,6 +47,11 @@ class Engine(Protocol):
         """Uses `params` from the next step on, and calls them `version`, which must be greater than the current one.
         ValueError when tree, shape or version are wrong; then the old weights stay."""
 
+    def relayout(self, layout: Layout) -> None:
+        """Lies as `layout` says from the next step on: other replicas, no other weights and version, clocks and counters go
+        on. Whatever is pending re-enters as in `recompute`; samples of a prompt that shared a replica still do. Of the
+        present layout: does nothing. ValueError, with nothing changed, for one that was not compiled at the start."""
+
     def state_dict(self) -> Mapping:
         """For a checkpoint, between swap and step: clocks, counters, and every request with its tokens, as plain values and
         arrays. It is a boundary: all that run go back to waiting and re-enter as in `recompute`, so that this engine and
@@ -80,6 +85,14 @@ class Scheduler(Protocol):
 
     def take(self) -> list[Part]:
         """What can be trained on now: groups in admission order, rollouts by sample index, never by completion."""
+
+    def layout(self) -> Layout | None:
+        """Asked before every `admit`: how the engine shall lie from now on; None: as it does. It changes between two rounds
+        only."""
+
+    def held(self) -> Sequence[Rollout]:
+        """Finished rollouts whose group is not scored: graders that know of none of them, after `load_state_dict`, must be
+        started on each."""
 
     def state_dict(self) -> Mapping:
         """For a checkpoint, after a part that publishes: everything that later decisions depend on, as plain values and
@@ -134,7 +147,7 @@ class Observer(Protocol):
     """Sees what happened: metrics, rollout log, evaluation. Never changes it."""
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
-        """After an optimizer step, with the last part of its round."""
+        """After an optimizer step, with the parts since the one before as one."""
 
     def published(self, version: int) -> None:
         """After the engine took new weights: the place for evaluation."""

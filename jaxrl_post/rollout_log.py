@@ -10,9 +10,9 @@ names, order and zip dates), so two processes' logs are compared byte by byte. A
 pickle: texts are JSON in an array of bytes, so a prompt's `extra` and `messages` must be what JSON can hold.
 
 Arrays of a file, N rollouts in g groups, M tokens, C components: group_offsets int64[g+1], prompt_offsets int64[g+1],
-prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted favourites [M], seeds uint32[N, 2],
-finish uint8[N] (place in texts.finishes), start_clock finish_clock int64[N], rewards f32[N], scored bool[N], components
-f32[C, N], present bool[C, g], and texts: {"finishes", "components", "ids": [N], "prompts": [g]}.
+prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted favourites clocks [M], seeds
+uint32[N, 2], finish uint8[N] (place in texts.finishes), start_clock finish_clock int64[N], rewards f32[N], scored bool[N],
+components f32[C, N], present bool[C, g], and texts: {"finishes", "components", "ids": [N], "prompts": [g]}.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 JOURNALS = ("rewards.jsonl", "eval_rewards.jsonl")
 _FINISHES = [finish.value for finish in Finish]
 _PER_TOKEN = {"tokens": np.int32, "sampled": bool, "logprobs": np.float32, "entropies": np.float32,
-              "versions": np.int32, "drafted": bool, "favourites": np.int32}
+              "versions": np.int32, "drafted": bool, "favourites": np.int32, "clocks": np.int64}
 
 
 class RolloutLog:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -108,7 +108,8 @@ class Rollout:
     tokens int32[T] (without the prompt), sampled bool[T] (False: observed, forced), logprobs f32[T] and entropies f32[T]
     of the sampling law (temperature, top-k and top-p included; at temperature 0 those of temperature 1), versions int32[T]
     non-decreasing, drafted bool[T]. favourites int32[T]: the token held most likely there, where the engine drafts and so
-    looks; else, and where None is given, the token itself. Clocks are engine steps.
+    looks; else, and where None is given, the token itself. Clocks are engine steps; clocks int64[T]: the one that settled the
+    token, non-decreasing; where None is given, `finish_clock`.
     """
 
     id: RolloutId
@@ -123,12 +124,15 @@ class Rollout:
     start_clock: int
     finish_clock: int
     favourites: np.ndarray | None = None
+    clocks: np.ndarray | None = None
 
     def __post_init__(self):
         if self.favourites is None:
             object.__setattr__(self, "favourites", self.tokens)
+        if self.clocks is None:
+            object.__setattr__(self, "clocks", np.full(len(self.tokens), self.finish_clock))
         kinds = dict(tokens=np.int32, sampled=bool, logprobs=np.float32, entropies=np.float32, versions=np.int32,
-                     drafted=bool, favourites=np.int32)
+                     drafted=bool, favourites=np.int32, clocks=np.int64)
         for name, dtype in kinds.items():
             object.__setattr__(self, name, _array(getattr(self, name), dtype))
             if getattr(self, name).shape != self.tokens.shape:
@@ -136,6 +140,8 @@ class Rollout:
                                  f"{self.tokens.shape}")
         if np.any(np.diff(self.versions[self.sampled]) < 0):
             raise ValueError(f"rollout {self.id}: versions decrease")
+        if np.any(np.diff(self.clocks) < 0):
+            raise ValueError(f"rollout {self.id}: clocks decrease")
 
     def __len__(self) -> int:
         return self.tokens.size
@@ -213,6 +219,13 @@ class Part:
     commit: bool
     publish: bool
 
+    @classmethod
+    def joined(cls, parts: Sequence[Part]) -> Part:
+        """Several, the last of which commits, as the one they amount to."""
+        return cls(fresh=tuple(group for part in parts for group in part.fresh),
+                   groups=tuple(group for part in parts for group in part.groups),
+                   commit=parts[-1].commit, publish=parts[-1].publish)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
@@ -220,6 +233,13 @@ class Stop:
 
     cancel: tuple[RolloutId, ...] = ()
     park: tuple[RolloutId, ...] = ()
+
+
+class Layout(NamedTuple):
+    """How the engine lies on its devices: so many replicas, each over `tensor` of them."""
+
+    replicas: int
+    tensor: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

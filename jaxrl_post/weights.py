@@ -61,6 +61,18 @@ class Layout:
             return new
         return self._into(old, new) if case == "cast" else jax.tree.map(self._move, old, new, self.shardings)
 
+    def bring(self, held: Any, owned: bool) -> Any:
+        """Weights that lie as another layout wants them, of the same dtype; where `owned`, each leaf is given up once its
+        successor is there."""
+        return jax.tree.map(lambda leaf, sharding: self._bring(leaf, sharding, owned), held, self.shardings)
+
+    @staticmethod
+    def _bring(leaf: jax.Array, sharding: Any, owned: bool) -> jax.Array:
+        brought = jax.block_until_ready(jax.device_put(leaf, sharding, may_alias=False))
+        if owned:
+            leaf.delete()
+        return brought
+
     def _move(self, old: jax.Array, new: jax.Array, sharding: Any) -> jax.Array:
         """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
         collectives, which on CPU is slower (scripts/results/swap-live.json holds the times)."""

@@ -14,10 +14,12 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -96,6 +98,29 @@ class Record:
             raise RuntimeError(f"python {' '.join(map(str, arguments))} exited {done.returncode}:\n"
                                f"{(done.stdout or '')[-4000:]}")
         return time.monotonic() - start
+
+    def planted(self, file: str, count: int, timeout_s: float = 900) -> None:
+        """Figure `planted_faults_caught`: tests of `file` with "planted" in their name, each of which plants a fault and
+        passes only when an equality breaks, that passed; all `count` of them must."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file, "-k", "planted",
+                     timeout_s=timeout_s)
+            cases = list(ElementTree.parse(report).iter("testcase"))
+        passed = [case for case in cases if not {"failure", "error", "skipped"} & {child.tag for child in case}]
+        self.figure("planted_faults_caught", len(passed), equals=count)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The arguments, each --name=value.
+
+        Raises:
+          ValueError: one that is not of this form.
+        """
+        for argument in self.args:
+            if not argument.startswith("--") or "=" not in argument:
+                raise ValueError(f"{self.name}: argument {argument!r} is not of the form --name=value")
+        return dict(argument.removeprefix("--").split("=", 1) for argument in self.args)
 
     def to_dict(self) -> dict:
         """The object that is written: name, command, versions, device, commit, seconds, figures, bounds, ok."""

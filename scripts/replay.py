@@ -98,6 +98,8 @@ class Arm:
         self._drafting = Drafting(drafter, replicas=1, slots=slots, past=stage.history.of, shared=shared, clones=clones)
         for group in stage.groups:
             self._drafting.record(group)
+        if shared:
+            self._drafting.corpus.entries  # built, as it is after rounds that drafted
         self.engine = RowEngine(
             stage.model, stage.params, meshes.make_mesh(), slots=slots, max_length=c.max_length, page_size=c.page_size,
             pages=2 * slots * -(-c.max_length // c.page_size), row_sizes=row_sizes, head_rows=max(row_sizes),
@@ -105,11 +107,11 @@ class Arm:
 
     def run(self) -> Run:
         """All requests, from the state before the first; only what drafts proved worth is remembered from run to run."""
-        engine, estimates = self.engine, self.engine.drafting.estimates
+        engine, known = self.engine, self.engine.drafting
+        known = {name: getattr(known, name) for name in ("estimates", "value", "forced")}
         engine.reset()
         engine.drafting = copy.deepcopy(self._drafting)
-        if estimates is not None:
-            engine.drafting.estimates = estimates
+        vars(engine.drafting).update(known)
         engine.metrics()
         engine.submit(self.stage.requests)
         out, groups = Run(), {}

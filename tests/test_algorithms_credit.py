@@ -23,9 +23,9 @@ def group(lengths=(2, 6, 8, 10), rewards=(1.0, 0.0, 1.0, 1.0), scored=(1, 1, 1, 
 
 
 def assign(groups, old=None, reference=None, **settings):
-    credits, metrics = credit.assign(groups, Algorithm(**settings), max_tokens=LIMIT, old=old or {},
-                                     reference=reference or {})
-    return [[credits[r.id] for r in g.rollouts] for g in groups], metrics
+    credits, found = credit.assign(groups, Algorithm(**settings), max_tokens=LIMIT, old=old or {},
+                                   reference=reference or {})
+    return [[credits[r.id] for r in g.rollouts] for g in groups], credit.describe([found], Algorithm(**settings))
 
 
 @pytest.mark.parametrize("tokens, penalty", [(1, 0.0), (6, 0.0), (7, -0.5), (8, -1.0), (10, -2.0)])

@@ -58,7 +58,8 @@ def test_the_choice_is_that_of_brute_force():
             for drafts in (False, True):
                 if size >= running:
                     forced = min(size, running + backlog)
-                    rates[size, drafts] = (forced + (size - forced) * gain * drafts) / (table(size) + table.drafting * drafts)
+                    right = (size - forced) * gain * cost.SURE * drafts
+                    rates[size, drafts] = (forced + right) / (table(size) + table.drafting * drafts)
         best = max(rates.values())
         assert rates[cost.best_size(table, SIZES, running, backlog, lambda rows: gain * rows)] == best
 

@@ -7,7 +7,7 @@ import engine_lab as lab
 from jaxrl_post import mesh as meshes
 from jaxrl_post.checkpoint import read_state, write_state
 from jaxrl_post.engine.demonstrations import Demonstrations
-from jaxrl_post.engine.live import written
+from jaxrl_post.slots.live import written
 from jaxrl_post.models import decoder
 from jaxrl_post.scheduler.recorder import Recorder
 from jaxrl_post.scheduler.rounds import Sync

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import engine_lab as lab
-from jaxrl_post import index
+from jaxrl_post import estimates, index
 from jaxrl_post import mesh as meshes
 from jaxrl_post.checkpoint import read_state, write_state
 from jaxrl_post.engine import drafting as host
@@ -94,11 +94,11 @@ def test_rows_of_the_live_table_go_to_the_prompt_that_was_here_longest_ago():
 
 def test_a_prompt_gets_its_table_and_keeps_it_until_it_changes_and_nobody_reads_it():
     drafting, history = made(shared=3 * 100)
-    none, fresh = drafting.enter(0, PROMPTS["a"])
+    none, fresh = drafting.open(0, PROMPTS["a"])
     assert none[[OFFSET, SIZE, ALL_SIZE, ROW]].tolist() == [0, 0, 300, 0] and fresh
     assert [(offset, arrays[0].size) for _, offset, arrays in drafting.uploads()] == [(0, 300)], "the empty table of all"
     record(drafting, history, group("a", 0))
-    one, fresh = drafting.enter(0, PROMPTS["a"])
+    one, fresh = drafting.open(0, PROMPTS["a"])
     assert one[[OFFSET, SIZE]].tolist() == [UPLOAD, 3 * 40] and not fresh
     pieces = drafting.uploads()
     assert [(replica, offset) for replica, offset, _ in pieces] == [(0, UPLOAD), (0, 0)]
@@ -106,11 +106,11 @@ def test_a_prompt_gets_its_table_and_keeps_it_until_it_changes_and_nobody_reads_
     assert np.array_equal(pieces[1][2][0], drafting.corpus.entries) and pieces[1][2][0].any()
     assert drafting.uploads() == []
     record(drafting, history, group("a", 1))
-    two, _ = drafting.enter(0, PROMPTS["a"])
+    two, _ = drafting.open(0, PROMPTS["a"])
     assert np.array_equal(one, two), "somebody reads the old one"
     for place in (none, one, two):
         drafting.leave(0, PROMPTS["a"], place)
-    three, _ = drafting.enter(0, PROMPTS["a"])
+    three, _ = drafting.open(0, PROMPTS["a"])
     assert three[[OFFSET, SIZE]].tolist() == [UPLOAD, 3 * 80]
     assert np.array_equal(drafting.uploads()[0][2][0], index.grams(history.of("a"), PROMPTS["a"]))
 
@@ -119,12 +119,12 @@ def test_short_of_room_the_prompt_that_was_here_longest_ago_goes():
     drafting, history = made(entries=2 * UPLOAD)
     for name in "abc":
         record(drafting, history, group(name, 0))
-    places = {name: drafting.enter(0, PROMPTS[name])[0] for name in "abc"}
+    places = {name: drafting.open(0, PROMPTS[name])[0] for name in "abc"}
     assert [places[name][SIZE] > 0 for name in "abc"] == [True, True, False], "both are in use"
     for name in "abc":
         drafting.leave(0, PROMPTS[name], places[name])
-    again = drafting.enter(0, PROMPTS["a"])[0]
-    assert again[OFFSET] == places["a"][OFFSET] and drafting.enter(0, PROMPTS["c"])[0][OFFSET] == places["b"][OFFSET]
+    again = drafting.open(0, PROMPTS["a"])[0]
+    assert again[OFFSET] == places["a"][OFFSET] and drafting.open(0, PROMPTS["c"])[0][OFFSET] == places["b"][OFFSET]
     assert drafting.metrics()["spec/num_prompts_indexed"] == 2.0
 
 
@@ -132,7 +132,7 @@ def test_replicas_have_their_own_tables():
     drafting, history = made(replicas=2)
     for name in "ab":
         record(drafting, history, group(name, 0))
-    places = [drafting.enter(replica, PROMPTS[name])[0] for replica, name in ((0, "a"), (1, "b"))]
+    places = [drafting.open(replica, PROMPTS[name])[0] for replica, name in ((0, "a"), (1, "b"))]
     assert [place[OFFSET] for place in places] == [0, 0]
     assert [(replica, offset) for replica, offset, _ in drafting.uploads()] == [(0, 0), (1, 0)]
 
@@ -147,7 +147,7 @@ def test_what_rows_are_worth_by_hand():
     assert drafting.clones_of(10, 4, free=9) == 3, "6 rows are left, a clone takes one and drafts one"
     assert drafting.clones_of(10, 4, free=2) == 2 and drafting.clones_of(4, 4, free=9) == 0
     assert drafting.clones_of(1000, 1, free=99) == host.MOST_BRANCHES and made(clones=False)[0].clones_of(10, 4, 9) == 0
-    assert drafting.worth(10, 4, free=9) == pytest.approx(4 * 8.5 / 16 + 3 * host.FIRST_GAIN)
+    assert drafting.worth(10, 4, free=9) == pytest.approx(4 * 8.5 / 16 + 3 * estimates.FIRST_GAIN)
 
 
 def test_what_was_counted_weighs_and_older_counts_fade():
@@ -157,12 +157,12 @@ def test_what_was_counted_weighs_and_older_counts_fade():
     counts = np.zeros((2, drafting.drafter.classes), int)
     counts[:, 7] = 64, 48
     drafting.told(counts, offers, slot_steps=100, clone_steps=1024, won=512)
-    keep, steps = host.SPAN / (host.SPAN + 100), host.FIRST_STEPS
+    keep, steps = estimates.SPAN / (estimates.SPAN + 100), estimates.FIRST_STEPS
     all_steps = keep * steps + 100
     first, second, third = (200 / all_steps, keep * steps / all_steps, 100 / all_steps)
     assert drafting.worth(1000, 2) == pytest.approx(2 * (first * 15.5 + second * 8.5 + third * 4.5) / 16)
     assert drafting.worth(2 * first, 2) == pytest.approx(2 * first * 15.5 / 16), "the most promising ones first"
-    gain = (host.SPAN * host.FIRST_GAIN + 512) / (host.SPAN + 1024)
+    gain = (estimates.SPAN * estimates.FIRST_GAIN + 512) / (estimates.SPAN + 1024)
     offered = 2 * (first + second + third)
     number = int((20 - offered) / (1 + offered / 2))
     assert drafting.worth(20, 2, free=50) == pytest.approx(drafting.worth(20, 2) + number * gain)
@@ -170,16 +170,26 @@ def test_what_was_counted_weighs_and_older_counts_fade():
     assert drafting.estimates.rates()[7] == pytest.approx((48 + 16 * prior) / (64 + 16))
 
 
-def test_drafting_is_tried_again_after_a_while():
+def told_nothing(drafting):
+    drafting.told(np.zeros((2, drafting.drafter.classes), int), np.zeros(OFFERS), 1, 0, 0)
+
+
+def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
     drafting, _ = made()
-    for _ in range(host.AGAIN):
+    for wait in (16, 32, 64, 128, 256, 256):
+        for _ in range(wait):
+            assert not drafting.due
+            drafting.quiet()
+        assert drafting.due and not drafting.active
+        told_nothing(drafting)
+        assert not drafting.due and drafting.active
+    told_nothing(drafting)  # not a try: it seemed to pay
+    for _ in range(16):
         assert not drafting.due
         drafting.quiet()
     assert drafting.due
-    drafting.told(np.zeros((2, drafting.drafter.classes), int), np.zeros(OFFERS), 1, 0, 0)
-    assert not drafting.due and drafting.worth(4, 4) == pytest.approx(4 * 8.5 / 16 * 32 / (32 + (1 + 32 / 1024)), rel=1e-2)
     idle, _ = made("off")
-    for _ in range(2 * host.AGAIN):
+    for _ in range(500):
         idle.quiet()
     assert not idle.due
 
@@ -191,7 +201,7 @@ def visit(drafting, history):
     out = []
     for epoch in (2, 3):
         for name in "abcdef"[:4]:
-            place, fresh = drafting.enter(0, PROMPTS[name])
+            place, fresh = drafting.open(0, PROMPTS[name])
             out.append((place.tolist(), fresh))
             out += [(r, o, [a.tobytes() for a in arrays]) for r, o, arrays in drafting.uploads()]
             drafting.leave(0, PROMPTS[name], place)

@@ -10,7 +10,9 @@ import pytest
 import engine_lab as lab
 from jaxrl_post.engine import engine as engine_file
 from jaxrl_post.engine import probe, rows
-from jaxrl_post.engine.live import Live
+from jaxrl_post.slots import packing
+from jaxrl_post.slots.columns import OUT_WINDOW
+from jaxrl_post.slots.live import Live
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 ASKED = lab.requests(60)
@@ -124,7 +126,7 @@ def test_probe_drops_a_size_that_differs(monkeypatch):
         state, told = real(size, *args, **settings)
         if size == 64:
             told = told._replace(out=told.out.copy())
-            told.out[..., rows.OUT_WINDOW + several.sizes.emit] ^= 1
+            told.out[..., OUT_WINDOW + several.sizes.emit] ^= 1
         return state, told
 
     monkeypatch.setattr(several._programs, "dispatch", off)
@@ -296,13 +298,13 @@ def placed(params):
 # ---- planted faults (DESIGN 9.6): each must break one of the equalities above
 
 def noise_keyed_by_slot(monkeypatch):
-    real = engine_file.RowEngine._describe
+    real = packing.describe
 
-    def describe(self, live, row, *rest):
-        real(self, live, row, *rest)
+    def describe(live, row, *rest):
+        real(live, row, *rest)
         row[rows.SEED0] ^= live.slot
 
-    monkeypatch.setattr(engine_file.RowEngine, "_describe", describe)
+    monkeypatch.setattr(packing, "describe", describe)
 
 
 def position_off_by_one_after_a_park(monkeypatch):

@@ -14,6 +14,7 @@ from jaxrl_post import mesh as meshes
 from jaxrl_post.engine import engine as engine_file
 from jaxrl_post.engine import probe, rows
 from jaxrl_post.models import decoder
+from jaxrl_post.slots.columns import OUT_WINDOW
 
 ASKED = lab.requests(40)
 NAMES = ("ngram", "histospec", "histospec_rewards", "ours")
@@ -183,7 +184,7 @@ def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
         state, told = real(size, drafts, *args, **settings)
         if (size, drafts) == (wrong, True):
             told = told._replace(out=told.out.copy())
-            told.out[..., rows.OUT_WINDOW + one.sizes.emit] ^= 1
+            told.out[..., OUT_WINDOW + one.sizes.emit] ^= 1
         return state, told
 
     one.row_sizes = (64, 96)

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LONG_FILES: dict[str, str] = {
     "jaxrl_post/config.py": "every setting with its range, and the reader that resolves them, are one contract (DESIGN 7)",
-    "jaxrl_post/engine/engine.py": "slots, pages, requests and counters are one state; no part of it means anything alone",
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 RUN_LEVEL = {  # config values that no file in configs/ needs to set

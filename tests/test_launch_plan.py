@@ -1,10 +1,13 @@
 """The plan against numbers computed by hand, and against the arrays that a real mesh places."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 
 from jaxrl_post import mesh as meshes
+from jaxrl_post import parts
 from jaxrl_post.config import default, resolve
 from jaxrl_post.launch import plan
 from jaxrl_post.models import decoder
@@ -98,3 +101,16 @@ def test_a_mesh_that_does_not_divide_is_one_sentence():
 def test_text_lines_up():
     lines = plan.text("Memory", {"a": 2**20, "longer": np.int64(3 * 2**30)}, "B").splitlines()
     assert lines == ["Memory", "  a              1.0 MiB", "  longer     3,072.0 MiB"]
+
+
+def test_the_drafters_tables_are_in_the_plan():
+    """By hand: 64 entries for all prompts and 1,024 for those in slots, each rounded up to whole uploads, and 256 live ones
+    for each of 4 slots, of 4 bytes; and a rate and two counts for each class."""
+    asked = config("speculation.drafter=ours", "speculation.prompt_entries=1024", "speculation.shared_entries=64",
+                   "speculation.live_entries=256", "engine.slots=4", "engine.row_sizes=(64,)")
+    start = SimpleNamespace(model=TINY, held_out=())
+    classes = parts.drafter(asked, TINY).classes
+    got = parts.memory(asked, start)
+    assert got["drafting (tables of one replica)"] == 4 * (2 * 1024 + 4 * 256 + 3 * classes)
+    assert got["all"] == sum(value for name, value in got.items() if name != "all")
+    assert parts.memory(config(), start)["drafting (tables of one replica)"] == 0

@@ -17,6 +17,7 @@ from jaxrl_post import main as command
 from jaxrl_post import mesh, metrics, rollout_log
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
+from jaxrl_post.slots import dispatches
 
 CONFIG = """
 from jaxrl_post.config import default
@@ -216,6 +217,11 @@ def test_a_run_leaves_what_it_promises(finished):
             assert reward == float(rollout.tokens[:1].tolist() == [int(group.prompt.answer[0]) + 1])  # id 1 is "0"
     events = [json.loads(line) for line in (finished / "scheduler_log.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events].count("complete") == 48
+    dispatched = [dispatches.read(line) for line in (finished / "dispatches.jsonl").read_text().splitlines()]
+    for purpose, name in (("train", "rows"), ("eval", "eval/rows")):
+        mine = [dispatch for dispatch in dispatched if dispatch.purpose == purpose]
+        assert sum(dispatch.steps for dispatch in mine) == sum(row.get(f"{name}/steps", 0) for row in rows)
+        assert sum(dispatch.uses[1] for dispatch in mine) == sum(row.get(f"{name}/decode", 0) for row in rows)
     assert len((finished / "rewards.jsonl").read_text().splitlines()) == 48
     assert len((finished / "eval_rewards.jsonl").read_text().splitlines()) == 3 * 6 * 3
 

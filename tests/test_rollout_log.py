@@ -35,7 +35,8 @@ def rollout(random, prompt: Prompt, sample: int, length: int) -> Rollout:
                    finish_clock=2**40, tokens=random.integers(0, 99, length), sampled=random.random(length) < 0.5,
                    logprobs=random.normal(size=length), entropies=random.random(length),
                    versions=np.sort(random.integers(0, 9, length)), drafted=random.random(length) < 0.5,
-                   favourites=random.integers(0, 99, length), finish=list(Finish)[sample])
+                   favourites=random.integers(0, 99, length), clocks=np.sort(random.integers(5, 2**40, length)),
+                   finish=list(Finish)[sample])
 
 
 def assert_equal(one, two) -> None:

@@ -38,9 +38,19 @@ class Credit:
     reward: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What `describe` tells of some groups. corrections: (ratios, weights, kept) of every corrected rollout in the loss;
+    kls: mean KL of every scored rollout, of runs that have it in the reward; penalties: for length, of scored ones."""
+
+    corrections: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    kls: list[float]
+    penalties: np.ndarray
+
+
 def assign(groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, old: LogProbs,
-           reference: LogProbs) -> tuple[dict[RolloutId, Credit], dict[str, float]]:
-    """The credit of every rollout, and metrics of the round.
+           reference: LogProbs) -> tuple[dict[RolloutId, Credit], Found]:
+    """The credit of every rollout, and what `describe` makes metrics of.
 
     Args:
       groups: whole groups; all of the round where the advantage is one of WHOLE_ROUND.
@@ -53,7 +63,7 @@ def assign(groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, ol
                 for r, reward in zip(group.rollouts, group.rewards + penalty, strict=True)]
                for group, penalty in zip(groups, penalties, strict=True)]
     estimated = _advantages(groups, rewards, algorithm)
-    corrected, metrics = _corrections(groups, algorithm, old)
+    corrected, seen = _corrections(groups, algorithm, old)
     credits = {}
     for group, values, owned in zip(groups, estimated, rewards, strict=True):
         lengths = _lengths(group, algorithm.overlong_filtering)
@@ -62,7 +72,26 @@ def assign(groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, ol
             credits[rollout.id] = Credit(
                 advantages=values[i], weight=float(weights[i]) if lengths[i] else 0.0, count=int(counts[i]),
                 correction=corrected.get(rollout.id), reward=float(owned[i].sum()))
-    return credits, metrics | _shaping_metrics(groups, algorithm, penalties, drift)
+    return credits, Found(corrections=seen, kls=_kls(groups, algorithm, drift), penalties=np.concatenate(
+        [penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]))
+
+
+def describe(found: Sequence[Found], algorithm: Algorithm) -> dict[str, float]:
+    """Metrics of all that was found since the round began: of the corrections; the KL in the reward as verl reports it, a
+    mean of answers' means; penalties for length."""
+    corrections = [triple for piece in found for triple in piece.corrections]
+    kls, penalties = [kl for piece in found for kl in piece.kls], [x for piece in found for x in piece.penalties]
+    out = {}
+    if corrections:
+        told = correction.describe(*zip(*corrections, strict=True), algorithm.rollout_is_threshold)
+        used = {"rollout_is": algorithm.rollout_is, "rollout_rs": algorithm.rollout_rs}
+        out |= {name: value for name, value in told.items() if used[name.split("/")[1][:10]] != "none"}
+    if kls:
+        out |= {"actor/reward_kl_penalty": float(np.mean(kls)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
+    if algorithm.overlong_buffer and penalties:
+        out |= {"reward/overlong/mean": float(np.mean(penalties)),
+                "reward/overlong/share": float(np.mean(np.array(penalties) < 0))}
+    return out
 
 
 def overlong(tokens: int, algorithm: Algorithm, max_tokens: int) -> float:
@@ -121,10 +150,10 @@ def _lengths(group: Group, filtering: bool) -> np.ndarray:
     return np.array([int(r.sampled.sum()) for r in group.rollouts]) * _trained(group, filtering)
 
 
-def _corrections(groups: Sequence[Group], algorithm: Algorithm, old: LogProbs) -> tuple[LogProbs, dict[str, float]]:
-    """float[T] by rollout id, and what they look like over what is trained on. Nothing where nothing is corrected."""
+def _corrections(groups: Sequence[Group], algorithm: Algorithm, old: LogProbs) -> tuple[LogProbs, list[tuple]]:
+    """float[T] by rollout id, and (ratios, weights, kept) of what is trained on. Nothing where nothing is corrected."""
     if not algorithm.corrects_rollouts:
-        return {}, {}
+        return {}, []
     out, seen = {}, []
     for group in groups:
         for rollout, trained in zip(group.rollouts, _trained(group, algorithm.overlong_filtering), strict=True):
@@ -137,23 +166,12 @@ def _corrections(groups: Sequence[Group], algorithm: Algorithm, old: LogProbs) -
             out[rollout.id] = np.zeros(len(rollout))
             out[rollout.id][rollout.sampled] = weights * kept
             seen += [(ratios, weights, kept)] if trained and gap.size else []
-    found = correction.describe(*zip(*seen, strict=True), algorithm.rollout_is_threshold) if seen else {}
-    used = {"rollout_is": algorithm.rollout_is, "rollout_rs": algorithm.rollout_rs}
-    return out, {name: value for name, value in found.items() if used[name.split("/")[1][:10]] != "none"}
+    return out, seen
 
 
-def _shaping_metrics(groups: Sequence[Group], algorithm: Algorithm, penalties: Sequence[np.ndarray],
-                     drift: LogProbs) -> dict[str, float]:
-    """Of what was added to the rewards: the KL as verl reports it, a mean of answers' means; penalties for length."""
-    out = {}
-    scored = np.concatenate([group.scored for group in groups])
-    if not scored.any():
-        return out
-    if algorithm.use_kl_in_reward:
-        means = [drift[r.id][r.sampled].mean() for group in groups
-                 for r, known in zip(group.rollouts, group.scored, strict=True) if known and r.sampled.any()]
-        out |= {"actor/reward_kl_penalty": float(np.mean(means)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
-    if algorithm.overlong_buffer:
-        given = np.concatenate(penalties)[scored]
-        out |= {"reward/overlong/mean": float(given.mean()), "reward/overlong/share": float(np.mean(given < 0))}
-    return out
+def _kls(groups: Sequence[Group], algorithm: Algorithm, drift: LogProbs) -> list[float]:
+    """Of every scored rollout the mean over its sampled tokens, where the KL is in the reward."""
+    if not algorithm.use_kl_in_reward:
+        return []
+    return [float(drift[r.id][r.sampled].mean()) for group in groups
+            for r, known in zip(group.rollouts, group.scored, strict=True) if known and r.sampled.any()]

@@ -98,7 +98,7 @@ class Backoff:
         favourites = favourites if self.watches else tokens
         rows = memory.live.shape[0] // self.live
         row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
-        row = jnp.where(slot < rows, row, rows)
+        row = jnp.where((slot < rows) & (fresh | (prompt < known)), row, rows)
         live = memory.live.reshape(rows, self.live).at[jnp.where(fresh, row, rows)].set(0, mode="drop").reshape(-1)
         start = jnp.where(fresh, 0, prompt)
         stop = jnp.where(row < rows, known, start)

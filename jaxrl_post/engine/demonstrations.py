@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.engine.live import begin, revived, written
-from jaxrl_post.types import Capacity, Finish, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.slots.live import begin, revived, written
+from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 
 class Demonstrations:
@@ -94,6 +94,10 @@ class Demonstrations:
         if version <= self._version:
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
         self._version = version
+
+    def relayout(self, layout: Layout) -> None:
+        if layout != Layout(self._replicas, 1):
+            raise ValueError(f"demonstrations lie on no devices: {layout} was asked for, there is {Layout(self._replicas, 1)}")
 
     def state_dict(self) -> dict:
         return {"clock": self._clock, "tokens": self._tokens,

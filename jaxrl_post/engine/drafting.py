@@ -1,6 +1,7 @@
 """The host's side of drafting: which part of the tables a prompt has, what is in it, and how often drafts prove right.
 
-A prompt's tables are built from its past when one of its answers takes a slot, and stay as long as nobody needs the room.
+A prompt's tables are built from its past before one of its answers drafts, and stay as long as nobody needs the room: while
+drafting does not pay, it costs nothing.
 Invariant: all of it follows from the groups recorded, the order of admission and counts of drafts, so that every process
 of a job holds the same; and none of it can change a token.
 """
@@ -18,16 +19,12 @@ from jaxrl_post.corpus import Corpus
 from jaxrl_post.engine import drafts
 from jaxrl_post.engine.drafter import Drafter
 from jaxrl_post.engine.rows import OFFERS, UPLOAD
-from jaxrl_post.estimates import Estimates
+from jaxrl_post.estimates import Estimates, Value
 from jaxrl_post.history import Past
 from jaxrl_post.ngrams import Texts
 from jaxrl_post.types import Group, Prompt
 
-SPAN = 1024  # steps of a slot (of a clone) after which older counts weigh 1/e
-FIRST_STEPS = 32  # before any count, what so many steps weigh in which every slot was offered one draft of an even chance
-FIRST_GAIN = 0.1  # tokens that a clone's step is taken to bring before any was counted
 MOST_BRANCHES = 7  # clones of one answer
-AGAIN = 16  # dispatches after which drafting is tried again, to see what it would be worth
 
 
 @dataclass
@@ -121,9 +118,8 @@ class Drafting:
         self._shared = [Shared(self._slots) for _ in range(self._replicas)]
         self._pieces: list[tuple[int, int, tuple[np.ndarray, ...]]] = []
         self._shown = -1  # version of the table over all prompts that the device has
-        self._offers, self._steps, self._quiet = np.zeros(OFFERS), float(FIRST_STEPS), 0
-        self._offers[OFFERS // 2] = FIRST_STEPS if self.drafter.width else 0
-        self._clone_gain = FIRST_GAIN
+        self.value = Value(OFFERS)
+        self.active = False  # whether the last dispatch drafted
         if self.estimates is not None:
             self.estimates = Estimates(self.drafter.priors)
 
@@ -133,20 +129,20 @@ class Drafting:
             self.corpus.add(Texts(group.prompt.tokens, [rollout.tokens for rollout in group.rollouts],
                                   [rollout.favourites for rollout in group.rollouts]))
 
-    def enter(self, replica: int, prompt: Prompt) -> tuple[np.ndarray, bool]:
-        """An answer to the prompt takes a slot: `place` int32[PLACE] (see engine/drafts.py), and whether its row of the live
-        table is new."""
+    def open(self, replica: int, prompt: Prompt) -> tuple[np.ndarray, bool]:
+        """An answer to the prompt, in a slot, is about to draft for the first time: its `place` int32[PLACE] (see
+        engine/drafts.py), and whether its row of the live table is new."""
         place = np.zeros(drafts.PLACE, np.int32)
         region = self._region(replica, prompt)
         if region is not None:
             region.users += 1
             place[drafts.OFFSET], place[drafts.SIZE] = region.offset, region.size
-        place[drafts.ALL_SIZE] = 0 if self.corpus is None else self.corpus.entries.size
+        place[drafts.ALL_SIZE] = 0 if self.corpus is None else self.corpus.size
         place[drafts.ROW], fresh = self._shared[replica].enter(prompt.id)
         return place, fresh
 
     def leave(self, replica: int, prompt: Prompt, place: np.ndarray) -> None:
-        """It gives its slot back."""
+        """One that was opened gives its slot back."""
         self._shared[replica].leave(prompt.id)
         if place[drafts.SIZE]:
             region = self._shelves[replica].regions.get(prompt.id)
@@ -185,37 +181,33 @@ class Drafting:
         """After a dispatch that drafted: judged and right drafts of each class; the drafts offered by estimated chance, over
         so many steps of running slots; and what `clone_steps` steps of clones won."""
         self.estimates.add(counts)
-        keep = SPAN / (SPAN + slot_steps)
-        self._offers, self._steps = keep * self._offers + offers, keep * self._steps + slot_steps
-        self._clone_gain = (SPAN * self._clone_gain + won) / (SPAN + clone_steps)
-        self._quiet = 0
+        self.value.told(offers, slot_steps, clone_steps, won)
+        self.active = True
 
     def quiet(self) -> None:
         """After a dispatch that did not draft."""
-        self._quiet += 1
+        self.value.quiet()
+        self.active = False
 
     @property
     def due(self) -> bool:
         """Whether it is time to try drafting, whatever it seems to be worth."""
         if self.forced is not None:
             return self.forced
-        return self.drafter.width > 0 and self._quiet >= AGAIN
+        return self.drafter.width > 0 and self.value.due
 
     def worth(self, rows: float, running: int, free: int = 0) -> float:
         """Tokens that so many rows a step beside those of `running` answers are expected to bring: the most promising drafts
         first, then clones in `free` slots."""
-        if self.forced is False:
+        if self.forced is False or not self.drafter.width:
             return 0.0
-        chances = (np.arange(OFFERS) + 0.5) / OFFERS
-        offers = (self._offers / self._steps * running)[::-1]
-        taken = np.diff(np.minimum(np.cumsum(offers), rows), prepend=0.0)
-        return float(np.sum(taken * chances[::-1])) + self.clones_of(rows, running, free) * self._clone_gain
+        return self.value.drafts(rows, running) + self.clones_of(rows, running, free) * self.value.clone_gain
 
     def clones_of(self, rows: float, running: int, free: int) -> int:
         """Clones that fit into the rows which the drafts of running answers leave: each takes one row and drafts like them."""
         if not self.clones:
             return 0
-        offered = float(np.sum(self._offers) / self._steps)
+        offered = self.value.offered
         return min(free, MOST_BRANCHES * running, max(0, int((rows - offered * running) / (1.0 + offered))))
 
     def metrics(self) -> dict[str, float]:
@@ -228,14 +220,15 @@ class Drafting:
     def state_dict(self) -> dict:
         """Plain values and arrays; tables are built again from what was recorded."""
         return {"corpus": {} if self.corpus is None else self.corpus.state_dict(),
-                "estimates": {} if self.estimates is None else self.estimates.state_dict()}
+                "estimates": {} if self.estimates is None else self.estimates.state_dict(),
+                "value": self.value.state_dict()}
 
     def rest(self) -> None:
         """A boundary: what a resumed run could not know is forgotten here too."""
         assert not any(shared.users for shared in self._shared), "a slot still drafts"
-        estimates = self.estimates
+        estimates, value = self.estimates, self.value
         self.reset()
-        self.estimates = estimates
+        self.estimates, self.value = estimates, value
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.reset()
@@ -243,3 +236,4 @@ class Drafting:
             self.corpus.load_state_dict(state["corpus"])
         if self.estimates is not None:
             self.estimates.load_state_dict(state["estimates"])
+        self.value.load_state_dict(state["value"])

@@ -29,9 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-# columns of `place`: where the slot's prompt has its table (size 0: nowhere), where that of all prompts lies, and the row of
-# the live table, which the answers to a prompt share
-OFFSET, SIZE, ALL_OFFSET, ALL_SIZE, ROW, PLACE = range(6)
+from jaxrl_post.slots.columns import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE  # noqa: F401  `place` is a drafter's
 
 
 class Drafts(NamedTuple):

@@ -58,6 +58,8 @@ class Programs:
                       | {name: ints((s.replicas, s.inserts, size)) for name, size in texts.items()})
         self._insert = jax.jit(functools.partial(insert, self.drafter), donate_argnums=0,
                                out_shardings=self._placed).lower(state, entry).compile()
+        self._blanks = tuple(jax.jit(make, out_shardings=home).lower().compile() for make, home in (
+            (self._blank, self._placed), (lambda: self._blank_drafter()[0], self._blocks)))
         self._uploads = {}
         for size in (UPLOAD, BULK) if tables else ():
             if tables[0].shape[1] >= size:
@@ -100,8 +102,8 @@ class Programs:
 
     def blank(self) -> tuple[State, Any]:
         """An empty state and empty tables, placed."""
-        tables = jax.jit(lambda: self._blank_drafter()[0], out_shardings=self._blocks)
-        return jax.jit(self._blank, out_shardings=self._placed)(), tables()
+        state, tables = self._blanks
+        return state(), tables()
 
     def dispatch(self, rows: int, drafts: bool, params: Any, tables: Any, state: State, packed: np.ndarray, *, steps: int,
                  freed: int, clones: bool) -> tuple[State, Told]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -25,53 +24,37 @@ from jaxtyping import Array, Int
 from jaxrl_post import mesh as meshes
 from jaxrl_post import rowplan
 from jaxrl_post.engine.drafter import Drafter
-from jaxrl_post.engine.drafts import PLACE, Drafts
+from jaxrl_post.engine.drafts import Drafts
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
 from jaxrl_post.models import decoder
-from jaxrl_post.types import MOST_ENDS
+from jaxrl_post.slots.columns import (
+    ACTIVE,
+    BRANCH,
+    DRAFTS,
+    FILLED,
+    FIRST_END,
+    GUESSED,
+    KNOWN,
+    LEADER,
+    LIMIT,
+    MAPPED,
+    OFFERS,
+    ORDER,
+    SEED0,
+    SEED1,
+    TABLE,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    USES,
+    WATCH,
+    Entry,
+    Sizes,
+    Told,
+)
 
-# columns of the packed host-to-device matrix, then MOST_ENDS ids, then the page table
-ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *_LAW, LEADER, BRANCH, DRAFTS = range(16)
-SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = _LAW
-FIRST_END = DRAFTS + PLACE
-TABLE = FIRST_END + MOST_ENDS
-# columns of the packed device-to-host matrix, then five blocks of `emit`: tokens, log-probs, entropies,
-# step*2+drafted, favourites
-OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
-USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
-OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
 UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
 BULK = 64 * UPLOAD  # or so many, where there are as many
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What programs are compiled for, one replica's. `emit`: tokens one slot may get in one dispatch. `restricted`: rows
-    may have top-k and top-p. `shards`: over which devices a vocabulary lies, if there are several."""
-
-    replicas: int
-    slots: int
-    max_length: int
-    page: int
-    pages: int
-    heads: int
-    steps: int
-    emit: int
-    inserts: int
-    restricted: bool
-    shards: verify.Shards | None = None
-
-    @classmethod
-    def of(cls, replicas: int, *, slots: int, max_length: int, page_size: int, pages: int, head_rows: int,
-           steps_per_dispatch: int, restricted: bool = False) -> Sizes:
-        """Those of an engine's settings."""
-        return cls(replicas=replicas, slots=slots, max_length=max_length, page=page_size, pages=pages, heads=head_rows,
-                   steps=steps_per_dispatch, emit=min(max_length, max(4 * steps_per_dispatch, 16)),
-                   inserts=min(slots, 16), restricted=restricted)
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.max_length // self.page)
 
 
 class State(NamedTuple):
@@ -82,34 +65,6 @@ class State(NamedTuple):
     tokens: Array
     favourites: Array
     memory: Any
-
-
-class Told(NamedTuple):
-    """What the host reads after a dispatch: `out` [replicas, S, OUT_WINDOW + 5 * emit], `uses` [replicas, len(USES)], the
-    steps taken, `offers` [replicas, OFFERS], `won` [replicas], and the drafter's counts [replicas, 2, classes]."""
-
-    out: Any
-    uses: Any
-    steps: Any
-    offers: Any
-    won: Any
-    counts: Any
-
-
-class Entry(NamedTuple):
-    """Texts that take slots, [replicas, I]: a slot >= S or a target >= pages is dropped. `tokens` [replicas, I, T] with
-    `known` settled ones, and `favourites` like them (T = 0 without a drafter); `row` and `fresh`: of the
-    drafter's live table, which knows the first `seen` tokens where not fresh."""
-
-    slot: Any
-    source: Any
-    target: Any
-    tokens: Any
-    favourites: Any
-    known: Any
-    row: Any
-    fresh: Any
-    seen: Any
 
 
 class Slots(NamedTuple):
@@ -164,8 +119,7 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
-    if favourites.shape[1]:
-        likely = likely if drafter.width else sampled
+    if favourites.shape[1] and drafter.width:
         favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
     stamps = number * 2 + match
     settled = _settle(sizes, packed, slots._replace(guessed=guessed), plan, counts, ended, match, (*law, stamps), going, after)
@@ -303,7 +257,8 @@ def dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, d
     number, state, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, slots))
     where = jnp.minimum(packed[..., KNOWN, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
-    texts = [jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites) if text.shape[-1]]
+    watched = drafter.width and state.favourites.shape[-1]
+    texts = [jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites)[:2 if watched else 1]]
     out = jnp.concatenate([jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1), texts[0],
                            as_int(slots.logprobs), as_int(slots.entropies), slots.stamps, texts[-1]], axis=-1)
     return state, Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)

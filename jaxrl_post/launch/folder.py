@@ -102,6 +102,7 @@ def contents(folder: Path) -> list[str]:
         "summary.json": "figures before and after", "bias.json": "launched against trained lengths, and what was thrown away",
         "metrics.jsonl": "one row per step and per evaluation", "rollouts": "every training rollout, by step",
         "evaluations": "every evaluation's answers, by step", "scheduler_log.jsonl": "every decision, with its clock",
+        "dispatches.jsonl": "every dispatch: its clock, its steps, what its rows were for",
         "rewards.jsonl": "every training score", "eval_rewards.jsonl": "every evaluation's score",
         "policy": "the trained model, as a Hugging Face directory", "checkpoints": "the whole run, to be resumed",
         "trace": "the first rounds from that step on, for ui.perfetto.dev and scripts/plot_rounds.py"}

@@ -53,8 +53,8 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
     }
 
 
-def memory(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
-    """Bytes on each device, by what they hold.
+def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dict[str, int]:
+    """Bytes on each device, by what they hold; `drafting`: those of the drafter's tables.
 
     Raises:
       ValueError: the mesh does not divide the model.
@@ -74,6 +74,7 @@ def memory(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
         f"weights (engine, {dtype}, {case})": 0 if case == "shared" else _bytes(dtype) * engine,
         "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
         f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
+        "drafting (tables of one replica)": drafting,
         ESTIMATE: _activations(config, model),
     }
     return out | {"all": sum(out.values())}

@@ -148,9 +148,6 @@ class Races(Rounds):
             self._longest = 0
         return parts
 
-    def held(self) -> list[Rollout]:
-        return super().held() + [rollout for opened in self._queue.values() for rollout in opened.rollouts.values()]
-
     def state_dict(self) -> dict:
         return super().state_dict() | {name: getattr(self, f"_{name}") for name in _PLAIN} | {
             "queue": [written(opened) for opened in self._queue.values()]}

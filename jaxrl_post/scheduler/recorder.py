@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxrl_post.protocols import Scheduler
-from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, Stop
+from jaxrl_post.types import Capacity, Group, Layout, Part, Request, Rollout, Stop
 
 
 class Recorder:
@@ -20,6 +20,7 @@ class Recorder:
     def __init__(self, scheduler: Scheduler, write: Callable[[str], object]):
         self._scheduler, self._write = scheduler, write
         self._clock = 0
+        self._layout: Layout | None = None
 
     def __str__(self) -> str:
         return str(self._scheduler)
@@ -32,7 +33,7 @@ class Recorder:
         self._clock = max(self._clock, clock)
         requests = self._scheduler.admit(capacity, clock)
         if requests:
-            self._line("admit", {"requests": [[list(request.rollout_id), request.replica] for request in requests]})
+            self._line("admit", {"requests": [_told(request) for request in requests]})
         return requests
 
     def complete(self, rollout: Rollout) -> Stop:
@@ -67,15 +68,32 @@ class Recorder:
                                 "commit": part.commit, "publish": part.publish})
         return parts
 
+    def layout(self) -> Layout | None:
+        layout = self._scheduler.layout()
+        if layout != self._layout:
+            self._layout = layout
+            self._line("layout", {"layout": layout})
+        return layout
+
+    def held(self) -> Sequence[Rollout]:
+        return self._scheduler.held()
+
     def state_dict(self) -> dict:
-        return {"clock": self._clock, "scheduler": self._scheduler.state_dict()}
+        return {"clock": self._clock, "layout": self._layout, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping) -> None:
         self._clock = state["clock"]
+        self._layout = Layout(*state["layout"]) if state["layout"] is not None else None
         self._scheduler.load_state_dict(state["scheduler"])
 
     def metrics(self) -> dict[str, float]:
         return self._scheduler.metrics()
+
+
+def _told(request: Request) -> list:
+    """Whose, where, and what it goes on from."""
+    told = [list(request.rollout_id), request.replica]
+    return told if request.prefix is None else [*told, request.prefix_mode, len(request.prefix)]
 
 
 def _name(group: Group) -> list:

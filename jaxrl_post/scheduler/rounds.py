@@ -16,10 +16,10 @@ import numpy as np
 from jaxrl_post.scheduler.delivery import Delivery, WholeRounds
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
 from jaxrl_post.scheduler.placement import LeastLoaded, Placement
-from jaxrl_post.types import Capacity, Finish, Group, Part, Request, Rollout, RolloutId, Sampling, Stop
+from jaxrl_post.types import Capacity, Finish, Group, Layout, Part, Request, Rollout, RolloutId, Sampling, Stop
 
 _COUNTERS = ("num_rounds", "num_waves", "num_groups_admitted", "num_groups_trained", "num_groups_filtered",
-             "num_groups_refused", "num_rollouts_admitted", "num_rollouts_completed", "num_rollouts_unscored")
+             "num_groups_refused", "num_groups_streamed", "num_rollouts_admitted", "num_rollouts_completed", "num_rollouts_unscored")
 _PLAIN = ("position", "round", "waves", "seen", "taken", "opened", "to_finish", "to_score")
 
 
@@ -199,7 +199,9 @@ class Rounds:
             self._counts["num_groups_trained"] += len(self._kept)
             self._taken += len(self._kept)
             self._kept = []
-            if parts[-1].publish:
+            if not parts[-1].publish:
+                self._counts["num_groups_streamed"] += sum(len(part.groups) for part in parts)
+            else:
                 self._round += 1
                 self._counts["num_rounds"] += 1
                 self._waves = self._seen = self._taken = self._opened = 0
@@ -207,6 +209,10 @@ class Rounds:
 
     def held(self) -> list[Rollout]:
         return [rollout for opened in self._wave.values() if opened.group is None for rollout in opened.rollouts.values()]
+
+    def layout(self) -> Layout | None:
+        """None: rounds are the same however the engine lies."""
+        return None
 
     def state_dict(self) -> dict:
         """At any point: between two rounds little more than the cursor, the round and the counters."""

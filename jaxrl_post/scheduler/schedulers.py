@@ -1,9 +1,33 @@
-"""The round policies by name."""
+"""The round policies by name, and the one that a config asks for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from jaxrl_post import config as configs
+from jaxrl_post.history import Past
+from jaxrl_post.scheduler.delivery import Streamed
+from jaxrl_post.scheduler.groups import PromptOrder
 from jaxrl_post.scheduler.rollpacker import RollPacker
-from jaxrl_post.scheduler.rounds import Sync
+from jaxrl_post.scheduler.rounds import Rounds, Sync
 from jaxrl_post.scheduler.tail_batching import TailBatching
+from jaxrl_post.types import Sampling
 
 SCHEDULERS = {"sync": Sync, "tail_batching": TailBatching, "rollpacker": RollPacker}
+
+# What each takes of the config beside what all do.
+_OWN: dict[str, Callable] = {
+    "sync": lambda s, past: {},
+    "tail_batching": lambda s, past: {"over": s.over, "prefix_mode": s.prefix_mode, "lane": s.lane, "past": past},
+    "rollpacker": lambda s, past: {"over_prompts": s.over, "over_samples": s.over_samples}}
+
+
+def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling,
+         past: Callable[[str], Sequence[Past]]) -> Rounds:
+    """The scheduler of a run. `past`: what is known of a prompt, newest record first."""
+    s = config.scheduler
+    return SCHEDULERS[s.name](
+        prompts, run_seed=config.seed, steps=config.rounds, prompts_per_round=s.prompts, group_size=s.group_size,
+        sampling=sampling, max_tokens=config.sampling.max_tokens, filter_groups=s.filter_groups, max_waves=s.max_waves,
+        replicas=config.replicas, mini_batches=s.mini_batches, ppo_epochs=s.ppo_epochs,
+        delivery=Streamed(s.stream) if s.stream else None, **_OWN[s.name](s, past))

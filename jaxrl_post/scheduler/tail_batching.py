@@ -60,6 +60,10 @@ class TailBatching(Races):
             opened.prefixes, opened.rollouts = {}, {}
         return self._enter(opened, self._prefix_mode)
 
+    def held(self) -> list[Rollout]:
+        waiting = self._queue.values() if self._prefix_mode == "recompute" else ()  # else they are generated once more
+        return super().held() + [rollout for opened in waiting for rollout in opened.rollouts.values()]
+
     def complete(self, rollout: Rollout) -> Stop:
         opened = self._wave.get((rollout.id.epoch, rollout.id.prompt_id))
         if opened is not None and rollout.id.sample in opened.prefixes:

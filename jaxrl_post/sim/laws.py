@@ -116,7 +116,10 @@ def spread(tail: float, group: int) -> float:
 def tail_of(sigma: float, group: int) -> float:
     """E[max of `group`] / E[one] of a log-normal law: the integral of G phi(z) Phi(z)^(G-1) e^(sigma z) by the trapezoid
     rule, over e^(sigma^2 / 2)."""
-    z = np.linspace(-12.0, 16.0, 5601)
-    phi = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    below = np.array([_NORMAL.cdf(value) for value in z.tolist()])
-    return float(np.trapezoid(group * phi * below ** (group - 1) * np.exp(sigma * z), z) / math.exp(sigma ** 2 / 2))
+    density = group * _PHI * _BELOW ** (group - 1) * np.exp(sigma * _Z)
+    return float(np.trapezoid(density, _Z) / math.exp(sigma ** 2 / 2))
+
+
+_Z = np.linspace(-12.0, 16.0, 2801)
+_PHI = np.exp(-_Z * _Z / 2) / math.sqrt(2 * math.pi)
+_BELOW = np.array([_NORMAL.cdf(value) for value in _Z.tolist()])

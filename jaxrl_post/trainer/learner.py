@@ -2,8 +2,9 @@
 
 Invariant: every program is compiled once, for one shape, before it first runs; another shape is an error, never a
 second compilation. Gradients are sums until `commit` divides once. What `prepare` found stays until the first groups of
-the next round, so a round may take several optimizer steps against the policy of its start. What it refuses: groups
-that were not prepared, a KL term without a reference, and a mesh that cannot divide the model.
+the next round, so a round may take several optimizer steps against the policy of its start, and its groups may come in
+several pieces before the first. What it refuses: groups that were not prepared, pieces where the advantage is one of the
+whole round, a KL term without a reference, and a mesh that cannot divide the model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import optax
 from jaxrl_post import batch as door
 from jaxrl_post import config
 from jaxrl_post import mesh as meshes
-from jaxrl_post.algorithms import credit, losses
+from jaxrl_post.algorithms import advantages, credit, losses
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer import optimizer as optimizers
@@ -125,12 +126,19 @@ class Learner:
 
         Old log-probs are those of the round's first weights. Where the worth of a rollout depends on them they are computed
         here; else the gradient's own pass gives them to groups that are accumulated before the first commit, without a
-        pass of their own, and that commit computes the others' before it moves the weights."""
+        pass of their own, and that commit computes the others' before it moves the weights.
+
+        Raises:
+          ValueError: these are not the round's first groups, and the advantage is whitened over all of them.
+        """
         self.compile()
         if not groups:
             return
         if self._committed:
             self._forget()
+        if self._credits and self._algorithm.adv_estimator in advantages.WHOLE_ROUND:
+            raise ValueError(f"learner: algorithm.adv_estimator={self._algorithm.adv_estimator!r} whitens over all tokens of "
+                             "a round and this round's groups came in pieces; the nearest valid scheduler.stream is 0")
         door.check_lengths(groups, self._batch.tokens)
         if self._old_in_credits:
             self._found_old(groups, self.logprobs(groups))
@@ -138,10 +146,10 @@ class Learner:
             self._unscored.update((group.rollouts[0].id, group) for group in groups)
         if self._reference is not None:
             self._ref.update(self._scored(groups, self._reference))
-        credits, metrics = credit.assign(groups, self._algorithm, max_tokens=self._max_tokens, old=self._old,
-                                         reference=self._ref)
+        credits, found = credit.assign(groups, self._algorithm, max_tokens=self._max_tokens, old=self._old,
+                                       reference=self._ref)
         self._credits.update(credits)
-        self._found.update(metrics)
+        self._found.append(found)
 
     def accumulate(self, groups: Sequence[Group]) -> None:
         """Adds these groups' undivided gradient and counts.
@@ -248,7 +256,7 @@ class Learner:
     def _count_from_here(self) -> None:
         """Begins what the next commit reports. What `prepare` found is reported once, by the round's first commit."""
         self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
-        self._found: dict[str, float] = {}
+        self._found: list[credit.Found] = []
         self._seen: list[tuple[Rollout, credit.Credit]] = []
         self._filled, self._room = 0, 0
 
@@ -275,10 +283,11 @@ class Learner:
         return door.answers(jax.device_get(results), places)
 
     def _host_metrics(self) -> dict[str, float]:
-        out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0} | self._found
+        out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0}
+        out |= credit.describe(self._found, self._algorithm)
         if self._seen:
-            advantages = np.concatenate([given.advantages[rollout.sampled] for rollout, given in self._seen])
-            out |= _spread("critic/advantages", advantages)
+            values = np.concatenate([given.advantages[rollout.sampled] for rollout, given in self._seen])
+            out |= _spread("critic/advantages", values)
             out |= _spread("critic/rewards", np.array([given.reward for _, given in self._seen]))
         return out | (mismatch(self._pairs) if self._pairs else {})
 

@@ -1,11 +1,11 @@
-"""The step-cost table: seconds of one engine step at each row size, every row in use.
+"""The step-cost table: seconds of one engine step at each row size while all slots are busy, and what drafting adds.
 
     python scripts/bench.py cost --json FILE --config=configs/demo.py [--config.engine.row_sizes=(64,96,128) ...]
 
-The model, sizes and mesh are those of the config; name the file in engine.cost_table. Every size is measured on the same
-requests, prompts long enough that each step has work for all of its rows, in turns so that a disturbance of the machine
-falls on all sizes; a figure is the median over dispatches without an idle row. A row that the prompts' attention
-makes dearer or cheaper than one of your own is not told apart.
+The model, sizes, mesh and drafter are those of the config; name the file in engine.cost_table. Every size is measured on the
+same requests, prompts long enough that each step has work for all of its rows, in turns so that a disturbance of the machine
+falls on all sizes; a figure is the median over turns. Where the config has a drafter, each turn comes without and with
+drafts. A row that the prompts' attention makes dearer or cheaper than one of your own is not told apart.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TURNS = 5
 
 
 def bench(record) -> None:
-    import jax.numpy as jnp
-
     from jaxrl_post import config as configs
     from jaxrl_post import mesh as meshes
+    from jaxrl_post import parts
     from jaxrl_post.engine.engine import RowEngine
+    from jaxrl_post.history import History
     from jaxrl_post.launch import inputs
     from jaxrl_post.models import decoder
     path, overrides = _arguments(record.args)
@@ -29,20 +29,52 @@ def bench(record) -> None:
     start, c = inputs.gather(config), config.engine
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     params = start.load_params(meshes.param_shardings(mesh, decoder.axes(start.model), "engine"))
-    engine = RowEngine(start.model, params, mesh, slots=c.slots, max_length=c.max_length, page_size=c.page_size,
-                       pages=config.pages, row_sizes=c.row_sizes, head_rows=config.head_rows,
-                       steps_per_dispatch=c.steps_per_dispatch, refill_slots=c.refill_slots, dtype=jnp.dtype(c.dtype))
-    seconds: dict[int, list[float]] = {size: [] for size in c.row_sizes}
-    for _ in range(TURNS):
-        for size in c.row_sizes:
-            seconds[size] += _steps(engine, size)
-    for size, times in seconds.items():
-        if not times:
-            raise ValueError(f"row size {size} never had work for all rows: engine.max_length={c.max_length} is too short")
-    record.figure("step_s", {str(size): statistics.median(times) for size, times in seconds.items()})
-    record.figure("num_dispatches", {str(size): len(times) for size, times in seconds.items()})
+    engine = RowEngine(start.model, params, mesh, **parts.engine_sizes(config), refill_slots=c.refill_slots,
+                       drafting=parts.drafting(config, start.model, History(epochs=0, max_bytes=0)))
+    steps, drafting = measure(engine, _requests(engine), TURNS)
+    record.figure("step_s", {str(size): seconds for size, seconds in steps.items()})
+    record.figure("drafting_s", drafting)
     record.figure("config", {"file": path, "overrides": overrides, "slots": c.slots, "page_size": c.page_size,
                              "max_length": c.max_length})
+
+
+def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float]:
+    """Seconds a step at each of the engine's row sizes, medians over turns; and the median over sizes of the seconds that
+    drafting adds, 0 without a drafter. Only dispatches that begin with every slot busy count.
+
+    Raises:
+      ValueError: the requests are too few to keep every slot busy.
+    """
+    sizes, times = engine.row_sizes, {}
+    kinds = (False, True) if engine.drafting.drafter.width else (False,)
+    for _ in range(1 + turns):
+        for size in sizes:
+            for drafts in kinds:
+                times.setdefault((size, drafts), []).append(_step_s(engine, requests, size, drafts))
+    engine.row_sizes, engine.drafting.forced = sizes, None
+    median = {key: statistics.median(seconds[1:]) for key, seconds in times.items()}
+    added = statistics.median(median[size, kinds[-1]] - median[size, False] for size in sizes)
+    return {size: median[size, False] for size in sizes}, max(0.0, added)
+
+
+def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
+    """Seconds a step while requests wait for slots."""
+    engine.reset()
+    engine.metrics()
+    engine.row_sizes, engine.drafting.forced = (size,), drafts
+    engine.submit(requests)
+    seconds = steps = 0.0
+    while engine.pending:
+        begun = time.perf_counter()
+        engine.step()
+        took, counted = time.perf_counter() - begun, engine.metrics()
+        if any(engine.capacity.slots):
+            continue
+        seconds, steps = seconds + took, steps + counted["rows/steps"]
+    if not steps:
+        raise ValueError(f"row size {size} never had every slot busy with {len(requests)} requests: too few or too short "
+                         "answers (engine.max_length)")
+    return seconds / steps
 
 
 def _arguments(args: list[str]) -> tuple[str, list[str]]:
@@ -51,22 +83,6 @@ def _arguments(args: list[str]) -> tuple[str, list[str]]:
         raise ValueError(f"bench cost: unknown argument {unknown[0]!r}; it takes --config=FILE and --config.a.b=VALUE")
     path = next((a.removeprefix("--config=") for a in args if a.startswith("--config=")), "configs/demo.py")
     return path, [a.removeprefix("--config.") for a in args if a.startswith("--config.")]
-
-
-def _steps(engine, size: int) -> list[float]:
-    """Seconds per step of each dispatch that left no row idle."""
-    engine.reset()
-    engine.metrics()
-    engine.row_sizes = (size,)
-    engine.submit(_requests(engine))
-    times = []
-    while engine.pending:
-        begun = time.perf_counter()
-        engine.step()
-        took, counts = time.perf_counter() - begun, engine.metrics()
-        if counts.get("rows/steps") and counts["rows/idle"] == 0:
-            times.append(took / counts["rows/steps"])
-    return times[1:]
 
 
 def _requests(engine) -> list:

@@ -25,7 +25,7 @@ WARMUP = 1
 def bench(record) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import step
-    given = dict(arg.removeprefix("--").split("=", 1) for arg in record.args)
+    given = record.options
     turns = int(given.get("turns", 3))
     asked, engines, seconds = step.requests(0, step.lengths("lognormal")), {}, {}
     for size in given.get("sizes", SIZES).split(","):

@@ -40,7 +40,7 @@ def lengths(case: str) -> list[int]:
 
 
 def bench(record) -> None:
-    given = dict(arg.removeprefix("--").split("=", 1) for arg in record.args)
+    given = record.options
     turns = int(given.pop("turns", 5))
     for case in SETTINGS:
         settings = SETTINGS[case] | {name: int(value) for name, value in given.items()}

@@ -23,7 +23,7 @@ WARMUP = 1
 def bench(record) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import step
-    given = dict(arg.removeprefix("--").split("=", 1) for arg in record.args)
+    given = record.options
     shapes = {name: tuple(map(int, name.split("x"))) for name in given.get("shapes", SHAPES).split(",")}
     learners = {name: step.learner(*shape) for name, shape in shapes.items()}
     seconds: dict[str, list[dict[str, float]]] = {}

@@ -10,9 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
-from pathlib import Path
-from xml.etree import ElementTree
 
 MINUTES = 6.0
 
@@ -24,18 +21,8 @@ def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "tests")]
     _on_real_weights(record)
     _sharded(record)
-    _planted(record)
+    record.planted("tests/test_engine_equality.py", 5)
 
-
-def _planted(record) -> None:
-    """The five tests that each plant a fault and pass only when an equality breaks."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        record.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
-                   "tests/test_engine_equality.py", "-k", "planted", timeout_s=600)
-        cases = list(ElementTree.parse(report).iter("testcase"))
-    passed = [case for case in cases if not {"failure", "error", "skipped"} & {child.tag for child in case}]
-    record.figure("planted_faults_caught", len(passed), equals=5)
 
 
 def _on_real_weights(record) -> None:

@@ -145,6 +145,8 @@ def _steps(run: Path) -> list[int]:
 
 def _differences(one: Path, two: Path) -> list[str]:
     """Names of everything not timed in which two finished runs differ: files, metrics, summary, weights and moments."""
+    import saved
+
     from jaxrl_post import metrics
     files = [{path.relative_to(run).as_posix(): path for path in run.rglob("*") if path.is_file()
               and "checkpoints" not in path.relative_to(run).parts} for run in (one, two)]
@@ -157,15 +159,4 @@ def _differences(one: Path, two: Path) -> list[str]:
     out += ["deterministic metrics"] * (rows[0] != rows[1])
     told = [json.loads((run / "summary.json").read_text()) | {"seconds": 0} for run in (one, two)]
     out += ["summary.json"] * (told[0] != told[1])
-    return out + _arrays(*(run / "checkpoints" / f"step_{STEPS:06d}" / "arrays" for run in (one, two)))
-
-
-def _arrays(one: Path, two: Path) -> list[str]:
-    """Names of the final weights, moments and counters whose bytes differ, read by Orbax alone."""
-    import numpy as np
-    import orbax.checkpoint as ocp
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-        first, second = (reader.restore(path.absolute()) for path in (one, two))
-    return sorted(first.keys() ^ second.keys()) + [
-        name for name in sorted(first.keys() & second.keys())
-        if np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes()]
+    return out + saved.differing(*(run / "checkpoints" / f"step_{STEPS:06d}" / "arrays" for run in (one, two)))

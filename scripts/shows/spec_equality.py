@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from xml.etree import ElementTree
 
 MINUTES = 4.0
 NAMED = ("ngram", "histospec", "histospec_rewards", "ours")
@@ -29,7 +28,7 @@ def show(record) -> None:
     for name, load in (("stories", _stories), ("demo", _demo)):
         _arms(record, name, *load(record))
     _whole_runs(record)
-    _planted(record)
+    record.planted("tests/test_engine_speculation.py", 6)
 
 
 def _stories(record) -> tuple:
@@ -131,6 +130,8 @@ def _compare(record, name: str, want: dict, out: dict, engine, least: int) -> No
 
 def _whole_runs(record) -> None:
     """Sync: with drafts, with drafts and clones, and without, from the same file."""
+    import saved
+
     from jaxrl_post import metrics
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Path(folder) / name for name in ("off", "ours", "clones")}
@@ -144,32 +145,10 @@ def _whole_runs(record) -> None:
                 least = {} if name == "off" or count == "rows/steps" else {"at_least": 500}
                 record.figure(f"run.{name}.{count.split('/')[1]}", sum(row.get(count, 0.0) for row in rows), **least)
         for name in ("ours", "clones"):
-            differing = _arrays(*(next((place / "checkpoints").glob("step_??????")) / "arrays"
+            differing = saved.differing(*(next((place / "checkpoints").glob("step_??????")) / "arrays"
                                   for place in (runs["off"], runs[name])))
             record.figure(f"run.{name}.weights_and_moments_that_differ", differing, equals=[])
             exported = [(place / "policy" / "model.safetensors").read_bytes() for place in (runs["off"], runs[name])]
             record.figure(f"run.{name}.exported_policy_equal", exported[0] == exported[1], equals=True)
         start = (record.root / "configs" / "demo_policy" / "model.safetensors").read_bytes()
         record.figure("run.off.has_learned", start != exported[0], equals=True)
-
-
-def _arrays(one: Path, two: Path) -> list[str]:
-    """Names of the final weights, moments and counters whose bytes differ, read by Orbax alone."""
-    import numpy as np
-    import orbax.checkpoint as ocp
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-        first, second = (reader.restore(path.absolute()) for path in (one, two))
-    return sorted(first.keys() ^ second.keys()) + [
-        name for name in sorted(first.keys() & second.keys())
-        if np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes()]
-
-
-def _planted(record) -> None:
-    """The tests that each plant a fault and pass only when an equality breaks."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        record.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
-                   "tests/test_engine_speculation.py", "-k", "planted", timeout_s=900)
-        cases = list(ElementTree.parse(report).iter("testcase"))
-    passed = [case for case in cases if not {"failure", "error", "skipped"} & {child.tag for child in case}]
-    record.figure("planted_faults_caught", len(passed), equals=6)

@@ -12,6 +12,7 @@ likely token; it is computed from the rollouts. Below an entropy of 0.3 nats rat
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -43,12 +44,20 @@ def show(record) -> None:
     for workload, (file, changes) in WORKLOADS.items():
         folder = record.root / ".cache" / "speculation" / workload
         overrides = [*SPECULATION, *changes]
-        _log(record, folder, file, overrides)
+        _log(record, folder, file, [*overrides, f"engine.cost_table={_flat(record)}"])
         table[workload] = {kind: _cells(record, f"{workload}.{kind}", folder, file, overrides, steady=kind == "steady")
                            for kind in ("cold", "steady")}
     record.figure("workloads", table)
     record.figure("settings", {"slots": SLOTS, "width": WIDTH, "steps_per_dispatch": STEPS, "row_sizes": SIZES, "pairs": PAIRS,
                                "requests": PROMPTS * 8})
+
+
+def _flat(record) -> Path:
+    """A cost table in which rows and drafting are free, as where memory is the bound: the recorded runs draft by it."""
+    file = record.root / ".cache" / "speculation" / "flat.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"figures": {"step_s": {str(size): 1.0 for size in SIZES}}}))
+    return file
 
 
 def _log(record, folder: Path, file: str, overrides: list[str]) -> None:
@@ -72,9 +81,11 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
         arm.run()  # what drafts prove worth is counted
     counted = {name: arm.run() for name, arm in free.items()}
     record.figure(f"{name}.arms_with_other_bits", sum(run.bits != counted["off"].bits for run in counted.values()), equals=0)
+    free["ours"].engine.drafting.forced = True  # so that it looks for the likeliest token at every step
+    watched = free["ours"].run()
     del free
-    best = replay.oracle(counted["ours"], where.requests, rows=max(SIZES), slots=SLOTS, width=WIDTH)
-    rollouts = list(counted["ours"].rollouts.values())
+    best = replay.oracle(watched, where.requests, rows=max(SIZES), slots=SLOTS, width=WIDTH)
+    rollouts = list(watched.rollouts.values())
     about = {"mean_length": float(np.mean([len(r) for r in rollouts])), "epoch": where.epoch,
              "entropy": float(np.mean(np.concatenate([r.entropies for r in rollouts]))),
              "ceiling_mean_max_p": float(np.mean(np.concatenate([r.tokens == r.favourites for r in rollouts])))}
@@ -119,18 +130,13 @@ def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
 
 
 def _measured(where):
-    """Seconds of a step for each row size, and those that drafting adds: medians over full dispatches."""
+    """The table of step costs, from the stage's own requests."""
+    from benches import cost
+
     from jaxrl_post.cost import StepCost
-    seconds: dict[str, list[float]] = {"off": [], "ours": []}
-    for size in SIZES:
-        one = StepCost((size,), (1.0,), "one size")
-        for name in seconds:
-            arm = _arm(where, name, one, (size,))
-            arm.run()
-            runs = [arm.run().phases["full_batch"] for _ in range(3)]
-            seconds[name].append(statistics.median(run.seconds / run.steps for run in runs))
-    more = statistics.median(b - a for a, b in zip(seconds["off"], seconds["ours"]))
-    return StepCost(SIZES, tuple(seconds["off"]), "measured here", max(0.0, more))
+    engine = _arm(where, "ours", StepCost(SIZES, (1.0,) * len(SIZES), "flat")).engine
+    steps, drafting = cost.measure(engine, where.requests, turns=3)
+    return StepCost(SIZES, tuple(steps.values()), "measured here", drafting)
 
 
 def _interval(values: list[float]) -> tuple[float, float]:

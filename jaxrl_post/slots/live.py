@@ -106,7 +106,7 @@ class Live:
         size = len(self.tokens)
         return Rollout(id=self.request.rollout_id, prompt=self.request.prompt, tokens=self.tokens, sampled=[True] * size,
                        logprobs=self.logprobs, entropies=self.entropies, versions=self.versions, drafted=self.drafted,
-                       favourites=self.favourites, finish=finish, start_clock=max(self.start_clock, 0), finish_clock=clock)
+                       favourites=self.favourites, clocks=self.clocks, finish=finish, start_clock=max(self.start_clock, 0), finish_clock=clock)
 
 
 _PER_TOKEN = {"tokens": np.int32, "logprobs": np.float32, "entropies": np.float32, "versions": np.int32, "drafted": bool,
@@ -144,8 +144,7 @@ def begin(request: Request, age: int) -> Live:
     if request.prefix_mode == "verify":
         live.guesses = [int(t) for t in prefix.tokens[:request.max_tokens]]
         return live
-    for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "favourites"):
+    for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "favourites", "clocks"):
         setattr(live, name, getattr(prefix, name)[:request.max_tokens].tolist())
-    live.clocks = [prefix.finish_clock] * len(live.tokens)
     live.start_clock = prefix.start_clock
     return live

@@ -1,0 +1,77 @@
+"""Groups that come in pieces, while others are still generated: the same gradient, and what cannot come in pieces."""
+
+import jax
+import numpy as np
+import pytest
+
+import gradient_arms as arms
+import made_groups
+from jaxrl_post import config
+from jaxrl_post.algorithms import advantages
+
+EXACT = 1e-12
+GROUPS = made_groups.groups()
+PIECES = ([2], [4, 0], [1, 3])  # as they became whole
+
+
+def streamed(dtype=np.float64, pieces=PIECES, **kwargs):
+    """Gradient and metrics of a round whose groups are prepared and accumulated piece by piece."""
+    with arms.precision(dtype):
+        one = arms.learner(dtype, **kwargs)
+        for piece in pieces:
+            groups = [GROUPS[g] for g in piece]
+            one.prepare(groups)
+            one.accumulate(groups)
+        return jax.device_get(one.gradient()), {name: float(value) for name, value in one.commit().items()}
+
+
+@pytest.mark.parametrize("mode", arms.MODES)
+def test_the_sum_is_that_of_the_plain_formula(mode):
+    """The policy is that of the round's start; the other side packs nothing and sums nothing."""
+    a = arms.algorithm(mode)
+    values = [advantages.grpo(g.rewards, g.scored, np.array([len(r) for r in g.rollouts])) for g in GROUPS]
+    with arms.precision(np.float64):
+        policy, reference = (jax.tree.map(jax.numpy.asarray, tree) for tree in (
+            made_groups.weights(0, np.float64), made_groups.moved(made_groups.weights(0, np.float64), 2)))
+        plain = jax.device_get(jax.grad(lambda p: made_groups.plain_loss(
+            p, made_groups.MODEL, GROUPS, values, policy, reference, mode=mode, low=a.clip_ratio_low,
+            high=a.clip_ratio_high, kl_coef=a.kl_loss_coef, entropy_coef=a.entropy_coef, max_tokens=arms.MAX_TOKENS,
+            temperature=0.8))(policy))
+    assert arms.worst(streamed(mode=mode)[0], plain) <= EXACT
+
+
+@pytest.mark.parametrize("estimator", sorted(advantages.ADVANTAGES))
+def test_every_estimator_of_a_group_and_every_metric(estimator):
+    given = config.Algorithm(adv_estimator=estimator, rollout_is="token", rollout_rs="seq_mean_k2",
+                             rollout_rs_threshold=(4.55,), use_kl_in_reward=estimator != "maxrl", kl_coef=0.2,
+                             overlong_buffer=0 if estimator == "maxrl" else 20)
+    (one, told), (two, whole) = streamed(given=given), streamed(pieces=([0, 1, 2, 3, 4],), given=given)
+    assert arms.worst(one, two) <= EXACT
+    assert told.keys() == whole.keys() and {"rollout_corr/rollout_is_std", "critic/advantages/max"} <= told.keys()
+    for name in set(told) - {"training/packed_fill_ratio"}:  # small pieces fill their rows less
+        assert told[name] == pytest.approx(whole[name], rel=1e-9, abs=1e-12), name
+
+
+@pytest.mark.parametrize("estimator", sorted(advantages.WHOLE_ROUND))
+def test_statistics_of_the_whole_round_are_refused(estimator):
+    given = config.Algorithm(adv_estimator=estimator)
+    with pytest.raises(ValueError, match=f"algorithm.adv_estimator='{estimator}' whitens over all tokens of a round and this "
+                                         "round's groups came in pieces; the nearest valid scheduler.stream is 0"):
+        streamed(np.float32, given=given, reference=False)
+    streamed(np.float32, pieces=([0, 1, 2, 3, 4],), given=given, reference=False)
+
+
+def each_piece_divided(monkeypatch):
+    """The mean of the pieces' means."""
+    from jaxrl_post.trainer import programs
+    whole = programs.numerator
+
+    def divided(*given):
+        total, (count, *rest) = whole(*given)
+        return total / count, (jax.numpy.ones_like(count), *rest)
+    monkeypatch.setattr(programs, "numerator", divided)
+
+
+def test_a_planted_mean_of_means_is_found(monkeypatch):
+    each_piece_divided(monkeypatch)
+    assert arms.worst(streamed()[0], streamed(pieces=([0, 1, 2, 3, 4],))[0]) > EXACT
