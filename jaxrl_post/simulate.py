@@ -77,7 +77,7 @@ class Ring:
 def assemble(given: Simulation) -> Ring:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
-    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of)
+    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replicas(given))
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
                 learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s))

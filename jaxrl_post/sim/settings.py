@@ -88,6 +88,11 @@ class Simulation:
         return self.cluster.replicas
 
     @property
+    def engine(self) -> config.Engine:
+        """It lies in one layout."""
+        return config.Engine()
+
+    @property
     def sampling(self) -> config.Sampling:
         """Answers end by themselves, at the latest at the cap."""
         return config.Sampling(max_tokens=self.workload.cap)
