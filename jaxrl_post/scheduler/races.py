@@ -61,11 +61,11 @@ class Races(Rounds):
 
     def _open_round(self) -> int:
         """A long one takes from the queue first; the run's last ones take all that is left, however little."""
-        batches, ending = min(self._long_batches, self._steps - self._round), self._left < self._size
-        if ending:
+        self._long = self.kind() == "long"
+        batches = self._most
+        if self._left < self._size:
             batches = min(batches, (len(self._queue) + self._left) // self._size)
             assert batches, f"groups were lost: {self}"
-        self._long = ending or len(self._queue) >= batches * self._size
         return batches if self._long else 1
 
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
@@ -80,6 +80,15 @@ class Races(Rounds):
             self._queue_up(opened, clock)
         self._counts["num_groups_sent_long"] += len(slow)
         return [self._enter(opened) for opened in drawn if opened.key not in self._queue], need
+
+    def kind(self) -> str:
+        """Of the round that comes: short or long."""
+        return "long" if len(self._queue) >= self._most * self._size or self._left < self._size else "short"
+
+    @property
+    def _most(self) -> int:
+        """Batches of a long round that begins now."""
+        return min(self._long_batches, self._steps - self._round)
 
     @property
     def _left(self) -> int:

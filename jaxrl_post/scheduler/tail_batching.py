@@ -28,7 +28,8 @@ class TailBatching(Races):
     name = "tail batching"
 
     def __init__(self, prompts: PromptOrder, *, over: float, prefix_mode: str = "verify", long_batches: int = 1,
-                 lane: float = 0.0, past: Callable[[str], Sequence[Past]] = lambda prompt_id: (), group_size: int, **rounds: Any):
+                 lane: float = 0.0, past: Callable[[str], Sequence[Past]] = lambda prompt_id: (), group_size: int,
+                 **rounds: Any):
         """
         Args:
           over, long_batches, lane, past: as Races.
