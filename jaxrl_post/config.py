@@ -59,7 +59,9 @@ class Mesh:
 class Engine:
     """Sizes of the row engine, each per replica. `row_sizes`: rows per step that are compiled; a single size is kept as it
     is, of several the probe drops those whose bits differ from the largest one's. `pages` 0: enough for every slot at
-    `max_length`. `cost_table`: a file written by scripts/bench.py cost; empty: the analytic table of the device kind."""
+    `max_length`. `cost_table`: a file written by scripts/bench.py cost; empty: the analytic table of the device kind.
+    `layouts`: further tensor parallelisms, for example (2, 4), compiled at the start; a planner chooses one for each round by
+    its forecasts (scheduler/planner.py). A replica of n times as many devices has n times the slots, pages and rows."""
 
     name: str = one_of("rows", "rows", "demonstrations")
     slots: int = at_least(64, 1)
@@ -72,6 +74,7 @@ class Engine:
     refill_slots: int = at_least(4, 1)  # a dispatch ends early when so many slots are free and requests wait
     dtype: str = one_of("float32", "float32", "bfloat16")
     cost_table: str = ""
+    layouts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +119,20 @@ class Scheduler:
 
     `name`: sync waits for every prompt of a round; tail_batching launches `over` times the prompts, puts off the groups that
     finish last and lets them go on in a long round of their own, by `prefix_mode`; `lane` is the share of the surplus that
-    history may send there at once. rollpacker launches `over` times the prompts and `over_samples` times the answers, drops
+    history may send there at once, which saves tokens and not always time. rollpacker launches `over` times the prompts and `over_samples` times the answers, drops
     the slow ones and draws slow prompts anew: shorter answers than the policy gives, for comparison. `stream`: groups that
-    are scored and handed to the learner together while others are still generated; 0: all of a round at its end."""
+    are scored and handed to the learner together while others are still generated; 0: all of a round at its end.
+    `placement`: least_loaded gives a group to the replica with the fewest answers on their way; divided binds an answer when
+    a slot is free; longest_first does so by what probes and history tell; rank_groups gives replicas of their own to prompts
+    of like length. Only with more answers than slots do the middle two differ from the first, and the last only pays where
+    replicas step on their own."""
 
     name: str = one_of("sync", "sync", "tail_batching", "rollpacker")
+    placement: str = one_of("least_loaded", "least_loaded", "divided", "longest_first", "rank_groups")
     over: float = at_least(1.0, 1.0)
     over_samples: float = at_least(1.0, 1.0)
     prefix_mode: str = one_of("verify", "verify", "recompute", "restart")
-    lane: float = at_least(0.5, 0.0, 1.0)
+    lane: float = at_least(0.0, 0.0, 1.0)
     stream: int = at_least(0, 0)
     prompts: int = at_least(32, 1)
     group_size: int = at_least(8, 1)
@@ -381,6 +389,29 @@ def _demonstrations_are_imitated(c: Config) -> None:
           "supervised training is 'demonstrations' with 'sft' and 'ones', and neither of the first two goes without the other")
 
 
+def _layouts_fit(c: Config) -> None:
+    own, given = c.mesh.tensor, c.engine.layouts
+    fitting = [n for n in range(2 * own, c.devices + 1, own) if c.devices % n == 0]
+    for tensor in given:
+        _need(tensor in fitting, f"engine.layouts={given}: {tensor} devices a replica must be a multiple of mesh.tensor={own} "
+              f"above it that divides the {c.devices} devices; " + (
+                  f"the nearest valid value is {min(fitting, key=lambda n: (abs(n - tensor), n))}" if fitting else
+                  "there is none, leave it empty"))
+    _need(len(set(given)) == len(given), f"engine.layouts={given} names a layout twice")
+    _need(not given or c.engine.name == "rows", f"engine.layouts={given} is of engine.name='rows': {c.engine.name!r} lies on "
+          "no devices")
+    _need(not (given and c.engine.cost_table), f"engine.cost_table={c.engine.cost_table!r} was measured in one layout and "
+          f"engine.layouts={given} compares several: leave one of them empty")
+
+
+def _placements_know(c: Config) -> None:
+    ranks = c.scheduler.placement == "rank_groups"
+    _need(not ranks or c.history.epochs > 0, "scheduler.placement='rank_groups' ranks prompts by their past answers: "
+          "history.epochs=0 must be at least 1")
+    _need(not ranks or c.replicas > 1, "scheduler.placement='rank_groups' needs replicas to choose from, mesh.data*mesh.fsdp="
+          "1 gives one; the nearest valid value is 'least_loaded'")
+
+
 def _rounds_divide(c: Config) -> None:
     s, updates = c.scheduler, c.scheduler.updates
     _need(s.prompts % s.mini_batches == 0, f"scheduler.mini_batches={s.mini_batches} must divide scheduler.prompts="
@@ -461,7 +492,7 @@ def _rewards_weighted(c: Config) -> None:
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
           _races_make_sense, _streams_make_sense,
           _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated,
-          _evaluations_are_reached)
+          _evaluations_are_reached, _layouts_fit, _placements_know)
 
 
 def default(schema: type = Config) -> ml_collections.ConfigDict:

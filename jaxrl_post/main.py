@@ -30,8 +30,8 @@ import jax
 from jaxrl_post import config as configs
 from jaxrl_post import checkpoint, evaluate, loop, mesh, metrics, parts
 from jaxrl_post.bias import BiasMeter
-from jaxrl_post.engine import probe
 from jaxrl_post.engine.demonstrations import Demonstrations
+from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
@@ -118,7 +118,7 @@ class Run:
     watch: Stopwatch
     learner: Learner
     engine: Any
-    evaluator: RowEngine | None
+    evaluator: RowEngine | Elastic | None
     scheduler: Recorder
     rewards: Pool
     judge: Pool
@@ -134,7 +134,7 @@ class Run:
     @property
     def records(self) -> list[Any]:
         """What keeps scored groups: the history, and what engines draft from."""
-        return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, RowEngine))]
+        return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, (RowEngine, Elastic)))]
 
     @property
     def engines(self) -> list[Any]:
@@ -185,7 +185,8 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
     rewards.check((*start.train, *start.held_out))
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-    scheduler = schedulers.made(config, start.train, start.sampling, history.of)
+    scheduler = schedulers.made(config, start.train, start.sampling, history.of,
+                                lambda: parts.replicas(config, start.model, start.cost))
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
 
     guard = stack.enter_context(compilation.CompileGuard())
@@ -193,7 +194,7 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     learner.compile()
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
-    engine, evaluator = ENGINES[config.engine.name](config, start, learner, devices, history)
+    engine, evaluator = ENGINES[config.engine.name](config, start, learner, history)
     stack.enter_context(dispatches.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
@@ -243,42 +244,27 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
                 journal=log, journaled=before)
 
 
-def row_engine(config: configs.Config, start: inputs.Inputs, learner: Learner, devices: jax.sharding.Mesh,
-               history: History) -> RowEngine:
-    """The engine, with the row sizes that the probe keeps."""
-    c = config.engine
-    engine = RowEngine(
-        start.model, learner.params, devices, **parts.engine_sizes(config), refill_slots=c.refill_slots,
-        cost=start.cost, decode=start.tokenizer.decode, version=learner.step,
-        drafting=parts.drafting(config, start.model, history))
-    dropped = [size for size, kept in probe.keep_equal_sizes(engine).items() if not kept]
-    if dropped:
-        say(f"engine.row_sizes: {dropped} give other bits than {max(c.row_sizes)} on this machine and are not used")
-    return engine
-
-
-def rows_for_all(config, start, learner, devices, history) -> tuple[Any, RowEngine | None]:
+def rows_for_all(config, start, learner, history) -> tuple[Any, RowEngine | Elastic | None]:
     """The row engine generates, and evaluates."""
-    engine = row_engine(config, start, learner, devices, history)
+    engine = parts.engine(config, start, learner, history, say)
     return engine, engine if start.held_out else None
 
 
-def data_for_training(config, start, learner, devices, history) -> tuple[Any, RowEngine | None]:
+def data_for_training(config, start, learner, history) -> tuple[Any, RowEngine | None]:
     """The data writes the training rollouts; a row engine evaluates, if anything is evaluated."""
     engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
-    return engine, row_engine(config, start, learner, devices, history) if start.held_out else None
+    return engine, parts.engine(config, start, learner, history, say) if start.held_out else None
 
 
 ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
 
 
-def derived(config: configs.Config, evaluator: RowEngine | None) -> dict:
+def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:
     """What the run was keyed by beside its config."""
     out = {"versions": resume.versions(), "device": jax.devices()[0].device_kind, "devices": jax.device_count(),
            "processes": jax.process_count(), "sampling_law": sampling.LAW, "swap": plan.swap_case(config)}
     if evaluator is not None:
-        out |= {"row_sizes": list(evaluator.row_sizes),
-                "cost_table": {"source": evaluator.cost.source, "digest": evaluator.cost.digest}}
+        out |= parts.keys(evaluator)
     return out
 
 
@@ -301,7 +287,7 @@ def turn(run: Run) -> None:
     else:
         observe.load_state_dict(run.saved.host["observers"])
     watch.drain()
-    engine = Timed(run.engine, {"submit": "gen", "step": "gen"}, watch)
+    engine = Timed(run.engine, {"submit": "gen", "step": "gen", "relayout": "relayout"}, watch)
     learner = Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch)
     with jax.transfer_guard_host_to_device("disallow"):
         loop.run(
@@ -342,7 +328,8 @@ def examine(run: Run, version: int) -> None:
     config = run.config
     found = evaluate.evaluate(
         run.evaluator, run.judge, run.start.held_out, samples=config.eval.samples, run_seed=config.seed,
-        sampling=run.start.sampling, max_tokens=config.sampling.max_tokens, replicas=config.replicas)
+        sampling=run.start.sampling, max_tokens=config.sampling.max_tokens,
+        replicas=len(run.evaluator.capacity.slots))
     run.evaluations[1:] = [found]  # the first and the latest
     RolloutLog(run.mine / "evaluations").write(version, found.sampled + found.greedy)
     counted = run.evaluator.metrics() | {f"eval/{name}": n for name, n in run.judge.metrics().items()}

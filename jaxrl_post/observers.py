@@ -143,8 +143,9 @@ class Observers:
         self.step += 1
         self.tokens += sum(int(r.sampled.sum()) for group in part.fresh for r in group.rollouts)
         row = {"training/global_step": float(self.step)} | describe(part.groups, self.step - 1)
-        for part_of_ring in (self._engine, self._scheduler, self._rewards, self._meter):
+        for part_of_ring in (self._engine, self._scheduler, self._rewards):
             row |= part_of_ring.metrics()
+        row |= self._meter.metrics("long" if row.get("sched/num_long_rounds") else "short")
         self._waiting = metrics, row
         if part.fresh:  # a round's rollouts are logged once, with its first step
             self._watch.timing("log", self._log)(self.step, part.fresh)

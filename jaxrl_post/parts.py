@@ -5,21 +5,30 @@ Invariant: a plan's programs are a run's, because both are made here with the sa
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_post import cost
 from jaxrl_post import mesh as meshes
 from jaxrl_post.config import Config
-from jaxrl_post.engine import programs, rows
+from jaxrl_post.engine import probe, programs, rows
 from jaxrl_post.engine.drafter import DRAFTERS, Drafter
 from jaxrl_post.engine.drafting import Drafting
+from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.launch import allocation, plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
+from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.types import Layout
+
+COLLECTIVE_S = 1e-5  # of a sum over devices inside a layer, of which there are two; rough, only the order of size matters
 
 
 def learner(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh) -> Learner:
@@ -32,12 +41,72 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.s
         compute_dtype=config.model.compute_dtype)
 
 
-def engine_sizes(config: Config) -> dict[str, Any]:
-    """What the row engine's programs are compiled for."""
-    c = config.engine
-    return dict(slots=c.slots, max_length=c.max_length, page_size=c.page_size, pages=config.pages,
-                row_sizes=c.row_sizes, head_rows=config.head_rows, steps_per_dispatch=c.steps_per_dispatch,
-                restricted=config.sampling.restricted, dtype=jnp.dtype(c.dtype))
+def layouts(config: Config) -> tuple[Layout, ...]:
+    """Those that the engine is compiled for; the first is that of the mesh, where it begins."""
+    return tuple(Layout(config.devices // tensor, tensor) for tensor in (config.mesh.tensor, *config.engine.layouts))
+
+
+def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
+    """The engine's: the run's own for the layout where it begins."""
+    own = layout.tensor == config.mesh.tensor
+    return meshes.make_mesh(*((config.mesh.data, config.mesh.fsdp) if own else (layout.replicas, 1)), layout.tensor)
+
+
+def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
+    """What the row engine's programs are compiled for: a replica of more devices has as many more slots, pages and rows."""
+    c, more = config.engine, layout.tensor // config.mesh.tensor
+    return dict(slots=c.slots * more, max_length=c.max_length, page_size=c.page_size, pages=config.pages * more,
+                row_sizes=tuple(size * more for size in c.row_sizes), head_rows=config.head_rows * more,
+                steps_per_dispatch=c.steps_per_dispatch, restricted=config.sampling.restricted, dtype=jnp.dtype(c.dtype))
+
+
+def replicas(config: Config, model: decoder.ModelConfig, table: cost.StepCost | None) -> dict[Layout, Replica]:
+    """What the scheduler forecasts with, of each layout: by the run's own cost table, else by the analytic one.
+
+    Raises:
+      ValueError: a kind of device without an analytic cost.
+    """
+    size = jnp.dtype(config.engine.dtype).itemsize
+    kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * size
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model))) * size / 2  # a Shape is in 2 bytes
+    shape = cost.Shape(active=parameters, parameters=parameters, kv_bytes=kv_bytes)
+    out = {}
+    for layout in layouts(config):
+        sizes = engine_sizes(config, layout)
+        steps = cost.TableCost(table=table) if table else cost.decode(
+            jax.devices()[0].device_kind, shape, tensor=layout.tensor, per_collective_s=2 * model.layers * COLLECTIVE_S)
+        out[layout] = Replica(slots=sizes["slots"], kv_tokens=sizes["pages"] * sizes["page_size"], cost=steps)
+    return out
+
+
+def engine(config: Config, start: Inputs, learner: Learner, history: History,
+           say: Callable[[str], object]) -> RowEngine | Elastic:
+    """The engine; of several layouts, one for each and all ready."""
+    make = {layout: functools.partial(_engine, config, start, learner, history, say, layout)
+            for layout in layouts(config)}
+    return Elastic(make, learner.params) if len(make) > 1 else next(iter(make.values()))()
+
+
+def _engine(config: Config, start: Inputs, learner: Learner, history: History, say: Callable[[str], object],
+            layout: Layout) -> RowEngine:
+    """With the row sizes that the probe keeps."""
+    sizes = engine_sizes(config, layout)
+    made = RowEngine(
+        start.model, learner.params, mesh_of(config, layout), **sizes, refill_slots=config.engine.refill_slots,
+        cost=start.cost, decode=start.tokenizer.decode, version=learner.step,
+        drafting=drafting(config, start.model, history, layout))
+    dropped = [size for size, kept in probe.keep_equal_sizes(made).items() if not kept]
+    if dropped:
+        say(f"engine.row_sizes: {dropped} give other bits than {max(sizes['row_sizes'])} on this machine and are not used")
+    return made
+
+
+def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
+    """What an engine's tokens and clocks depend on beside its config."""
+    if isinstance(engine, Elastic):
+        return {"layouts": {f"{layout.replicas} x {layout.tensor}": keys(one) for layout, one in engine.engines.items()}}
+    return {"row_sizes": list(engine.row_sizes),
+            "cost_table": {"source": engine.cost.source, "digest": engine.cost.digest}}
 
 
 def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
@@ -47,10 +116,10 @@ def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
     return DRAFTERS[c.drafter](vocab=model.vocab_size, width=c.width, entries=size, live=c.live_entries)
 
 
-def drafting(config: Config, model: decoder.ModelConfig, history: History) -> Drafting:
+def drafting(config: Config, model: decoder.ModelConfig, history: History, layout: Layout) -> Drafting:
     """The host's side of it, reading that history."""
-    return Drafting(drafter(config, model), replicas=config.replicas, slots=config.engine.slots, past=history.of,
-                    shared=_shared(config), clones=config.speculation.clones)
+    return Drafting(drafter(config, model), replicas=layout.replicas, slots=engine_sizes(config, layout)["slots"],
+                    past=history.of, shared=_shared(config), clones=config.speculation.clones)
 
 
 def _shared(config: Config) -> int:
@@ -73,7 +142,10 @@ def foreseen(config: Config, start: Inputs) -> str:
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     needed = learner(config, start.model, decoder.abstract(start.model), mesh).temporaries()
     if config.engine.name == "rows" or start.held_out:
-        needed |= programs.temporaries(start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config))
+        for layout in layouts(config):
+            found = programs.temporaries(start.model, mesh_of(config, layout), drafter=drafter(config, start.model),
+                                         **engine_sizes(config, layout))
+            needed |= found if layout == layouts(config)[0] else {f"{name}, {layout}": n for name, n in found.items()}
     allocation.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
     needs = plan.process(config, memory(config, start), needed, plan.resident(), on_host)

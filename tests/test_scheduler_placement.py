@@ -10,8 +10,11 @@ from jaxrl_post.types import Capacity, Request, RolloutId
 from racing_ring import whole
 from toy_ring import SAMPLING, ToyPrompts
 
-FREE = Capacity(slots=(4,), pages=(4,))
 PROMPTS = ToyPrompts(200)
+
+
+def free(replicas):
+    return Capacity(slots=(4,) * replicas, pages=(4,) * replicas)
 
 
 def group(number, size):
@@ -27,8 +30,8 @@ def test_a_group_goes_where_fewest_requests_are(replicas, plan):
         load = Counter(here.values())
         expected = min(range(replicas), key=lambda replica: (load[replica], replica))
         placement.place([group(number, size)], 0)
-        released = placement.release(FREE)
-        assert placement.release(FREE) == []
+        released = placement.release(free(replicas))
+        assert placement.release(free(replicas)) == []
         assert [request.rollout_id for request in released] == [request.rollout_id for request in group(number, size)]
         assert {request.replica for request in released} == {expected}
         here |= {request.rollout_id: expected for request in released}
@@ -45,9 +48,9 @@ def test_what_finished_takes_no_room_and_what_was_withdrawn_is_never_released():
     first, second, third = group(0, 3), group(1, 1), group(2, 1)
     placement.place([first, second], 0)
     placement.withdraw([first[1].rollout_id])
-    assert [(r.rollout_id, r.replica) for r in placement.release(FREE)] == [
+    assert [(r.rollout_id, r.replica) for r in placement.release(free(2))] == [
         (first[0].rollout_id, 0), (first[2].rollout_id, 0), (second[0].rollout_id, 1)]
     for rollout in whole(first):
         assert placement.learn(rollout) == ()
     placement.place([third], 0)
-    assert [r.replica for r in placement.release(FREE)] == [0]
+    assert [r.replica for r in placement.release(free(2))] == [0]

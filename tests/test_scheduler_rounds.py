@@ -228,14 +228,14 @@ def test_mini_batches_must_divide_a_round():
 
 def test_requests_hold_their_own_seed_and_settings():
     scheduler = make(ToyPrompts(9), replicas=2)
-    requests = scheduler.admit(FREE, 0)
+    requests = scheduler.admit(Capacity(slots=(4, 4), pages=(4, 4)), 0)
     assert [r.rollout_id.sample for r in requests] == [0, 1, 2] * 4
     assert [r.replica for r in requests[::3]] == [0, 1, 0, 1]
     assert all(r.replica == requests[3 * (i // 3)].replica for i, r in enumerate(requests))
     assert all(np.array_equal(r.seed, r.rollout_id.seed()) and r.max_tokens == 5 and r.sampling is SAMPLING
                for r in requests)
     assert len({tuple(r.seed.tolist()) for r in requests}) == 12
-    assert scheduler.admit(FREE, 1) == [] and scheduler.due() == [] and scheduler.take() == []
+    assert scheduler.admit(Capacity(slots=(4, 4), pages=(4, 4)), 1) == [] and scheduler.due() == [] and scheduler.take() == []
 
 
 def test_a_round_that_never_fills_says_so():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_post.engine.engine import RowEngine, drop
+from jaxrl_post.slots.dispatches import Dispatch
 from jaxrl_post.types import Capacity, Group, Layout, Prompt, Request, Rollout, RolloutId
 
 
@@ -51,6 +52,16 @@ class Elastic:
     @property
     def layout(self) -> Layout:
         return self._engine.layout
+
+    @property
+    def report(self) -> Callable[[Dispatch], object] | None:
+        """Where set, it is shown every dispatch, in any layout."""
+        return self._engine.report
+
+    @report.setter
+    def report(self, report: Callable[[Dispatch], object] | None) -> None:
+        for engine in self.engines.values():
+            engine.report = report
 
     # ---- what the loop sees
 

@@ -71,7 +71,7 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dic
         WEIGHTS: 4 * learner,
         MOMENTS: 8 * learner,
         "gradient (float32)": 4 * learner,
-        f"weights (engine, {dtype}, {case})": 0 if case == "shared" else _bytes(dtype) * engine,
+        f"weights (engine, {dtype}, {case})": _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0,
         "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
         f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
         "drafting (tables of one replica)": drafting,

@@ -66,13 +66,21 @@ class _Run:
             self.context += prompt + done
             self.seconds += self.replica.cost.prefill_s * (prompt + done)
 
+    def park(self) -> None:
+        """While there is no KV for a token of each, the youngest waits."""
+        while len(self.running) > 1 and self.context + len(self.running) > self.replica.kv_tokens:
+            prompt, length, begun = self.running.pop(max(self.running))
+            self.context -= prompt + self.progress - begun
+            self.waiting.appendleft((prompt, length, self.progress - begun))
+            self.preemptions += 1
+
     def advance(self) -> None:
         """Until somebody finishes or the KV is full."""
         while self.ends[0][1] not in self.running:
             heapq.heappop(self.ends)
         rows = len(self.running)
-        room = max((self.replica.kv_tokens - self.context) / rows, 0.0) if rows > 1 else np.inf
-        steps = min(self.ends[0][0] - self.progress, max(np.ceil(room), 1.0))
+        room = (self.replica.kv_tokens - self.context) // rows if rows > 1 else np.inf
+        steps = min(self.ends[0][0] - self.progress, room)
         step = self.replica.cost(np.array([rows]), np.array([self.context + rows * steps / 2]))
         self.seconds += float(step[0]) * steps
         self.progress += steps
@@ -80,17 +88,10 @@ class _Run:
         self.most = max(self.most, self.context)
 
     def finish(self) -> None:
-        """Those that have all their tokens leave; when nobody did and the KV is full, the youngest waits."""
-        before = len(self.running)
+        """Those that have all their tokens leave."""
         while self.ends and (self.ends[0][1] not in self.running or self.ends[0][0] <= self.progress):
-            order = heapq.heappop(self.ends)[1]
-            prompt, length, _ = self.running.pop(order, (0, 0, 0.0))
+            prompt, length, _ = self.running.pop(heapq.heappop(self.ends)[1], (0, 0, 0.0))
             self.context -= prompt + length
-        if len(self.running) == before > 1 and self.context + before > self.replica.kv_tokens:
-            prompt, length, begun = self.running.pop(max(self.running))
-            self.context -= prompt + self.progress - begun
-            self.waiting.appendleft((prompt, length, self.progress - begun))
-            self.preemptions += 1
 
 
 def replay(replica: Replica, work: Sequence[tuple[int, int]]) -> Forecast:
@@ -98,6 +99,7 @@ def replay(replica: Replica, work: Sequence[tuple[int, int]]) -> Forecast:
     run = _Run(replica, work)
     while run.waiting or run.running:
         run.seat()
+        run.park()
         run.advance()
         run.finish()
     return Forecast(run.seconds, run.preemptions, run.most / replica.kv_tokens)

@@ -13,20 +13,32 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from jaxrl_post.history import Past
+from jaxrl_post.scheduler.placement import went_on
 from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 
 Key = tuple[int, str]  # epoch and prompt
 UNKNOWN = float("inf")
+STEAL = 0.75
 OLDEST_EVERY = 16  # of so many answers one is the oldest that waits: nobody starves
 
 
 class Divided:
-    """A Placement: a request goes to the replica with the most free slots, then pages, in order of admission."""
+    """A Placement: a request goes to the replica with the most free slots, then pages, in order of admission. When nobody
+    waits, a replica that runs out of work takes an answer over from the one with the most.
 
-    def __init__(self):
+    Args:
+      steal: at which share of the most loaded replica's answers that happens; 0: never.
+    """
+
+    def __init__(self, *, steal: float = STEAL):
+        self._steal = steal
         self._waiting: dict[RolloutId, Request] = {}  # by admission
+        self._running: dict[int, dict[RolloutId, Request]] = {}  # by replica, in order of release
+        self._at: dict[RolloutId, int] = {}
+        self._stolen: set[RolloutId] = set()
 
     def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
         for group in groups:
@@ -34,16 +46,16 @@ class Divided:
 
     def release(self, capacity: Capacity) -> list[Request]:
         """As many as there are free slots."""
-        free = [(-slots, -pages, replica) for replica, (slots, pages) in enumerate(zip(capacity.slots, capacity.pages))
-                if slots > 0]
+        self._running = {at: self._running.get(at, {}) for at in range(len(capacity.slots))}
+        free = [(-slots, -pages, at) for at, (slots, pages) in enumerate(zip(capacity.slots, capacity.pages)) if slots > 0]
         heapq.heapify(free)
         out = []
-        while free and self._waiting:
-            slots, pages, replica = free[0]
-            out.append(dataclasses.replace(self._waiting.pop(self._next()), replica=replica))
-            heapq.heapreplace(free, (slots + 1, pages, replica))
-            if free[0][0] == 0:  # none has one any more
-                break
+        while self._waiting and free and free[0][0] < 0:
+            slots, pages, at = free[0]
+            request = dataclasses.replace(self._waiting.pop(self._next()), replica=at)
+            out.append(request)
+            self._running[at][request.rollout_id], self._at[request.rollout_id] = request, at
+            heapq.heapreplace(free, (slots + 1, pages, at))
         return out
 
     def _next(self) -> RolloutId:
@@ -51,21 +63,48 @@ class Divided:
         return next(iter(self._waiting))
 
     def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
-        return ()
+        at = self._at.get(rollout.id)
+        if at is None:
+            return ()
+        self._forget(rollout.id)
+        most = max(self._running, key=lambda other: (len(self._running[other]), -other))
+        here, there = len(self._running[at]), len(self._running[most])
+        if self._waiting or here + 2 > there or here > self._steal * there:
+            return ()
+        chosen = self._spare(self._running[most])
+        self._stolen |= set(chosen)
+        return chosen
+
+    def _spare(self, running: Mapping[RolloutId, Request]) -> tuple[RolloutId, ...]:
+        """One that had not moved."""
+        return tuple(islice((id for id in reversed(running) if id not in self._stolen), 1))
 
     def moved(self, rollouts: Sequence[Rollout]) -> None:
-        assert not rollouts, f"nobody asked to park {[rollout.id for rollout in rollouts]}"
+        """They go on before all others."""
+        again = {}
+        for rollout in rollouts:
+            request = self._running[self._at[rollout.id]][rollout.id]
+            again[rollout.id] = went_on(request, rollout)
+            self._forget(rollout.id)
+            self._stolen.add(rollout.id)
+        self._waiting = again | self._waiting
 
     def withdraw(self, ids: Iterable[RolloutId]) -> None:
         for id in ids:
             self._waiting.pop(id, None)
+            if id in self._at:
+                self._forget(id)
+
+    def _forget(self, id: RolloutId) -> None:
+        del self._running[self._at.pop(id)][id]
+        self._stolen.discard(id)
 
     def state_dict(self) -> dict:
-        assert not self._waiting, f"{len(self._waiting)} requests are placed and not released"
+        assert not self._waiting and not self._at, f"{len(self._waiting)} answers wait, {len(self._at)} are on their way"
         return {}
 
     def load_state_dict(self, state: Mapping) -> None:
-        self._waiting = {}
+        self._waiting, self._running, self._at, self._stolen = {}, {}, {}, set()
 
 
 class LongestFirst(Divided):
@@ -77,8 +116,8 @@ class LongestFirst(Divided):
       probes: answers of a group without a past that go ahead.
     """
 
-    def __init__(self, *, past: Callable[[str], Sequence[Past]], probes: int = 1):
-        super().__init__()
+    def __init__(self, *, past: Callable[[str], Sequence[Past]], probes: int = 1, steal: float = STEAL):
+        super().__init__(steal=steal)
         self._past, self._probes = past, probes
         self._clear()
         self._turn = 0
@@ -91,7 +130,7 @@ class LongestFirst(Divided):
         self._order: list[tuple[float, int, Key]] = []  # a heap; an entry of another estimate is out of date
 
     def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
-        if not self._waiting:
+        if not self._waiting and not self._at:
             self._clear()
         super().place(groups, round)
         ahead = []
@@ -130,7 +169,16 @@ class LongestFirst(Divided):
         known = self._estimates.get(key)
         if known is not None and (known == UNKNOWN or len(rollout) > known):
             self._estimate(key, float(len(rollout)))
-        return ()
+        return super().learn(rollout)
+
+    def moved(self, rollouts: Sequence[Rollout]) -> None:
+        super().moved(rollouts)
+        self._ahead += [rollout.id for rollout in reversed(rollouts)]
+
+    def _spare(self, running: Mapping[RolloutId, Request]) -> tuple[RolloutId, ...]:
+        """Of those that had not moved, the one that may still be longest."""
+        free = [id for id in running if id not in self._stolen]
+        return tuple(sorted(free, key=lambda id: -self._estimates[_key(id)])[:1])
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"turn": self._turn}

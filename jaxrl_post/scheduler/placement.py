@@ -45,6 +45,9 @@ class LeastLoaded:
     of equals. It migrates nothing."""
 
     def __init__(self, replicas: int):
+        self._empty(replicas)
+
+    def _empty(self, replicas: int) -> None:
         self._load = [0] * replicas
         self._ranked = [(0, replica) for replica in range(replicas)]  # a heap; an entry of another load is out of date
         self._of: dict[RolloutId, int] = {}
@@ -59,8 +62,19 @@ class LeastLoaded:
             self._add(replica, len(group))
 
     def release(self, capacity: Capacity) -> list[Request]:
+        if len(capacity.slots) != len(self._load):
+            self._deal_again(len(capacity.slots))
         out, self._waiting = self._waiting, []
         return out
+
+    def _deal_again(self, replicas: int) -> None:
+        """The engine lies in another way since the last round: what waits, which is all there is, goes to new replicas."""
+        groups: dict[tuple, list[Request]] = {}
+        for request in self._waiting:
+            groups.setdefault(request.rollout_id[:4], []).append(dataclasses.replace(request, replica=0))
+        assert len(self._of) == len(self._waiting), "the replicas changed under a round"
+        self._empty(replicas)
+        self.place(list(groups.values()), 0)
 
     def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
         self.withdraw([rollout.id])
@@ -78,12 +92,11 @@ class LeastLoaded:
 
     def state_dict(self) -> dict:
         assert not self._waiting, f"{len(self._waiting)} requests are placed and not released"
-        return {"of": [[list(id), replica] for id, replica in self._of.items()]}
+        return {"replicas": len(self._load), "of": [[list(id), replica] for id, replica in self._of.items()]}
 
     def load_state_dict(self, state: Mapping) -> None:
+        self._empty(state["replicas"])
         self._of = {RolloutId(*id): replica for id, replica in state["of"]}
-        self._load, self._waiting = [0] * len(self._load), []
-        self._ranked = [(0, replica) for replica in range(len(self._load))]
         for replica in self._of.values():
             self._add(replica, 1)
 
@@ -98,3 +111,8 @@ class LeastLoaded:
             heapq.heappush(self._ranked, (self._load[replica], replica))
         else:
             self._ranked = sorted((load, replica) for replica, load in enumerate(self._load))
+
+
+def went_on(request: Request, rollout: Rollout) -> Request:
+    """The request of a rollout that was parked to go on elsewhere under the same weights: its tokens are forced."""
+    return dataclasses.replace(request, prefix=rollout if len(rollout) else None, prefix_mode="recompute")

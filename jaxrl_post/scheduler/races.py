@@ -38,7 +38,8 @@ class Races(Rounds):
           launched: samples of a group that a short round generates.
           lane: share of the prompts beyond the batch that history may send to the queue at once, 0 to 1: those of a short
             round's prompts whose last answers were longer than any that the last short round trained on, longest first.
-            They would lose the race, and racing them burns tokens. What is left of 1 keeps a margin for the unforeseen.
+            They would probably lose the race; not racing them saves slots, pages and, in `restart`, tokens. It costs time where
+            slots are free: a race knows who is long, and history only guesses, so the queue fills with short ones too.
           past: what is known of a prompt, newest record first (history.History.of).
           rounds: as Rounds.
         """
@@ -58,7 +59,7 @@ class Races(Rounds):
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
         need = self._wave_size()
         if self._waves == 1:
-            self._long = len(self._queue) >= self._size or self._left < self._size
+            self._long = self.kind() == "long"
         if self._long:
             keys = list(self._queue)[:need]
             requests = [self._take_up(self._queue.pop(key), clock) for key in keys]
@@ -69,6 +70,10 @@ class Races(Rounds):
             self._queue_up(opened, clock)
         self._counts["num_groups_sent_long"] += len(slow)
         return [self._enter(opened) for opened in drawn if opened.key not in self._queue], need
+
+    def kind(self) -> str:
+        """short or long."""
+        return "long" if len(self._queue) >= self._size or self._left < self._size else "short"
 
     @property
     def _left(self) -> int:

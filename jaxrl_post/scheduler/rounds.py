@@ -210,6 +210,10 @@ class Rounds:
     def held(self) -> list[Rollout]:
         return [rollout for opened in self._wave.values() if opened.group is None for rollout in opened.rollouts.values()]
 
+    def kind(self) -> str:
+        """What sort of round opens next, for who expects like of like: here all are alike."""
+        return ""
+
     def layout(self) -> Layout | None:
         """None: rounds are the same however the engine lies."""
         return None

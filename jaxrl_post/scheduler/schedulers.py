@@ -1,17 +1,22 @@
-"""The round policies by name, and the one that a config asks for."""
+"""Round policies and placements by name, and what a config asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxrl_post import config as configs
 from jaxrl_post.history import Past
+from jaxrl_post.scheduler.balance import RankGroups
 from jaxrl_post.scheduler.delivery import Streamed
+from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.scheduler.groups import PromptOrder
+from jaxrl_post.scheduler.longest_first import Divided, LongestFirst
+from jaxrl_post.scheduler.placement import LeastLoaded, Placement
+from jaxrl_post.scheduler.planner import Planner
 from jaxrl_post.scheduler.rollpacker import RollPacker
 from jaxrl_post.scheduler.rounds import Rounds, Sync
 from jaxrl_post.scheduler.tail_batching import TailBatching
-from jaxrl_post.types import Sampling
+from jaxrl_post.types import Layout, Sampling
 
 SCHEDULERS = {"sync": Sync, "tail_batching": TailBatching, "rollpacker": RollPacker}
 
@@ -22,12 +27,29 @@ _OWN: dict[str, Callable] = {
     "rollpacker": lambda s, past: {"over_prompts": s.over, "over_samples": s.over_samples}}
 
 
-def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling,
-         past: Callable[[str], Sequence[Past]]) -> Rounds:
-    """The scheduler of a run. `past`: what is known of a prompt, newest record first."""
+Replicas = Mapping[Layout, Replica]  # of each layout one, the first where the engine begins
+Pasts = Callable[[str], Sequence[Past]]
+
+PLACEMENTS: dict[str, Callable[[int, Pasts, Callable[[], Replica]], Placement]] = {
+    "least_loaded": lambda count, past, replica: LeastLoaded(count),
+    "divided": lambda count, past, replica: Divided(),
+    "longest_first": lambda count, past, replica: LongestFirst(past=past),
+    "rank_groups": lambda count, past, replica: RankGroups(replica(), past=past)}
+
+
+def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling, past: Pasts,
+         replicas: Callable[[], Replicas]) -> Rounds | Planner:
+    """The scheduler of a run.
+
+    Args:
+      past: what is known of a prompt, newest record first.
+      replicas: asked where a placement or a plan is computed with what replicas cost.
+    """
     s = config.scheduler
-    return SCHEDULERS[s.name](
+    rounds = SCHEDULERS[s.name](
         prompts, run_seed=config.seed, steps=config.rounds, prompts_per_round=s.prompts, group_size=s.group_size,
         sampling=sampling, max_tokens=config.sampling.max_tokens, filter_groups=s.filter_groups, max_waves=s.max_waves,
         replicas=config.replicas, mini_batches=s.mini_batches, ppo_epochs=s.ppo_epochs,
-        delivery=Streamed(s.stream) if s.stream else None, **_OWN[s.name](s, past))
+        delivery=Streamed(s.stream) if s.stream else None, placement=PLACEMENTS[s.placement](
+            config.replicas, past, lambda: next(iter(replicas().values()))), **_OWN[s.name](s, past))
+    return Planner(rounds, replicas(), kind=rounds.kind) if config.engine.layouts else rounds

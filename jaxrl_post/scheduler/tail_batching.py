@@ -27,7 +27,7 @@ class TailBatching(Races):
 
     name = "tail batching"
 
-    def __init__(self, prompts: PromptOrder, *, over: float, prefix_mode: str = "verify", lane: float = 0.5,
+    def __init__(self, prompts: PromptOrder, *, over: float, prefix_mode: str = "verify", lane: float = 0.0,
                  past: Callable[[str], Sequence[Past]] = lambda prompt_id: (), group_size: int, **rounds: Any):
         """
         Args:

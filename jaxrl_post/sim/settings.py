@@ -84,6 +84,15 @@ class Simulation:
     fitted: tuple[str, ...] = ()
     parts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def replicas(self) -> int:
+        return self.cluster.replicas
+
+    @property
+    def sampling(self) -> config.Sampling:
+        """Answers end by themselves, at the latest at the cap."""
+        return config.Sampling(max_tokens=self.workload.cap)
+
     def __post_init__(self):
         unknown = sorted(set(self.fitted) - set(self.published))
         if unknown:
