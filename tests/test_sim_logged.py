@@ -100,7 +100,7 @@ def test_scores_are_those_of_the_log():
 
 
 @pytest.mark.parametrize("flags", [
-    ("--config.engine.pages=9", "--config.scheduler.filter_groups=True", "--config.scheduler.max_waves=99"),
+    ("--config.engine.pages=9", "--config.scheduler.filter_groups=True", "--config.scheduler.prompts=2"),
     ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.optimizer.lr=1.0"),
     ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.scheduler.prefix_mode=restart"),
     ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.speculation.drafter=ours",

@@ -61,14 +61,15 @@ class Run:
         observer = Boundaries(config, start, twin)
         observer.evaluate()
         history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-        scheduler = Recorder(schedulers.made(config, start.train, start.sampling, history.of), decisions.append)
+        scheduler = Recorder(schedulers.made(config, start.train, start.sampling, history.of,
+                                             lambda: parts.replicas(config, start.model, start.cost)), decisions.append)
         loop.run(twin, scheduler, Remembering(LoggedRewards(logged), [history]), SimLearner(), observer, _publish, config.steps)
         observer.evaluate()
         return [line.rstrip("\n") for line in decisions], [line.rstrip("\n") for line in dispatched]
 
     def _twin(self, config, start, answers):
         c, derived = config.engine, json.loads((self.place / "config.json").read_text())["derived"]
-        sizes = parts.engine_sizes(config)
+        sizes = parts.engine_sizes(config, parts.layouts(config)[0])
         row_sizes, dtype = sizes.pop("row_sizes"), sizes.pop("dtype")
         parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(start.model)))
         cost = start.cost or costs.analytic(derived["device"], parameters, dtype.itemsize, row_sizes)
