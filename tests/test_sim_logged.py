@@ -56,7 +56,7 @@ def made(**how) -> LoggedAnswers:
                    rollout(1, [1, 1, 1, 0, 0, 0, 0], Finish.LENGTH, [5, 5, 5, 6, 7, 7, 8]),
                    rollout(2, [1, 1, 1, 1, 0], Finish.EOS, [5, 5, 5, 5, 5]))]
     evaluation = [group(rollout(0, [0] * 3, Finish.STOP, [1, 2, 3], "eval"))]
-    return LoggedAnswers(train, lives(DECISIONS), {0: evaluation}, **{"drafted": False, "verified": True} | how)
+    return LoggedAnswers(train, lives(DECISIONS), {0: evaluation}, **{"drafted": False, "prefix_mode": "verify"} | how)
 
 
 def test_answers_have_the_lengths_of_their_lives_and_their_ends():
@@ -69,9 +69,11 @@ def test_answers_have_the_lengths_of_their_lives_and_their_ends():
         known = answers(asked(sample), version)
         assert known.tokens.tolist() == tokens and known.ends is None
     assert answers(asked(0, "eval"), 0).tokens.tolist() == [1, 1, 4]
-    assert made(verified=False)(asked(1), 2).tokens.tolist() == [1] * 7
-    drafted = made(drafted=True)
-    assert drafted(asked(0), 0).ends.tolist() == [1, 2, 4] and drafted(asked(1), 2).ends.tolist() == [3, 4, 6, 7]
+    assert made(prefix_mode="restart")(asked(1), 2).tokens.tolist() == [1] * 7
+    drafted = made(drafted=True, prefix_mode="recompute")
+    for sample, version, ends in ((0, 0, [1, 2, 4]), (1, 0, [3, 4, 6, 7]), (1, 2, [3, 4, 6, 7])):
+        known = drafted(asked(sample), version)
+        assert known.ends.tolist() == ends and known.tokens[1:-1].tolist() == [1] * (ends[-1] - 2)
 
 
 def test_what_was_never_done_is_refused():
@@ -80,11 +82,13 @@ def test_what_was_never_done_is_refused():
         with pytest.raises(ValueError, match=f"has no end in the logs under version {version} or a later one"):
             answers(request, version)
     ended = lives(DECISIONS) | {name(0): {0: (5, Finish.EOS)}}
-    other = LoggedAnswers([group(rollout(0, [0] * 4, Finish.EOS, [1, 2, 3, 4]))], ended, {}, drafted=False, verified=True)
+    other = LoggedAnswers([group(rollout(0, [0] * 4, Finish.EOS, [1, 2, 3, 4]))], ended, {}, drafted=False,
+                          prefix_mode="verify")
     with pytest.raises(ValueError, match="5 tokens by the log of decisions, with 4 by that of rollouts"):
         other(asked(0), 0)
-    with pytest.raises(ValueError, match="was not trained, so no log has the steps that its drafts took"):
-        LoggedAnswers([], lives(DECISIONS), {}, drafted=True, verified=True)(asked(0), 0)
+    for sample, answers in ((1, made(drafted=True)), (0, LoggedAnswers([], ended, {}, drafted=True, prefix_mode="verify"))):
+        with pytest.raises(ValueError, match="or was not trained: no log has the steps that its drafts took then"):
+            answers(asked(sample), 0)
     with pytest.raises(ValueError, match="ended by 'stop' and the law names no token that does so"):
         stand_ins(3, Finish.STOP, Sampling(eos_ids=(0,)))
 
@@ -100,11 +104,13 @@ def test_scores_are_those_of_the_log():
 
 
 @pytest.mark.parametrize("flags", [
-    ("--config.engine.pages=9", "--config.scheduler.filter_groups=True", "--config.scheduler.prompts=2"),
+    ("--config.engine.pages=9", "--config.scheduler.filter_groups=True", "--config.scheduler.prompts=2",
+     "--config.optimizer.lr=1e-5"),
     ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.optimizer.lr=1.0"),
     ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.scheduler.prefix_mode=restart"),
-    ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.speculation.drafter=ours",
-     "--config.speculation.width=4", "--config.speculation.prompt_entries=4096", "--config.speculation.shared_entries=3000",
+    ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.scheduler.prefix_mode=recompute",
+     "--config.speculation.drafter=ours", "--config.speculation.width=4", "--config.speculation.prompt_entries=4096",
+     "--config.speculation.shared_entries=3000",
      "--config.speculation.live_entries=256", "--config.history.epochs=2"),
 ], ids=["few pages, filters", "verify", "restart", "drafts"])
 def test_the_twin_of_a_whole_run_writes_its_logs(here, tmp_path, flags):  # noqa: F811

@@ -55,7 +55,7 @@ class Run:
         if longer:
             train = [_longer(train[0], ended), *train[1:]]
         answers = LoggedAnswers(train, ended, evaluations, drafted=config.speculation.drafter != "off",
-                                verified=config.scheduler.prefix_mode == "verify")
+                                prefix_mode=config.scheduler.prefix_mode)
         twin = self._twin(config, start, answers)
         twin.report = lambda dispatch: dispatched.append(dispatch.line())
         observer = Boundaries(config, start, twin)

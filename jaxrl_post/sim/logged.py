@@ -38,21 +38,21 @@ def lives(decisions: Iterable[Mapping]) -> dict[RolloutId, Ends]:
 
 class LoggedAnswers:
     """`answers` of a RowTwin. `train`: all rollouts that were trained; `ended`: see `lives`; `evaluations`: the answers of each
-    evaluated version. `drafted`: whether a step may have settled several tokens that were no candidates; `verified`: whether
-    what is put off goes on as candidates.
+    evaluated version. `drafted`: whether a step may have settled several tokens that were no candidates; `prefix_mode`: how
+    what was put off went on (types.PREFIX_MODES).
     """
 
     def __init__(self, train: Sequence[Group], ended: Mapping[RolloutId, Ends], evaluations: Mapping[int, Sequence[Group]], *,
-                 drafted: bool, verified: bool):
+                 drafted: bool, prefix_mode: str):
         self._train, self._ended = _by_id(train), ended
         self._evaluations = {version: _by_id(groups) for version, groups in evaluations.items()}
-        self._drafted, self._verified = drafted, verified
+        self._drafted, self._mode = drafted, prefix_mode
         self._known: dict[tuple[RolloutId, int], Known] = {}
 
     def __call__(self, request: Request, version: int) -> Known:
         """
         Raises:
-          ValueError: nothing was logged for it.
+          ValueError: nothing was logged for it, or not what its drafts took.
         """
         key = (request.rollout_id, version)
         if key not in self._known:
@@ -70,22 +70,22 @@ class LoggedAnswers:
         if not later:
             raise ValueError(f"{id} has no end in the logs under version {version} or a later one: the twin asks for what the "
                              "run never did")
-        end = ends[min(later)]
-        if end is None:
+        life = max(ends) if self._mode == "recompute" else min(later)  # what stays is the beginning of what comes
+        last = life == max(ends)
+        if self._drafted and not (last and rollout):
+            raise ValueError(f"{id} was put off and went on by {self._mode!r}, or was not trained: no log has the steps that "
+                             "its drafts took then, so this run cannot be played again")
+        if ends[life] is None:
             return Known(np.full(request.max_tokens, _others(request.sampling)[0], np.int32))
-        tokens = stand_ins(*end, request.sampling)
-        if min(later) < max(ends) or rollout is None and not self._drafted:  # not the life that was logged
-            return Known(tokens)
-        if rollout is None:
-            raise ValueError(f"{id} was not trained, so no log has the steps that its drafts took: a run that drafts and "
-                             "filters groups cannot be played again")
-        if len(rollout) != end[0]:
-            raise ValueError(f"{id} ends with {end[0]} tokens by the log of decisions, with {len(rollout)} by that of rollouts")
-        return self._as_stepped(rollout, tokens, request.sampling, len(ends) > 1)
+        tokens = stand_ins(*ends[life], request.sampling)
+        return self._as_stepped(rollout, tokens, request.sampling, len(ends) > 1) if last and rollout else Known(tokens)
 
     def _as_stepped(self, rollout: Rollout, tokens: np.ndarray, sampling: Sampling, again: bool) -> Known:
         """With what its steps show: where the candidates of an earlier life went wrong, and how many tokens came at once."""
-        if again and self._verified and not rollout.drafted[:-1].all():
+        if len(rollout) != tokens.size:
+            raise ValueError(f"{rollout.id} ends with {tokens.size} tokens by the log of decisions, with {len(rollout)} by "
+                             "that of rollouts")
+        if again and self._mode == "verify" and not rollout.drafted[:-1].all():
             tokens[int(np.argmin(rollout.drafted[:-1]))] = _others(sampling)[1]
         if not self._drafted:
             return Known(tokens)
