@@ -52,7 +52,16 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def _array(value, dtype) -> np.ndarray:
-    return frozen(np.array(value, dtype=dtype, copy=True))
+    """A read-only array of its own; what is read-only down to its memory already is taken as it is."""
+    return value if _sealed(value, dtype) else frozen(np.array(value, dtype=dtype, copy=True))
+
+
+def _sealed(value, dtype) -> bool:
+    if type(value) is not np.ndarray or value.dtype != dtype:
+        return False
+    while type(value) is np.ndarray and not value.flags.writeable:
+        value = value.base
+    return value is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -71,3 +73,16 @@ def test_lending_by_hand():
     assert found == 10.0 + 2.0
     assert lending.step_s([1.0, 2.0, 3.0, 10.0], groups, rollout_s=10.0, train_s=4.0, first=1.0) == 14.0
     assert lending.step_s([], groups, rollout_s=10.0, train_s=4.0) == 14.0
+
+
+def test_only_what_nobody_can_write_to_is_shared():
+    """A rollout's arrays are its own copies, unless they are read-only down to their memory."""
+    rollout = next(groups(1)).rollouts[0]
+    mine = np.arange(len(rollout), dtype=np.int32)
+    view = mine[:]
+    view.setflags(write=False)
+    copied = dataclasses.replace(rollout, versions=np.zeros_like(mine), tokens=view, favourites=None)
+    mine[:] = 7
+    assert copied.tokens.tolist() == list(range(len(rollout))) and not copied.tokens.flags.writeable
+    mine.setflags(write=False)
+    assert dataclasses.replace(rollout, tokens=mine, favourites=None).tokens is mine

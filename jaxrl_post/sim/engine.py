@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_post.sim.answers import Answer, Answers, Spans, agreement, pieces, spans_of
 from jaxrl_post.sim.pace import Pace
-from jaxrl_post.types import Capacity, Finish, Layout, Request, Rollout, RolloutId
+from jaxrl_post.types import Capacity, Finish, Layout, Request, Rollout, RolloutId, frozen
 
 _NEAR = 1e-6  # tokens; progress is a sum of floats
 _ENDLESS = 1 << 53
@@ -63,8 +63,9 @@ class _Replica:
 
 
 class SimEngine:
-    """A protocols.Engine (but for state_dict: simulations are not resumed) of `replicas` with `slots` each. `kv_tokens`: KV of a replica, prompts included; where it is full
-    the youngest answer is parked and comes back with its tokens forced. None: it is never full.
+    """A protocols.Engine, but for state_dict: simulations are not resumed. `replicas` have `slots` each. `kv_tokens`: KV of a
+    replica, prompts included; where it is full the youngest answer is parked and comes back with its tokens forced. None: it
+    is never full.
 
     `seconds`: of all steps so far, by the pace's cost. Pages are tokens here."""
 
@@ -83,6 +84,9 @@ class SimEngine:
         self._clock, self._version, self._order = 0, version, 0
         self._counts: Counter[str] = Counter()
         self.seconds = 0.0
+        # What all rollouts share: views of these.
+        self._zeros = frozen(np.zeros(answers.cap, np.float32))
+        self._ones, self._none = frozen(np.ones(answers.cap, bool)), frozen(np.zeros(answers.cap, bool))
 
     @property
     def capacity(self) -> Capacity:
@@ -293,11 +297,12 @@ class SimEngine:
         """With its first `count` tokens. Log-probs and entropies are not simulated: 0."""
         if live.answer is None:
             return self._untouched(live, finish)
-        zeros = np.zeros(count, np.float32)
-        versions = pieces(tuple(start for start, _ in live.spans), tuple(version for _, version in live.spans), count)
-        return Rollout(id=live.request.rollout_id, prompt=live.request.prompt, tokens=live.answer.tokens(count),
-                       sampled=np.ones(count, bool), logprobs=zeros, entropies=zeros, versions=versions,
-                       drafted=np.zeros(count, bool), finish=finish, start_clock=live.start_clock, finish_clock=self._clock)
+        starts, versions = zip(*live.spans)
+        zeros = self._zeros[:count]
+        return Rollout(id=live.request.rollout_id, prompt=live.request.prompt, tokens=frozen(live.answer.tokens(count)),
+                       sampled=self._ones[:count], logprobs=zeros, entropies=zeros, drafted=self._none[:count],
+                       versions=frozen(pieces(starts, versions, count)), finish=finish, start_clock=live.start_clock,
+                       finish_clock=self._clock)
 
     def _untouched(self, live: _Live, finish: Finish) -> Rollout:
         """Of one that never had a slot: its prefix, or nothing."""
