@@ -19,13 +19,17 @@ from pathlib import Path
 
 MINUTES = 6.0
 SHORT = ("--config.steps=8", "--config.eval.prompts=24", "--config.eval.every=4", "--config.checkpoint.every=4")
-FEW = "--config.engine.pages=110"  # for 64 slots, of which each wants two or three
+FEW = "--config.engine.pages=150"  # for 64 slots, of which each wants two or three
 DEMO, DRAFTING = "configs/demo.py", "configs/demo_speculation.py"
+TAIL = "configs/demo_tail_batching.py"
 AGAIN = ("--config.data.size=64", "--config.scheduler.prompts=32")  # every second step an epoch: there is a past
+DEFERRING = tuple(f"--config.scheduler.{put}" for put in ("name=tail_batching", "over=1.25", "prefix_mode=recompute"))
 ARMS = {
     "plentiful": (DEMO,), "scarce": (DEMO, FEW), "short_dispatches": (DEMO, "--config.engine.steps_per_dispatch=3"),
     "scarce_short_dispatches": (DEMO, FEW, "--config.engine.steps_per_dispatch=3"),
+    "tail_verify": (TAIL,), "tail_recompute_scarce": (TAIL, "--config.scheduler.prefix_mode=recompute", FEW),
     "speculation": (DRAFTING, *AGAIN), "speculation_scarce": (DRAFTING, *AGAIN, FEW, "--config.engine.steps_per_dispatch=5"),
+    "speculation_tail": (DRAFTING, *AGAIN, *DEFERRING),
     "speculation_clones": (DRAFTING, *AGAIN, "--config.speculation.clones=True", "--config.engine.row_sizes=(128,)"),
 }
 
@@ -44,16 +48,17 @@ def show(record) -> None:
 
 def _compare(record, name: str, run) -> None:
     decisions, dispatches = run.played()
-    logged = {log: (run.place / f"{log}.jsonl").read_text().splitlines() for log in ("scheduler_log", "dispatches")}
+    logged = {log: run.lines(log) for log in ("scheduler_log", "dispatches")}
     events = [json.loads(line)["event"] for line in logged["scheduler_log"]]
-    for event in ("admit", "complete", "take"):
-        record.figure(f"{name}.{event}s", events.count(event), at_least=8)
-    record.figure(f"{name}.dispatches", len(logged["dispatches"]), at_least=200)
+    for event in ("admit", "complete", "take", *["parked"] * ("tail" in name)):
+        record.figure(f"{name}.{event}s", events.count(event), at_least=2)
+    record.figure(f"{name}.dispatches", len(logged["dispatches"]), at_least=100)
     least = {"at_least": 20} if "scarce" in name else {"equals": 0}
     record.figure(f"{name}.preemptions", int(run.total("sched/preemptions")), **least)
     if "speculation" in name:
         record.figure(f"{name}.accepted_drafts", int(run.total("spec/num_accepted")), at_least=500)
-        record.figure(f"{name}.dispatches_that_drafted", sum('"drafts":true' in line for line in logged["dispatches"]), at_least=50)
+        drafted = sum('"drafts":true' in line for line in logged["dispatches"])
+        record.figure(f"{name}.dispatches_that_drafted", drafted, at_least=50)
     record.figure(f"{name}.decisions_that_differ", _differing(logged["scheduler_log"], decisions), equals=0)
     record.figure(f"{name}.dispatches_that_differ", _differing(logged["dispatches"], dispatches), equals=0)
     if name == "scarce":
