@@ -12,17 +12,16 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
-from jaxrl_post.scheduler.rounds import Sync
+from jaxrl_post.scheduler import schedulers
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.learner import SimLearner
-from jaxrl_post.sim.rewards import SimRewards
+from jaxrl_post.sim.rewards import Lengths, SimRewards
 from jaxrl_post.sim.settings import Simulation
 from jaxrl_post.sim.tally import Tally, figures
 from jaxrl_post.types import Sampling
@@ -77,15 +76,11 @@ class Ring:
 
 def assemble(given: Simulation) -> Ring:
     """Every part, once."""
-    s = given.scheduler
-    engine = parts.engine(given)
-    scheduler = Sync(
-        parts.prompts(given), run_seed=given.seed, steps=given.rounds, prompts_per_round=s.prompts,
-        group_size=s.group_size, sampling=Sampling(), max_tokens=given.workload.cap, filter_groups=s.filter_groups,
-        max_waves=s.max_waves, replicas=given.cluster.replicas, mini_batches=s.mini_batches, ppo_epochs=s.ppo_epochs)
+    engine, past = parts.engine(given), Lengths()
+    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
-    return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope), learner=learner,
-                tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s))
+    return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
+                learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s))
 
 
 # ---- 3. The ring turns
@@ -112,11 +107,12 @@ def stages(given: Simulation) -> dict[str, Simulation]:
     plain = configs.Scheduler(prompts=given.scheduler.prompts, group_size=given.scheduler.group_size,
                               mini_batches=given.scheduler.mini_batches, ppo_epochs=given.scheduler.ppo_epochs)
     cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0)
-    out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts={}, published={}, fitted=())}
+    out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts=(), published={}, fitted=())}
     overrides: list[str] = []
-    for name, more in given.parts.items():
-        overrides += more
-        out[name] = settings.resolve(configs.to_dict(out["sync"]), overrides)
+    for part in given.parts:
+        name, _, more = part.partition(":")
+        overrides += more.split()
+        out[name.strip()] = settings.resolve(configs.to_dict(out["sync"]), overrides)
     return out if given.parts else out | {given.name: given}
 
 

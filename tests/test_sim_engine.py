@@ -85,7 +85,7 @@ def test_seconds_follow_the_cost_of_the_slowest_replica():
     from jaxrl_post.cost import DecodeCost
 
     class Given:
-        cap = 9
+        cap, frozen = 9, True
 
         def path(self, rollout_id, prompt, spans):
             from jaxrl_post.sim.answers import Answer

@@ -53,6 +53,11 @@ class Answers:
         self._law, self.cap, self._tv = law, cap, tv
         self._log_same = math.log1p(-tv)
 
+    @property
+    def frozen(self) -> bool:
+        """Every version gives the same answers."""
+        return self._tv == 0
+
     def length(self, rollout_id: RolloutId, prompt: Prompt, version: int) -> int:
         """Tokens of the answer that these weights give."""
         return self.path(rollout_id, prompt, ((0, version),)).length
@@ -62,7 +67,7 @@ class Answers:
         span at position 0 it is what that version gives."""
         law, key = self._law(prompt), int.from_bytes(rollout_id.seed().tobytes(), "little")
         answer = self._drawn(law, key, 0, 0, Answer(0, (), ()))
-        if self._tv > 0:
+        if not self.frozen:
             version = 0
             for kept, until in spans:
                 while version < until:

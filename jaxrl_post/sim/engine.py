@@ -243,7 +243,8 @@ class SimEngine:
             live.spans = ((0, self._version),)
         elif live.spans[-1][1] != self._version:
             live.spans = (*live.spans, (written, self._version))
-        live.answer = self._answers.path(live.request.rollout_id, live.request.prompt, live.spans)
+        if live.answer is None or not self._answers.frozen:
+            live.answer = self._answers.path(live.request.rollout_id, live.request.prompt, live.spans)
 
     def step(self) -> list[Rollout]:
         """Goes to the next event; nothing where nothing runs."""
@@ -317,12 +318,10 @@ class SimEngine:
         self._settle({live.request.replica for live in running})
 
     def _carry_over(self, live: _Live) -> None:
-        at, written = live.request.replica, self._written(live)
-        self._counts["num_tokens_generated"] += written - live.done
-        live.origin += written - live.done
-        live.done = written
-        self._carry(live, written)
-        self._replicas[at].expect(live)
+        length = live.answer.length
+        self._carry(live, self._written(live))
+        if live.answer.length != length:
+            self._replicas[live.request.replica].expect(live)
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call."""

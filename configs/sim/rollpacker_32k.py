@@ -1,0 +1,25 @@
+"""RollPacker's tail batching (arXiv 2509.21009), Qwen2.5-32B with answers of at most 32k, as it does it.
+
+128 prompts x 8 answers, 1.25 times as many of both launched, 32 replicas on 64 H800. Lengths, seconds a step and
+seconds a round are fitted to all 24 times of its figure 11, of which 170 s is one; training is what its profile gives a
+synchronous step, 23/72 of the rollout (section 2). Nothing else is fitted.
+Command: python -m jaxrl_post.simulate --config=configs/sim/rollpacker_32k.py
+Expected: rollout_s within 15 %, the period exactly 5, answers about a third shorter than the policy gives; the steps of its
+evaluation come out shorter than published, which has rewards in them.
+"""
+
+from jaxrl_post.sim.settings import default
+
+
+def get_config():
+    c = default()
+    c.name, c.rounds = "rollpacker 32k", 40
+    c.workload.name, c.workload.cap = "rollpacker", 32768
+    c.cluster.replicas, c.cluster.tensor, c.cluster.model = 32, 2, "qwen2.5-32b"
+    c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.0195, 4e-05, 28.0
+    c.learner.step_s = 673.0 * 23 / 72
+    c.scheduler.prompts, c.scheduler.group_size = 128, 8
+    c.scheduler.name, c.scheduler.over, c.scheduler.over_samples = "rollpacker", 1.25, 1.25
+    c.published = {"rollout_s": 170.0, "short_step_s": 261.0, "long_step_s": 771.0, "speedup_over_sync": 2.21, "period": 5.0}
+    c.fitted = ("rollout_s",)
+    return c
