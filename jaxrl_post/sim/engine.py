@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_post.sim.answers import Answer, Answers, Spans, agreement, pieces, spans_of
 from jaxrl_post.sim.pace import Pace
-from jaxrl_post.types import Capacity, Finish, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 _NEAR = 1e-6  # tokens; progress is a sum of floats
 _ENDLESS = 1 << 53
@@ -322,6 +322,18 @@ class SimEngine:
         self._carry(live, self._written(live))
         if live.answer.length != length:
             self._replicas[live.request.replica].expect(live)
+
+    def relayout(self, layout: Layout) -> None:
+        if layout.replicas != len(self._replicas):
+            raise ValueError(f"simulated engine: {layout} was asked for, it has {len(self._replicas)} replicas (sim/elastic.py "
+                             "has several layouts)")
+
+    def take_over(self, other: SimEngine, seconds: float) -> None:
+        """Goes on where one of another layout, which has nothing to do, stopped, so many seconds later."""
+        assert not self._lives and not other._lives, "answers are on their way"
+        self._clock, self._version, self._order = other._clock, other._version, other._order
+        self._counts, self.seconds = other._counts, other.seconds + seconds
+        self._free_at[:] = self._clock
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call."""
