@@ -65,7 +65,7 @@ class BiasMeter:
         self._since = dict.fromkeys(_COUNTERS, 0)
         self._total = dict.fromkeys(_COUNTERS, 0)
         self._version, self._longest_park, self._most_deferrals = 0, 0, 0
-        self._step: dict[str, list[int]] = {"fresh": [], "deferred": []}
+        self._step: list[int] = []  # lengths
 
     # ---- what happens to an answer
 
@@ -146,7 +146,7 @@ class BiasMeter:
                 self._put(group.prompt.id, TRAINED, entry.length)
                 self._put(group.prompt.id, LEARNED, len(rollout))
                 self._longest_park = max(self._longest_park, self._version - entry.left if entry.left >= 0 else 0)
-                self._step["deferred" if entry.deferrals else "fresh"].append(len(rollout))
+                self._step.append(len(rollout))
             for other in [other for other in mine if other.epoch == group.rollouts[0].id.epoch]:
                 self._count("num_tokens_wasted", mine[other].had)
                 self._drop(mine, other)
@@ -167,19 +167,19 @@ class BiasMeter:
 
     # ---- what it says
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, kind: str) -> dict[str, float]:
         """Counts since the last call; lengths, in tokens, and shifts over the run so far.
 
         shift: trained mean / launched mean - 1, launched being what was trained or dropped; 0 where nothing was dropped and
         no weights changed between launch and end. shift_so_far: the same with what waits. histogram_distance: total
-        variation between the two histograms of `shift`. step_length: of this step's answers, by whether their group
-        was deferred. longest_park: most optimizer steps between parking and training.
+        variation between the two histograms of `shift`. step_length: of this step's answers, under its round's `kind`, short
+        or long: order is a bias too. longest_park: most optimizer steps between parking and training.
         """
         since, self._since = self._since, dict.fromkeys(_COUNTERS, 0)
-        step, self._step = self._step, {"fresh": [], "deferred": []}
+        step, self._step = self._step, []
         out = {f"bias/{name}": float(number) for name, number in since.items()}
         out |= {f"bias/{name}": value for name, value in self._figures().items()}
-        return out | {f"bias/step_length/{kind}": float(np.mean(lengths)) for kind, lengths in step.items() if lengths}
+        return out | ({f"bias/step_length/{kind}": float(np.mean(step))} if step else {})
 
     def _figures(self) -> dict[str, float]:
         counts, tokens = self._pooled.sum(axis=1), self._tokens

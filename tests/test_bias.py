@@ -56,13 +56,13 @@ def test_what_is_cancelled_shortens_by_what_is_known_of_it():
     meter.stepped([rollout(ids[1], 5)], 5)
     meter.stopped([rollout(ids[2], 7, Finish.PARKED)], 7, 0, True)
     meter.trained([group(rollout(ids[0], 2), rollout(ids[1], 5))])
-    row = meter.metrics()
+    row = meter.metrics("short")
     assert row["bias/shift"] == pytest.approx(3.5 / (14 / 3) - 1) == row["bias/shift_so_far"]
     assert row["bias/num_tokens_generated"] == 14 and row["bias/num_tokens_wasted"] == 7
     assert row["bias/num_dropped"] == 1 and row["bias/num_untrained"] == 0
     assert row["bias/histogram_distance"] == pytest.approx(1 / 3)  # 2, 5, 7 lie in bins of their own
-    assert row["bias/step_length/fresh"] == 3.5 and "bias/step_length/deferred" not in row
-    again = meter.metrics()
+    assert row["bias/step_length/short"] == 3.5 and "bias/step_length/short" not in meter.metrics("short")
+    again = meter.metrics("short")
     assert again["bias/num_tokens_generated"] == 0 and again["bias/shift"] == row["bias/shift"]
     report = meter.report()
     assert report["num_tokens_wasted"] == 7 and report["num_prompts_that_differ"] == 1
@@ -76,7 +76,7 @@ def test_whoever_knows_the_lengths_sees_the_whole_shift():
     meter.stepped([rollout(ids[0], 10)], 10)
     meter.stopped([rollout(ids[1], 10, Finish.PARKED)], 10, 0, True)
     meter.trained([group(rollout(ids[0], 10))])
-    assert meter.metrics()["bias/shift"] == pytest.approx(10 / 15 - 1)
+    assert meter.metrics("short")["bias/shift"] == pytest.approx(10 / 15 - 1)
 
 
 def test_a_deferred_group_is_trained_whole_and_shifts_nothing_for_good():
@@ -87,18 +87,18 @@ def test_a_deferred_group_is_trained_whole_and_shifts_nothing_for_good():
     parked = rollout(ids[1], 6, Finish.PARKED)
     meter.stopped([parked], 6, 3, False)
     meter.trained([group(*(rollout(id, 4) for id in other))])
-    row = meter.metrics()
+    row = meter.metrics("short")
     assert row["bias/shift"] == 0 and row["bias/shift_so_far"] == pytest.approx(4 / 4.5 - 1)  # 4, 4, 4 and at least 6
     assert row["bias/num_untrained"] == 2
     meter.launched([request(ids[1], prefix=parked)], 6, 5)
     meter.stepped([rollout(ids[1], 20)], 20)
     meter.trained([group(rollout(ids[0], 4), rollout(ids[1], 20))])
-    row = meter.metrics()
+    row = meter.metrics("long")
     assert row["bias/shift"] == row["bias/shift_so_far"] == row["bias/histogram_distance"] == 0
     assert row["bias/num_rollouts_deferred"] == row["bias/most_deferrals"] == 1 and row["bias/longest_park"] == 2
     assert row["bias/num_tokens_recomputed"] == 6 and row["bias/num_tokens_wasted"] == 0
     assert row["bias/num_tokens_generated"] == 14
-    assert row["bias/step_length/fresh"] == 4 and row["bias/step_length/deferred"] == 20
+    assert row["bias/step_length/long"] == 12 and "bias/step_length/short" not in row
     assert meter.report()["num_prompts_that_differ"] == 0
 
 
@@ -107,7 +107,7 @@ def test_a_request_that_goes_on_under_the_same_weights_is_not_deferred():
     meter.launched([request(id)], 0, 1)
     meter.stopped([parked := rollout(id, 6, Finish.PARKED)], 6, 1, False)
     meter.launched([request(id, prefix=parked)], 6, 1)
-    assert meter.metrics()["bias/num_rollouts_deferred"] == 0
+    assert meter.metrics("short")["bias/num_rollouts_deferred"] == 0
 
 
 @pytest.mark.parametrize("later", [named(0, attempt=1), named(0, epoch=2)])
@@ -116,9 +116,9 @@ def test_what_is_drawn_anew_or_two_epochs_old_is_dropped(later):
     meter.launched([request(named(0)), request(named(1))], 0, 0)
     meter.stopped([rollout(named(0), 8, Finish.PARKED), rollout(named(1), 5, Finish.PARKED)], 8, 0, False)
     meter.launched([request(named(0, epoch=1))], 8, 1)
-    assert meter.metrics()["bias/num_dropped"] == 0
+    assert meter.metrics("short")["bias/num_dropped"] == 0
     meter.launched([request(later)], 8, 2)
-    row = meter.metrics()
+    row = meter.metrics("short")
     both = later.epoch == 2
     assert row["bias/num_dropped"] == 1 + both and row["bias/num_tokens_wasted"] == 8 + 5 * both
 
@@ -202,14 +202,14 @@ def test_its_state_goes_through_a_checkpoint(tmp_path):
     parked = rollout(named(1, name="3"), 4, Finish.PARKED)
     meter.stopped([parked], 5, 2, False)
     meter.launched([request(parked.id, prefix=parked, prefix_mode="verify")], 5, 3)
-    meter.metrics()
+    meter.metrics("short")
     checkpoint.write_state(tmp_path / "host", meter.state_dict())
     again = BiasMeter()
     again.load_state_dict(checkpoint.read_state(tmp_path / "host"))
     for each in (meter, again):
         each.stepped([rollout(parked.id, [0, 1, 9])], 8)
         each.trained([group(rollout(named(0, name="3"), 5), rollout(parked.id, [0, 1, 9]))])
-    assert again.metrics() == meter.metrics() and again.report() == meter.report()
+    assert again.metrics("short") == meter.metrics("short") and again.report() == meter.report()
     assert meter.report()["num_tokens_recomputed"] == 2 and meter.report()["num_tokens_wasted"] == 2
 
 
@@ -220,6 +220,6 @@ def test_a_trained_group_leaves_nothing_waiting():
     done = [rollout(id, 3 + id.sample) for id in ids]
     meter.stepped(done, 5)
     meter.trained([dataclasses.replace(group(*done[:2]))])
-    row = meter.metrics()
+    row = meter.metrics("short")
     assert row["bias/num_dropped"] == 1 and row["bias/num_untrained"] == 1 and row["bias/num_tokens_wasted"] == 5
     assert row["bias/shift"] == pytest.approx(3.5 / 4 - 1)

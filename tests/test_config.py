@@ -10,6 +10,9 @@ import ml_collections
 import pytest
 
 from jaxrl_post import config
+from jaxrl_post.algorithms.advantages import WHOLE_ROUND
+
+TAIL = ("scheduler.name=tail_batching", "scheduler.over=1.25")
 
 
 def given(**changes) -> ml_collections.ConfigDict:
@@ -183,6 +186,22 @@ def test_malformed_overrides():
     (["algorithm.rollout_rs=token_k3", "algorithm.rollout_rs_threshold=[0.1,1]"],
      "algorithm.rollout_rs_threshold=(0.1, 1.0) must be [upper], above 0"),
     (["reward.weights=[1,2]"], "reward.weights has 2 entries, reward.functions 1"),
+    (["scheduler.over=1.25"], "scheduler.name='sync' waits for all it launches: scheduler.over=1.25 and"),
+    (["scheduler.name=tail_batching"], "races prompts and drops no answer: scheduler.over=1.0 must be above 1, 1.25 is usual"),
+    ([*TAIL, "scheduler.over_samples=1.25"], "scheduler.over_samples=1.25 must be 1"),
+    (["scheduler.name=rollpacker"], "scheduler.name='rollpacker' races nobody"),
+    (["scheduler.name=rollpacker", "scheduler.over=1.25", "speculation.drafter=ours"], "the answers that are hard to draft"),
+    ([*TAIL, "engine.name=demonstrations", "algorithm.loss_mode=sft", "algorithm.adv_estimator=ones"],
+     "parks answers that are being generated: engine.name='demonstrations' cannot; the nearest valid name is 'sync'"),
+    ([*TAIL, "scheduler.lane=0.5", "history.epochs=0"], "scheduler.lane=0.5 asks the history which prompts are long, and history.epochs=0"),
+    (["scheduler.long_batches=2"], "scheduler.long_batches=2 is of the long rounds of 'tail_batching'"),
+    ([*TAIL, "scheduler.long_batches=2", "scheduler.stream=4"], "with scheduler.name='tail_batching' and scheduler.stream=4 it"),
+    (["scheduler.stream=33"], "scheduler.stream=33 is above scheduler.prompts=32"),
+    (["scheduler.stream=4", "scheduler.ppo_epochs=2"], "weights stand still until the round's one commit: scheduler."
+                                                       "mini_batches=1 and scheduler.ppo_epochs=2 must be 1"),
+    (["scheduler.stream=4", "scheduler.filter_groups=true"], "scheduler.stream=4 hands groups on before it is known"),
+    *[(["scheduler.stream=4", f"algorithm.adv_estimator={name}"], f"algorithm.adv_estimator='{name}' whitens over all tokens "
+       "of a round, which scheduler.stream=4 hands on in pieces; the nearest valid stream is 0") for name in WHOLE_ROUND],
 ])
 def test_fields_that_contradict_each_other(overrides, sentence):
     assert sentence in error(*overrides)
@@ -194,8 +213,19 @@ def test_edges_of_the_cross_field_rules_are_allowed():
                                    "scheduler.mini_batches=2", "scheduler.ppo_epochs=5", "algorithm.clip_ratio_c=1.5",
                                    "algorithm.overlong_buffer=511", "algorithm.rollout_rs=seq_mean_k1",
                                    "algorithm.rollout_rs_threshold=[0.5,2]"])
+    config.resolve(given(), [*TAIL, "history.epochs=0", "speculation.drafter=ours"])
+    config.resolve(given(), [*TAIL, "scheduler.long_batches=3"])
+    config.resolve(given(), [*TAIL, "scheduler.stream=32", "scheduler.prefix_mode=recompute"])
+    config.resolve(given(), ["scheduler.name=rollpacker", "scheduler.over_samples=1.25", "scheduler.filter_groups=true"])
     assert (got.scheduler.updates, got.rounds) == (10, 1)
     assert got.engine.row_sizes == (64,)
+
+
+def test_an_evaluation_is_at_the_first_publish_that_reaches_it():
+    got = config.resolve(given(), ["eval.every=4", "eval.at=[6]"])
+    published = [1, 2, 3, 5, 6, 8, 9, 10]  # a long round of two batches publishes once
+    found = [now for before, now in zip([0, *published], published) if got.evaluated_at(before, now)]
+    assert found == [5, 6, 8]
 
 
 # Files.

@@ -31,6 +31,12 @@ def test_config_runs(name, tmp_path):
     _runs(name, tmp_path, *more)
 
 
+@pytest.mark.parametrize("name, more", [("demo_tail_batching", ()), ("demo_rollpacker", ()),
+                                        ("demo_partial", ("--config.scheduler.stream=2",))])
+def test_races_run(name, more, tmp_path):
+    _runs(name, tmp_path, *more)
+
+
 @pytest.mark.parametrize("name", ["stories", "stories_sharded"])
 def test_stories_runs(name, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))

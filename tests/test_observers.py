@@ -39,6 +39,11 @@ def group(lengths, rewards, acc, scored, *, finish=Finish.EOS, epoch=0, prompt=2
     return Group(prompt=given, rollouts=tuple(rollouts), rewards=rewards, scored=scored, components={"acc": acc})
 
 
+class Meter:
+    def metrics(self, kind):
+        return {f"bias/{kind}": 1.0}
+
+
 GROUPS = (group([3, 5], [1.0, -1.0], [1, 0], [1, 1]),
           group([8, 4], [4.0, 99.0], [1, np.nan], [1, 0], finish=Finish.LENGTH, epoch=2, prompt=5))
 
@@ -55,8 +60,8 @@ def watched(**changed):
     sources = [Source("sched/x"), Source("rows/y"), Source("reward/z")]
     given = dict(engine=sources[1], scheduler=sources[0], rewards=sources[2],
                  write=lambda step, row: rows.append((step, row)),
-                 log=lambda step, groups: logged.append((step, groups)), evaluate=evaluate, when=lambda version: version == 2,
-                 meter=Source("bias/w"), save=lambda version: None, saved_at=lambda before, version: False,
+                 log=lambda step, groups: logged.append((step, groups)), evaluate=evaluate, when=lambda before, version: version == 2,
+                 meter=Meter(), save=lambda version: None, saved_at=lambda before, version: False,
                  warm=lambda: warm.append(len(rows)), watch=watch, devices=2)
     return Observers(**(given | changed)), clock, watch, sources, rows, logged, asked, warm
 
@@ -78,7 +83,7 @@ def test_a_row_per_step_and_evaluations_between():
     assert [row["actor/loss"] for row in steps] == [0.25, 0.5, 0.75, 1.0]
     assert all(row["critic/score/max"] == 4.0 for row in steps)  # described
     assert [row["off_policy/max"] for row in steps] == [0, 1, 2, 3]  # the batch's tokens are all of version 0
-    assert [row["sched/x"] for row in steps] == [1, 2, 3, 4]
+    assert [row["sched/x"] for row in steps] == [1, 2, 3, 4] and all("bias/short" in row for row in steps)
     assert [row["timing_s/step"] for row in steps] == [4, 4, 11, 4]
     assert [row.get("timing_s/testing") for row in steps] == [None, None, 7, None]
     assert steps[0]["perf/throughput"] == 34 / 4 / 2

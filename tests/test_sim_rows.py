@@ -95,7 +95,8 @@ def by_steps(rollouts):
 
 @pytest.mark.parametrize("changes", [{}, {"pages": 13}, {"steps_per_dispatch": 1}, {"pages": 13, "steps_per_dispatch": 3},
                                      {"slots": 60, "pages": 400, "refill_slots": 5},
-                                     {"row_sizes": (64, 96), "cost": CHEAP_ROWS, "slots": 40, "pages": 240, "steps_per_dispatch": 2}, {"head_rows": 24}], ids=str)
+                                     {"row_sizes": (64, 96), "cost": CHEAP_ROWS, "slots": 40, "pages": 240,
+                                      "steps_per_dispatch": 2}, {"head_rows": 24}], ids=str)
 def test_the_twin_does_what_the_engine_does(changes):
     real = real_engine(**changes)
     rollouts = real.run(ASKED)
@@ -168,7 +169,8 @@ def test_a_swap_in_mid_generation_and_what_is_cancelled():
 
 @pytest.mark.parametrize("name, clones, changes", [
     ("ours", True, {}), ("ngram", True, {"steps_per_dispatch": 3}),
-    ("ours", False, {"pages": 13, "steps_per_dispatch": 5}), ("ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240})], ids=str)
+    ("ours", False, {"pages": 13, "steps_per_dispatch": 5}),
+    ("ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240})], ids=str)
 def test_with_drafts_it_follows_the_accept_lengths(name, clones, changes):
     groups = [g for epoch in (0, 1) for g in lab.groups_of(ASKED, plain(), epoch, vary=0.1)]
     slots = changes.get("slots", lab.BASE["slots"])
@@ -189,7 +191,7 @@ def test_a_log_of_another_engine_is_refused():
     real = Watched(lab.engine(drafting=lab.drafting("ours", groups), cost=lab.FREE_ROWS))
     rollouts = real.run(ASKED)
     drafted = [d for d in real.dispatches if d.drafts]
-    with pytest.raises(ValueError, match="the log of dispatches is of another engine: here the next that drafts is .*there None"):
+    with pytest.raises(ValueError, match="log of dispatches is of another engine: here the next that drafts is .*there None"):
         twin_of(real.engine, by_steps(rollouts), drafted[:-1]).run(ASKED)
     with pytest.raises(ValueError, match="the log of dispatches is of another engine"):
         twin_of(real.engine, by_steps(rollouts), [dataclasses.replace(drafted[0], clock=7), *drafted[1:]]).run(ASKED)

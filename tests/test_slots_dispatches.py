@@ -52,7 +52,8 @@ def test_what_reports_is_logged_at_the_end_of_a_file(tmp_path):
     class Reporting:
         report = None
 
-    one, other, given = Reporting(), Reporting(), told(np.ones((2, 6), int), 3, np.ones((2, 16)), np.ones(2), np.ones((2, 2, 0)))
+    one, other = Reporting(), Reporting()
+    given = told(np.ones((2, 6), int), 3, np.ones((2, 16)), np.ones(2), np.ones((2, 2, 0)))
     for clock in (4, 9):
         with dispatches.logged((one, other, None), tmp_path / "log"):
             for each in (one, other):

@@ -45,27 +45,30 @@ def split_of(text: str) -> str:
 
 
 def sum_rows(seed: int, split: str, size: int, *, shortest: int = 3, usual: int = 6, longest: int = 9,
-             more: float = 0.35, tail: float = 0.05, careful: float = 0.35, luck: float = 0.15) -> list[dict]:
+             gap: int = 0, more: float = 0.35, tail: float = 0.05, careful: float = 0.35,
+             luck: float = 0.15) -> list[dict]:
     """Sums of one number of two digits and several of one digit, as "47+8+5=" with answer "60".
 
     The number of terms is geometric from `shortest` to `usual`, each further term having probability `more`; a share
-    `tail` has `usual` + 1 to `longest`, all alike. Any run of consecutive rows holds nearly those shares (a golden
+    `tail` has `usual` + `gap` + 1 to `longest`, all alike. Any run of consecutive rows holds nearly those shares (a golden
     ratio sequence instead of independent draws), so small held-out sets have the same tail as large ones.
 
     Args:
+      gap: numbers of terms that nothing has, between what is usual and the tail: the wider, the longer is a round's longest
+        answer beside its mean.
       careful, luck: how the split "sft" is solved: see `solve_sum`. Other splits carry no solution.
 
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
     """
-    _need(2 <= shortest <= usual < longest <= 20, f"task sums: shortest={shortest}, usual={usual}, longest={longest} "
-          "must satisfy 2 <= shortest <= usual < longest <= 20")
+    _need(2 <= shortest <= usual <= usual + gap < longest <= 20, f"task sums: shortest={shortest}, usual={usual}, gap={gap}, "
+          f"longest={longest} must satisfy 2 <= shortest <= usual <= usual + gap < longest <= 20")
     for name, value in (("more", more), ("tail", tail), ("careful", careful), ("luck", luck)):
         _need(0.0 <= value <= 1.0, f"task sums: {name}={value} must lie from 0 to 1")
     start = np.random.default_rng(_words("sums", seed, split)).random()
 
     def terms(index: int) -> int:
-        return _terms((start + index * _GOLDEN) % 1.0, shortest, usual, longest, more, tail)
+        return _terms((start + index * _GOLDEN) % 1.0, shortest, usual, usual + gap, longest, more, tail)
 
     def problem(noise: np.random.Generator, index: int) -> tuple[str, str, dict]:
         numbers = [int(noise.integers(10, 100)), *map(int, noise.integers(1, 10, terms(index) - 1))]
@@ -75,10 +78,10 @@ def sum_rows(seed: int, split: str, size: int, *, shortest: int = 3, usual: int 
     return _distinct("sums", seed, split, size, problem)
 
 
-def _terms(u: float, shortest: int, usual: int, longest: int, more: float, tail: float) -> int:
-    """How many terms the problem at quantile u in [0, 1) has."""
+def _terms(u: float, shortest: int, usual: int, below: int, longest: int, more: float, tail: float) -> int:
+    """How many terms the problem at quantile u in [0, 1) has; the tail's have more than `below`."""
     if u >= 1.0 - tail:
-        return usual + 1 + min(int((u - 1.0 + tail) / tail * (longest - usual)), longest - usual - 1)
+        return below + 1 + min(int((u - 1.0 + tail) / tail * (longest - below)), longest - below - 1)
     rest = 1.0 - u / (1.0 - tail)
     return min(usual, shortest + (int(math.log(rest) / math.log(more)) if 0.0 < more < 1.0 else int(more) * usual))
 

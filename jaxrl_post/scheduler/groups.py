@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
-_PER_TOKEN = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "favourites")
+_PER_TOKEN = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "favourites", "clocks")
 
 
 class PromptOrder(Protocol):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from jaxrl_post.sim.answers import Answer, Answers, Spans, agreement, pieces, spans_of
 from jaxrl_post.sim.pace import Pace
-from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import Capacity, Finish, Layout, Request, Rollout, RolloutId
 
 _NEAR = 1e-6  # tokens; progress is a sum of floats
 _ENDLESS = 1 << 53

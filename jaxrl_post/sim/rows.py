@@ -178,9 +178,9 @@ def _gains(block: Block, gained: np.ndarray, drafts: bool, bound: np.ndarray) ->
     room = np.maximum(bound + 1 - block.known, 1) if drafts else np.maximum(gained, 1)
     if np.any(leap > room):
         slot = int(np.argmax(leap > room))
-        raise ValueError(f"slot {slot}: by the log a step settles {leap[slot]} tokens from position {block.known[slot]} on, here "
-                         f"it settles at most {room[slot]}, and {'drafts' if drafts else 'does not draft'}: the log is of another "
-                         "engine")
+        raise ValueError(f"slot {slot}: by the log a step settles {leap[slot]} tokens from position {block.known[slot]} on, "
+                         f"here it settles at most {room[slot]}, and {'drafts' if drafts else 'does not draft'}: the log is of "
+                         "another engine")
     return leap
 
 

@@ -106,7 +106,8 @@ class Live:
         size = len(self.tokens)
         return Rollout(id=self.request.rollout_id, prompt=self.request.prompt, tokens=self.tokens, sampled=[True] * size,
                        logprobs=self.logprobs, entropies=self.entropies, versions=self.versions, drafted=self.drafted,
-                       favourites=self.favourites, clocks=self.clocks, finish=finish, start_clock=max(self.start_clock, 0), finish_clock=clock)
+                       favourites=self.favourites, clocks=self.clocks, finish=finish, start_clock=max(self.start_clock, 0),
+                       finish_clock=clock)
 
 
 _PER_TOKEN = {"tokens": np.int32, "logprobs": np.float32, "entropies": np.float32, "versions": np.int32, "drafted": bool,

@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 import sys
 
-MINUTES = 6.0
+MINUTES = 4.0
 TIMES = {  # (eta of prompts, eta of answers) -> seconds at 8k, 16k, 32k
     (1.0, 1.0): (82, 277, 673), (1.0, 1.125): (77, 260, 658), (1.125, 1.0): (77, 244, 636), (1.0, 1.25): (71, 232, 655),
     (1.25, 1.0): (72, 169, 259), (1.25, 1.25): (47, 88, 170), (1.0, 1.5): (54, 115, 265), (1.5, 1.0): (60, 143, 279)}
 STEPS = {"8k": (106, 129), "16k": (134, 302), "32k": (261, 771)}  # short and long, of the whole system
 ABLATION = {"8k": 1.30, "16k": 1.48, "32k": 2.21}  # of steps, tail batching alone
 LONGEST = (1100, 2000)  # of a short round at 32k, read off its figure 10
-ROUNDS = 45
+ROUNDS = 25
 
 
 def show(record) -> None:
