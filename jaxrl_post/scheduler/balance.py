@@ -9,7 +9,9 @@ What of it changes device time: only replicas that step on their own gain, and o
 others are through with this one, on weights that are a step old. Behind a barrier the turn of the ranks gains nothing. In one
 program over all replicas (lock-step) a step lasts as long as that of the busiest replica, and the rank group of the longest is
 busiest to the end: there rank groups cost. On our fitted lengths answers run away unforeseen, so that ranks gain only
-together with the moves (scripts/results/placements.json). Invariant: no placement changes a token, and all of this follows from history, lengths and costs.
+together with the moves (scripts/results/placements.json).
+
+Invariant: no placement changes a token, and all of this follows from history, lengths and costs.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling, past:
         delivery=Streamed(s.stream) if s.stream else None, **_OWN[s.name](s, past))
 
 
-def planned(rounds: Rounds, replicas: Mapping[Layout, Replica]) -> Planner:
-    """With a layout for each round; a replica of each, the first where the engine begins."""
-    return Planner(rounds, replicas, kind=rounds.kind)
+def planned(rounds: Rounds, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
+    """With a layout for each round. `replicas`: one of each layout, the first where the engine begins; `move_s`: seconds of
+    a relayout."""
+    return Planner(rounds, replicas, kind=rounds.kind, move_s=move_s)

@@ -1,7 +1,7 @@
 """Seer's order of placements comes out of the simulator; HistoPipe's on our lengths; and what lock-step leaves of both.
 
-Seer (arXiv 2511.14617): 400 prompts x 8 answers on 32 H800, KV bounded by the memory beside a model of Moonlight's size; lengths
-log-normal with a mean near its 22,386 tokens, at most 65,536; how much of their spread lies within a prompt is assumed.
+Seer (arXiv 2511.14617): 400 prompts x 8 answers on 32 H800, KV bounded by the memory beside a model of Moonlight's size;
+lengths log-normal with a mean near its 22,386 tokens, at most 65,536; how much of their spread lies within a prompt is assumed.
 Each time the same answers: groups bound to replicas in order (FIFO); answers bound when a slot is free (divided); ours, with
 a probe of each prompt, the longest first, and answers that idle replicas take over; and an oracle that knows every length,
 with the same taking over. What taking over gives alone is shown too: nearly all of it, as slots are not short here. With 64
@@ -117,7 +117,8 @@ def _placement(arm: str, answers):
             super().place([[request] for request in flat], round)
 
     return {"fifo": lambda: LeastLoaded(SEER["replicas"]), "divided": lambda: Divided(steal=0.0), "oracle": Oracle,
-            "past": lambda: LongestFirst(past=_past(answers)), "divided, taken over": Divided, "probe": lambda: LongestFirst(past=lambda prompt_id: ())}[arm]()
+            "divided, taken over": Divided, "past": lambda: LongestFirst(past=_past(answers)),
+            "probe": lambda: LongestFirst(past=lambda prompt_id: ())}[arm]()
 
 
 def _lockstep(record) -> None:
