@@ -1,4 +1,4 @@
-# make demo | test | test-compile | show | clean. The environment is made first, in .venv, from the first Python that really runs;
+# make demo | simulate | test | test-compile | show | clean. The environment is made first, in .venv, from the first Python that really runs;
 # PYTHON=/path/to/python chooses one, in a .venv-X.Y of its own. ARGS are handed on: make test ARGS='-k house'.
 ARGS ?=
 ifdef PYTHON
@@ -14,10 +14,14 @@ STAMP := $(VENV)/installed.stamp
 
 AOT := $(VENV)-aot
 
-.PHONY: demo test test-compile show clean
+.PHONY: demo simulate test test-compile show clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.main --config=configs/demo.py $(ARGS)
+
+# All of configs/sim/, as one table.
+simulate: $(STAMP)
+	@$(VENV)/bin/python -m jaxrl_post.simulate $(ARGS)
 
 test: $(STAMP)
 	@$(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)

@@ -118,10 +118,12 @@ class Scheduler:
     A round is trained on in `mini_batches` optimizer steps, and that `ppo_epochs` times; then weights are published.
 
     `name`: sync waits for every prompt of a round; tail_batching launches `over` times the prompts, puts off the groups that
-    finish last and lets them go on in a long round of their own, by `prefix_mode`; `lane` is the share of the surplus that
-    history may send there at once, which saves tokens and not always time. rollpacker launches `over` times the prompts and `over_samples` times the answers, drops
-    the slow ones and draws slow prompts anew: shorter answers than the policy gives, for comparison. `stream`: groups that
-    are scored and handed to the learner together while others are still generated; 0: all of a round at its end.
+    finish last and lets them go on in a long round of their own, by `prefix_mode`, which makes `long_batches` batches,
+    trained on one after the other; `lane` is the share of the surplus that history may send there at once, which saves tokens
+    and not always time. rollpacker launches `over` times the prompts and `over_samples` times the answers, drops the slow ones
+    and draws slow prompts anew: shorter answers than the policy gives, for comparison. `stream`: groups that are scored and
+    handed to the learner together while others are still generated; 0: all of a round at its end.
+
     `placement`: least_loaded gives a group to the replica with the fewest answers on their way; divided binds an answer when
     a slot is free; longest_first does so by what probes and history tell; rank_groups gives replicas of their own to prompts
     of like length. Only with more answers than slots do the middle two differ from the first, and the last only pays where
@@ -132,6 +134,7 @@ class Scheduler:
     over: float = at_least(1.0, 1.0)
     over_samples: float = at_least(1.0, 1.0)
     prefix_mode: str = one_of("verify", "verify", "recompute", "restart")
+    long_batches: int = at_least(1, 1)
     lane: float = at_least(0.0, 0.0, 1.0)
     stream: int = at_least(0, 0)
     prompts: int = at_least(32, 1)
@@ -307,10 +310,11 @@ class Config:
     def replicas(self) -> int:
         return self.mesh.data * self.mesh.fsdp
 
-    def evaluated_at(self, version: int) -> bool:
-        """Whether there is an evaluation during the run, at this optimizer step; the one at its end is another matter."""
-        every = self.eval.every > 0 and version % self.eval.every == 0
-        return version != self.steps and (every or version in self.eval.at)
+    def evaluated_at(self, before: int, version: int) -> bool:
+        """Whether there is an evaluation during the run at `version`, published after `before`; the one at its end is another
+        matter."""
+        every = self.eval.every > 0 and version // self.eval.every > before // self.eval.every
+        return version != self.steps and (every or any(before < at <= version for at in self.eval.at))
 
     def saved_at(self, before: int, version: int) -> bool:
         """Whether `version` is saved when it is published after `before`."""
@@ -472,6 +476,9 @@ def _races_make_sense(c: Config) -> None:
 
 def _streams_make_sense(c: Config) -> None:
     s, a = c.scheduler, c.algorithm
+    _need(s.long_batches == 1 or (s.name == "tail_batching" and s.stream == 0), f"scheduler.long_batches="
+          f"{s.long_batches} is of the long rounds of 'tail_batching', where only the last batch could be streamed: with "
+          f"scheduler.name={s.name!r} and scheduler.stream={s.stream} it must be 1")
     _need(s.stream <= s.prompts, f"scheduler.stream={s.stream} is above scheduler.prompts={s.prompts}, the nearest valid "
           "value, which is the whole round")
     _need(s.stream == 0 or s.updates == 1, f"scheduler.stream={s.stream} adds up a gradient while rollouts are generated, "

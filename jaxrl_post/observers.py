@@ -117,7 +117,7 @@ class Observers:
       engine, scheduler, rewards, meter: their `metrics()` are drained at every commit.
       write: gets (step, row).
       log: gets (step, groups) of every commit: the rollout log.
-      evaluate: gets the version and writes its own row; called for the versions that `when` names.
+      evaluate: gets the version and writes its own row; called where `when(version before, version)` is true.
       save: gets the version; called last of a publish, where `saved_at(version before, version)` is true.
       warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
       devices: number of them, for tokens per second and device.
@@ -125,7 +125,7 @@ class Observers:
 
     def __init__(self, *, engine: Engine, scheduler: Scheduler, rewards: Rewards, meter: BiasMeter,
                  write: Callable[[int, Mapping], None], log: Callable[[int, Sequence[Group]], None],
-                 evaluate: Callable[[int], None], when: Callable[[int], bool], save: Callable[[int], None],
+                 evaluate: Callable[[int], None], when: Callable[[int, int], bool], save: Callable[[int], None],
                  saved_at: Callable[[int, int], bool], warm: Callable[[], None], watch: Stopwatch, devices: int):
         self._engine, self._scheduler, self._rewards, self._meter = engine, scheduler, rewards, meter
         self._write, self._log = write, log
@@ -153,9 +153,9 @@ class Observers:
     def published(self, version: int) -> None:
         """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
         self.flush()
-        if self._when(version):
-            self._watch.timing("testing", self._evaluate)(version)
         before, self._version = self._version, version
+        if self._when(before, version):
+            self._watch.timing("testing", self._evaluate)(version)
         if self._saved_at(before, version):
             self._watch.timing("save_checkpoint", self._save)(version)
         if not self._warmed:

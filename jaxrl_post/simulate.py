@@ -77,7 +77,7 @@ class Ring:
 def assemble(given: Simulation) -> Ring:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
-    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of)
+    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replicas(given))
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
                 learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s))
@@ -107,11 +107,12 @@ def stages(given: Simulation) -> dict[str, Simulation]:
     plain = configs.Scheduler(prompts=given.scheduler.prompts, group_size=given.scheduler.group_size,
                               mini_batches=given.scheduler.mini_batches, ppo_epochs=given.scheduler.ppo_epochs)
     cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0)
-    out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts={}, published={}, fitted=())}
+    out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts=(), published={}, fitted=())}
     overrides: list[str] = []
-    for name, more in given.parts.items():
-        overrides += more
-        out[name] = settings.resolve(configs.to_dict(out["sync"]), overrides)
+    for part in given.parts:
+        name, _, more = part.partition(":")
+        overrides += more.split()
+        out[name.strip()] = settings.resolve(configs.to_dict(out["sync"]), overrides)
     return out if given.parts else out | {given.name: given}
 
 

@@ -194,6 +194,8 @@ def test_malformed_overrides():
     ([*TAIL, "engine.name=demonstrations", "algorithm.loss_mode=sft", "algorithm.adv_estimator=ones"],
      "parks answers that are being generated: engine.name='demonstrations' cannot; the nearest valid name is 'sync'"),
     ([*TAIL, "scheduler.lane=0.5", "history.epochs=0"], "scheduler.lane=0.5 asks the history which prompts are long, and history.epochs=0"),
+    (["scheduler.long_batches=2"], "scheduler.long_batches=2 is of the long rounds of 'tail_batching'"),
+    ([*TAIL, "scheduler.long_batches=2", "scheduler.stream=4"], "with scheduler.name='tail_batching' and scheduler.stream=4 it"),
     (["scheduler.stream=33"], "scheduler.stream=33 is above scheduler.prompts=32"),
     (["scheduler.stream=4", "scheduler.ppo_epochs=2"], "weights stand still until the round's one commit: scheduler."
                                                        "mini_batches=1 and scheduler.ppo_epochs=2 must be 1"),
@@ -212,10 +214,18 @@ def test_edges_of_the_cross_field_rules_are_allowed():
                                    "algorithm.overlong_buffer=511", "algorithm.rollout_rs=seq_mean_k1",
                                    "algorithm.rollout_rs_threshold=[0.5,2]"])
     config.resolve(given(), [*TAIL, "history.epochs=0", "speculation.drafter=ours"])
+    config.resolve(given(), [*TAIL, "scheduler.long_batches=3"])
     config.resolve(given(), [*TAIL, "scheduler.stream=32", "scheduler.prefix_mode=recompute"])
     config.resolve(given(), ["scheduler.name=rollpacker", "scheduler.over_samples=1.25", "scheduler.filter_groups=true"])
     assert (got.scheduler.updates, got.rounds) == (10, 1)
     assert got.engine.row_sizes == (64,)
+
+
+def test_an_evaluation_is_at_the_first_publish_that_reaches_it():
+    got = config.resolve(given(), ["eval.every=4", "eval.at=[6]"])
+    published = [1, 2, 3, 5, 6, 8, 9, 10]  # a long round of two batches publishes once
+    found = [now for before, now in zip([0, *published], published) if got.evaluated_at(before, now)]
+    assert found == [5, 6, 8]
 
 
 # Files.

@@ -90,3 +90,36 @@ def test_file(tmp_path):
     bad.write_text("{}")
     with pytest.raises(ValueError, match="expected figures.step_s"):
         cost.load(str(bad))
+
+
+SEVEN = cost.SHAPES["qwen2.5-7b"]
+
+
+def test_a_decode_step_by_hand():
+    """7.62e9 parameters in bf16 at 3.35e12 bytes/s, KV of 28 layers x 4 heads x 128 x 2 x 2 bytes, 0.6 of 9.9e14 FLOP/s. 64
+    answers of 1000 tokens wait for memory, 4096 of one token for arithmetic; tensor 2 halves all but the overhead."""
+    one, two = (cost.decode("NVIDIA H800", SEVEN, tensor=tensor, per_collective_s=1e-4) for tensor in (1, 2))
+    memory = (2 * 7.62e9 + 64_000 * 57_344) / 3.35e12
+    arithmetic = 4096 * 2 * 7.62e9 / (0.6 * 9.9e14)
+    rows, context = np.array([64, 4096, 0]), np.array([64_000, 4096, 0])
+    assert one(rows, context) == pytest.approx([memory + 5e-5, arithmetic + 5e-5, 0.0])
+    assert two(rows, context) == pytest.approx([memory / 2 + 1.5e-4, arithmetic / 2 + 1.5e-4, 0.0])
+    assert one.prefill_s == pytest.approx(2 * 7.62e9 / (0.5 * 9.9e14)) and one.digest != two.digest
+
+
+def test_a_given_step_has_its_parts():
+    steps = cost.DecodeCost(weights_s=2.0, token_s=0.01, row_s=0.5, fixed_s=0.25, request_s=0.1)
+    assert steps(np.array([1, 10]), np.array([100, 100])) == pytest.approx([3.0 + 0.1 + 0.25, 5.0 + 1.0 + 0.25])
+    with pytest.raises(ValueError, match="seconds must be at least 0, and a step must take some"):
+        cost.DecodeCost(weights_s=0.0, token_s=1.0, row_s=0.0)
+
+
+def test_a_table_costs_by_its_rows_alone():
+    steps = cost.TableCost(table=cost.StepCost((64, 128), (1.0, 1.5), "hand"))
+    assert steps(np.array([96, 0]), np.array([5, 9])).tolist() == [1.25, 0.0] and steps.prefill_s == 1.5 / 128
+
+
+def test_kv_that_fits_beside_the_weights():
+    assert cost.kv_tokens("h200", SEVEN) == int((0.9 * 1.41e11 - 1.524e10) / 57_344)
+    with pytest.raises(ValueError, match="1 x v5e has 1.44e[+]10 usable bytes, the weights need 1.52e[+]10: use more devices"):
+        cost.kv_tokens("TPU v5 lite", SEVEN)

@@ -60,7 +60,7 @@ def watched(**changed):
     sources = [Source("sched/x"), Source("rows/y"), Source("reward/z")]
     given = dict(engine=sources[1], scheduler=sources[0], rewards=sources[2],
                  write=lambda step, row: rows.append((step, row)),
-                 log=lambda step, groups: logged.append((step, groups)), evaluate=evaluate, when=lambda version: version == 2,
+                 log=lambda step, groups: logged.append((step, groups)), evaluate=evaluate, when=lambda before, version: version == 2,
                  meter=Meter(), save=lambda version: None, saved_at=lambda before, version: False,
                  warm=lambda: warm.append(len(rows)), watch=watch, devices=2)
     return Observers(**(given | changed)), clock, watch, sources, rows, logged, asked, warm

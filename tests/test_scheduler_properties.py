@@ -19,7 +19,7 @@ CASES = dict(
     name=st.sampled_from(["sync", "tail_batching", "rollpacker"]), mode=st.sampled_from(["verify", "recompute", "restart"]),
     over=st.sampled_from([1.0, 1.2, 1.5, 2.0, 3.5]), more=st.sampled_from([1.0, 1.34, 2.0]), seed=st.integers(0, 2**16),
     size=st.integers(1, 5), group=st.integers(1, 4), steps=st.integers(1, 8), count=st.integers(3, 40),
-    filtered=st.booleans(), pieces=st.integers(0, 4), wander=st.booleans(), replicas=st.integers(1, 3),
+    filtered=st.booleans(), pieces=st.integers(0, 4), together=st.integers(1, 3), wander=st.booleans(), replicas=st.integers(1, 3),
     slots=st.integers(1, 40), dispatch=st.integers(1, 6), order=st.one_of(st.none(), st.integers(0, 99)),
     drift=st.sampled_from([0.0, 0.05]), every=st.sampled_from([3, 11, 50]), failing=st.sampled_from([0.0, 0.2]))
 
@@ -35,14 +35,16 @@ def grade(failing):
 def live_through(case, every):
     """One run under the witness; restarted before every `every`-th call on average, never with 0."""
     filtered = case["filtered"] and case["group"] > 1
-    own = {"sync": {}, "tail_batching": {"over": case["over"], "prefix_mode": case["mode"]},
+    pieces = 0 if filtered else case["pieces"]
+    together = case["together"] if case["name"] == "tail_batching" and not pieces else 1
+    own = {"sync": {}, "tail_batching": {"over": case["over"], "prefix_mode": case["mode"], "long_batches": together},
            "rollpacker": {"over_prompts": case["over"], "over_samples": case["more"]}}[case["name"]]
 
     def make():
         return policy(
             case["name"], ToyPrompts(case["count"], case["seed"]), steps=case["steps"], prompts_per_round=case["size"],
             group_size=case["group"], filter_groups=filtered, max_waves=10_000, replicas=case["replicas"],
-            delivery=Streamed(case["pieces"]) if case["pieces"] and not filtered else None,
+            delivery=Streamed(pieces) if pieces else None,
             placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]), **own)
 
     chaos = Restarting(make, case["seed"], every)
@@ -52,7 +54,7 @@ def live_through(case, every):
     learner = turn(witness, engine, case["steps"], grade(case["failing"]))
     told = witness.settle(size=case["size"], steps=case["steps"], filtered=filtered)
     if not filtered:
-        assert witness.longest_wait() <= bound(case["size"], case["over"] if case["name"] != "sync" else 1.0)
+        assert witness.longest_wait() <= bound(case["size"], case["over"] if case["name"] != "sync" else 1.0, together)
     return witness, learner, told, chaos.restarts
 
 
@@ -77,13 +79,13 @@ def test_every_promise_holds(case):
 
 
 BASE = dict(name="tail_batching", mode="recompute", over=1.5, more=1.0, seed=3, size=4, group=3, steps=8, count=40,
-            filtered=False, pieces=0, wander=False, replicas=2, slots=20, dispatch=4, order=5, drift=0.05, every=3, failing=0.0)
+            filtered=False, pieces=0, together=1, wander=False, replicas=2, slots=20, dispatch=4, order=5, drift=0.05, every=3, failing=0.0)
 
 
 def objects(case):
     try:
         holds(case)
-    except (AssertionError, KeyError, RuntimeError) as objection:
+    except (AssertionError, AttributeError, KeyError, RuntimeError) as objection:
         return objection
     return None
 

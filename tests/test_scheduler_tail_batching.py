@@ -15,9 +15,10 @@ from racing_ring import RacingEngine, names, policy, text, trained, turn, whole
 from toy_ring import ToyPrompts
 
 
-def twin(prompts, *, steps, size, samples, kept, over, redraws):
+def twin(prompts, *, steps, size, samples, kept, over, redraws, together=1):
     """Short and long rounds from their definition, with a slot for everybody and weights that stand still: a rollout ends
-    at its length, a group with its `kept`-th rollout, a race with its `size`-th group. The batches, as names."""
+    at its length, a group with its `kept`-th rollout, a race with its `size`-th group; a long round makes `together` batches.
+    The batches, as names."""
     position, queue, batches = 0, [], []
 
     def end(entry, count):
@@ -25,11 +26,12 @@ def twin(prompts, *, steps, size, samples, kept, over, redraws):
         ids = [RolloutId(7, "train", epoch, prompt.id, s, attempt) for s in range(count)]
         return sorted((text(id.seed(), 0, 0.0, 24).size, id) for id in ids)[kept - 1]
 
-    for _ in range(steps):
-        left = steps * size - position
-        if len(queue) >= size or left < size:
-            batch, queue = queue[:size], queue[size:]
-            fresh = size - len(batch)
+    while len(batches) < steps:
+        left, batch = steps * size - position, []
+        if len(queue) >= together * size or left < size:
+            many = size * min(together, (len(queue) + left) // size if left < size else together)
+            batch, queue = queue[:many], queue[many:]
+            fresh = many - len(batch)
             batch += [(*prompts.at(p), 0) for p in range(position, position + fresh)]
             position += fresh
         else:
@@ -39,7 +41,8 @@ def twin(prompts, *, steps, size, samples, kept, over, redraws):
             winners = sorted(drawn, key=lambda entry: end(entry, samples))[:size]
             batch = [entry for entry in drawn if entry in winners]
             queue += [(epoch, prompt, int(redraws)) for epoch, prompt, _ in drawn if (epoch, prompt, 0) not in winners]
-        batches.append([(epoch, prompt.id) for epoch, prompt, _ in batch])
+        found = [(epoch, prompt.id) for epoch, prompt, _ in batch]
+        batches += [found[at:at + size] for at in range(0, len(found), size)]
     return batches
 
 
@@ -48,14 +51,14 @@ SHAPES = dict(seed=st.integers(0, 2**16), size=st.integers(1, 5), group=st.integ
 
 
 @settings(max_examples=60, deadline=None)
-@given(mode=st.sampled_from(["verify", "recompute", "restart"]), **SHAPES)
-def test_batches_are_the_twins(mode, seed, size, group, steps, over, dispatch, replicas):
+@given(mode=st.sampled_from(["verify", "recompute", "restart"]), together=st.integers(1, 3), **SHAPES)
+def test_batches_are_the_twins(mode, together, seed, size, group, steps, over, dispatch, replicas):
     prompts = ToyPrompts(17, seed)
     scheduler = policy("tail_batching", prompts, steps=steps, prompts_per_round=size, group_size=group, over=over,
-                       prefix_mode=mode, replicas=replicas)
+                       prefix_mode=mode, long_batches=together, replicas=replicas)
     learner = turn(scheduler, RacingEngine(steps=dispatch, replicas=replicas), steps)
     assert [names(part) for part in learner.parts] == twin(prompts, steps=steps, size=size, samples=group, kept=group,
-                                                           over=over, redraws=False)
+                                                           over=over, redraws=False, together=together)
 
 
 @settings(max_examples=40, deadline=None)
@@ -139,6 +142,28 @@ def test_under_drift_verify_is_restart_and_recompute_keeps_versions():
     assert 0 < counted["sched/num_tokens_discarded"] == one.generated - used
     assert again["sched/num_tokens_discarded"] == again["sched/num_tokens_deferred"] == two.generated - used
     assert counted["sched/num_tokens_discarded"] < again["sched/num_tokens_discarded"]
+
+
+def test_a_long_round_of_two_batches_is_trained_on_one_after_the_other():
+    """Over 1.5: after four short rounds eight groups queue; they are two batches of one generation, the second of which is a
+    step old when it is trained on. Weights are published once."""
+    parts = []
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(scheduler, name)
+
+        def take(self):
+            found = scheduler.take()
+            parts.extend([found] if found else [])
+            return found
+
+    scheduler = policy("tail_batching", ToyPrompts(40), steps=6, long_batches=2)
+    learner = turn(Watched(), RacingEngine(drift=0.05), 6)
+    assert [[(len(p.fresh), len(p.groups), p.commit, p.publish) for p in found] for found in parts] == [
+        [(4, 4, True, True)]] * 4 + [[(8, 4, True, False), (0, 4, True, True)]]
+    versions = [{int(v) for g in part for r in g.rollouts for v in r.versions} for part in learner.parts]
+    assert versions == [{0}, {1}, {2}, {3}, {4}, {4}] and scheduler.metrics()["sched/num_rounds"] == 6
 
 
 def test_a_race_by_hand():

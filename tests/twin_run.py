@@ -93,7 +93,7 @@ class Boundaries:
         """Nothing is written."""
 
     def published(self, version: int) -> None:
-        if self._config.evaluated_at(version):
+        if self._config.evaluated_at(self._version, version):
             self.evaluate()
         if self._config.saved_at(self._version, version):
             self._twin.state_dict()

@@ -156,6 +156,9 @@ class Witness:
         self._log("take", [[_key(group) for group in part.groups] for part in parts])
         return parts
 
+    def layout(self):
+        return self._scheduler.layout()
+
     def _round_over(self, whole):
         assert not self.running, f"weights change while {self.running} are on their way"
         assert {tuple(_key(g)) for g in whole.fresh} == {tuple(_key(g)) for g in whole.groups}
@@ -175,7 +178,7 @@ class Witness:
         """At the end of the run: every group that was admitted ended once, and the counts say how."""
         self.metrics()
         told = {name.removeprefix("sched/num_"): int(value) for name, value in self.counts.items()}
-        assert len(self.trained) == told["groups_trained"] == size * steps and told["rounds"] == self.rounds == steps
+        assert len(self.trained) == told["groups_trained"] == size * steps and told["rounds"] == steps >= self.rounds
         ends = told["groups_trained"] + told["groups_filtered"] + told["groups_refused"] + told["groups_queued"]
         assert told["groups_admitted"] == ends, told
         if not filtered:
@@ -187,10 +190,10 @@ class Witness:
         return max(self.trained[key] - self.admitted[key] for key in self.trained)
 
 
-def bound(size, over):
-    """Rounds that a group can wait at most, without filters: until the queue holds a batch, and for the batches before it."""
-    surplus = math.ceil(over * size - 1e-9) - size
-    return math.ceil(size / surplus) + (size + surplus - 1) // size + 1 if surplus else 0
+def bound(size, over, together=1):
+    """Rounds that a group can wait at most, without filters: until the queue fills a long round, and for those before it."""
+    surplus, full = math.ceil(over * size - 1e-9) - size, size * together
+    return math.ceil(full / surplus) + (full + surplus - 1) // full + 1 if surplus else 0
 
 
 def _key(group):

@@ -22,12 +22,13 @@ class Delivery(Protocol):
     def settled(self, scored: Open, wave: Collection[Open], last: bool) -> Sequence[Open]:
         """Which leave the wave now that `scored` has its rewards, the `last` of the wave to get them."""
 
-    def parts(self, kept: Sequence[Open], full: bool) -> list[Part]:
-        """What to hand out of the groups kept and not handed out yet; `full`: they complete the round. If any, all."""
+    def parts(self, kept: Sequence[Open], full: bool, batches: int) -> list[Part]:
+        """What to hand out of the groups kept and not handed out yet; `full`: they complete the round, which is one of so
+        many batches. If any, all."""
 
 
 class WholeRounds:
-    """Once the round is full, it is trained on in `mini_batches` equal slices of its groups, in order, one optimizer step
+    """Once the round is full, it is trained on in `mini_batches` equal slices of each batch, in order, one optimizer step
     each, `ppo_epochs` times over: all of it is fresh in the first part, every part commits, the last one publishes."""
 
     def __init__(self, mini_batches: int = 1, ppo_epochs: int = 1):
@@ -41,11 +42,11 @@ class WholeRounds:
     def settled(self, scored: Open, wave: Collection[Open], last: bool) -> Sequence[Open]:
         return list(wave) if last else ()
 
-    def parts(self, kept: Sequence[Open], full: bool) -> list[Part]:
+    def parts(self, kept: Sequence[Open], full: bool, batches: int) -> list[Part]:
         if not full:
             return []
         batch = tuple(opened.group for opened in kept)
-        size = len(batch) // self._mini_batches
+        size = len(batch) // (batches * self._mini_batches)
         slices = [batch[at:at + size] for _ in range(self._ppo_epochs) for at in range(0, len(batch), size)]
         return [Part(fresh=batch if n == 0 else (), groups=groups, commit=True, publish=n == len(slices) - 1)
                 for n, groups in enumerate(slices)]
@@ -54,7 +55,7 @@ class WholeRounds:
 class Streamed:
     """As soon as `size` groups are whole they are scored and handed out, while the others are still generated; the last ones
     of the round commit and publish. On one mesh that the learner shares with the engine this moves work, it removes
-    none."""
+    none. A round is one batch: a commit in its midst would move the weights that generate."""
 
     def __init__(self, size: int):
         self._size = size
@@ -65,6 +66,7 @@ class Streamed:
     def settled(self, scored: Open, wave: Collection[Open], last: bool) -> Sequence[Open]:
         return (scored,)
 
-    def parts(self, kept: Sequence[Open], full: bool) -> list[Part]:
+    def parts(self, kept: Sequence[Open], full: bool, batches: int) -> list[Part]:
+        assert batches == 1, f"a streamed round of {batches} batches"
         groups: tuple[Group, ...] = tuple(opened.group for opened in sorted(kept, key=lambda opened: opened.rank))
         return [Part(fresh=groups, groups=groups, commit=full, publish=full)] if groups else []

@@ -2,7 +2,9 @@
 
 A short round launches more prompts than it trains on; the first groups to become whole, by finish_clock, are its batch,
 and the others queue. As soon as the queue holds a batch, a long round takes it, first come first served, and waits for all
-of it. The period of the two is 1/(over - 1) short rounds and one long one.
+of it. The period of the two is 1/(over - 1) short rounds and one long one. A long round may take several batches at once,
+`long_batches`: it lasts as long, and is trained on one optimizer step after the other, so the tokens of its n-th batch are
+n - 1 steps old, as those of the mini-batches of a larger round are.
 
 Invariant: no prompt is put off twice, because a long round races nobody. Without filters the run launches exactly as many
 prompts as it trains on: its last rounds race no more than what is left, so the queue is empty at the end and nothing is
@@ -30,12 +32,13 @@ class Races(Rounds):
     """The machine of short and long rounds; what becomes of a group that loses a race is its heir's matter (`_put_off`,
     `_keep`, `_again`)."""
 
-    def __init__(self, prompts: PromptOrder, *, over: float, launched: int, lane: float = 0.0,
+    def __init__(self, prompts: PromptOrder, *, over: float, launched: int, long_batches: int = 1, lane: float = 0.0,
                  past: Callable[[str], Sequence[Past]] = lambda prompt_id: (), **rounds: Any):
         """
         Args:
           over: prompts that a short round launches for every one it trains on, >= 1; with 1 all rounds are synchronous.
           launched: samples of a group that a short round generates.
+          long_batches: batches of a long round, >= 1.
           lane: share of the prompts beyond the batch that history may send to the queue at once, 0 to 1: those of a short
             round's prompts whose last answers were longer than any that the last short round trained on, longest first.
             They would probably lose the race; not racing them saves slots, pages and, in `restart`, tokens. It costs time where
@@ -46,7 +49,7 @@ class Races(Rounds):
         super().__init__(prompts, **rounds)
         if over < 1:
             raise ValueError(f"scheduler.over={over} must be at least 1: a short round launches what it trains on and more")
-        self._over, self._launched, self._lane, self._past = over, launched, lane, past
+        self._over, self._launched, self._long_batches, self._lane, self._past = over, launched, long_batches, lane, past
         self._queue: dict[tuple[int, str], Open] = {}
         self._long = False  # this round
         self._limit = _UNKNOWN  # tokens of the longest answer that the last short round trained on
@@ -56,10 +59,17 @@ class Races(Rounds):
     def __str__(self) -> str:
         return f"{super().__str__()}, a {'long' if self._long else 'short'} one, {len(self._queue)} groups queue"
 
+    def _open_round(self) -> int:
+        """A long one takes from the queue first; the run's last ones take all that is left, however little."""
+        self._long = self.kind() == "long"
+        batches = self._most
+        if self._left < self._size:
+            batches = min(batches, (len(self._queue) + self._left) // self._size)
+            assert batches, f"groups were lost: {self}"
+        return batches if self._long else 1
+
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
         need = self._wave_size()
-        if self._waves == 1:
-            self._long = self.kind() == "long"
         if self._long:
             keys = list(self._queue)[:need]
             requests = [self._take_up(self._queue.pop(key), clock) for key in keys]
@@ -72,8 +82,13 @@ class Races(Rounds):
         return [self._enter(opened) for opened in drawn if opened.key not in self._queue], need
 
     def kind(self) -> str:
-        """short or long."""
-        return "long" if len(self._queue) >= self._size or self._left < self._size else "short"
+        """Of the round that comes: short or long."""
+        return "long" if len(self._queue) >= self._most * self._size or self._left < self._size else "short"
+
+    @property
+    def _most(self) -> int:
+        """Batches of a long round that begins now."""
+        return min(self._long_batches, self._steps - self._round)
 
     @property
     def _left(self) -> int:

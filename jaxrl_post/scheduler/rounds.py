@@ -19,8 +19,9 @@ from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.types import Capacity, Finish, Group, Layout, Part, Request, Rollout, RolloutId, Sampling, Stop
 
 _COUNTERS = ("num_rounds", "num_waves", "num_groups_admitted", "num_groups_trained", "num_groups_filtered",
-             "num_groups_refused", "num_groups_streamed", "num_rollouts_admitted", "num_rollouts_completed", "num_rollouts_unscored")
-_PLAIN = ("position", "round", "waves", "seen", "taken", "opened", "to_finish", "to_score")
+             "num_groups_refused", "num_groups_streamed", "num_rollouts_admitted", "num_rollouts_completed",
+             "num_rollouts_unscored")
+_PLAIN = ("position", "round", "batches", "waves", "seen", "taken", "opened", "to_finish", "to_score")
 
 
 class Rounds:
@@ -52,7 +53,8 @@ class Rounds:
         self._sampling, self._max_tokens = sampling, max_tokens
         self._filter_groups, self._max_waves = filter_groups, max_waves
         self._position = 0  # of the next prompt
-        self._round = 0  # rounds taken
+        self._round = 0  # batches trained on
+        self._batches = 1  # of this round
         self._waves = self._seen = self._taken = self._opened = 0  # of this round: waves, groups scored, handed out, opened
         self._kept: list[Open] = []  # of this round, not handed out
         self._wave: dict[tuple[int, str], Open] = {}  # by admission
@@ -63,7 +65,7 @@ class Rounds:
     def __str__(self) -> str:
         missing = sum(max(opened.size - len(opened.rollouts), 0) for opened in self._wave.values())
         return (f"{self.name} round {self._round + 1} of {self._steps}, wave {self._waves}: {self._taken + len(self._kept)} "
-                f"of {self._size} groups kept, {len(self._wave)} on their way with {missing} rollouts missing, next "
+                f"of {self._wanted} groups kept, {len(self._wave)} on their way with {missing} rollouts missing, next "
                 f"position {self._position}")
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
@@ -74,6 +76,7 @@ class Rounds:
         """
         if not self._wave and self._room and self._round < self._steps:
             self._check_waves()
+            self._batches = self._batches if self._waves else self._open_round()
             self._waves += 1
             groups, ends = self._next_wave(clock)
             self._whole = [opened for opened in self._wave.values() if opened.whole]
@@ -86,15 +89,24 @@ class Rounds:
         """Enters the groups of the next wave; their requests, by group, and how many whole groups end the wave."""
         raise NotImplementedError
 
+    def _open_round(self) -> int:
+        """How many batches the next round makes."""
+        return 1
+
+    @property
+    def _wanted(self) -> int:
+        """Groups of the round."""
+        return self._size * self._batches
+
     @property
     def _room(self) -> int:
-        """Groups that the round still wants."""
-        return self._size - self._taken - len(self._kept)
+        """Those that are still to come."""
+        return self._wanted - self._taken - len(self._kept)
 
     def _check_waves(self) -> None:
         if self._waves == self._max_waves:
             raise RuntimeError(
-                f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of round {self._round + 1} "
+                f"scheduler.filter_groups kept {len(self._kept)} of the {self._wanted} groups of round {self._round + 1} "
                 f"after scheduler.max_waves={self._max_waves} waves ({self._seen} groups scored): the other groups' "
                 "answers were all right or all wrong; use prompts of fitting difficulty, a larger "
                 "scheduler.group_size or scheduler.max_waves, or scheduler.filter_groups=False")
@@ -102,8 +114,8 @@ class Rounds:
     def _wave_size(self) -> int:
         """Groups that the next wave shall make whole."""
         if self._waves <= 1:
-            return self._size
-        return min(self._size, -(-self._room * self._seen // max(len(self._kept), 1)))
+            return self._wanted
+        return min(self._wanted, -(-self._room * self._seen // max(len(self._kept), 1)))
 
     def _draw(self, launched: int) -> Open:
         """The group of the next prompt in order."""
@@ -194,7 +206,7 @@ class Rounds:
 
     def take(self) -> list[Part]:
         """What the delivery hands out now; groups by admission."""
-        parts = self._delivery.parts(self._kept, self._room == 0)
+        parts = self._delivery.parts(self._kept, self._room == 0, self._batches)
         if parts:
             self._counts["num_groups_trained"] += len(self._kept)
             self._taken += len(self._kept)
@@ -202,8 +214,9 @@ class Rounds:
             if not parts[-1].publish:
                 self._counts["num_groups_streamed"] += sum(len(part.groups) for part in parts)
             else:
-                self._round += 1
-                self._counts["num_rounds"] += 1
+                self._round += self._batches
+                self._counts["num_rounds"] += self._batches
+                self._batches = 1
                 self._waves = self._seen = self._taken = self._opened = 0
         return parts
 

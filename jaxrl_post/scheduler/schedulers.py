@@ -23,7 +23,8 @@ SCHEDULERS = {"sync": Sync, "tail_batching": TailBatching, "rollpacker": RollPac
 # What each takes of the config beside what all do.
 _OWN: dict[str, Callable] = {
     "sync": lambda s, past: {},
-    "tail_batching": lambda s, past: {"over": s.over, "prefix_mode": s.prefix_mode, "lane": s.lane, "past": past},
+    "tail_batching": lambda s, past: {"over": s.over, "prefix_mode": s.prefix_mode, "long_batches": s.long_batches,
+                                       "lane": s.lane, "past": past},
     "rollpacker": lambda s, past: {"over_prompts": s.over, "over_samples": s.over_samples}}
 
 

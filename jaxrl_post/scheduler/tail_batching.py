@@ -27,17 +27,19 @@ class TailBatching(Races):
 
     name = "tail batching"
 
-    def __init__(self, prompts: PromptOrder, *, over: float, prefix_mode: str = "verify", lane: float = 0.0,
-                 past: Callable[[str], Sequence[Past]] = lambda prompt_id: (), group_size: int, **rounds: Any):
+    def __init__(self, prompts: PromptOrder, *, over: float, prefix_mode: str = "verify", long_batches: int = 1,
+                 lane: float = 0.0, past: Callable[[str], Sequence[Past]] = lambda prompt_id: (), group_size: int,
+                 **rounds: Any):
         """
         Args:
-          over, lane, past: as Races.
+          over, long_batches, lane, past: as Races.
           prefix_mode: how a group that was put off goes on, one of PREFIX_MODES.
           group_size, rounds: as Rounds.
         """
         if prefix_mode not in PREFIX_MODES:
             raise ValueError(f"scheduler.prefix_mode must be one of {', '.join(PREFIX_MODES)}, got {prefix_mode!r}")
-        super().__init__(prompts, over=over, launched=group_size, lane=lane, past=past, group_size=group_size, **rounds)
+        super().__init__(prompts, over=over, launched=group_size, long_batches=long_batches, lane=lane, past=past,
+                         group_size=group_size, **rounds)
         self._prefix_mode = prefix_mode
 
     def _put_off(self, loser: Open) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from jaxrl_post.sim.answers import Answer, Answers, Spans, agreement, pieces, spans_of
 from jaxrl_post.sim.pace import Pace
-from jaxrl_post.types import Capacity, Finish, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import Capacity, Finish, Layout, Request, Rollout, RolloutId
 
 _NEAR = 1e-6  # tokens; progress is a sum of floats
 _ENDLESS = 1 << 53
@@ -322,6 +322,16 @@ class SimEngine:
         self._carry(live, self._written(live))
         if live.answer.length != length:
             self._replicas[live.request.replica].expect(live)
+
+    def relayout(self, layout: Layout) -> None:
+        """It has one layout.
+
+        Raises:
+          ValueError: another number of replicas.
+        """
+        if layout.replicas != len(self._replicas):
+            raise ValueError(f"relayout: the simulated engine has {len(self._replicas)} replicas and no layout of "
+                             f"{layout.replicas}")
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call."""

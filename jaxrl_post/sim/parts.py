@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxrl_post import cost, rollout_log
+from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.sim import pace, workloads
 from jaxrl_post.sim.answers import Answers
 from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.settings import Cluster, Simulation
+from jaxrl_post.types import Layout
 
 
 def prompts(given: Simulation) -> workloads.Prompts:
@@ -64,5 +66,15 @@ def engine(given: Simulation) -> SimEngine:
     drafts = pace.Drafts(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
     steps = step_cost(c)
     paced = pace.LockStep(steps, drafts) if c.pace == "lockstep" else pace.Independent(steps, c.tick_s, drafts)
-    kv = cost.kv_tokens(c.device, cost.SHAPES[c.model], tensor=c.tensor) if c.bounded else None
-    return SimEngine(answers(given), replicas=c.replicas, slots=c.slots, pace=paced, kv_tokens=kv)
+    return SimEngine(answers(given), replicas=c.replicas, slots=c.slots, pace=paced,
+                     kv_tokens=_kv_tokens(c) if c.bounded else None)
+
+
+def replicas(given: Simulation) -> dict[Layout, Replica]:
+    """What a placement forecasts with."""
+    c = given.cluster
+    return {Layout(c.replicas, c.tensor): Replica(slots=c.slots, kv_tokens=_kv_tokens(c), cost=step_cost(c))}
+
+
+def _kv_tokens(c: Cluster) -> int:
+    return cost.kv_tokens(c.device, cost.SHAPES[c.model], tensor=c.tensor)

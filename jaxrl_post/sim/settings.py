@@ -68,9 +68,8 @@ class Learner:
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
     """`rounds` of a scheduler over a workload. `reward_slope`: logits of being right per factor e of length. `published`:
-    figure name -> number of the paper, of which those in `fitted` were fitted to. `parts`: name -> overrides, one after the
-    other what makes the baseline (the same simulation under synchronous rounds) into this one: {"long lane": ["scheduler.
-    lane=0.5"]}."""
+    figure name -> number of the paper, of which those in `fitted` were fitted to. `parts`: one after the other what is
+    added to the same simulation under synchronous rounds, each a name and overrides: "long lane: scheduler.lane=0.5"."""
 
     name: str = "simulation"
     seed: int = at_least(0, 0)
@@ -82,11 +81,16 @@ class Simulation:
     reward_slope: float = 0.0
     published: Mapping[str, Any] = field(default_factory=dict)
     fitted: tuple[str, ...] = ()
-    parts: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
 
     @property
     def replicas(self) -> int:
         return self.cluster.replicas
+
+    @property
+    def engine(self) -> config.Engine:
+        """It lies in one layout."""
+        return config.Engine()
 
     @property
     def sampling(self) -> config.Sampling:
@@ -97,6 +101,9 @@ class Simulation:
         unknown = sorted(set(self.fitted) - set(self.published))
         if unknown:
             raise ValueError(f"fitted={unknown[0]!r} names no figure of published: {', '.join(self.published)}")
+        nameless = [part for part in self.parts if not all(map(str.strip, part.partition(":")))]
+        if nameless:
+            raise ValueError(f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: scheduler.lane=0.5'")
         if self.workload.name in ("trace", "rollouts") and not self.workload.path:
             raise ValueError(f"workload.name={self.workload.name!r} needs workload.path, the file or folder of its lengths")
 

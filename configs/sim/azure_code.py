@@ -1,0 +1,25 @@
+"""Lengths of Azure's code-completion trace of 2023 (8,819 requests; Splitwise, ISCA 2024, CC BY 4.0).
+
+The trace names no prompts, so answers to one prompt are as different as to two: what tail batching gains here is a lower
+bound of what it gains where some prompts are long. Qwen2.5-7B on 8 H200, analytic cost. Needs JAXRL_DATA, a folder with
+traces/ in it (default ../shared/data).
+Command: python -m jaxrl_post.simulate --config=configs/sim/azure_code.py
+"""
+
+import os
+from pathlib import Path
+
+from jaxrl_post.sim.settings import default
+
+DATA = Path(os.environ.get("JAXRL_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
+
+
+def get_config():
+    c = default()
+    c.name, c.rounds = "azure code", 20
+    c.workload.name, c.workload.path, c.workload.cap = "trace", str(DATA / "traces" / "AzureLLMInferenceTrace_code.csv"), 2048
+    c.cluster.replicas, c.cluster.device, c.cluster.model = 8, "h200", "qwen2.5-7b"
+    c.scheduler.prompts, c.scheduler.group_size = 64, 8
+    c.scheduler.name, c.scheduler.over, c.scheduler.prefix_mode = "tail_batching", 1.25, "recompute"
+    c.scheduler.lane = 0.0
+    return c

@@ -1,0 +1,20 @@
+"""Log-normal lengths, mean 1,350 and the longest of 8 on average 1.43 times the mean (Qwen3-8B, Applied Compute, July 2026), half
+of the logarithm's variance within a prompt; 4 replicas of 4 TPU v5e that step on their own.
+
+Command: python -m jaxrl_post.simulate --config=configs/sim/lognormal.py
+"""
+
+from jaxrl_post.sim.settings import default
+
+
+def get_config():
+    c = default()
+    c.name, c.rounds = "lognormal", 20
+    c.workload.name, c.workload.cap = "lognormal", 16384
+    c.workload.mean, c.workload.tail, c.workload.within = 1350.0, 1.43, 0.5
+    c.cluster.replicas, c.cluster.tensor, c.cluster.device, c.cluster.model = 4, 4, "v5e", "qwen2.5-7b"
+    c.cluster.pace = "independent"
+    c.scheduler.prompts, c.scheduler.group_size = 64, 8
+    c.scheduler.name, c.scheduler.over, c.scheduler.prefix_mode = "tail_batching", 1.25, "recompute"
+    c.scheduler.lane = 0.0
+    return c

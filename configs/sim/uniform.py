@@ -1,0 +1,19 @@
+"""Lengths uniform from 1 to 2,048 (the workload of PipelineRL's appendix A, arXiv 2509.19128), on 16 TPU v6e, whose memory
+bounds the KV: little to gain, because many answers of every prompt are long.
+
+Command: python -m jaxrl_post.simulate --config=configs/sim/uniform.py
+"""
+
+from jaxrl_post.sim.settings import default
+
+
+def get_config():
+    c = default()
+    c.name, c.rounds = "uniform", 20
+    c.workload.name, c.workload.cap = "uniform", 2048
+    c.cluster.replicas, c.cluster.device, c.cluster.model = 16, "v6e", "qwen2.5-7b"
+    c.cluster.slots, c.cluster.bounded = 64, True
+    c.scheduler.prompts, c.scheduler.group_size = 64, 8
+    c.scheduler.name, c.scheduler.over, c.scheduler.prefix_mode = "tail_batching", 1.25, "recompute"
+    c.scheduler.lane = 0.0
+    return c

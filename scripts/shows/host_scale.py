@@ -1,0 +1,64 @@
+"""A million rollouts of a hundred thousand prompts over 1,024 replicas: minutes and bytes on one core, at a flat cost.
+
+The real loop and tail batching (recompute, 1.25 times the prompts) over the simulated engine, 200 prompts x 10 answers of the
+fitted 8k workload a round: 500 rounds, and 5 rounds for the cost at 10,000 rollouts, the median of three. Each in a process
+that may use one core; seconds are of the turning ring, bytes of the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MINUTES = 9.0
+PROMPTS, GROUP = 200, 10
+
+
+def show(record) -> None:
+    few = statistics.median(_run(record, 5)["us_per_rollout"] for _ in range(3))
+    many = _run(record, 500)
+    record.figure("rollouts", many["rollouts"], at_least=1_000_000)
+    record.figure("prompts", many["prompts"], at_least=100_000)
+    record.figure("replicas", many["replicas"], equals=1024)
+    record.figure("minutes", many["seconds"] / 60, at_most=10)
+    record.figure("gigabytes", many["bytes"] / 2 ** 30, at_most=4)
+    record.figure("us_per_rollout_at_10k", few)
+    record.figure("us_per_rollout_at_1m", many["us_per_rollout"])
+    record.figure("cost_1m_over_10k", many["us_per_rollout"] / few, at_most=1.3)
+
+
+def _run(record, rounds: int) -> dict:
+    done = subprocess.run([sys.executable, __file__, str(rounds)], cwd=record.root, check=True, text=True,
+                          stdout=subprocess.PIPE, timeout=3600, env={**os.environ, "PYTHONPATH": str(record.root)})
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def one(rounds: int) -> dict:
+    """A simulation of so many rounds, in this process."""
+    from jaxrl_post import config, loop, simulate
+    from jaxrl_post.sim import settings
+    root = Path(__file__).resolve().parents[2]
+    given = settings.resolve(config.load(str(root / "configs" / "sim" / "rollpacker_8k.py")), (
+        f"rounds={rounds}", "workload.prompts=100000", "cluster.replicas=1024", "cluster.slots=64",
+        f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}", "scheduler.name=tail_batching",
+        "scheduler.over=1.25", "scheduler.over_samples=1.0", "scheduler.prefix_mode=recompute"))
+    ring = simulate.assemble(given)
+    begun = time.perf_counter()
+    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, rounds)
+    seconds = time.perf_counter() - begun
+    rollouts = sum(one.lengths.size for one in ring.tally.rounds)
+    return {"rollouts": rollouts, "prompts": rounds * PROMPTS, "replicas": len(ring.engine.capacity.slots),
+            "seconds": seconds, "us_per_rollout": 1e6 * seconds / rollouts,
+            "bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+if __name__ == "__main__":
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print(json.dumps(one(int(sys.argv[1]))))

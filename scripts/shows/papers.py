@@ -1,0 +1,127 @@
+"""PipelineRL's throughput and six measured stalenesses come out of closed forms and of the simulator's events alike.
+
+PipelineRL (arXiv 2509.19128, appendix A): 128 chips, batches of 128, lengths uniform; conventional training on all chips in
+turns, G = 133 steps on each generation, against 44 generators of 192 sequences beside 84 learners. A step of h sequences takes
+446.7 + 0.278 h flashes, which is backed out of the paper's two rates of generation, and 4.92 flashes train a token. The events:
+for the conventional one the real loop under synchronous rounds, for the other generation beside training (sim/stream.py).
+Staleness: six runs of Qwen3-8B (Applied Compute, July 2026), group size and law of the lengths assumed: 8, log-normal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+MINUTES = 6.0
+CHIPS, BATCH, GENERATORS, SLOTS, TAU, UPDATES, LONGEST = 128, 128, 44, 192, 4.92, 133, 1024
+STEP = (446.66, 0.2778)  # flashes: of any step, and of each sequence in it
+PUBLISHED = {"pipelined.generated": 16.9, "pipelined.trained": 17.1, "pipelined.both": 16.9, "conventional.generated": 18.3,
+             "conventional.trained": 26.0, "conventional.both": 10.7, "ratio": 1.57}
+ROWS = (  # slots, samples a step, queue in batches, generator's speed over the learner's, tail, measured staleness
+    (120, 240, 2, 0.63, 1.42, 1.26), (240, 120, 2, 0.92, 1.43, 3.59), (128, 128, 2, 1.07, 1.44, 3.09),
+    (240, 120, 1, 0.86, 1.42, 3.40), (120, 120, 1, 0.67, 1.42, 1.92), (128, 128, 1, 1.14, 1.45, 2.01))
+MEAN, GROUP, CAP = 1350, 8, 16384
+
+
+def show(record) -> None:
+    sys.path.insert(0, str(record.root))
+    closed = _closed(record)
+    events = record.cached("pipelined", _pipelined) | record.cached("conventional", _conventional)
+    events["ratio"] = events["pipelined.both"] / events["conventional.both"]
+    for name, value in events.items():
+        record.figure(f"pipelinerl.events.{name}", value)
+        record.figure(f"pipelinerl.events.{name}.over_closed", value / closed[name], at_least=0.97, at_most=1.03)
+    for number, row in enumerate(ROWS, start=1):
+        _staleness(record, number, row)
+    piece = record.root / "scripts" / "shows" / "placements.py"
+    if piece.is_file():
+        spec = importlib.util.spec_from_file_location("placements", piece)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.show(record)
+
+
+def _step(sequences):
+    return STEP[0] + STEP[1] * sequences
+
+
+def _closed(record) -> dict[str, float]:
+    from jaxrl_post.sim import throughput
+    alive = throughput.uniform_alive(UPDATES * BATCH, LONGEST)
+    found = {"conventional": throughput.conventional(alive, chips=CHIPS, step=_step, train=TAU),
+             "pipelined": throughput.pipelined(chips=CHIPS, generators=GENERATORS, slots=SLOTS, step=_step, train=TAU)}
+    closed = {f"{name}.{kind}": getattr(rates, kind) for name, rates in found.items()
+              for kind in ("generated", "trained", "both")}
+    closed["ratio"] = closed["pipelined.both"] / closed["conventional.both"]
+    for name, published in PUBLISHED.items():
+        record.figure(f"pipelinerl.closed.{name}", closed[name], at_least=published - 0.05 if published > 2 else 1.565,
+                      at_most=published + 0.05 if published > 2 else 1.5849)
+    record.figure("pipelinerl.closed.largest_lag", throughput.largest_lag(
+        slots=SLOTS, generators=GENERATORS, longest=LONGEST, mean=LONGEST / 2, batch=BATCH), at_least=132, at_most=133)
+    return closed
+
+
+def _engine(replicas: int, slots: int):
+    from jaxrl_post import cost
+    from jaxrl_post.sim import pace, workloads
+    from jaxrl_post.sim.answers import Answers
+    from jaxrl_post.sim.engine import SimEngine
+    steps = cost.DecodeCost(weights_s=STEP[0], token_s=0.0, row_s=0.0, request_s=STEP[1], source="PipelineRL, appendix A")
+    return SimEngine(Answers(workloads.uniform(LONGEST), cap=LONGEST), replicas=replicas, slots=slots,
+                     pace=pace.LockStep(steps))
+
+
+def _pipelined() -> dict[str, float]:
+    """Events in steady state; the generator's rate alone, without waiting for anybody, is its seconds' own."""
+    from jaxrl_post.sim import workloads
+    from jaxrl_post.sim.stream import Stream
+    flash = _step(SLOTS)  # of a step: all slots are always full
+    stream = Stream(_engine(GENERATORS, SLOTS), workloads.Prompts(100_000, tokens=1), group=GROUP, batch=BATCH,
+                    train=lambda tokens: tokens * TAU / (CHIPS - GENERATORS) / flash, max_tokens=LONGEST)
+    found = stream.run(warm=2 * UPDATES, batches=2 * UPDATES)
+    return {"pipelined.both": found.tokens_per_unit / flash}
+
+
+def _conventional() -> dict[str, float]:
+    from jaxrl_post import loop, simulate
+    from jaxrl_post.scheduler.rounds import Sync
+    from jaxrl_post.sim import workloads
+    from jaxrl_post.sim.learner import SimLearner
+    from jaxrl_post.sim.rewards import SimRewards
+    from jaxrl_post.sim.tally import Tally
+    from jaxrl_post.types import Sampling
+    engine = _engine(CHIPS, 1024)
+    scheduler = Sync(workloads.Prompts(100_000, tokens=1), run_seed=0, steps=1, prompts_per_round=UPDATES * BATCH // GROUP,
+                     group_size=GROUP, sampling=Sampling(), max_tokens=LONGEST, filter_groups=False, max_waves=1,
+                     replicas=CHIPS, mini_batches=UPDATES)
+    learner = SimLearner(token_s=TAU / CHIPS)
+    tally = Tally(engine, scheduler, learner)
+    loop.run(engine, scheduler, SimRewards(), learner, tally, simulate.publish, UPDATES)
+    tokens = float(tally.rounds[0].lengths.sum())
+    return {"conventional.generated": tokens / engine.seconds, "conventional.trained": tokens / learner.seconds,
+            "conventional.both": tokens / (engine.seconds + learner.seconds)}
+
+
+def _staleness(record, number: int, row: tuple) -> None:
+    from jaxrl_post.sim import throughput
+    slots, batch, queue, ratio, tail, measured = row
+    closed = throughput.staleness(slots=slots, batch=batch, queue=queue, ratio=ratio, tail=tail)
+    ours = record.cached(f"staleness{number}", lambda: _stale(slots, batch, queue, ratio, tail))
+    record.figure(f"staleness.{number}.measured", measured)
+    record.figure(f"staleness.{number}.closed", round(closed, 2))
+    record.figure(f"staleness.{number}.events", round(ours, 2))
+    record.figure(f"staleness.{number}.error", ours - measured, at_least=-0.3, at_most=0.3)
+
+
+def _stale(slots: int, batch: int, queue: int, ratio: float, tail: float) -> float:
+    from jaxrl_post import cost
+    from jaxrl_post.sim import pace, workloads
+    from jaxrl_post.sim.answers import Answers
+    from jaxrl_post.sim.engine import SimEngine
+    from jaxrl_post.sim.stream import Stream
+    steps = pace.LockStep(cost.DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0))
+    law = workloads.lognormal(50_000, mean=MEAN, tail=tail, group=GROUP)
+    engine = SimEngine(Answers(law, cap=CAP), replicas=1, slots=slots, pace=steps)
+    stream = Stream(engine, workloads.Prompts(50_000, tokens=1), group=GROUP, batch=batch, max_tokens=CAP,
+                    train=lambda tokens: ratio * batch * MEAN / slots, capacity=queue * batch)
+    return stream.run(warm=20, batches=80).staleness

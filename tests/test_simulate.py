@@ -1,0 +1,91 @@
+"""From the command line to the table and the JSON of a simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from jaxrl_post import config, simulate
+from jaxrl_post.sim import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = """
+from jaxrl_post.sim.settings import default
+def get_config():
+    c = default()
+    c.name, c.rounds = "small", 6
+    c.workload.prompts, c.workload.prompt_tokens, c.workload.cap = 200, 3, 2048
+    c.cluster.replicas, c.cluster.slots, c.cluster.step_s, c.cluster.round_s = 2, 64, 0.01, 0.5
+    c.scheduler.prompts, c.scheduler.group_size = 8, 4
+    c.published, c.fitted = {"rollout_s": 20.0}, ("rollout_s",)
+"""
+
+
+def small(tmp_path, *lines):
+    file = tmp_path / "small.py"
+    file.write_text(FILE + "".join(f"    {line}\n" for line in (*lines, "return c")))
+    return str(file)
+
+
+def test_synchronous_rounds_by_hand(tmp_path):
+    """A round lasts as long as its longest answer, at a constant cost of a step."""
+    given = settings.resolve(config.load(small(tmp_path)))
+    ring = simulate.assemble(given)
+    from jaxrl_post import loop
+    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, 6)
+    longest = [int(one.lengths.max()) for one in ring.tally.rounds]
+    assert [one.generate_s for one in ring.tally.rounds] == pytest.approx([0.5 + 0.01 * length for length in longest])
+    assert ring.engine.clock == sum(longest) and all(one.lengths.size == 32 for one in ring.tally.rounds)
+
+
+def test_report_and_json(tmp_path):
+    out = tmp_path / "out.json"
+    assert simulate.main([f"--config={small(tmp_path)}", "--json", str(out), "--config.scheduler.name=tail_batching",
+                          "--config.scheduler.over=1.5", "--config.scheduler.prefix_mode=recompute"]) == 0
+    found = json.loads(out.read_text())
+    row, = found["rows"]
+    assert row["fitted"] is True and row["error"] == pytest.approx(math.log(row["ours"] / 20.0))
+    assert found["rms_log_error"] == pytest.approx(abs(row["error"]))
+    sync, ours = found["stages"]["sync"], found["stages"]["small"]
+    assert found["speedup_over_sync"] == pytest.approx(sync["step_s"] / ours["step_s"]) and found["speedup_over_sync"] > 1.1
+    assert found["length_bias"] == 0.0 and found["tokens_wasted"] == 0.0 and ours["period"] == 3.0
+    assert found["part_shares"] == {"small": 1.0}
+
+
+def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
+    file = small(tmp_path, 'c.parts = ("tail: scheduler.name=tail_batching scheduler.over=1.5", '
+                 '"drafts: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=8")')
+    found = simulate.report(settings.resolve(config.load(file)))
+    assert list(found["stages"]) == ["sync", "tail", "drafts"] and sum(found["part_shares"].values()) == pytest.approx(1.0)
+    assert found["stages"]["drafts"]["step_s"] < found["stages"]["tail"]["step_s"] < found["stages"]["sync"]["step_s"]
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--confg=x"], "unknown argument '--confg=x'; nearest is --config=FILE"),
+    (["--config=nowhere.py"], "--config=nowhere.py: no such Python file"),
+    (["--config=FILE", "--config.workload.capp=5"], "unknown name 'workload.capp'; nearest valid name is 'workload.cap'"),
+    (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
+    (["--config=FILE", "--config.published={'speed': 2.0}", "--config.fitted=[]"], "published names 'speed'"),
+])
+def test_a_mistake_is_one_sentence(tmp_path, capsys, arguments, said):
+    given = [argument.replace("FILE", small(tmp_path)) for argument in arguments]
+    assert simulate.main(given) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "sim").glob("*.py")), ids=lambda file: file.stem)
+def test_shipped_simulations_resolve_and_turn(file, data_dir, monkeypatch):
+    monkeypatch.setenv("JAXRL_DATA", str(data_dir))
+    given = settings.resolve(config.load(str(file)), ("rounds=2", "scheduler.prompts=4", "scheduler.group_size=2"))
+    for stage in simulate.stages(given).values():
+        assert simulate.turn(stage)["rollout_s"] > 0
+
+
+def test_staleness_counts_versions_between_sampling_and_training(tmp_path):
+    """Two optimizer steps a round: what a round trains on was sampled by the version before both."""
+    given = settings.resolve(config.load(small(tmp_path)), ("scheduler.mini_batches=2",))
+    assert simulate.turn(given)["staleness"] == 1.0
