@@ -106,6 +106,13 @@ class Simulation:
         unknown = sorted(set(self.fitted) - set(self.published))
         if unknown:
             raise ValueError(f"fitted={unknown[0]!r} names no figure of published: {', '.join(self.published)}")
+        s = self.scheduler
+        if s.name == "sync" and not s.over == s.over_samples == 1:
+            raise ValueError(f"scheduler.name='sync' waits for all it launches: scheduler.over={s.over} and scheduler."
+                             f"over_samples={s.over_samples} must be 1")
+        if s.name == "tail_batching" and s.over_samples != 1:
+            raise ValueError(f"scheduler.name='tail_batching' drops no answer: scheduler.over_samples={s.over_samples} must "
+                             "be 1")
         nameless = [part for part in self.parts if not all(map(str.strip, part.partition(":")))]
         if nameless:
             raise ValueError(f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: scheduler.lane=0.5'")
