@@ -232,7 +232,7 @@ class BiasMeter:
         self._sums = np.zeros((len(self._counts), 4), np.int64)
         self._counts[:len(self._rows)], self._sums[:len(self._rows)] = state["counts"], state["sums"]
         self._pooled, self._tokens = self._counts.sum(axis=0, dtype=np.int64), self._sums.sum(axis=0).tolist()
-        self._total, self._since = dict(state["total"]), dict(state["since"])
+        self._total, self._since = ({name: state[kind][name] for name in _COUNTERS} for kind in ("total", "since"))
         self._version, self._longest_park = state["version"], state["longest_park"]
         self._most_deferrals, self._waiting, at = state["most_deferrals"], {}, 0
         for id, size, numbers in zip(state["ids"], state["sizes"], state["numbers"], strict=True):
