@@ -1,8 +1,8 @@
-"""python -m jaxrl_post.simulate --config=configs/sim/FILE.py [--config.a.b=VALUE ...] [--json FILE]
+"""python -m jaxrl_post.simulate --config=configs/sim/FILE.py [--config.a.b=VALUE ...] [--json FILE] [--trace FILE]
 
 A run without a model: the scheduler and the loop of a real one over lengths that are known, seconds by a cost. It is
 compared with the same workload under synchronous rounds and with the numbers of its paper. Several --config, or none for
-all of configs/sim/, give one table.
+all of configs/sim/, give one table. --trace draws the (last) simulation for ui.perfetto.dev, in simulated seconds.
 """
 
 from __future__ import annotations
@@ -11,31 +11,35 @@ import difflib
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
+from jaxrl_post.bias import BiasMeter
 from jaxrl_post.scheduler import schedulers
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.rewards import Lengths, SimRewards
 from jaxrl_post.sim.settings import Simulation
 from jaxrl_post.sim.tally import Tally, figures
+from jaxrl_post.trace import RingTrace
 from jaxrl_post.types import Sampling
+from jaxrl_post.watched import Heard, Watched
 
 # ---- 1. What was asked for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command line: config files, overrides `a.b=value` for each of them, a file for the results."""
+    """The command line: config files, overrides `a.b=value` for each of them, a file for the results, one for a trace."""
 
     files: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     json: str = ""
+    trace: str = ""
 
 
 def parse(arguments: Sequence[str]) -> Flags:
@@ -43,7 +47,7 @@ def parse(arguments: Sequence[str]) -> Flags:
     Raises:
       ValueError: a flag that does not exist (with the nearest).
     """
-    files, overrides, out, rest = [], [], "", list(arguments)
+    files, overrides, out, rest = [], [], {"--json": "", "--trace": ""}, list(arguments)
     while rest:
         argument = rest.pop(0)
         name, equals, value = argument.partition("=")
@@ -51,13 +55,13 @@ def parse(arguments: Sequence[str]) -> Flags:
             files.append(value)
         elif name.startswith("--config.") and equals:
             overrides.append(argument.removeprefix("--config."))
-        elif name == "--json" and (value or (not equals and rest)):
-            out = value or rest.pop(0)
+        elif name in out and (value or (not equals and rest)):
+            out[name] = value or rest.pop(0)
         else:
-            known = ("--config=FILE", "--config.a.b=VALUE", "--json FILE")
+            known = ("--config=FILE", "--config.a.b=VALUE", "--json FILE", "--trace FILE")
             near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
             raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
-    return Flags(files=tuple(files), overrides=tuple(overrides), json=out)
+    return Flags(files=tuple(files), overrides=tuple(overrides), json=out["--json"], trace=out["--trace"])
 
 
 # ---- 2. The parts
@@ -72,15 +76,19 @@ class Ring:
     rewards: SimRewards
     learner: SimLearner
     tally: Tally
+    meter: BiasMeter
 
 
 def assemble(given: Simulation) -> Ring:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
-    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replicas(given))
+    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster))
+    if given.cluster.layouts:
+        scheduler = schedulers.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
-                learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s))
+                learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s),
+                meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)))
 
 
 # ---- 3. The ring turns
@@ -91,12 +99,32 @@ def publish(learner: SimLearner, engine: Any) -> int:
     return learner.step
 
 
-def turn(given: Simulation) -> dict[str, float]:
-    """The figures of a simulation."""
+def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict[str, float]:
+    """The figures of a simulation, those of the bias meter among them. `draw` gets pieces of its trace."""
     ring = assemble(given)
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, publish,
+    traces = [] if draw is None else [RingTrace(draw, ring.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
+    ring.tally.phases += [trace.phase for trace in traces]
+    loop.run(Watched(ring.engine, [ring.meter, *traces]), ring.scheduler, ring.rewards,
+             Heard(ring.learner, {"prepare": [ring.meter.trained]}), _Both(ring.tally, traces), publish,
              given.rounds * given.scheduler.updates)
-    return figures(ring.tally.rounds, ring.tally.counts)
+    told = ring.meter.report()
+    return figures(ring.tally.rounds, ring.tally.counts) | {name: float(told[name]) for name in METERED}
+
+
+METERED = ("shift", "shift_so_far", "histogram_distance", "num_dropped", "num_untrained", "longest_park", "most_deferrals",
+           "num_tokens_wasted", "num_tokens_recomputed", "num_rollouts_deferred")
+
+
+class _Both:
+    """The observer, and traces that hear of a publish when its seconds are counted."""
+
+    def __init__(self, tally: Tally, traces: Sequence[RingTrace]):
+        self.commit, self._tally, self._traces = tally.commit, tally, traces
+
+    def published(self, version: int) -> None:
+        self._tally.published(version)
+        for trace in self._traces:
+            trace.published(version)
 
 
 # ---- 4. What comes out
@@ -106,7 +134,7 @@ def stages(given: Simulation) -> dict[str, Simulation]:
     """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
     plain = configs.Scheduler(prompts=given.scheduler.prompts, group_size=given.scheduler.group_size,
                               mini_batches=given.scheduler.mini_batches, ppo_epochs=given.scheduler.ppo_epochs)
-    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0)
+    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=())
     out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts=(), published={}, fitted=())}
     overrides: list[str] = []
     for part in given.parts:
@@ -116,11 +144,12 @@ def stages(given: Simulation) -> dict[str, Simulation]:
     return out if given.parts else out | {given.name: given}
 
 
-def report(given: Simulation) -> dict:
+def report(given: Simulation, draw: Callable[[str], object] | None = None) -> dict:
     """The figures as JSON: rows (name, published, ours, error as ln(ours / published), fitted), rms_log_error over them,
     speedup_over_sync, length_bias (trained against synchronous mean length), tokens_wasted, part_shares (of the logarithm
-    of the speed-up), and all figures of every stage."""
-    found = {name: turn(stage) for name, stage in stages(given).items()}
+    of the speed-up), and all figures of every stage. `draw` gets the trace of the last stage."""
+    wanted = stages(given)
+    found = {name: turn(stage, draw if name == list(wanted)[-1] else None) for name, stage in wanted.items()}
     sync, ours = found["sync"], list(found.values())[-1]
     ours |= {"speedup_over_sync": sync["step_s"] / ours["step_s"],
              "rollout_speedup_over_sync": sync["rollout_s"] / ours["rollout_s"],
@@ -169,12 +198,15 @@ def main(arguments: Sequence[str]) -> int:
         flags = parse(arguments)
         files = flags.files or [str(file) for file in sorted(Path("configs/sim").glob("*.py"))]
         given = [settings.resolve(configs.load(file), flags.overrides) for file in files]
-        reports = [report(one) for one in given]
+        pieces: list[str] = []
+        reports = [report(one, pieces.append if flags.trace and one is given[-1] else None) for one in given]
     except ValueError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     if flags.json:
         Path(flags.json).write_text(json.dumps(reports if len(reports) > 1 else reports[0], indent=1) + "\n", encoding="utf-8")
+    if flags.trace:
+        Path(flags.trace).write_text("".join(pieces), encoding="utf-8")
     print(table(reports), flush=True)
     return 0
 

@@ -55,6 +55,21 @@ def test_report_and_json(tmp_path):
     assert found["part_shares"] == {"small": 1.0}
 
 
+def test_the_meter_and_the_trace_of_a_simulation(tmp_path):
+    """Synchronous rounds drop nothing; RollPacker's shift is negative. The trace is whole, and its slots add up."""
+    out = tmp_path / "trace.json"
+    given = settings.resolve(config.load(small(tmp_path)), ("rounds=5",))
+    packed = ("rounds=20", "scheduler.name=rollpacker", "scheduler.over=1.25", "scheduler.over_samples=1.25")
+    sync, rollpacker = (simulate.turn(one) for one in (given, settings.resolve(config.load(small(tmp_path)), packed)))
+    assert sync["shift"] == sync["num_dropped"] == sync["num_tokens_wasted"] == 0.0
+    assert rollpacker["shift"] < -0.1 and rollpacker["num_dropped"] > 0
+    assert simulate.main([f"--config={small(tmp_path)}", "--config.rounds=2", "--trace", str(out)]) == 0
+    events = json.loads(out.read_text())
+    slots = [event for event in events if event.get("cat", "").startswith("replica")]
+    assert len(slots) == 2 * 8 * 4 and sum(event["name"].startswith("round to") for event in events) == 2
+    assert all(event["dur"] == pytest.approx(1e4 * event["args"]["tokens"], abs=0.01) for event in slots)
+
+
 def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
     file = small(tmp_path, 'c.parts = ("tail: scheduler.name=tail_batching scheduler.over=1.5", '
                  '"drafts: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=8")')
@@ -67,6 +82,8 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
     (["--confg=x"], "unknown argument '--confg=x'; nearest is --config=FILE"),
     (["--config=nowhere.py"], "--config=nowhere.py: no such Python file"),
     (["--config=FILE", "--config.workload.capp=5"], "unknown name 'workload.capp'; nearest valid name is 'workload.cap'"),
+    (["--config=FILE", "--config.scheduler.over=1.5"], "scheduler.name='sync' waits for all it launches"),
+    (["--config=FILE", "--config.parts=['nothing']"], "parts: 'nothing' must be a name, a colon and overrides"),
     (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
     (["--config=FILE", "--config.published={'speed': 2.0}", "--config.fitted=[]"], "published names 'speed'"),
 ])

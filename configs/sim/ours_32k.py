@@ -13,7 +13,7 @@ from jaxrl_post.sim.settings import default
 
 def get_config():
     c = default()
-    c.name, c.rounds = "ours 32k", 84
+    c.name, c.rounds = "ours 32k", 21
     c.workload.name, c.workload.cap, c.workload.tv = "rollpacker", 32768, 0.001
     c.cluster.replicas, c.cluster.tensor, c.cluster.model = 32, 2, "qwen2.5-32b"
     c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.0195, 4e-05, 28.0

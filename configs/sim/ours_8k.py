@@ -13,7 +13,7 @@ from jaxrl_post.sim.settings import default
 
 def get_config():
     c = default()
-    c.name, c.rounds = "ours 8k", 45
+    c.name, c.rounds = "ours 8k", 15
     c.workload.name, c.workload.cap, c.workload.tv = "rollpacker", 8192, 0.001
     c.cluster.replicas, c.cluster.tensor, c.cluster.model = 16, 1, "qwen2.5-7b"
     c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.008, 4e-05, 14.0

@@ -13,7 +13,7 @@ from jaxrl_post.sim.settings import default
 
 def get_config():
     c = default()
-    c.name, c.rounds = "rollpacker 32k", 40
+    c.name, c.rounds = "rollpacker 32k", 20
     c.workload.name, c.workload.cap = "rollpacker", 32768
     c.cluster.replicas, c.cluster.tensor, c.cluster.model = 32, 2, "qwen2.5-32b"
     c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.0195, 4e-05, 28.0

@@ -72,7 +72,7 @@ class SimEngine:
                  version: int = 0):
         if replicas < 1 or slots < 1:
             raise ValueError(f"simulated engine: {replicas} replicas of {slots} slots; there must be at least 1 of at least 1")
-        self._answers, self._slots, self._pace = answers, slots, pace
+        self.answers, self._slots, self._pace = answers, slots, pace
         self._kv_tokens = math.inf if kv_tokens is None else kv_tokens
         self._replicas = [_Replica() for _ in range(replicas)]
         self._lives: dict[RolloutId, _Live] = {}
@@ -125,8 +125,8 @@ class SimEngine:
                 (request.purpose != "train", f"is of {request.purpose}: the simulator only trains"),
                 (name in self._lives, "is here already"),
                 (not 0 <= request.replica < len(self._replicas), f"wants replica {request.replica} of {len(self._replicas)}"),
-                (request.max_tokens < self._answers.cap, f"may have {request.max_tokens} tokens, but answers of this workload "
-                 f"have up to {self._answers.cap}; give at least that many"),
+                (request.max_tokens < self.answers.cap, f"may have {request.max_tokens} tokens, but answers of this workload "
+                 f"have up to {self.answers.cap}; give at least that many"),
                 (most > self._kv_tokens, f"may need {most} tokens of KV, a replica has {self._kv_tokens}")):
             if wrong:
                 raise ValueError(f"request {name} {sentence}")
@@ -229,7 +229,7 @@ class SimEngine:
             if kept is not None and request.prefix_mode == "recompute":
                 live.spans, live.done = spans_of(kept.versions), len(kept)
             elif kept is not None:
-                live.done = agreement(kept.tokens, self._answers.path(request.rollout_id, request.prompt, now))
+                live.done = agreement(kept.tokens, self.answers.path(request.rollout_id, request.prompt, now))
             before = len(kept) if kept is not None else 0
             self._counts["num_tokens_reused"] += live.done
             self._counts["num_tokens_rejected"] += before - live.done
@@ -243,8 +243,8 @@ class SimEngine:
             live.spans = ((0, self._version),)
         elif live.spans[-1][1] != self._version:
             live.spans = (*live.spans, (written, self._version))
-        if live.answer is None or not self._answers.frozen:
-            live.answer = self._answers.path(live.request.rollout_id, live.request.prompt, live.spans)
+        if live.answer is None or not self.answers.frozen:
+            live.answer = self.answers.path(live.request.rollout_id, live.request.prompt, live.spans)
 
     def step(self) -> list[Rollout]:
         """Goes to the next event; nothing where nothing runs."""
@@ -254,7 +254,7 @@ class SimEngine:
         self._advance(int(clock))
         touched = np.flatnonzero(self._due <= clock).tolist()
         done = [live for at in touched for live in self._finished(at)]
-        out = [self._rollout(live, live.answer.length, Finish.EOS if live.answer.length < self._answers.cap
+        out = [self._rollout(live, live.answer.length, Finish.EOS if live.answer.length < self.answers.cap
                              else Finish.LENGTH) for live in done]
         for live in done:
             self._leave(live)
@@ -324,14 +324,16 @@ class SimEngine:
             self._replicas[live.request.replica].expect(live)
 
     def relayout(self, layout: Layout) -> None:
-        """It has one layout.
-
-        Raises:
-          ValueError: another number of replicas.
-        """
         if layout.replicas != len(self._replicas):
-            raise ValueError(f"relayout: the simulated engine has {len(self._replicas)} replicas and no layout of "
-                             f"{layout.replicas}")
+            raise ValueError(f"simulated engine: {layout} was asked for, it has {len(self._replicas)} replicas (sim/elastic.py "
+                             "has several layouts)")
+
+    def take_over(self, other: SimEngine, seconds: float) -> None:
+        """Goes on where one of another layout, which has nothing to do, stopped, so many seconds later."""
+        assert not self._lives and not other._lives, "answers are on their way"
+        self._clock, self._version, self._order = other._clock, other._version, other._order
+        self._counts, self.seconds = other._counts, other.seconds + seconds
+        self._free_at[:] = self._clock
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,13 @@ class Tally:
         self._engine, self._scheduler, self._learner, self._round_s = engine, scheduler, learner, round_s
         self._before = (0.0, 0.0)
         self._fresh: dict[tuple, Group] = {}
+        self.phases: list[Callable[[str, float, float], object]] = []  # told of each, with its begin and end
         self.rounds: list[Round] = []
         self.counts: Counter[str] = Counter()
+
+    def now(self) -> float:
+        """Seconds since the start, one thing after the other."""
+        return self._engine.seconds + self._learner.seconds + self._round_s * len(self.rounds)
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
         self._fresh.update({group.rollouts[0].id: group for group in part.groups})
@@ -62,6 +67,10 @@ class Tally:
             reward=float(np.mean([group.rewards.mean() for group in groups])),
             staleness=_mean([float(version - 1 - rollout.versions.mean()) for rollout in rollouts if len(rollout)])))
         self._before = seconds
+        ends = self.now()
+        for phase in self.phases:
+            phase("update_actor", ends - self._round_s - self.rounds[-1].train_s, ends - self._round_s)
+            phase("update_weights", ends - self._round_s, ends)
 
 
 def figures(rounds: Sequence[Round], counts: Mapping[str, float]) -> dict[str, float]:

@@ -13,6 +13,7 @@ import sys
 
 MINUTES = 8.0
 BOUNDS = {"8k": (1.8, 1.7), "16k": (2.3, 3.1), "32k": (2.9, 4.0)}  # tail batching alone; RollPacker's, for all parts
+ROUNDS = {"8k": 45, "16k": 44, "32k": 63}  # whole periods
 LANES = (0.0, 0.25, 0.5)
 LANE_ROUNDS = 33
 
@@ -41,7 +42,7 @@ def _report(record, cap: str, mode: str) -> dict:
     import dataclasses
 
     from jaxrl_post import simulate
-    given = _given(record, cap)
+    given = _given(record, cap, f"rounds={ROUNDS[cap]}")
     return simulate.report(dataclasses.replace(given, parts=tuple(
         part.replace("prefix_mode=recompute", f"prefix_mode={mode}") for part in given.parts)))
 

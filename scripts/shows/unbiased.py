@@ -10,6 +10,7 @@ launch and train under the same drift. RollPacker's own mode shows how much it s
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import sys
@@ -110,7 +111,8 @@ def _measured(record) -> dict:
     import jax
 
     from jaxrl_post import main
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack, \
+            contextlib.redirect_stdout(io.StringIO()):
         run = main.assemble([f"--config={record.root / 'configs' / 'demo.py'}", f"--config.steps={STEPS}",
                              "--config.eval.prompts=0", "--config.eval.every=0", "--config.checkpoint.every=0",
                              f"--run-dir={folder}/run"], stack)
