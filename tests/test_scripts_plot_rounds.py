@@ -105,6 +105,7 @@ def test_what_cannot_be_drawn_is_one_sentence(tmp_path, capsys):
     assert plot_rounds.main([str(tmp_path), "--out", str(out), "--rounds", "1:2", "--title", "one"]) == 0 and out.is_file()
     assert "one: 3 seconds, bubble 0%" in capsys.readouterr().out
     for arguments, sentence in (([str(file), "--rounds", "7:9"], "rounds 7:9 were not traced; it has 2"),
-                                ([str(tmp_path / "no.json")], "not a whole trace"), ([str(file), "--out", "a.gif"], "must end in")):
+                                ([str(tmp_path / "no.json")], "not a whole trace"),
+                                ([str(file), "--out", "a.gif"], "must end in")):
         assert plot_rounds.main([*arguments, *([] if "--out" in arguments else ["--out", str(out)])]) == 1
         assert sentence in capsys.readouterr().err

@@ -127,7 +127,8 @@ def _tables(record, folder: Path) -> dict[int, float]:
     for sizes in ((64, 96), (48,), (32,), (16,)):
         file = folder / f"cost_{sizes[0]}.json"
         record.run("scripts/bench.py", "cost", "--json", file, f"--config={CONFIG}", f"--config.engine.slots={sizes[0]}",
-                   f"--config.engine.row_sizes={list(sizes)}", timeout_s=900)
+                   f"--config.engine.row_sizes={list(sizes)}",
+                   timeout_s=900)
         out |= {int(size): seconds for size, seconds in json.loads(file.read_text())["figures"]["step_s"].items()}
     return out
 
@@ -147,7 +148,8 @@ def _price(probe: Path, settings: tuple[str, ...], tables: dict[int, float]) -> 
     from jaxrl_post.sim.logged import LoggedRewards
     from jaxrl_post.sim.rows import Known, RowTwin
     from jaxrl_post.slots.columns import Sizes
-    config = configs.resolve(configs.load(str(Path(__file__).resolve().parents[2] / CONFIG)), [*QUIET, f"steps={PROBED}", *settings])
+    file = Path(__file__).resolve().parents[2] / CONFIG
+    config = configs.resolve(configs.load(str(file)), [*QUIET, f"steps={PROBED}", *settings])
     start, c = inputs.gather(config), config.engine
     groups = [group for file in sorted((probe / "rollouts").glob("step_*.npz")) for group in read(file)]
     known = {rollout.id: Known(rollout.tokens) for group in groups for rollout in group.rollouts}
