@@ -4,6 +4,7 @@ A TRACE is a trace_*.json of a run folder (trace_rounds in the config), or the f
 one scale, so that the shorter one is the faster one. FILE ends in .svg or .png.
 
     --rounds A:B     rounds A to B - 1, counted from 0 (default: all that were traced)
+    --replicas A:B   replicas A to B - 1 (default: all); where there are many slots, a few replicas make a picture
     --axis steps     engine steps instead of seconds: the time of reward, learner and swap is left out
     --title TEXT     of the next trace (default: its path)
 
@@ -82,23 +83,38 @@ def read(path: Path) -> list[Span]:
                  end=(e["ts"] + e["dur"]) / 1e6, about=e.get("args", {})) for e in events if e["ph"] == "X"]
 
 
-def panel(spans: list[Span], title: str, first: int, last: int | None, steps: bool) -> Panel:
+def panel(spans: list[Span], title: str, rounds: slice, steps: bool, replicas: slice = slice(None)) -> Panel:
     """
     Raises:
-      ValueError: those rounds were not traced.
+      ValueError: those rounds or replicas were not traced.
     """
     clock = _clock(spans) if steps else lambda seconds: seconds
     ends = [span for span in spans if span.track == ("ring", "round")]
-    chosen = ends[first:last]
-    if not chosen:
-        raise ValueError(f"{title}: rounds {first}:{'' if last is None else last} were not traced; it has {len(ends)}")
+    chosen, known = ends[rounds], sorted({s.track[0] for s in spans if s.track[0].startswith("replica")}, key=_number)
+    for what, wanted, found, there in (("rounds", rounds, chosen, ends), ("replicas", replicas, known[replicas], known)):
+        if not found:
+            raise ValueError(f"{title}: {what} {wanted.start or 0}:{'' if wanted.stop is None else wanted.stop} were not "
+                             f"traced; it has {len(there)}")
     begin, end = chosen[0].start, chosen[-1].end
     zero = clock(begin)
     inside = [Span(track=s.track, name=s.name, start=clock(s.start) - zero, end=clock(s.end) - zero, about=s.about)
               for s in spans if begin <= s.start < end]
-    slots = sorted({span.track for span in spans if span.track[0].startswith("replica")})
+    shown = set(known[replicas])
+    slots = sorted({span.track for span in spans if span.track[0] in shown}, key=lambda track: (_number(track[0]), track[1]))
     return Panel(title=title, rounds=[span for span in inside if span.track == ("ring", "round")], slots=slots,
                  spans=[span for span in inside if span.track != ("ring", "round")])
+
+
+def _number(replica: str) -> int:
+    return int(replica.split()[1])
+
+
+def _part(text: str) -> slice:
+    """A:B, either end left out where it is open."""
+    first, colon, last = text.partition(":")
+    if not (colon and all(end == "" or end.isdigit() for end in (first, last))):
+        raise ValueError(f"{text!r} must be A:B, for example 2:8")
+    return slice(int(first) if first else None, int(last) if last else None)
 
 
 def _clock(spans: list[Span]):
@@ -165,16 +181,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", default=":")
+    parser.add_argument("--replicas", default=":")
     parser.add_argument("--axis", choices=("seconds", "steps"), default="seconds")
     parser.add_argument("--title", action="append", default=[])
     given = parser.parse_args(arguments)
     try:
         if given.out.suffix not in (".svg", ".png"):
             raise ValueError(f"--out={given.out} must end in .svg or .png")
-        first, _, last = given.rounds.partition(":")
         files = [sorted(path.glob("trace_*.json"))[:1] or [path] if path.is_dir() else [path] for path in given.traces]
         titles = given.title + [str(file) for (file,) in files[len(given.title):]]
-        panels = [panel(read(file), title, int(first or 0), int(last) if last else None, given.axis == "steps")
+        panels = [panel(read(file), title, _part(given.rounds), given.axis == "steps", _part(given.replicas))
                   for (file,), title in zip(files, titles)]
         picture = draw(panels, given.axis == "steps")
     except ValueError as error:

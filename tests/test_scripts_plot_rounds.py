@@ -40,14 +40,14 @@ def traced(path):
 
 def test_the_bubble_is_what_slots_are_idle_while_a_round_generates(tmp_path):
     spans = plot_rounds.read(traced(tmp_path / "t.json"))
-    both, first, second = (plot_rounds.panel(spans, "t", *which, False) for which in ((0, None), (0, 1), (1, 2)))
+    both, first, second = (plot_rounds.panel(spans, "t", slice(*which), False) for which in ((0, None), (0, 1), (1, 2)))
     assert both.length == 5 and first.length == 2 and second.length == 3
     assert both.windows() == [(0, 1), (2, 4)]
     assert both.bubble() == pytest.approx(0.5 / 6) and first.bubble() == pytest.approx(0.25) and second.bubble() == 0
 
 
 def test_in_steps_only_the_engine_takes_time(tmp_path):
-    both = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "t", 0, None, True)
+    both = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "t", slice(None), True)
     assert both.length == 30 and both.windows() == [(0, 10), (10, 30)]
     assert {(s.name, s.start, s.end) for s in both.spans if s.track[0] == "replica 0"} == {
         ("p #0", 0, 10), ("p #1", 0, 5), ("q #0", 10, 30), ("q #1", 10, 30)}
@@ -56,7 +56,7 @@ def test_in_steps_only_the_engine_takes_time(tmp_path):
 
 @pytest.mark.parametrize("steps", [False, True])
 def test_every_answer_is_drawn_in_its_colour_and_place(tmp_path, steps):
-    one = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "t", 0, None, steps)
+    one = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "t", slice(None), steps)
     picture = plot_rounds.draw([one, one], steps)
     drawn = [shape for shape in picture.shapes if shape[0] == "rectangle"]
     for kind, count in (("ended", 2), ("again", 1), ("parked", 1), ("bubble", 2)):
@@ -105,6 +105,8 @@ def test_what_cannot_be_drawn_is_one_sentence(tmp_path, capsys):
     assert plot_rounds.main([str(tmp_path), "--out", str(out), "--rounds", "1:2", "--title", "one"]) == 0 and out.is_file()
     assert "one: 3 seconds, bubble 0%" in capsys.readouterr().out
     for arguments, sentence in (([str(file), "--rounds", "7:9"], "rounds 7:9 were not traced; it has 2"),
+                                ([str(file), "--replicas", "1:"], "replicas 1: were not traced; it has 1"),
+                                ([str(file), "--rounds", "3"], "'3' must be A:B"),
                                 ([str(tmp_path / "no.json")], "not a whole trace"),
                                 ([str(file), "--out", "a.gif"], "must end in")):
         assert plot_rounds.main([*arguments, *([] if "--out" in arguments else ["--out", str(out)])]) == 1

@@ -199,7 +199,7 @@ def _run(record, settings: list[str], seed: int) -> dict:
                    "--config.checkpoint.every=0", *(f"--config.{override}" for override in settings), timeout_s=1800)
         rows = metrics.read(run / "metrics.jsonl")
         config = json.loads((run / "config.json").read_text())
-        trace = plot_rounds.panel(plot_rounds.read(next(run.glob("trace_*.json"))), "", WARM, None, True)
+        trace = plot_rounds.panel(plot_rounds.read(next(run.glob("trace_*.json"))), "", slice(WARM, None), True)
         steps = [row for row in rows if "timing_s/step" in row][WARM:]
         groups = len(steps) * config["scheduler"]["prompts"]
         apart = ("timing_s/testing", "timing_s/save_checkpoint")
