@@ -16,17 +16,20 @@ import numpy as np
 from jaxrl_post.protocols import Scheduler
 from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.learner import SimLearner
+from jaxrl_post.sim.lending import Moments
 from jaxrl_post.types import Group, Part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """`kind`: short or long; `batches` trained on, one after the other; seconds of generating and of training; lengths of what
-    was trained, int64[N]; mean reward; mean staleness of its tokens in optimizer steps."""
+    """`kind`: short or long; `batches` trained on, one after the other; seconds of generating and of training, and of both with
+    drained replicas lent to the learner; lengths of what was trained, int64[N]; mean reward; mean staleness of its tokens in
+    optimizer steps."""
 
     kind: str
     generate_s: float
     train_s: float
+    lent_s: float
     lengths: np.ndarray
     reward: float
     staleness: float
@@ -43,6 +46,7 @@ class Tally:
     def __init__(self, engine: SimEngine, scheduler: Scheduler, learner: SimLearner, *, round_s: float = 0.0):
         self._engine, self._scheduler, self._learner, self._round_s = engine, scheduler, learner, round_s
         self._before = (0.0, 0.0)
+        self.moments = Moments(lambda: engine.seconds)  # to watch the engine
         self._fresh: dict[tuple, tuple[Group, int]] = {}  # with the step that its first commit began at
         self.phases: list[Callable[[str, float, float], object]] = []  # told of each, with its begin and end
         self.rounds: list[Round] = []
@@ -62,9 +66,11 @@ class Tally:
         seconds = self._engine.seconds, self._learner.seconds
         groups, self._fresh = list(self._fresh.values()), {}
         rollouts = [(rollout, step) for group, step in groups for rollout in group.rollouts]
+        generate_s, train_s = (after - before for after, before in zip(seconds, self._before))
+        lent_s = self.moments.round_over([group for group, _ in groups], rollout_s=generate_s, train_s=train_s)
         self.rounds.append(Round(
             kind="long" if counted.get("sched/num_long_rounds") else "short", batches=int(counted["sched/num_rounds"]),
-            generate_s=seconds[0] - self._before[0] + self._round_s, train_s=seconds[1] - self._before[1],
+            generate_s=generate_s + self._round_s, train_s=train_s, lent_s=self._round_s + lent_s,
             lengths=np.array([len(rollout) for rollout, _ in rollouts], np.int64),
             reward=float(np.mean([group.rewards.mean() for group, _ in groups])),
             staleness=_mean([float(step - rollout.versions.mean()) for rollout, step in rollouts if len(rollout)])))
@@ -79,12 +85,14 @@ def figures(rounds: Sequence[Round], counts: Mapping[str, float]) -> dict[str, f
     """Means over batches: *_s in seconds, but of short and long rounds apart, where there are long ones, of a round; lengths
     in tokens; `period`: rounds per long one; `tokens_wasted`: the share of generated tokens that was not trained."""
     batches = sum(one.batches for one in rounds)
-    out = {"rollout_s": sum(one.generate_s for one in rounds) / batches, "step_s": sum(one.step_s for one in rounds) / batches}
+    out = {name: sum(getattr(one, of) for one in rounds) / batches
+           for name, of in (("rollout_s", "generate_s"), ("step_s", "step_s"), ("lent_step_s", "lent_s"))}
     for kind in ("short", "long"):
         own = [one for one in rounds if one.kind == kind]
         if own and len(own) < len(rounds):
             out |= {f"{kind}_rollout_s": _mean([one.generate_s for one in own]),
                     f"{kind}_step_s": _mean([one.step_s for one in own]),
+                    f"{kind}_lent_step_s": _mean([one.lent_s for one in own]),
                     f"{kind}_longest": _mean([float(one.lengths.max()) for one in own]),
                     f"{kind}_mean_length": float(np.concatenate([one.lengths for one in own]).mean())}
     lengths = np.concatenate([one.lengths for one in rounds])
