@@ -2,7 +2,7 @@
 
 A scheduler that drops what is slow trains on shorter answers than the policy gives (RollPacker, arXiv 2509.21009, sections
 4 and 5, says that it only reorders). The meter puts every launched answer into one of three boxes: waiting (on its way,
-parked, or done and not trained on), dropped (cancelled, drawn anew, or still waiting two epochs later) and trained. An
+parked, or done and not trained on), dropped (cancelled, drawn anew, or still waiting 64 epochs later) and trained. An
 answer that left the engine before its end counts with the tokens it had, so the launched mean is at least what is told and
 a shift at least as bad; a simulator knows the length of everything and gives it.
 
@@ -20,6 +20,7 @@ import numpy as np
 from jaxrl_post.types import Group, Request, Rollout, RolloutId
 
 WAITING, DROPPED, TRAINED, LEARNED = range(4)  # three boxes by launched length, and the trained ones by their real one
+_FORGOTTEN = 64  # epochs
 _BINS = 40
 _COUNTERS = ("num_tokens_generated", "num_tokens_wasted", "num_tokens_recomputed", "num_rollouts_launched",
              "num_rollouts_deferred")
@@ -82,8 +83,9 @@ class BiasMeter:
                 self._count("num_rollouts_launched", 1)
 
     def _forget(self, mine: dict[RolloutId, _Entry], id: RolloutId) -> None:
-        """An answer drawn anew drops the one before; two epochs later whatever was never trained on is dropped."""
-        for other in [o for o in mine if o.epoch < id.epoch - 1 or o[:5] == id[:5]]:
+        """An answer drawn anew drops the one before; so many epochs later whatever was never trained on is dropped, that no
+        group which is put off, or waits for its round to be filled, is among them."""
+        for other in [o for o in mine if o.epoch <= id.epoch - _FORGOTTEN or o[:5] == id[:5]]:
             self._count("num_tokens_wasted", mine[other].had)
             self._drop(mine, other)
 
@@ -230,7 +232,7 @@ class BiasMeter:
         self._sums = np.zeros((len(self._counts), 4), np.int64)
         self._counts[:len(self._rows)], self._sums[:len(self._rows)] = state["counts"], state["sums"]
         self._pooled, self._tokens = self._counts.sum(axis=0, dtype=np.int64), self._sums.sum(axis=0).tolist()
-        self._total, self._since = dict(state["total"]), dict(state["since"])
+        self._total, self._since = ({name: state[kind][name] for name in _COUNTERS} for kind in ("total", "since"))
         self._version, self._longest_park = state["version"], state["longest_park"]
         self._most_deferrals, self._waiting, at = state["most_deferrals"], {}, 0
         for id, size, numbers in zip(state["ids"], state["sizes"], state["numbers"], strict=True):

@@ -15,6 +15,7 @@ BEGAN = time.monotonic()  # before the imports: a run's seconds are those of the
 
 import contextlib
 import difflib
+import functools
 import json
 import math
 import os
@@ -185,8 +186,9 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
     rewards.check((*start.train, *start.held_out))
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-    scheduler = schedulers.made(config, start.train, start.sampling, history.of,
-                                lambda: parts.replicas(config, start.model, start.cost))
+    replicas = functools.partial(parts.replicas, config, start.model, start.cost)
+    scheduler = schedulers.made(config, start.train, start.sampling, history.of, lambda: next(iter(replicas().values())))
+    scheduler = schedulers.planned(scheduler, replicas()) if config.engine.layouts else scheduler
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
 
     guard = stack.enter_context(compilation.CompileGuard())

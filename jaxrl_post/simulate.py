@@ -82,7 +82,9 @@ class Ring:
 def assemble(given: Simulation) -> Ring:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
-    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replicas(given))
+    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster))
+    if given.cluster.layouts:
+        scheduler = schedulers.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
                 learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s),
@@ -132,7 +134,7 @@ def stages(given: Simulation) -> dict[str, Simulation]:
     """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
     plain = configs.Scheduler(prompts=given.scheduler.prompts, group_size=given.scheduler.group_size,
                               mini_batches=given.scheduler.mini_batches, ppo_epochs=given.scheduler.ppo_epochs)
-    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0)
+    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=())
     out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts=(), published={}, fitted=())}
     overrides: list[str] = []
     for part in given.parts:

@@ -110,8 +110,8 @@ def test_a_request_that_goes_on_under_the_same_weights_is_not_deferred():
     assert meter.metrics("short")["bias/num_rollouts_deferred"] == 0
 
 
-@pytest.mark.parametrize("later", [named(0, attempt=1), named(0, epoch=2)])
-def test_what_is_drawn_anew_or_two_epochs_old_is_dropped(later):
+@pytest.mark.parametrize("later", [named(0, attempt=1), named(0, epoch=64)])
+def test_what_is_drawn_anew_or_64_epochs_old_is_dropped(later):
     meter = BiasMeter()
     meter.launched([request(named(0)), request(named(1))], 0, 0)
     meter.stopped([rollout(named(0), 8, Finish.PARKED), rollout(named(1), 5, Finish.PARKED)], 8, 0, False)
@@ -119,7 +119,7 @@ def test_what_is_drawn_anew_or_two_epochs_old_is_dropped(later):
     assert meter.metrics("short")["bias/num_dropped"] == 0
     meter.launched([request(later)], 8, 2)
     row = meter.metrics("short")
-    both = later.epoch == 2
+    both = later.epoch == 64
     assert row["bias/num_dropped"] == 1 + both and row["bias/num_tokens_wasted"] == 8 + 5 * both
 
 

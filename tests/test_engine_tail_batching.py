@@ -14,11 +14,11 @@ def sync():
     return rounds("sync", steps=STEPS)[0]
 
 
-@pytest.mark.parametrize("mode, engine", [
-    ("verify", {}), ("recompute", {}), ("restart", {}), ("verify", {"pages": 14}), ("recompute", {"slots": 5}),
-    ("verify", {"steps_per_dispatch": 1})])
-def test_frozen_weights_train_on_what_sync_trains_on(sync, mode, engine):
-    found, counts = rounds("tail_batching", steps=STEPS, over=1.5, prefix_mode=mode, engine=engine)
+@pytest.mark.parametrize("mode, engine, more", [
+    ("verify", {}, {}), ("recompute", {}, {}), ("restart", {}, {}), ("verify", {"pages": 14}, {}),
+    ("recompute", {"slots": 5}, {"long_batches": 2}), ("verify", {"steps_per_dispatch": 1}, {"long_batches": 2})])
+def test_frozen_weights_train_on_what_sync_trains_on(sync, mode, engine, more):
+    found, counts = rounds("tail_batching", steps=STEPS, over=1.5, prefix_mode=mode, engine=engine, **more)
     assert counts["sched/num_groups_deferred"] >= 8 and counts["sched/num_tokens_deferred"] > 100
     assert counts["sched/num_groups_queued"] == 0
     assert counts["sched/num_tokens_discarded"] == (counts["sched/num_tokens_deferred"] if mode == "restart" else 0)

@@ -62,6 +62,8 @@ def test_figures_by_hand():
     assert (found["period"], found["short_longest"], found["long_mean_length"]) == (3.0, 2.5, 6.0)
     assert found["tokens_wasted"] == pytest.approx(0.2) and found["tokens_recomputed"] == pytest.approx(0.2)
     assert found["mean_length"] == pytest.approx(20 / 6)
+    twice = figures([one("short", 2.0, [1, 3]), dataclasses.replace(one("long", 9.0, [8, 4]), batches=2)], {})
+    assert (twice["rollout_s"], twice["step_s"], twice["long_rollout_s"]) == (11 / 3, 13 / 3, 9.0)  # three batches
 
 
 def test_lending_by_hand():

@@ -61,8 +61,9 @@ class Run:
         observer = Boundaries(config, start, twin)
         observer.evaluate()
         history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-        scheduler = Recorder(schedulers.made(config, start.train, start.sampling, history.of,
-                                             lambda: parts.replicas(config, start.model, start.cost)), decisions.append)
+        rounds = schedulers.made(config, start.train, start.sampling, history.of,
+                                 lambda: next(iter(parts.replicas(config, start.model, start.cost).values())))
+        scheduler = Recorder(rounds, decisions.append)
         loop.run(twin, scheduler, Remembering(LoggedRewards(logged), [history]), SimLearner(), observer, _publish, config.steps)
         observer.evaluate()
         return [line.rstrip("\n") for line in decisions], [line.rstrip("\n") for line in dispatched]

@@ -38,7 +38,7 @@ def two_steps(seconds: np.ndarray) -> float:
 
 
 def allocate(curves: np.ndarray, replicas: int, objective: Callable[[np.ndarray], float]) -> list[int]:
-    """Replicas of each rank group, at least 1, all in use.
+    """Replicas of each rank group, at least 1, all in use; as evenly as can be where the objective does not tell them apart.
 
     Args:
       curves: [M, W] seconds of rank group m on 1 .. W of the replicas, non-increasing along W.
@@ -51,8 +51,7 @@ def allocate(curves: np.ndarray, replicas: int, objective: Callable[[np.ndarray]
                          f"is {replicas}")
     starts = [[len(block) for block in np.array_split(np.arange(replicas), len(curves))]]
     starts += [found for found in (_line(curves, replicas, tilt) for tilt in TILTS) if found]
-    ends = [_climb(curves, sizes, objective) for sizes in starts]
-    return min(ends)[1]
+    return min((_climb(curves, sizes, objective) for sizes in starts), key=lambda end: end[0])[1]
 
 
 def _line(curves: np.ndarray, replicas: int, tilt: float) -> list[int] | None:

@@ -5,10 +5,13 @@ Odd steps lay ascending ranks on the replicas in order, even steps descending on
 works about equally long; rank groups of longer answers get more replicas (allocation.py); and outliers that a rank group
 did not expect go on among the longest.
 
-What of it changes device time: only replicas that step on their own gain, and the turn of the ranks gains only where they
-begin the next step before the others are through with this one, on weights that are a step old. Replicas of one program
-(lock-step) run until the longest answer of all ends and have the rows of the busiest: there a rank group gains nothing, and
-costs where rows do. Invariant: no placement changes a token, and all of this follows from history, lengths and costs.
+What of it changes device time: only replicas that step on their own gain, and only where they begin the next step before the
+others are through with this one, on weights that are a step old. Behind a barrier the turn of the ranks gains nothing. In one
+program over all replicas (lock-step) a step lasts as long as that of the busiest replica, and the rank group of the longest is
+busiest to the end: there rank groups cost. On our fitted lengths answers run away unforeseen, so that ranks gain only
+together with the moves (scripts/results/placements.json).
+
+Invariant: no placement changes a token, and all of this follows from history, lengths and costs.
 """
 
 from __future__ import annotations

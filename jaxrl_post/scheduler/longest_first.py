@@ -3,9 +3,10 @@
 Seer (arXiv 2511.14617, section 3): groups are divided, one answer of each goes ahead as a probe, and what is known of a group
 by its longest finished answer orders the rest. A prompt with a past needs no probe.
 
-What of it changes device time: everything, on one program over all replicas (lock-step) as with replicas of their own, as
-soon as there are more requests than slots; else nothing. Invariant: no placement changes a token. A group's answers may lie
-in several replicas, each of which computes the prompt once.
+What of it changes device time: with more requests than slots the order does, in one program over all replicas (lock-step) as
+with replicas of their own; else it does nothing in lock-step, where a step lasts as long as that of the busiest replica, but
+for the rows and the KV of that one. Replicas of their own gain from taking over even then (scripts/results/placements.json).
+Invariant: no placement changes a token. A group's answers may lie in several replicas, each of which computes the prompt once.
 """
 
 from __future__ import annotations

@@ -27,8 +27,6 @@ _OWN: dict[str, Callable] = {
                                        "lane": s.lane, "past": past},
     "rollpacker": lambda s, past: {"over_prompts": s.over, "over_samples": s.over_samples}}
 
-
-Replicas = Mapping[Layout, Replica]  # of each layout one, the first where the engine begins
 Pasts = Callable[[str], Sequence[Past]]
 
 PLACEMENTS: dict[str, Callable[[int, Pasts, Callable[[], Replica]], Placement]] = {
@@ -39,18 +37,23 @@ PLACEMENTS: dict[str, Callable[[int, Pasts, Callable[[], Replica]], Placement]] 
 
 
 def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling, past: Pasts,
-         replicas: Callable[[], Replicas]) -> Rounds | Planner:
+         replica: Callable[[], Replica]) -> Rounds:
     """The scheduler of a run.
 
     Args:
       past: what is known of a prompt, newest record first.
-      replicas: asked where a placement or a plan is computed with what replicas cost.
+      replica: what one holds and costs; asked for by placements that compute with it.
     """
     s = config.scheduler
-    rounds = SCHEDULERS[s.name](
+    return SCHEDULERS[s.name](
         prompts, run_seed=config.seed, steps=config.rounds, prompts_per_round=s.prompts, group_size=s.group_size,
         sampling=sampling, max_tokens=config.sampling.max_tokens, filter_groups=s.filter_groups, max_waves=s.max_waves,
         replicas=config.replicas, mini_batches=s.mini_batches, ppo_epochs=s.ppo_epochs,
-        delivery=Streamed(s.stream) if s.stream else None, placement=PLACEMENTS[s.placement](
-            config.replicas, past, lambda: next(iter(replicas().values()))), **_OWN[s.name](s, past))
-    return Planner(rounds, replicas(), kind=rounds.kind) if config.engine.layouts else rounds
+        placement=PLACEMENTS[s.placement](config.replicas, past, replica),
+        delivery=Streamed(s.stream) if s.stream else None, **_OWN[s.name](s, past))
+
+
+def planned(rounds: Rounds, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
+    """With a layout for each round. `replicas`: one of each layout, the first where the engine begins; `move_s`: seconds of
+    a relayout."""
+    return Planner(rounds, replicas, kind=rounds.kind, move_s=move_s)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from jaxrl_post import cost, rollout_log
 from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.sim import pace, workloads
 from jaxrl_post.sim.answers import Answers
+from jaxrl_post.sim.elastic import SimElastic
 from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.settings import Cluster, Simulation
 from jaxrl_post.types import Layout
+
+_ENDLESS = 1 << 53  # tokens
 
 
 def prompts(given: Simulation) -> workloads.Prompts:
@@ -58,23 +62,30 @@ def step_cost(given: Cluster) -> pace.Cost:
     if given.step_s > 0:
         return cost.DecodeCost(weights_s=given.step_s, token_s=0.0, row_s=0.0, request_s=given.request_s,
                                source="given step_s")
-    return cost.decode(given.device, cost.SHAPES[given.model], tensor=given.tensor)
+    return cost.decode(given.device, cost.SHAPES[given.model], tensor=given.tensor, per_collective_s=given.collective_s)
 
 
-def engine(given: Simulation) -> SimEngine:
-    c = given.cluster
+def replicas(given: Cluster) -> dict[Layout, Replica]:
+    """What a replica of each layout holds and costs, the first where the engine begins."""
+    out = {}
+    for tensor in (given.tensor, *given.layouts):
+        at = replace(given, tensor=tensor)
+        kv = cost.kv_tokens(at.device, cost.SHAPES[at.model], tensor=tensor) if at.bounded else _ENDLESS
+        layout = Layout(given.replicas * given.tensor // tensor, tensor)
+        out[layout] = Replica(slots=given.slots * tensor // given.tensor, kv_tokens=kv, cost=step_cost(at))
+    return out
+
+
+def replica(given: Cluster) -> Replica:
+    """Of the layout where the engine begins."""
+    return next(iter(replicas(given).values()))
+
+
+def engine(given: Simulation) -> SimEngine | SimElastic:
+    c, made = given.cluster, {}
     drafts = pace.Drafts(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
-    steps = step_cost(c)
-    paced = pace.LockStep(steps, drafts) if c.pace == "lockstep" else pace.Independent(steps, c.tick_s, drafts)
-    return SimEngine(answers(given), replicas=c.replicas, slots=c.slots, pace=paced,
-                     kv_tokens=_kv_tokens(c) if c.bounded else None)
-
-
-def replicas(given: Simulation) -> dict[Layout, Replica]:
-    """What a placement forecasts with."""
-    c = given.cluster
-    return {Layout(c.replicas, c.tensor): Replica(slots=c.slots, kv_tokens=_kv_tokens(c), cost=step_cost(c))}
-
-
-def _kv_tokens(c: Cluster) -> int:
-    return cost.kv_tokens(c.device, cost.SHAPES[c.model], tensor=c.tensor)
+    for layout, one in replicas(c).items():
+        paced = pace.LockStep(one.cost, drafts) if c.pace == "lockstep" else pace.Independent(one.cost, c.tick_s, drafts)
+        made[layout] = SimEngine(answers(given), replicas=layout.replicas, slots=one.slots, pace=paced,
+                                 kv_tokens=one.kv_tokens if c.bounded else None)
+    return SimElastic(made, move_s=c.move_s) if len(made) > 1 else next(iter(made.values()))

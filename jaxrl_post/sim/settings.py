@@ -37,8 +37,10 @@ class Cluster:
     """`replicas` of `tensor` devices with `slots` each. `model`: its cost is analytic for `device`; else, with `step_s`
     above 0, a step takes that and `request_s` for each answer in it, or a measured table is named in `cost_table`.
     `round_s`: what a round takes beside steps and training. `pace`: all replicas in one program, or each on its own, then
-    the clock counts ticks of `tick_s`. `bounded`: KV is bounded by the device's memory. Drafts: where at most
-    `draft_running` answers of a replica run, each gets `draft_tokens` tokens a step for `draft_width` rows more."""
+    the clock counts ticks of `tick_s`. `bounded`: KV is bounded by the device's memory. `layouts`: further values of
+    `tensor`, between which a planner chooses each round; a relayout takes `move_s`, and each doubling of `tensor` makes a step
+    `collective_s` longer. Drafts: where at most `draft_running` answers of a replica run, each gets `draft_tokens` tokens a
+    step for `draft_width` rows more."""
 
     replicas: int = at_least(16, 1)
     tensor: int = at_least(1, 1)
@@ -52,6 +54,9 @@ class Cluster:
     pace: str = one_of("lockstep", "lockstep", "independent")
     tick_s: float = at_least(1e-3, 1e-6)
     bounded: bool = False
+    layouts: tuple[int, ...] = ()
+    move_s: float = at_least(0.0, 0.0)
+    collective_s: float = at_least(0.0, 0.0)
     draft_tokens: float = at_least(1.0, 1.0)
     draft_width: int = at_least(0, 0)
     draft_running: int = at_least(0, 0)
@@ -88,16 +93,16 @@ class Simulation:
         return self.cluster.replicas
 
     @property
-    def engine(self) -> config.Engine:
-        """It lies in one layout."""
-        return config.Engine()
-
-    @property
     def sampling(self) -> config.Sampling:
         """Answers end by themselves, at the latest at the cap."""
         return config.Sampling(max_tokens=self.workload.cap)
 
     def __post_init__(self):
+        c = self.cluster
+        unfit = [tensor for tensor in c.layouts if tensor % c.tensor or c.replicas * c.tensor % tensor]
+        if unfit or (c.layouts and (c.step_s or c.cost_table)):
+            raise ValueError(f"cluster.layouts={c.layouts} must be multiples of cluster.tensor={c.tensor} that divide the "
+                             f"{c.replicas * c.tensor} devices, and need the analytic cost: no step_s, no cost_table")
         unknown = sorted(set(self.fitted) - set(self.published))
         if unknown:
             raise ValueError(f"fitted={unknown[0]!r} names no figure of published: {', '.join(self.published)}")

@@ -2,10 +2,11 @@
 
 The real run: configs/demo.py, shortened, by the command. Its twin: the same loop, scheduler, evaluation and host's side of
 the engine over a device of numpy (jaxrl_post/sim/rows.py), which is told how long every answer of the rollout log is, and
-nothing of when anything happened. Pages plentiful and so few that answers are parked; two dispatch lengths. Then
-configs/demo_speculation.py: there the twin is told too how many tokens each step of an answer settled (accept lengths), and
-what the drafts of each dispatch were worth, by which the engine chooses its row size. Equal: scheduler_log.jsonl, and
-dispatches.jsonl, in which every dispatch has its clock, steps, row size and the use of its rows.
+nothing of when anything happened. Pages plentiful and so few that answers are preempted; two dispatch lengths; with
+configs/demo_tail_batching.py the scheduler parks answers and lets them go on. Then configs/demo_speculation.py: there the
+twin is told too how many tokens each step of an answer settled (accept lengths), and what the drafts of each dispatch were
+worth, by which the engine chooses its row size. Equal: scheduler_log.jsonl, and dispatches.jsonl, in which every dispatch
+has its clock, steps, row size and the use of its rows.
 That this is no tautology: the twin of a run in which one answer is one token longer writes another log.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 
 MINUTES = 6.0
 SHORT = ("--config.steps=8", "--config.eval.prompts=24", "--config.eval.every=4", "--config.checkpoint.every=4")
-FEW = "--config.engine.pages=150"  # for 64 slots, of which each wants two or three
+FEW = "--config.engine.pages=140"  # for 64 slots, of which each wants two or three
 DEMO, DRAFTING = "configs/demo.py", "configs/demo_speculation.py"
 TAIL = "configs/demo_tail_batching.py"
 AGAIN = ("--config.data.size=64", "--config.scheduler.prompts=32")  # every second step an epoch: there is a past

@@ -1,0 +1,22 @@
+"""A planner of layouts on RollPacker's fitted lengths (arXiv 2509.21009), Qwen2.5-14B with answers of at most 32k.
+
+128 prompts x 8 answers on 32 H800, synchronous rounds, KV bounded by the memory; the cost is analytic, with 0.96 ms a step
+for the sums over two devices of 48 layers, twice that over four. Published is what that paper's planner gained on the same
+model while its cap grew from 8k to 32k, with the tensor parallelism it reached, 4: the trend is compared, not the setting.
+Command: python -m jaxrl_post.simulate --config=configs/sim/planner_14b.py
+Expected: from the second round on four devices a replica, and rounds 1.9 times as fast within 25 %.
+"""
+
+from jaxrl_post.sim.settings import default
+
+
+def get_config():
+    c = default()
+    c.name, c.rounds = "planner 14b", 12
+    c.workload.name, c.workload.cap = "rollpacker", 32768
+    c.cluster.replicas, c.cluster.model, c.cluster.bounded = 32, "qwen2.5-14b", True
+    c.cluster.collective_s, c.cluster.move_s = 0.96e-3, 3.0
+    c.scheduler.prompts, c.scheduler.group_size = 128, 8
+    c.parts = ("planner: cluster.layouts=[2,4]",)
+    c.published = {"speedup_over_sync": 1.9}
+    return c

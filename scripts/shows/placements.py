@@ -1,0 +1,241 @@
+"""Seer's order of placements comes out of the simulator; HistoPipe's on our lengths; and what lock-step leaves of both.
+
+Seer (arXiv 2511.14617): 400 prompts x 8 answers on 32 H800, KV bounded by the memory beside a model of Moonlight's size;
+lengths log-normal with a mean near its 22,386 tokens, at most 65,536; how much of their spread lies within a prompt is assumed.
+Each time the same answers: groups bound to replicas in order (FIFO); answers bound when a slot is free (divided); ours, with
+a probe of each prompt, the longest first, and answers that idle replicas take over; and an oracle that knows every length,
+with the same taking over. What taking over gives alone is shown too: nearly all of it, as slots are not short here. With 64
+slots a replica they are: there probes come too late, and answers of an epoch before take their place.
+HistoPipe (RhymeRL, arXiv 2508.18588): our fitted length model (RollPacker's, at most 16k; its own workload is private, so this
+is not a reproduction), 16 replicas that step on their own, past answers drawn like the present ones. Replicas that do not
+wait for each other use weights one step old: when each may begin follows from what each takes for each step, as if an
+answer that moved arrived at a replica which began that step at the same time.
+"""
+
+from __future__ import annotations
+
+import sys
+
+MINUTES = 4.0
+SEER = {"within": 0.1, "tail": 1.45, "mean": 24000.0, "cap": 65536, "prompts": 400, "group": 8, "replicas": 32}
+HISTO = {"cap": 16384, "prompts": 128, "group": 8, "replicas": 16, "steps": 10, "train": 0.15}
+ARMS = ("fifo", "divided", "divided, taken over", "probe", "oracle")
+PUBLISHED = {"divided": 1.41, "probe": 1.47, "histopipe": 1.43, "two tiers": 1.43 * 1.10}
+
+
+def show(record) -> None:
+    sys.path.insert(0, str(record.root))
+    _seer(record)
+    _lockstep(record)
+    _histopipe(record)
+
+
+# ---- Seer
+
+
+def _seer(record) -> None:
+    for seed in (0, 1):
+        found = record.cached(f"seer_{seed}", lambda seed=seed: {
+            arm: _round(arm, seed=seed, slots=256, bounded=True) for arm in ARMS})
+        fifo, divided, taken_over, probe, oracle = (found[arm]["seconds"] for arm in ARMS)
+        record.figure(f"seer.{seed}.mean_length", found["fifo"]["mean"])
+        record.figure(f"seer.{seed}.divided_over_fifo", fifo / divided, at_least=1.05)
+        record.figure(f"seer.{seed}.probe_over_divided", divided / probe, at_least=1.02)
+        record.figure(f"seer.{seed}.probe_over_fifo", fifo / probe)
+        record.figure(f"seer.{seed}.probe_as_share_of_oracle", oracle / probe, at_least=0.95)
+        record.figure(f"seer.{seed}.taken_over_as_share_of_oracle", oracle / taken_over)
+        for arm, figures in found.items():
+            record.figure(f"seer.{seed}.{arm}.tail_s", figures["tail"])
+    scarce = record.cached("seer_scarce", lambda: {
+        arm: _round(arm, seed=0, slots=64, bounded=True)["seconds"] for arm in ("probe", "past", "oracle")})
+    record.figure("seer.64_slots.probe_as_share_of_oracle", scarce["oracle"] / scarce["probe"])
+    record.figure("seer.64_slots.past_as_share_of_oracle", scarce["oracle"] / scarce["past"], at_least=0.92)
+    record.figure("seer.published.divided_over_fifo", PUBLISHED["divided"])
+    record.figure("seer.published.probe_over_fifo", PUBLISHED["probe"])
+
+
+def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: bool = False) -> dict[str, float]:
+    """One synchronous round: seconds, seconds in which the last tenth finishes, engine clock, mean length."""
+    import numpy as np
+
+    from jaxrl_post import cost, loop
+    from jaxrl_post.scheduler.rounds import Sync
+    from jaxrl_post.sim import pace, workloads
+    from jaxrl_post.sim.engine import SimEngine
+    from jaxrl_post.sim.learner import SimLearner
+    from jaxrl_post.sim.rewards import SimRewards
+    from jaxrl_post.types import Sampling
+    shape = cost.Shape(active=2.24e9, parameters=16e9, kv_bytes=27 * 576 * 2)  # Moonlight 16B-A3B: latent KV of 576
+    steps, answers = cost.decode("h800", shape), _answers(seed)
+    engine = SimEngine(answers, replicas=SEER["replicas"], slots=slots,
+                       pace=pace.LockStep(steps) if lockstep else pace.Independent(steps, 1e-3),
+                       kv_tokens=cost.kv_tokens("h800", shape) if bounded else None)
+    scheduler = Sync(workloads.Prompts(SEER["prompts"], seed=seed), run_seed=seed, steps=1, prompts_per_round=SEER["prompts"],
+                     group_size=SEER["group"], sampling=Sampling(), max_tokens=SEER["cap"], filter_groups=False, max_waves=1,
+                     replicas=SEER["replicas"], placement=_placement(arm, answers))
+    kept = _Kept()
+    loop.run(engine, scheduler, SimRewards(), SimLearner(), kept, _publish, 1)
+    ends = np.sort([rollout.finish_clock for rollout in kept.rollouts])
+    return {"seconds": float(engine.seconds), "clock": float(ends[-1]), "mean": float(np.mean(list(map(len, kept.rollouts)))),
+            "tail": float(engine.seconds * (1 - ends[int(0.9 * ends.size)] / ends[-1]))}
+
+
+class _Kept:
+    """An observer that keeps what was trained."""
+
+    def commit(self, metrics, part) -> None:
+        self.rollouts = [rollout for group in part.groups for rollout in group.rollouts]
+
+    def published(self, version) -> None:
+        pass
+
+
+def _publish(learner, engine) -> int:
+    engine.swap(learner.params, learner.step)
+    return learner.step
+
+
+def _answers(seed: int):
+    from jaxrl_post.sim import workloads
+    from jaxrl_post.sim.answers import Answers
+    law = workloads.lognormal(SEER["prompts"], mean=SEER["mean"], tail=SEER["tail"], group=SEER["group"],
+                              within=SEER["within"], seed=seed)
+    return Answers(law, cap=SEER["cap"])
+
+
+def _placement(arm: str, answers):
+    from jaxrl_post.scheduler.longest_first import Divided, LongestFirst
+    from jaxrl_post.scheduler.placement import LeastLoaded
+
+    class Oracle(Divided):
+        """Every answer's length is known beforehand, and the longest go first."""
+
+        def place(self, groups, round) -> None:
+            known = {request.rollout_id: answers.length(request.rollout_id, request.prompt, 0)
+                     for group in groups for request in group}
+            flat = sorted((request for group in groups for request in group), key=lambda r: -known[r.rollout_id])
+            super().place([[request] for request in flat], round)
+
+    return {"fifo": lambda: LeastLoaded(SEER["replicas"]), "divided": lambda: Divided(steal=0.0), "oracle": Oracle,
+            "divided, taken over": Divided, "past": lambda: LongestFirst(past=_past(answers)),
+            "probe": lambda: LongestFirst(past=lambda prompt_id: ())}[arm]()
+
+
+def _lockstep(record) -> None:
+    """One program over all replicas: where there are more answers than slots the order counts in engine steps too, where
+    there are not nothing does."""
+    found = record.cached("lockstep", lambda: {
+        f"{arm}.{slots}": _round(arm, seed=0, slots=slots, lockstep=True) for slots in (32, 128)
+        for arm in ("fifo", "divided", "probe")})
+    steps = {name: figures["clock"] for name, figures in found.items()}
+    record.figure("lockstep.scarce.steps_fifo_over_divided", steps["fifo.32"] / steps["divided.32"], at_least=1.05)
+    record.figure("lockstep.scarce.steps_fifo_over_probe", steps["fifo.32"] / steps["probe.32"], at_least=1.05)
+    record.figure("lockstep.plenty.steps_fifo_over_divided", steps["fifo.128"] / steps["divided.128"], equals=1.0)
+    record.figure("lockstep.plenty.steps_fifo_over_probe", steps["fifo.128"] / steps["probe.128"], equals=1.0)
+
+
+# ---- HistoPipe
+
+
+def _histopipe(record) -> None:
+    import numpy as np
+
+    from jaxrl_post.scheduler.forecast import pipelined
+    found = record.cached("histopipe", _arms)
+    seconds = {arm: np.array(figures["seconds"]) for arm, figures in found.items()}
+    train = HISTO["train"] * float(seconds["least loaded"].max(axis=1).mean())
+    sync = pipelined(seconds["least loaded"], train, 0)[-1]
+    for arm, own in seconds.items():
+        record.figure(f"histopipe.{arm}.with_a_barrier", sync / pipelined(own, train, 0)[-1])
+        record.figure(f"histopipe.{arm}.one_step_old", sync / pipelined(own, train, 1)[-1])
+        record.figure(f"histopipe.{arm}.moved_share", found[arm]["moved"])
+    old = {arm: sync / pipelined(own, train, 1)[-1] for arm, own in seconds.items()}
+    record.figure("histopipe.published.ranks", PUBLISHED["histopipe"])
+    record.figure("histopipe.published.ranks_and_replicas", PUBLISHED["two tiers"])
+    record.figure("histopipe.note", "workload private, not a reproduction")
+    record.figure("histopipe.gain_over_least_loaded_one_step_old", old["ranks, replicas, moves"] / old["least loaded"],
+                  at_least=1.1)
+    whole = {arm: figures["lockstep"] for arm, figures in found.items() if "lockstep" in figures}
+    record.figure("histopipe.lockstep.least_loaded_over_ranks", whole["least loaded"] / whole["ranks, replicas, moves"],
+                  at_most=1.0)
+
+
+def _arms() -> dict:
+    from jaxrl_post import cost
+    from jaxrl_post.scheduler.allocation import two_steps
+    from jaxrl_post.scheduler.balance import RankGroups
+    from jaxrl_post.scheduler.forecast import Replica
+    from jaxrl_post.scheduler.placement import LeastLoaded
+    steps = cost.decode("h800", cost.SHAPES["qwen2.5-14b"], tensor=2)
+    replica, past = Replica(slots=1024, kv_tokens=1 << 40, cost=steps), _past(_law()[1])
+
+    def ranks(objective, migrate):
+        return lambda: RankGroups(replica, past=past, ranks=4, objective=objective, migrate=migrate)
+
+    def even(seconds):
+        return 0.0
+
+    arms = {"least loaded": lambda: LeastLoaded(HISTO["replicas"]), "ranks": ranks(even, False),
+            "ranks, moves": ranks(even, True), "ranks, replicas": ranks(two_steps, False),
+            "ranks, replicas, moves": ranks(two_steps, True)}
+    out = {arm: _steps(make(), steps) for arm, make in arms.items()}
+    for arm in ("least loaded", "ranks, replicas, moves"):
+        out[arm]["lockstep"] = _steps(arms[arm](), steps, lockstep=True)["whole"]
+    return out
+
+
+def _law():
+    from jaxrl_post.sim import workloads
+    from jaxrl_post.sim.answers import Answers
+    count = HISTO["prompts"] * HISTO["steps"]
+    return workloads.Prompts(count), Answers(workloads.rollpacker(count, cap=HISTO["cap"]), cap=HISTO["cap"])
+
+
+def _past(answers):
+    """The lengths that each prompt had in another epoch."""
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from jaxrl_post.types import Prompt, RolloutId
+
+    def past(prompt_id):
+        prompt = Prompt(id=prompt_id, tokens=[0])
+        return (SimpleNamespace(lengths=np.array([answers.length(RolloutId(0, "train", 99, prompt_id, sample), prompt, 0)
+                                                  for sample in range(HISTO["group"])])),)
+    return past
+
+
+def _steps(placement, steps, lockstep: bool = False) -> dict:
+    """Of each step, seconds that each replica works; seconds of all steps with a barrier; share of answers that moved."""
+    from jaxrl_post.sim import pace
+    from jaxrl_post.sim.engine import SimEngine
+    prompts, answers = _law()
+    out, whole, moved = [], 0.0, 0
+    for step in range(HISTO["steps"]):
+        engine = SimEngine(answers, replicas=HISTO["replicas"], slots=1024,
+                           pace=pace.LockStep(steps) if lockstep else pace.Independent(steps, 1e-3))
+        placement.place([_requests(*prompts.at(len(prompts) + step * HISTO["prompts"] + n)) for n in range(HISTO["prompts"])],
+                        step)
+        last, at = [0.0] * HISTO["replicas"], {}
+        while True:
+            new = placement.release(engine.capacity)
+            at |= {request.rollout_id: request.replica for request in new}
+            engine.submit(new)
+            if not engine.pending:
+                break
+            for rollout in engine.step():
+                parked = engine.park(placement.learn(rollout))
+                placement.moved(parked)
+                moved += len(parked)
+                for left in (rollout, *parked):
+                    last[at[left.id]] = max(last[at[left.id]], left.finish_clock * 1e-3)
+        out.append(last)
+        whole += engine.seconds
+    return {"seconds": out, "whole": whole, "moved": moved / (HISTO["steps"] * HISTO["prompts"] * HISTO["group"])}
+
+
+def _requests(epoch: int, prompt) -> list:
+    from jaxrl_post.types import Request, RolloutId, Sampling
+    ids = [RolloutId(0, "train", epoch, prompt.id, sample) for sample in range(HISTO["group"])]
+    return [Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=HISTO["cap"], sampling=Sampling()) for id in ids]
