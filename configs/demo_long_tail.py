@@ -1,4 +1,16 @@
-"""The demo with a long tail."""
+"""The demo with a long tail: one prompt in seventeen wants an answer eight times as long as the others, and rounds wait for it.
+
+Recipe: that of configs/demo.py on sums of three terms, of which 6 % have nine (data/tasks.py, `gap`), 48 prompts x 2 answers a
+step, every answer of the same weight in the loss (arXiv 2402.03300), so that a round of long ones counts as another does.
+Synchronous rounds leave most slots empty while the last long answers end. Tail batching puts the groups that are not whole in
+time off to a long round of their own, or sends them there at once when their last answers were long; nothing that was drawn
+is dropped (scheduling of RollPacker, arXiv 2509.21009, without its bias).
+Hardware: 2 CPU cores.
+Commands: python -m jaxrl_post.main --config=configs/demo_long_tail.py
+          python -m jaxrl_post.main --config=configs/demo_long_tail.py --config.scheduler.name=sync --config.scheduler.over=1
+          python scripts/plot_rounds.py RUN_FOLDER --rounds=2:8 --out=rounds.svg
+Expected: engine steps and seconds of both, and their curves over several seeds, by python scripts/show.py real-rounds.
+"""
 
 from pathlib import Path
 
@@ -9,8 +21,16 @@ HERE = Path(__file__).resolve().parent
 
 def get_config():
     c = load(str(HERE / "demo.py"))
-    c.name, c.steps, c.trace_rounds = "demo_long_tail", 120, 12
-    c.scheduler.prompts = 16
+    c.name, c.steps, c.trace_rounds = "demo_long_tail", 80, 12
+
+    c.engine.row_sizes = (64,)
+    c.scheduler.prompts, c.scheduler.group_size = 48, 2
+    c.scheduler.name, c.scheduler.over, c.scheduler.lane = "tail_batching", 1.125, 1.0
+
+    c.algorithm.loss_agg_mode = "seq-mean-token-mean"
+    c.optimizer.lr = 7.5e-3
+    c.batch.rows, c.batch.head_chunk = 4, 512
+
     c.data.size, c.data.task = 512, {"usual": 3, "gap": 5, "longest": 9, "tail": 0.06}
-    c.eval.task, c.eval.every = c.data.task, 20
+    c.eval.task, c.eval.every = c.data.task, 10
     return c

@@ -29,8 +29,9 @@ def bench(record) -> None:
     start, c = inputs.gather(config), config.engine
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     params = start.load_params(meshes.param_shardings(mesh, decoder.axes(start.model), "engine"))
-    engine = RowEngine(start.model, params, mesh, **parts.engine_sizes(config), refill_slots=c.refill_slots,
-                       drafting=parts.drafting(config, start.model, History(epochs=0, max_bytes=0)))
+    layout = parts.layouts(config)[0]
+    engine = RowEngine(start.model, params, mesh, **parts.engine_sizes(config, layout), refill_slots=c.refill_slots,
+                       drafting=parts.drafting(config, start.model, History(epochs=0, max_bytes=0), layout))
     steps, drafting = measure(engine, _requests(engine), TURNS)
     record.figure("step_s", {str(size): seconds for size, seconds in steps.items()})
     record.figure("drafting_s", drafting)
