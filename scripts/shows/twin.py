@@ -29,7 +29,8 @@ ARMS = {
     "plentiful": (DEMO,), "scarce": (DEMO, FEW), "short_dispatches": (DEMO, "--config.engine.steps_per_dispatch=3"),
     "scarce_short_dispatches": (DEMO, FEW, "--config.engine.steps_per_dispatch=3"),
     "tail_verify": (TAIL,), "tail_recompute_scarce": (TAIL, "--config.scheduler.prefix_mode=recompute", FEW),
-    "speculation": (DRAFTING, *AGAIN), "speculation_scarce": (DRAFTING, *AGAIN, FEW, "--config.engine.steps_per_dispatch=5"),
+    "speculation": (DRAFTING, *AGAIN),
+    "speculation_scarce": (DRAFTING, *AGAIN, "--config.engine.pages=120", "--config.engine.steps_per_dispatch=5"),
     "speculation_tail": (DRAFTING, *AGAIN, *DEFERRING),
     "speculation_clones": (DRAFTING, *AGAIN, "--config.speculation.clones=True", "--config.engine.row_sizes=(128,)"),
 }
