@@ -217,3 +217,32 @@ def test_parked_answers_may_be_handed_to_another_layout(fresh):
     fresh.submit([lab.dataclasses.replace(by_id[p.id], prefix=p, replica=3) for p in parked])
     out = finish(fresh)
     assert not lab.against_sampler(out, ASKED[:4], lab.weights(0))
+
+
+def test_drafts_go_on_in_another_layout():
+    """The table over all prompts and the estimates move along; answers of a past that is right are drafted there too."""
+    asked = lab.requests(16, samples=2, exact=40, longest_prompt=20, temperatures=(1.0,), seed=5, replicas=2)
+    plain = lab.run(lab.engine(max_length=112, pages=112), [lab.dataclasses.replace(r, replica=0) for r in asked])
+    groups, params = lab.groups_of(asked, plain, epoch=1), learner(mesh=meshes.make_mesh(2))
+    sizes = {Layout(2, 1): dict(slots=4, pages=32), Layout(1, 2): dict(slots=8, pages=64)}
+
+    def builder(layout):
+        drafting = lab.drafting("ours", groups, replicas=layout.replicas, slots=sizes[layout]["slots"])
+        drafting.corpus = type(drafting.corpus)(3 << 12) if layout.tensor == 2 else drafting.corpus  # it knows nothing yet
+        return lambda: lab.RowEngine(lab.TINY, params, meshes.make_mesh(layout.replicas, 1, layout.tensor), drafting=drafting,
+                                     cost=lab.FREE_ROWS, **{**lab.BASE, **sizes[layout], "max_length": 112})
+    engine = Elastic({layout: builder(layout) for layout in sizes}, params)
+    knows = engine.engine.drafting.corpus.entries.size
+    engine.submit(asked)
+    engine.step()
+    first = engine.metrics()
+    engine.relayout(Layout(1, 2))
+    assert engine.engine.drafting.corpus.entries.size == knows > 0
+    out = finish(engine)
+    counted = engine.metrics()
+    assert first["spec/num_accepted"] > 0 and counted["spec/num_accepted"] > first["spec/num_accepted"]
+    gaps, worst = lab.first_differences(plain, out, asked, lab.weights(0))
+    assert worst <= 1e-5 and all(gap < 1e-4 for gap in gaps), gaps
+    version = engine.engine.drafting.corpus.version
+    engine.drafting.record(groups[0])
+    assert engine.engine.drafting.corpus.version > version

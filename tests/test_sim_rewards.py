@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import sim_arms as arms
+from jaxrl_post.sim import lending
 from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.rewards import Lengths, SimRewards
 from jaxrl_post.sim.tally import Round, figures
@@ -51,10 +54,24 @@ def test_the_learner_counts_prompts_and_answers():
 
 def test_figures_by_hand():
     def one(kind, seconds, lengths):
-        return Round(kind=kind, generate_s=seconds, train_s=1.0, lengths=np.array(lengths), reward=0.5, staleness=2.0)
+        return Round(kind=kind, generate_s=seconds, train_s=1.0, lent_s=seconds + 0.5, lengths=np.array(lengths), reward=0.5, staleness=2.0)
     found = figures([one("short", 2.0, [1, 3]), one("short", 4.0, [2, 2]), one("long", 9.0, [8, 4])],
                     {"sim/num_tokens_generated": 25.0, "sim/num_tokens_reused": 5.0})
     assert (found["rollout_s"], found["step_s"], found["short_rollout_s"], found["long_step_s"]) == (5.0, 6.0, 3.0, 10.0)
+    assert (found["lent_step_s"], found["long_lent_step_s"]) == (5.5, 9.5)
     assert (found["period"], found["short_longest"], found["long_mean_length"]) == (3.0, 2.5, 6.0)
     assert found["tokens_wasted"] == pytest.approx(0.2) and found["tokens_recomputed"] == pytest.approx(0.2)
     assert found["mean_length"] == pytest.approx(20 / 6)
+    twice = figures([one("short", 2.0, [1, 3]), dataclasses.replace(one("long", 9.0, [8, 4]), batches=2)], {})
+    assert (twice["rollout_s"], twice["step_s"], twice["long_rollout_s"]) == (11 / 3, 13 / 3, 9.0)  # three batches
+
+
+def test_lending_by_hand():
+    """4 answers are done at 1, 2, 3 and 10 s. Half of the devices are lent at 1 + 1 s and train a half as fast as all: the group
+    whole at 2 s, a quarter of 4 s on all, takes until 4 s, the next one until 6 s, the third, of half the tokens, would take
+    until 14 s and is left to the end, 2 s on all."""
+    groups = [(2.0, 0.25), (3.0, 0.25), (10.0, 0.5)]
+    found = lending.step_s([1.0, 2.0, 3.0, 10.0], groups, rollout_s=10.0, train_s=4.0, first=0.25, migrate_s=1.0)
+    assert found == 10.0 + 2.0
+    assert lending.step_s([1.0, 2.0, 3.0, 10.0], groups, rollout_s=10.0, train_s=4.0, first=1.0) == 14.0
+    assert lending.step_s([], groups, rollout_s=10.0, train_s=4.0) == 14.0

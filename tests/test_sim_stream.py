@@ -32,14 +32,14 @@ def test_equal_answers_by_hand():
     """4 slots of 4 tokens give 4 samples every 4 steps. A learner that takes 3 is through before the next ones come: each
     batch is a step behind where it began, each of its tokens too, but the last of four, which the new version sampled."""
     found = stream(Constant(), slots=4, group=2, batch=4, train=lambda tokens: 3.0).run(warm=3, batches=20)
-    assert found.tokens_per_unit == pytest.approx(4.0) and found.mean_length == 4.0 and found.dropped == 0.0
+    assert found.tokens_per_unit == pytest.approx(4.0) and found.generated_per_unit == 4.0 and found.mean_length == 4.0 and found.dropped == 0.0
     assert found.staleness == 1.0 and found.largest_staleness == 1
 
 
 def test_a_slow_learner_sets_the_pace_and_the_queue_drops_its_oldest():
     """It takes 6 steps a batch of 4; of 6 samples that come meanwhile 2 are dropped."""
     found = stream(Constant(), slots=4, group=1, batch=4, train=lambda tokens: 6.0, capacity=4).run(warm=10, batches=60)
-    assert found.tokens_per_unit == pytest.approx(16 / 6, rel=0.02)
+    assert found.tokens_per_unit == pytest.approx(16 / 6, rel=0.02) and found.generated_per_unit == 4.0
     assert found.dropped == pytest.approx(0.5, abs=0.05)
 
 

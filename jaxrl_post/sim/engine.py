@@ -63,7 +63,7 @@ class _Replica:
 
 
 class SimEngine:
-    """A protocols.Engine of `replicas` with `slots` each. `kv_tokens`: KV of a replica, prompts included; where it is full
+    """A protocols.Engine (but for state_dict: simulations are not resumed) of `replicas` with `slots` each. `kv_tokens`: KV of a replica, prompts included; where it is full
     the youngest answer is parked and comes back with its tokens forced. None: it is never full.
 
     `seconds`: of all steps so far, by the pace's cost. Pages are tokens here."""

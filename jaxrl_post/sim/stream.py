@@ -26,10 +26,11 @@ from jaxrl_post.types import Request, Rollout, RolloutId, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """What the batches after the warm-up had: tokens trained per unit of the clock, mean and largest staleness of a sample,
+    """What the batches after the warm-up had: tokens trained and generated per unit of the clock, mean and largest staleness of a sample,
     mean staleness of a token, samples dropped per sample trained, mean length trained."""
 
     tokens_per_unit: float
+    generated_per_unit: float
     staleness: float
     largest_staleness: int
     token_staleness: float
@@ -64,14 +65,19 @@ class Stream:
     def run(self, *, warm: int, batches: int) -> Streamed:
         """Until `warm` + `batches` batches are trained; the figures are of the latter."""
         self._fill()
+        since = None
         while len(self._batches) < warm + batches:
+            if since is None and len(self._batches) >= warm:
+                since = self._engine.clock
+                self._engine.metrics()
             done = self._engine.step()
             self._learn_until(self._engine.clock)
             for rollout in done:
                 self._collect(rollout)
             self._begin_batch(self._engine.clock)
             self._fill()
-        return self._figures(warm, batches)
+        generated = self._engine.metrics()["sim/num_tokens_generated"] / (self._engine.clock - since)
+        return self._figures(warm, batches, generated)
 
     def _fill(self) -> None:
         """A sample for every free slot."""
@@ -101,12 +107,13 @@ class Stream:
             self._queue.popleft()
             self._dropped += 1
 
-    def _figures(self, warm: int, batches: int) -> Streamed:
+    def _figures(self, warm: int, batches: int, generated: float) -> Streamed:
         chosen = self._batches[warm:warm + batches]
         lengths = [len(sample) for _, _, samples in chosen for sample in samples]
         lags = [version - int(sample.versions[0]) for _, version, samples in chosen for sample in samples]
         tokens = sum(float(np.sum(version - sample.versions)) for _, version, samples in chosen for sample in samples)
         return Streamed(
+            generated_per_unit=generated,
             tokens_per_unit=sum(lengths) / (chosen[-1][0] - self._batches[warm - 1][0]), staleness=float(np.mean(lags)),
             largest_staleness=max(lags), token_staleness=tokens / sum(lengths), mean_length=float(np.mean(lengths)),
             dropped=self._dropped / (len(self._batches) * self._batch))

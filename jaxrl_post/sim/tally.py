@@ -16,20 +16,24 @@ import numpy as np
 from jaxrl_post.protocols import Scheduler
 from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.learner import SimLearner
+from jaxrl_post.sim.lending import Moments
 from jaxrl_post.types import Group, Part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """`kind`: short or long; seconds of generating and of training; lengths of what was trained, int64[N]; mean reward;
-    mean staleness of its tokens in optimizer steps."""
+    """`kind`: short or long; `batches` trained on, one after the other; seconds of generating and of training, and of both with
+    drained replicas lent to the learner; lengths of what was trained, int64[N]; mean reward; mean staleness of its tokens in
+    optimizer steps."""
 
     kind: str
     generate_s: float
     train_s: float
+    lent_s: float
     lengths: np.ndarray
     reward: float
     staleness: float
+    batches: int = 1
 
     @property
     def step_s(self) -> float:
@@ -42,7 +46,8 @@ class Tally:
     def __init__(self, engine: SimEngine, scheduler: Scheduler, learner: SimLearner, *, round_s: float = 0.0):
         self._engine, self._scheduler, self._learner, self._round_s = engine, scheduler, learner, round_s
         self._before = (0.0, 0.0)
-        self._fresh: dict[tuple, Group] = {}
+        self.moments = Moments(lambda: engine.seconds)  # to watch the engine
+        self._fresh: dict[tuple, tuple[Group, int]] = {}  # with the step that its first commit began at
         self.phases: list[Callable[[str, float, float], object]] = []  # told of each, with its begin and end
         self.rounds: list[Round] = []
         self.counts: Counter[str] = Counter()
@@ -52,20 +57,23 @@ class Tally:
         return self._engine.seconds + self._learner.seconds + self._round_s * len(self.rounds)
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
-        self._fresh.update({group.rollouts[0].id: group for group in part.groups})
+        for group in part.groups:
+            self._fresh.setdefault(group.rollouts[0].id, (group, self._learner.step - 1))
 
     def published(self, version: int) -> None:
         counted = self._scheduler.metrics() | self._engine.metrics()
         self.counts.update(counted)
         seconds = self._engine.seconds, self._learner.seconds
         groups, self._fresh = list(self._fresh.values()), {}
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rollouts = [(rollout, step) for group, step in groups for rollout in group.rollouts]
+        generate_s, train_s = (after - before for after, before in zip(seconds, self._before))
+        lent_s = self.moments.round_over([group for group, _ in groups], rollout_s=generate_s, train_s=train_s)
         self.rounds.append(Round(
-            kind="long" if counted.get("sched/num_long_rounds") else "short",
-            generate_s=seconds[0] - self._before[0] + self._round_s, train_s=seconds[1] - self._before[1],
-            lengths=np.array([len(rollout) for rollout in rollouts], np.int64),
-            reward=float(np.mean([group.rewards.mean() for group in groups])),
-            staleness=_mean([float(version - 1 - rollout.versions.mean()) for rollout in rollouts if len(rollout)])))
+            kind="long" if counted.get("sched/num_long_rounds") else "short", batches=int(counted["sched/num_rounds"]),
+            generate_s=generate_s + self._round_s, train_s=train_s, lent_s=self._round_s + lent_s,
+            lengths=np.array([len(rollout) for rollout, _ in rollouts], np.int64),
+            reward=float(np.mean([group.rewards.mean() for group, _ in groups])),
+            staleness=_mean([float(step - rollout.versions.mean()) for rollout, step in rollouts if len(rollout)])))
         self._before = seconds
         ends = self.now()
         for phase in self.phases:
@@ -74,14 +82,17 @@ class Tally:
 
 
 def figures(rounds: Sequence[Round], counts: Mapping[str, float]) -> dict[str, float]:
-    """Means over rounds: *_s in seconds, of short and long rounds apart where there are long ones; lengths in tokens;
-    `period`: rounds per long one; `tokens_wasted`: the share of generated tokens that was not trained."""
-    out = {"rollout_s": _mean([one.generate_s for one in rounds]), "step_s": _mean([one.step_s for one in rounds])}
+    """Means over batches: *_s in seconds, but of short and long rounds apart, where there are long ones, of a round; lengths
+    in tokens; `period`: rounds per long one; `tokens_wasted`: the share of generated tokens that was not trained."""
+    batches = sum(one.batches for one in rounds)
+    out = {name: sum(getattr(one, of) for one in rounds) / batches
+           for name, of in (("rollout_s", "generate_s"), ("step_s", "step_s"), ("lent_step_s", "lent_s"))}
     for kind in ("short", "long"):
         own = [one for one in rounds if one.kind == kind]
         if own and len(own) < len(rounds):
             out |= {f"{kind}_rollout_s": _mean([one.generate_s for one in own]),
                     f"{kind}_step_s": _mean([one.step_s for one in own]),
+                    f"{kind}_lent_step_s": _mean([one.lent_s for one in own]),
                     f"{kind}_longest": _mean([float(one.lengths.max()) for one in own]),
                     f"{kind}_mean_length": float(np.concatenate([one.lengths for one in own]).mean())}
     lengths = np.concatenate([one.lengths for one in rounds])

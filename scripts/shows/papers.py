@@ -4,12 +4,14 @@ PipelineRL (arXiv 2509.19128, appendix A): 128 chips, batches of 128, lengths un
 turns, G = 133 steps on each generation, against 44 generators of 192 sequences beside 84 learners. A step of h sequences takes
 446.7 + 0.278 h flashes, which is backed out of the paper's two rates of generation, and 4.92 flashes train a token. The events:
 for the conventional one the real loop under synchronous rounds, for the other generation beside training (sim/stream.py).
+Devices lent to the learner (RollPacker, arXiv 2509.21009, section 5.3): step seconds without over with lending, on its fitted
+workloads, beside its published gain; not bounded, because its training is known only as a share of a step.
 Staleness: six runs of Qwen3-8B (Applied Compute, July 2026), group size and law of the lengths assumed: 8, log-normal.
+Seer's and HistoPipe's numbers are of the show placements.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 MINUTES = 6.0
@@ -20,25 +22,33 @@ PUBLISHED = {"pipelined.generated": 16.9, "pipelined.trained": 17.1, "pipelined.
 ROWS = (  # slots, samples a step, queue in batches, generator's speed over the learner's, tail, measured staleness
     (120, 240, 2, 0.63, 1.42, 1.26), (240, 120, 2, 0.92, 1.43, 3.59), (128, 128, 2, 1.07, 1.44, 3.09),
     (240, 120, 1, 0.86, 1.42, 3.40), (120, 120, 1, 0.67, 1.42, 1.92), (128, 128, 1, 1.14, 1.45, 2.01))
+LENT = {"8k": 2.03 / 2.01, "16k": 2.22 / 2.02, "32k": 2.56 / 2.52}  # published, end to end; long rounds at 8k 124.2 / 115.2
 MEAN, GROUP, CAP = 1350, 8, 16384
 
 
 def show(record) -> None:
     sys.path.insert(0, str(record.root))
+    _pipelinerl(record)
+    _lending_and_staleness(record)
+
+
+def _pipelinerl(record) -> None:
     closed = _closed(record)
     events = record.cached("pipelined", _pipelined) | record.cached("conventional", _conventional)
     events["ratio"] = events["pipelined.both"] / events["conventional.both"]
     for name, value in events.items():
         record.figure(f"pipelinerl.events.{name}", value)
         record.figure(f"pipelinerl.events.{name}.over_closed", value / closed[name], at_least=0.97, at_most=1.03)
+
+
+def _lending_and_staleness(record) -> None:
+    for cap, published in LENT.items():
+        found = record.cached(f"lent{cap}", lambda: _lent(record, cap))
+        record.figure(f"lending.{cap}.gain", {"ours": round(found["step_s"] / found["lent_step_s"], 3), "long_rounds": round(
+            found["long_step_s"] / found["long_lent_step_s"], 3), "published": round(published, 3)})
+        record.figure(f"lending.{cap}.never_slower", found["lent_step_s"] <= found["step_s"], equals=True)
     for number, row in enumerate(ROWS, start=1):
         _staleness(record, number, row)
-    piece = record.root / "scripts" / "shows" / "placements.py"
-    if piece.is_file():
-        spec = importlib.util.spec_from_file_location("placements", piece)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.show(record)
 
 
 def _step(sequences):
@@ -72,14 +82,15 @@ def _engine(replicas: int, slots: int):
 
 
 def _pipelined() -> dict[str, float]:
-    """Events in steady state; the generator's rate alone, without waiting for anybody, is its seconds' own."""
+    """Events after a warm-up. What the generator puts into the queue while all its slots start together lasts long: until it is
+    used up both train a little faster than they generate."""
     from jaxrl_post.sim import workloads
     from jaxrl_post.sim.stream import Stream
     flash = _step(SLOTS)  # of a step: all slots are always full
     stream = Stream(_engine(GENERATORS, SLOTS), workloads.Prompts(100_000, tokens=1), group=GROUP, batch=BATCH,
                     train=lambda tokens: tokens * TAU / (CHIPS - GENERATORS) / flash, max_tokens=LONGEST)
     found = stream.run(warm=2 * UPDATES, batches=2 * UPDATES)
-    return {"pipelined.both": found.tokens_per_unit / flash}
+    return {"pipelined.generated": found.generated_per_unit / flash, "pipelined.both": found.tokens_per_unit / flash}
 
 
 def _conventional() -> dict[str, float]:
@@ -100,6 +111,13 @@ def _conventional() -> dict[str, float]:
     tokens = float(tally.rounds[0].lengths.sum())
     return {"conventional.generated": tokens / engine.seconds, "conventional.trained": tokens / learner.seconds,
             "conventional.both": tokens / (engine.seconds + learner.seconds)}
+
+
+def _lent(record, cap: str) -> dict[str, float]:
+    from jaxrl_post import config, simulate
+    from jaxrl_post.sim import settings
+    return simulate.turn(settings.resolve(config.load(str(record.root / "configs" / "sim" / f"rollpacker_{cap}.py")),
+                                          ("rounds=20",)))
 
 
 def _staleness(record, number: int, row: tuple) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 MINUTES = 6.0
 SHORT = ("--config.steps=8", "--config.eval.prompts=24", "--config.eval.every=4", "--config.checkpoint.every=4")
-FEW = "--config.engine.pages=150"  # for 64 slots, of which each wants two or three
+FEW = "--config.engine.pages=140"  # for 64 slots, of which each wants two or three
 DEMO, DRAFTING = "configs/demo.py", "configs/demo_speculation.py"
 TAIL = "configs/demo_tail_batching.py"
 AGAIN = ("--config.data.size=64", "--config.scheduler.prompts=32")  # every second step an epoch: there is a past

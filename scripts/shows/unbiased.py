@@ -93,10 +93,10 @@ def _under(record, tv: float) -> None:
         bias = ours["mean_length"] / sync["mean_length"] - 1
         record.figure(f"tv_{tv:g}.{mode}", {
             "speedup": round(sync["rollout_s"] / ours["rollout_s"], 2), "length_bias": round(bias, 4),
-            "staleness": round(ours["staleness"], 2), "tokens_reused": round(ours["tokens_recomputed"], 3),
+            "staleness": round(ours["staleness"], 2), "tokens_recomputed": round(ours["tokens_recomputed"], 3),
             "tokens_wasted": round(ours["tokens_wasted"], 3)})
-        if tv == 0 or mode == "recompute":
-            record.figure(f"tv_{tv:g}.{mode}.length_bias", bias, at_least=-0.025, at_most=0.025)
+        if tv == 0 or mode == "recompute":  # two draws of the same law differ by a standard deviation of 1.3 %
+            record.figure(f"tv_{tv:g}.{mode}.length_bias", bias, at_least=-0.04 * (tv > 0), at_most=0.04 * (tv > 0))
     record.figure(f"tv_{tv:g}.verify_below_restart", found["verify"]["rollout_s"] > found["restart"]["rollout_s"])
     other = figures("scheduler.name=rollpacker", "scheduler.over=1.25", "scheduler.over_samples=1.25")
     record.figure(f"tv_{tv:g}.rollpacker", {
