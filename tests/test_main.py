@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from trace_reader import check, tracks
 
 from jaxrl_post import main as command
 from jaxrl_post import mesh, metrics, rollout_log
@@ -186,7 +187,7 @@ def test_a_dry_run_says_what_the_process_will_hold_and_makes_no_weights(here, ca
 @pytest.fixture(scope="module")
 def finished(here):
     """One run of three steps; its folder."""
-    assert go(here, f"--run-dir={here / 'first'}", "--config.eval.every=2") == 0
+    assert go(here, f"--run-dir={here / 'first'}", "--config.eval.every=2", "--config.trace_rounds=2") == 0
     return here / "first"
 
 
@@ -224,6 +225,27 @@ def test_a_run_leaves_what_it_promises(finished):
         assert sum(dispatch.uses[1] for dispatch in mine) == sum(row.get(f"{name}/decode", 0) for row in rows)
     assert len((finished / "rewards.jsonl").read_text().splitlines()) == 48
     assert len((finished / "eval_rewards.jsonl").read_text().splitlines()) == 3 * 6 * 3
+
+
+def test_meter_and_trace_tell_what_the_rollout_log_holds(finished):
+    """Two of three rounds were drawn: every answer once, in one of the slots, and nothing else in them."""
+    logged = [[r for g in rollout_log.read(finished / "rollouts" / f"step_{n:06d}.npz") for r in g.rollouts] for n in (1, 2, 3)]
+    lengths = [len(rollout) for rollouts in logged for rollout in rollouts]
+    rows = [row for row in metrics.read(finished / "metrics.jsonl") if "training/global_step" in row]
+    report = json.loads((finished / "bias.json").read_text())
+    assert report["num_tokens_generated"] == sum(row["bias/num_tokens_generated"] for row in rows) == sum(lengths)
+    assert report["trained_length/mean"] == report["launched_length/mean"] == pytest.approx(np.mean(lengths))
+    assert report["shift"] == report["num_prompts_that_differ"] == report["num_untrained"] == 0
+    assert sum(report["histograms"]["trained"]) == report["num_rollouts_launched"] == 48
+    assert [row["bias/step_length/short"] for row in rows] == [np.mean([len(r) for r in rollouts]) for rollouts in logged]
+    events = json.loads((finished / "trace_000000.json").read_text())
+    check(events)
+    found, drawn = tracks(events), [e for e in events if e["ph"] == "X" and e["cat"] == "replica 0"]
+    assert sorted((e["name"], e["args"]["tokens"], e["args"]["finish"]) for e in drawn) == sorted(
+        (f"{r.prompt.id} #{r.id.sample}", len(r), r.finish.value) for r in [*logged[0], *logged[1]])
+    assert len({e["tid"] for e in drawn}) == 8 and len(found["ring", "round"]) == len(found["ring", "swap"]) == 2
+    assert sum(int(name.split()[0]) for name, *_ in found["ring", "engine"]) == rows[0]["rows/steps"] + rows[1]["rows/steps"]
+    assert {name for name, *_ in found["ring", "learner"]} == {"old_log_prob", "update_actor"}
 
 
 def test_a_run_repeats_to_the_bit_also_without_the_evaluation_between(here, finished):
