@@ -21,7 +21,8 @@ OVERHEAD = 2048  # bytes: an upper bound of what Python and numpy add to the arr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
     """The G answers to a prompt in one epoch, by sample index: tokens and favourites int32[M] laid end to end, offsets
-    int64[G+1], rewards f32[G], scored bool[G] (False: the reward is no verdict), versions int32[G], of each last sampled token."""
+    int64[G+1], rewards f32[G], scored bool[G] (False: the reward is no verdict), versions int32[G], of each last sampled
+    token."""
 
     epoch: int
     tokens: np.ndarray

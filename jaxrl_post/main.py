@@ -211,8 +211,9 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
         watch.listeners.append(traces[0].phase)
         stack.callback(traces[0].close)
     run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner, engine=engine,
-              evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards, judge=judge, history=history,
-              meter=BiasMeter(), traces=traces, writer=writer, saves=saves, saved=saved, about=about)
+              evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
+              judge=judge, history=history, meter=BiasMeter(), traces=traces, writer=writer, saves=saves, saved=saved,
+              about=about)
     if saved is not None:
         revive(run, saved)
     allocation.give_back()

@@ -1,4 +1,5 @@
-"""Lengths of 818 completions of a real GRPO run (SmolLM2-1.7B, Countdown; Brainkite/SmolLm2-zero, MIT), at 4 characters a token.
+"""Lengths of 818 completions of a real GRPO run (SmolLM2-1.7B, Countdown; Brainkite/SmolLm2-zero, MIT), at 4 characters a
+token.
 
 The trace names no prompts, so answers to one prompt are as different as to two: what tail batching gains here is a lower
 bound of what it gains where some prompts are long. Qwen2.5-7B on 8 H200, analytic cost. Needs JAXRL_DATA, a folder with
@@ -17,7 +18,8 @@ DATA = Path(os.environ.get("JAXRL_DATA", Path(__file__).resolve().parents[3] / "
 def get_config():
     c = default()
     c.name, c.rounds = "grpo countdown", 20
-    c.workload.name, c.workload.path, c.workload.cap = "trace", str(DATA / "rollout-samples" / "smollm2_countdown_grpo_completions.txt"), 2048
+    c.workload.name, c.workload.cap = "trace", 2048
+    c.workload.path = str(DATA / "rollout-samples" / "smollm2_countdown_grpo_completions.txt")
     c.cluster.replicas, c.cluster.device, c.cluster.model = 8, "h200", "qwen2.5-7b"
     c.scheduler.prompts, c.scheduler.group_size = 64, 8
     c.scheduler.name, c.scheduler.over, c.scheduler.prefix_mode = "tail_batching", 1.25, "recompute"

@@ -1,5 +1,5 @@
-"""Log-normal lengths, mean 1,350 and the longest of 8 on average 1.43 times the mean (Qwen3-8B, Applied Compute, July 2026), half
-of the logarithm's variance within a prompt; 4 replicas of 4 TPU v5e that step on their own.
+"""Log-normal lengths, mean 1,350 and the longest of 8 on average 1.43 times the mean (Qwen3-8B, Applied Compute, July 2026),
+half of the logarithm's variance within a prompt; 4 replicas of 4 TPU v5e that step on their own.
 
 Command: python -m jaxrl_post.simulate --config=configs/sim/lognormal.py
 """

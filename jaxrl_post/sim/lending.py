@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from jaxrl_post.types import Group, Request, Rollout
 
 
-def step_s(done: Sequence[float], groups: Sequence[tuple[float, float]], *, rollout_s: float, train_s: float, first: float = 0.2,
-           share: float = 0.5, migrate_s: float = 3.0) -> float:
+def step_s(done: Sequence[float], groups: Sequence[tuple[float, float]], *, rollout_s: float, train_s: float,
+           first: float = 0.2, share: float = 0.5, migrate_s: float = 3.0) -> float:
     """Seconds of a step.
 
     Args:

@@ -115,7 +115,8 @@ class Simulation:
                              "be 1")
         nameless = [part for part in self.parts if not all(map(str.strip, part.partition(":")))]
         if nameless:
-            raise ValueError(f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: scheduler.lane=0.5'")
+            raise ValueError(f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: "
+                             "scheduler.lane=0.5'")
         if self.workload.name in ("trace", "rollouts") and not self.workload.path:
             raise ValueError(f"workload.name={self.workload.name!r} needs workload.path, the file or folder of its lengths")
 

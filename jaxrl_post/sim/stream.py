@@ -26,8 +26,8 @@ from jaxrl_post.types import Request, Rollout, RolloutId, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """What the batches after the warm-up had: tokens trained and generated per unit of the clock, mean and largest staleness of a sample,
-    mean staleness of a token, samples dropped per sample trained, mean length trained."""
+    """What the batches after the warm-up had: tokens trained and generated per unit of the clock, mean and largest staleness of
+    a sample, mean staleness of a token, samples dropped per sample trained, mean length trained."""
 
     tokens_per_unit: float
     generated_per_unit: float

@@ -45,7 +45,8 @@ def stages(learner, groups: list) -> dict[str, float]:
     """Seconds of each stage, waited for, and of all."""
     import jax
     marks = [time.perf_counter()]
-    for call, result in ((lambda: learner.prepare(groups), lambda: None), (lambda: learner.accumulate(groups), learner.gradient),
+    for call, result in ((lambda: learner.prepare(groups), lambda: None),
+                         (lambda: learner.accumulate(groups), learner.gradient),
                          (learner.commit, lambda: learner.params)):
         call()
         jax.block_until_ready(result())

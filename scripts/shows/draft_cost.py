@@ -1,7 +1,7 @@
 """Drafting costs about as much with a long past as with a short one: 256 slots, 1k, 8k and 128k tokens of history a prompt.
 
-Milliseconds of an engine step of 512 rows on a tiny random model, 256 answers running, each to a prompt of its own; past answers
-are texts of a Markov chain of order 2 over 512 words, in two epochs of 8. Engines of the three sizes, one that looks up
+Milliseconds of an engine step of 512 rows on a tiny random model, 256 answers running, each to a prompt of its own; past
+answers are texts of a Markov chain of order 2 over 512 words, in two epochs of 8. Engines of the three sizes, one that looks up
 nothing, and one without a drafter take turns; a figure is the median over the turns. The drafter alone, out of the step, is
 timed beside. Device memory: what is allocated for the prompts' tables, over all tokens of history.
 """

@@ -106,7 +106,8 @@ def _cell(counted: dict, times: dict, arm: str, phase: str) -> dict:
     run, off = counted[arm].phases[phase], counted["off"].phases[phase]
     ratios = [a / b for a, b in zip(times["off"][phase], times[arm][phase])]
     low, high = _interval(ratios)
-    return {"step_ratio": (run.tokens / run.steps) / (off.tokens / off.steps), "accepted_per_step": run.accepted / run.slot_steps,
+    return {"step_ratio": (run.tokens / run.steps) / (off.tokens / off.steps),
+            "accepted_per_step": run.accepted / run.slot_steps,
             "drafted_per_step": run.drafted / run.slot_steps, "time_ratio": statistics.median(ratios),
             "time_ratio_95": [low, high], "row_steps": run.row_steps}
 
