@@ -10,6 +10,7 @@ launch and train under the same drift. RollPacker's own mode shows how much it s
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import math
 import os
@@ -57,14 +58,15 @@ def _frozen(record) -> None:
 
 
 def _trained(given) -> Counter:
-    """(prompt, seed, tokens) of everything the learner got."""
+    """(prompt, seed, digest of the tokens) of everything the learner got."""
     from jaxrl_post import loop, simulate
     ring = simulate.assemble(given)
     learned, accumulate = Counter(), ring.learner.accumulate
 
     def counted(groups) -> None:
-        learned.update((rollout.id.epoch, rollout.prompt.id, rollout.id.seed().tobytes(), rollout.tokens.tobytes())
-                       for group in groups for rollout in group.rollouts)
+        for rollout in (rollout for group in groups for rollout in group.rollouts):
+            tokens = hashlib.blake2b(rollout.tokens.tobytes(), digest_size=16).digest()
+            learned[rollout.id.epoch, rollout.prompt.id, rollout.id.seed().tobytes(), tokens] += 1
         accumulate(groups)
 
     ring.learner.accumulate = counted
