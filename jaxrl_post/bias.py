@@ -94,6 +94,13 @@ class BiasMeter:
         self._put(id.prompt_id, WAITING, entry.length, -1)
         self._put(id.prompt_id, DROPPED, entry.length)
 
+    def _recovered(self, rollout: Rollout) -> _Entry:
+        """An answer that was taken for lost and is trained on after all."""
+        self._put(rollout.prompt.id, DROPPED, len(rollout), -1)
+        self._put(rollout.prompt.id, WAITING, len(rollout))
+        self._count("num_tokens_wasted", -len(rollout))
+        return _Entry(length=len(rollout), had=len(rollout))
+
     def _goes_on(self, entry: _Entry, request: Request) -> None:
         if self._version > entry.left >= 0:
             entry.deferrals += 1
@@ -143,7 +150,7 @@ class BiasMeter:
         for group in groups:
             mine = self._waiting[group.prompt.id]
             for rollout in group.rollouts:
-                entry = mine.pop(rollout.id)
+                entry = mine.pop(rollout.id, None) or self._recovered(rollout)
                 self._put(group.prompt.id, WAITING, entry.length, -1)
                 self._put(group.prompt.id, TRAINED, entry.length)
                 self._put(group.prompt.id, LEARNED, len(rollout))

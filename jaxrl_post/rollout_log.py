@@ -29,12 +29,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+from jaxrl_post.types import PER_TOKEN, Finish, Group, Prompt, Rollout, RolloutId
 
 JOURNALS = ("rewards.jsonl", "eval_rewards.jsonl")
 _FINISHES = [finish.value for finish in Finish]
-_PER_TOKEN = {"tokens": np.int32, "sampled": bool, "logprobs": np.float32, "entropies": np.float32,
-              "versions": np.int32, "drafted": bool, "favourites": np.int32, "clocks": np.int64}
 
 
 class RolloutLog:
@@ -101,7 +99,7 @@ def _arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
         "prompt_offsets": _offsets(group.prompt.tokens.size for group in groups),
         "prompt_tokens": _joined([group.prompt.tokens for group in groups], np.int32),
         "offsets": _offsets(len(rollout) for rollout in rollouts),
-        **{name: _joined([getattr(r, name) for r in rollouts], kind) for name, kind in _PER_TOKEN.items()},
+        **{name: _joined([getattr(r, name) for r in rollouts], kind) for name, kind in PER_TOKEN.items()},
         "seeds": np.array([rollout.id.seed() for rollout in rollouts], np.uint32).reshape(len(rollouts), 2),
         "finish": np.array([_FINISHES.index(rollout.finish.value) for rollout in rollouts], np.uint8),
         "start_clock": np.array([rollout.start_clock for rollout in rollouts], np.int64),
@@ -131,7 +129,7 @@ def _groups(arrays: Mapping[str, np.ndarray], texts: Mapping) -> tuple[Group, ..
 
 def _rollout(arrays: Mapping[str, np.ndarray], texts: Mapping, prompt: Prompt, n: int) -> Rollout:
     mine = slice(*arrays["offsets"][n:n + 2].tolist())
-    return Rollout(id=RolloutId(*texts["ids"][n]), prompt=prompt, **{name: arrays[name][mine] for name in _PER_TOKEN},
+    return Rollout(id=RolloutId(*texts["ids"][n]), prompt=prompt, **{name: arrays[name][mine] for name in PER_TOKEN},
                    finish=Finish(texts["finishes"][arrays["finish"][n]]), start_clock=int(arrays["start_clock"][n]),
                    finish_clock=int(arrays["finish_clock"][n]))
 

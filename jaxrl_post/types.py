@@ -17,6 +17,9 @@ import numpy as np
 PURPOSES = ("train", "eval")
 MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
 PREFIX_MODES = ("recompute", "verify", "restart")
+# what a rollout says of each token, by name
+PER_TOKEN = {"tokens": np.int32, "sampled": bool, "logprobs": np.float32, "entropies": np.float32, "versions": np.int32,
+             "drafted": bool, "favourites": np.int32, "clocks": np.int64}
 
 
 class Finish(enum.Enum):
@@ -140,9 +143,7 @@ class Rollout:
             object.__setattr__(self, "favourites", self.tokens)
         if self.clocks is None:
             object.__setattr__(self, "clocks", np.full(len(self.tokens), self.finish_clock))
-        kinds = dict(tokens=np.int32, sampled=bool, logprobs=np.float32, entropies=np.float32, versions=np.int32,
-                     drafted=bool, favourites=np.int32, clocks=np.int64)
-        for name, dtype in kinds.items():
+        for name, dtype in PER_TOKEN.items():
             object.__setattr__(self, name, _array(getattr(self, name), dtype))
             if getattr(self, name).shape != self.tokens.shape:
                 raise ValueError(f"rollout {self.id}: {name} has shape {getattr(self, name).shape}, tokens "

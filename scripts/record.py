@@ -99,16 +99,19 @@ class Record:
                                f"{(done.stdout or '')[-4000:]}")
         return time.monotonic() - start
 
-    def planted(self, file: str, count: int, timeout_s: float = 900) -> None:
-        """Figure `planted_faults_caught`: tests of `file` with "planted" in their name, each of which plants a fault and
-        passes only when an equality breaks, that passed; all `count` of them must."""
+    def passed(self, file: str, selection: str, timeout_s: float = 900) -> int:
+        """How many tests of `file` that the selection (pytest's -k) names pass; neither skipped nor failing ones count."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
-            self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", file, "-k", "planted",
-                     timeout_s=timeout_s)
+            self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}", file, "-k",
+                     selection, timeout_s=timeout_s)
             cases = list(ElementTree.parse(report).iter("testcase"))
-        passed = [case for case in cases if not {"failure", "error", "skipped"} & {child.tag for child in case}]
-        self.figure("planted_faults_caught", len(passed), equals=count)
+        return sum(not {"failure", "error", "skipped"} & {child.tag for child in case} for case in cases)
+
+    def planted(self, file: str, count: int) -> None:
+        """Figure `planted_faults_caught`: tests of `file` with "planted" in their name, each of which plants a fault and
+        passes only when an equality breaks, that passed; all `count` of them must."""
+        self.figure("planted_faults_caught", self.passed(file, "planted"), equals=count)
 
     @property
     def options(self) -> dict[str, str]:

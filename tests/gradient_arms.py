@@ -12,6 +12,7 @@ import numpy as np
 import made_groups
 from jaxrl_post import config, mesh
 from jaxrl_post.algorithms import advantages
+from jaxrl_post.trainer import programs
 from jaxrl_post.trainer.learner import Learner
 
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean")
@@ -81,3 +82,13 @@ def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0
 def worst(a, b) -> float:
     """The largest per-leaf relative 2-norm distance."""
     return max(made_groups.distances(a, b).values())
+
+
+def mean_per_micro_batch(monkeypatch):
+    """Plants a fault: whatever is summed, a micro-batch or a piece, is divided by its own count."""
+    whole = programs.numerator
+
+    def divided(*given):
+        total, (count, *rest) = whole(*given)
+        return total / count, (jax.numpy.ones_like(count), *rest)
+    monkeypatch.setattr(programs, "numerator", divided)

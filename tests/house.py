@@ -14,8 +14,8 @@ from pathlib import Path
 
 FLOORS = {
     0: ("types", "config"),
-    1: ("protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes", "estimates", "bias", "mesh", "metrics", "trace", "rollout_log", "algorithms",
-        "rewards", "kernels"),
+    1: ("protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes", "estimates", "bias", "mesh", "metrics",
+        "trace", "rollout_log", "algorithms", "rewards", "kernels"),
     2: ("corpus", "index", "watched", "slots", "scheduler", "batch", "data", "models", "weights", "checkpoint"),
     3: ("engine", "sim", "trainer", "launch"),
     4: ("loop", "evaluate", "report", "observers", "parts"),

@@ -223,3 +223,18 @@ def test_a_trained_group_leaves_nothing_waiting():
     row = meter.metrics("short")
     assert row["bias/num_dropped"] == 1 and row["bias/num_untrained"] == 1 and row["bias/num_tokens_wasted"] == 5
     assert row["bias/shift"] == pytest.approx(3.5 / 4 - 1)
+
+
+def test_an_answer_that_was_taken_for_lost_is_trained_on_after_all():
+    """Put off for 64 epochs of its prompt: dropped when the prompt comes again, and then trained on, 5 tokens beside 3."""
+    meter, old, new = BiasMeter(), named(0), named(0, epoch=64)
+    meter.launched([request(old)], 0, 0)
+    meter.stepped([rollout(old, 5)], 5)
+    meter.launched([request(new)], 5, 1)
+    assert meter.metrics("short")["bias/num_dropped"] == 1
+    meter.stepped([rollout(new, 3)], 8)
+    meter.trained([group(rollout(old, 5)), group(rollout(new, 3))])
+    row = meter.metrics("long")
+    assert (row["bias/num_dropped"], row["bias/num_untrained"], row["bias/shift"]) == (0, 0, 0)
+    assert row["bias/trained_length/mean"] == row["bias/launched_length/mean"] == 4
+    assert meter.report()["num_tokens_wasted"] == 0

@@ -61,17 +61,6 @@ def test_statistics_of_the_whole_round_are_refused(estimator):
     streamed(np.float32, pieces=([0, 1, 2, 3, 4],), given=given, reference=False)
 
 
-def each_piece_divided(monkeypatch):
-    """The mean of the pieces' means."""
-    from jaxrl_post.trainer import programs
-    whole = programs.numerator
-
-    def divided(*given):
-        total, (count, *rest) = whole(*given)
-        return total / count, (jax.numpy.ones_like(count), *rest)
-    monkeypatch.setattr(programs, "numerator", divided)
-
-
-def test_a_planted_mean_of_means_is_found(monkeypatch):
-    each_piece_divided(monkeypatch)
+def test_a_planted_mean_per_micro_batch_is_found(monkeypatch):
+    arms.mean_per_micro_batch(monkeypatch)
     assert arms.worst(streamed()[0], streamed(pieces=([0, 1, 2, 3, 4],))[0]) > EXACT

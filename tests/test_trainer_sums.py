@@ -101,16 +101,6 @@ def test_directional_derivative_by_central_differences():
             np.testing.assert_allclose((up - down) / (2 * h), slope, rtol=1e-6)
 
 
-def mean_per_micro_batch(monkeypatch):
-    """Each micro-batch divided by its own count: the mean of means."""
-    whole = programs.numerator
-
-    def divided(*given):
-        total, (count, *rest) = whole(*given)
-        return total / count, (jax.numpy.ones_like(count), *rest)
-    monkeypatch.setattr(programs, "numerator", divided)
-
-
 def no_segments(monkeypatch):
     packed = attention.packed
     monkeypatch.setattr(attention, "packed", lambda ids, sharding: packed(jax.numpy.ones_like(ids), sharding))
@@ -134,7 +124,7 @@ def late_by_one(monkeypatch):
     monkeypatch.setattr(programs, "score", lambda p, b, r: tuple(jax.numpy.roll(x, -1, axis=1) for x in right(p, b, r)))
 
 
-FAULTS = [mean_per_micro_batch, no_segments, lengths_with_observed_tokens, a_sequence_counted_per_token, late_by_one]
+FAULTS = [arms.mean_per_micro_batch, no_segments, lengths_with_observed_tokens, a_sequence_counted_per_token, late_by_one]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

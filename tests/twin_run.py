@@ -24,9 +24,10 @@ from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.logged import LoggedAnswers, LoggedRewards, lives
 from jaxrl_post.sim.rewards import SimRewards
 from jaxrl_post.sim.rows import RowTwin
+from jaxrl_post.simulate import publish
 from jaxrl_post.slots import dispatches
 from jaxrl_post.slots.columns import Sizes
-from jaxrl_post.types import Finish
+from jaxrl_post.types import PER_TOKEN, Finish
 
 
 @dataclasses.dataclass
@@ -64,7 +65,7 @@ class Run:
         rounds = schedulers.made(config, start.train, start.sampling, history.of,
                                  lambda: next(iter(parts.replicas(config, start.model, start.cost).values())))
         scheduler = Recorder(rounds, decisions.append)
-        loop.run(twin, scheduler, Remembering(LoggedRewards(logged), [history]), SimLearner(), observer, _publish, config.steps)
+        loop.run(twin, scheduler, Remembering(LoggedRewards(logged), [history]), SimLearner(), observer, publish, config.steps)
         observer.evaluate()
         return [line.rstrip("\n") for line in decisions], [line.rstrip("\n") for line in dispatched]
 
@@ -106,16 +107,10 @@ class Boundaries:
                           sampling=self._start.sampling, max_tokens=config.sampling.max_tokens, replicas=config.replicas)
 
 
-def _publish(learner, engine) -> int:
-    engine.swap(None, learner.step)
-    return engine.version
-
-
 def _longer(group, ended):
     """The group, the first of whose answers that ended by itself has its last token twice."""
     index = next(i for i, rollout in enumerate(group.rollouts) if rollout.finish is Finish.EOS)
     one = group.rollouts[index]
-    names = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "favourites", "clocks")
-    longer = dataclasses.replace(one, **{name: np.append(getattr(one, name), getattr(one, name)[-1:]) for name in names})
+    longer = dataclasses.replace(one, **{name: np.append(getattr(one, name), getattr(one, name)[-1:]) for name in PER_TOKEN})
     ended[one.id] = {when: end and (end[0] + 1, end[1]) for when, end in ended[one.id].items()}
     return dataclasses.replace(group, rollouts=(*group.rollouts[:index], longer, *group.rollouts[index + 1:]))

@@ -3,23 +3,25 @@
 1.375 times the prompts are launched, groups that finish last go on in a long round (recompute); answers are bound to a
 replica when a slot is free; where at most 16 answers of a replica run, drafts give each two tokens a step (Seer, arXiv
 2511.14617, has 2.04 with one sibling to learn from), for four rows more. From one version to the next a token changes with
-probability 0.001. Lengths and seconds as in configs/sim/rollpacker_16k.py.
+probability 0.001. Lengths and seconds of rollouts are those of configs/sim/rollpacker_16k.py.
 Command: python -m jaxrl_post.simulate --config=configs/sim/ours_16k.py
 Expected: scripts/results/faster.json; RollPacker's own speed-up of the rollout is 3.1.
 """
 
-from jaxrl_post.sim.settings import default
+from pathlib import Path
+
+from jaxrl_post.config import load
+
+HERE = Path(__file__).resolve().parent
 
 
 def get_config():
-    c = default()
-    c.name, c.rounds = "ours 16k", 22
-    c.workload.name, c.workload.cap, c.workload.tv = "rollpacker", 16384, 0.001
-    c.cluster.replicas, c.cluster.tensor, c.cluster.model = 16, 2, "qwen2.5-14b"
-    c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.0155, 4e-05, 18.0
-    c.scheduler.prompts, c.scheduler.group_size = 128, 8
+    c = load(str(HERE / "rollpacker_16k.py"))
+    c.name, c.rounds, c.fitted = "ours 16k", 22, ()
+    c.workload.tv, c.learner.step_s = 0.001, 0.0
+    c.scheduler.name, c.scheduler.over, c.scheduler.over_samples = "sync", 1.0, 1.0
     c.parts = (
-        "tail batching: scheduler.name=tail_batching scheduler.over=1.375 scheduler.prefix_mode=recompute scheduler.lane=0.0",
+        "tail batching: scheduler.name=tail_batching scheduler.over=1.375 scheduler.prefix_mode=recompute",
         "placement: scheduler.placement=divided",
         "drafts in the tail: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=16")
     c.published = {"rollout_speedup_over_sync": 3.1}

@@ -12,9 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
-
-_PER_TOKEN = ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted", "favourites", "clocks")
+from jaxrl_post.types import PER_TOKEN, Finish, Group, Prompt, Rollout, RolloutId
 
 
 class PromptOrder(Protocol):
@@ -93,10 +91,10 @@ def revived(state: Mapping, prompts: PromptOrder) -> Open:
 
 def _rollout(rollout: Rollout) -> dict:
     return {"id": list(rollout.id), "finish": rollout.finish.value, "start_clock": rollout.start_clock,
-            "finish_clock": rollout.finish_clock, **{name: getattr(rollout, name) for name in _PER_TOKEN}}
+            "finish_clock": rollout.finish_clock, **{name: getattr(rollout, name) for name in PER_TOKEN}}
 
 
 def _revived(state: Mapping, prompt: Prompt) -> Rollout:
     return Rollout(id=RolloutId(*state["id"]), prompt=prompt, finish=Finish(state["finish"]),
                    start_clock=state["start_clock"], finish_clock=state["finish_clock"],
-                   **{name: state[name] for name in _PER_TOKEN})
+                   **{name: state[name] for name in PER_TOKEN})

@@ -1,7 +1,7 @@
 """Which replica a request goes to, and when: the contract, and the least loaded replica.
 
-Invariant: where and when a rollout is generated never changes its tokens, so any placement goes with any round policy. A
-group lives in one replica at a time: its samples share the prompt's pages.
+Invariant: where and when a rollout is generated never changes its tokens, so any placement goes with any round policy. The
+samples of a group share the prompt's pages in a replica; a placement that binds them one by one lets each replica compute it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ exactly the tokens that synchronous rounds would, in another order. When weights
              the new weights would have given from the start. Finished rollouts are candidates too, their end like any token.
   recompute  what was generated stays, with its log-probs and versions; only what is missing is generated.
   restart    it begins again with the same seeds: the tokens of `verify`, without its saving.
+
+Which groups are put off was decided by answers of the older weights. So under drift verify and restart train on shorter answers
+than the policy gives, by as much as one draws anew; recompute does not (scripts/shows/unbiased.py measures both).
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.types import PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId, Sampling
+
+
+_SETTLED = {name: kind for name, kind in PER_TOKEN.items() if name != "sampled"}  # all of it was
+_WRITTEN = _SETTLED | {"guesses": np.int32}
 
 
 @dataclass
@@ -77,7 +81,7 @@ class Live:
     def cut(self, length: int) -> int:
         """Drops what comes after `length` tokens; how many that were."""
         overrun = len(self.tokens) - length
-        for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "favourites", "clocks"):
+        for name in _SETTLED:
             del getattr(self, name)[length:]
         return overrun
 
@@ -110,10 +114,6 @@ class Live:
                        finish_clock=clock)
 
 
-_PER_TOKEN = {"tokens": np.int32, "logprobs": np.float32, "entropies": np.float32, "versions": np.int32, "drafted": bool,
-              "favourites": np.int32, "clocks": np.int64, "guesses": np.int32}
-
-
 def written(live: Live) -> dict:
     """What `revived` needs, as plain values and arrays; its prompt by id. It sits in no slot."""
     assert live.slot < 0, f"{live.request.rollout_id} is in a slot"
@@ -121,7 +121,7 @@ def written(live: Live) -> dict:
     return {"id": list(request.rollout_id), "seed": request.seed, "max_tokens": request.max_tokens,
             "sampling": asdict(request.sampling), "replica": request.replica, "age": live.age,
             "start_clock": live.start_clock,
-            **{name: np.array(getattr(live, name), kind) for name, kind in _PER_TOKEN.items()}}
+            **{name: np.array(getattr(live, name), kind) for name, kind in _WRITTEN.items()}}
 
 
 def revived(state: Mapping, prompts: Mapping[str, Prompt]) -> Live:
@@ -131,7 +131,7 @@ def revived(state: Mapping, prompts: Mapping[str, Prompt]) -> Live:
                       sampling=Sampling(**{name: tuple(v) if isinstance(v, list) else v for name, v in law.items()}),
                       replica=state["replica"])
     return Live(request=request, age=state["age"], start_clock=state["start_clock"],
-                **{name: state[name].tolist() for name in _PER_TOKEN})
+                **{name: state[name].tolist() for name in _WRITTEN})
 
 
 def begin(request: Request, age: int) -> Live:
@@ -145,7 +145,7 @@ def begin(request: Request, age: int) -> Live:
     if request.prefix_mode == "verify":
         live.guesses = [int(t) for t in prefix.tokens[:request.max_tokens]]
         return live
-    for name in ("tokens", "logprobs", "entropies", "versions", "drafted", "favourites", "clocks"):
+    for name in _SETTLED:
         setattr(live, name, getattr(prefix, name)[:request.max_tokens].tolist())
     live.start_clock = prefix.start_clock
     return live

@@ -25,7 +25,7 @@ MINUTES = 20.0
 SEEDS, MOST_SEEDS, WIDTH = 5, 10, 0.05
 CONFIG, WARM = "configs/demo_long_tail.py", 2  # rounds that are left out of seconds and steps
 PROBED = 40  # rounds of the recorded run
-SYNC = ("scheduler.name=sync", "scheduler.over=1.0", "scheduler.lane=0.5")
+SYNC = ("scheduler.name=sync", "scheduler.over=1.0")
 CANDIDATES = {
     "sync": [(*SYNC, "engine.slots=64", "engine.row_sizes=[64]"), (*SYNC, "engine.slots=96", "engine.row_sizes=[64,96]"),
              (*SYNC, "engine.slots=96", "engine.row_sizes=[96]")],
@@ -148,6 +148,7 @@ def _price(probe: Path, settings: tuple[str, ...], tables: dict[int, float]) -> 
     from jaxrl_post.sim.learner import SimLearner
     from jaxrl_post.sim.logged import LoggedRewards
     from jaxrl_post.sim.rows import Known, RowTwin
+    from jaxrl_post.simulate import publish
     from jaxrl_post.slots.columns import Sizes
     file = Path(__file__).resolve().parents[2] / CONFIG
     config = configs.resolve(configs.load(str(file)), [*QUIET, f"steps={PROBED}", *settings])
@@ -165,7 +166,7 @@ def _price(probe: Path, settings: tuple[str, ...], tables: dict[int, float]) -> 
         drafting=Drafting(parts.drafter(config, start.model), replicas=1, slots=c.slots, past=history.of))
     scheduler = schedulers.made(config, start.train, start.sampling, history.of,
                                 lambda: parts.replicas(config, start.model, twin.cost))
-    loop.run(twin, scheduler, Remembering(LoggedRewards(decisions), [history]), SimLearner(), _Nobody(), _publish,
+    loop.run(twin, scheduler, Remembering(LoggedRewards(decisions), [history]), SimLearner(), _Nobody(), publish,
              config.steps)
     counts = twin.metrics()
     return sum(tables[size] * counts.get(f"rows/size_{size}", 0.0) for size in c.row_sizes) / len(groups)
@@ -179,11 +180,6 @@ class _Nobody:
 
     def published(self, version: int) -> None:
         """Nothing is saved."""
-
-
-def _publish(learner, engine) -> int:
-    engine.swap(None, learner.step)
-    return engine.version
 
 
 # ---- one run
