@@ -30,17 +30,21 @@ DEVICES = {
 MEMORY = {"cpu": 1.6e10, "a100": 8e10, "h100": 8e10, "h800": 8e10, "h200": 1.41e11, "v5e": 1.6e10, "v5p": 9.5e10,
           "v6e": 3.2e10}  # bytes of a device
 SURE = 0.8  # of the right drafts that are expected: rows are paid for certainly, drafts prove right perhaps
+TRYING = 0.02  # of the time, at most, to find out whether drafts that do not seem to pay do
+LASTING = 8  # dispatches over which what beginning to draft takes is spread
 
 
 @dataclass(frozen=True)
 class StepCost:
     """Seconds of a step at each measured row count; between them linear, outside at the nearest slope. `drafting`: seconds
-    that the drafter adds to a step."""
+    that the drafter adds to a step; `opening`: seconds until it can, once steps were made without it (tables are built, texts
+    learned)."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     source: str
     drafting: float = 0.0
+    opening: float = 0.0
 
     def __post_init__(self):
         if len(self.rows) != len(self.seconds) or not self.rows:
@@ -59,7 +63,7 @@ class StepCost:
     @property
     def digest(self) -> str:
         """Of the numbers: 16 hex digits of SHA-256."""
-        return hashlib.sha256(json.dumps([self.rows, self.seconds, self.drafting]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([self.rows, self.seconds, self.drafting, self.opening]).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,32 +185,41 @@ def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes:
 
 
 def load(path: str) -> StepCost:
-    """Reads {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002}}, as scripts/bench.py cost writes it."""
+    """Reads {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002, "opening_s": 0.05}}, as scripts/bench.py cost
+    writes it."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"engine.cost_table={path}: no such file; write one with scripts/bench.py cost --json {path}")
     try:
         figures: Mapping[str, Mapping[str, float]] = json.loads(file.read_text())["figures"]
         pairs = sorted((int(rows), float(seconds)) for rows, seconds in figures["step_s"].items())
-        drafting = float(figures.get("drafting_s", 0.0))
+        drafting, opening = (float(figures.get(name, 0.0)) for name in ("drafting_s", "opening_s"))
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"engine.cost_table={path}: expected figures.step_s with rows -> seconds, got {error!r}") from None
-    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), drafting)
+    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), drafting, opening)
 
 
 def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: float, worth: Callable[[int], float],
-              must_draft: bool = False) -> tuple[int, bool]:
+              must_draft: bool = False, opening: float = 0.0) -> tuple[int, bool]:
     """The size with the most useful rows a second, and whether to draft: of each step one row for each running slot, the
     next for `backlog` waiting rows, and the rest may hold drafts, of which `worth(rows)` are expected to prove right: of them
     SURE count.
 
-    Sizes below `running` are out; ties go to not drafting, then to the smaller size. `must_draft`: not drafting is out."""
+    Sizes below `running` are out; ties go to not drafting, then to the smaller size. `must_draft`: not drafting is out.
+    `opening`: seconds a step that beginning to draft adds."""
     fitting = [size for size in sorted(sizes) if size >= running] or [max(sizes)]
 
     def rate(choice: tuple[int, bool]) -> float:
         size, drafts = choice
         forced = min(size, running + backlog)
-        return (forced + drafts * SURE * worth(size - forced)) / (cost(size) + drafts * cost.drafting)
+        if not drafts:
+            return forced / cost(size)
+        return (forced + SURE * worth(size - forced)) / (cost(size) + cost.drafting + opening)
 
     choices = [(size, drafts) for drafts in (False, True) for size in fitting if drafts or not must_draft]
     return max(choices, key=lambda choice: (rate(choice), not choice[1], -choice[0]))
+
+
+def tries_apart(cost: StepCost, steps: int) -> int:
+    """Dispatches of so many steps between two tries of drafts, that take TRYING of the time or less."""
+    return math.ceil(cost.opening / (TRYING * steps * min(cost.seconds)))

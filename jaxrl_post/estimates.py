@@ -58,18 +58,25 @@ class Value:
         self._offers, self._steps, self.clone_gain = np.zeros(ranges), float(FIRST_STEPS), FIRST_GAIN
         self._offers[ranges // 2] = FIRST_STEPS
         self._quiet, self._wait = 0, AGAIN
+        self._rank()
+
+    def _rank(self) -> None:
+        """The chances of what is offered, the highest first, with how many a slot is offered in a step."""
+        offers = [*enumerate((self._offers / self._steps).tolist())]
+        self._ranked = [((i + 0.5) / len(offers), offered) for i, offered in reversed(offers) if offered > 0]
 
     @property
     def offered(self) -> float:
         """Drafts that a slot is offered in a step."""
-        return float(np.sum(self._offers) / self._steps)
+        return sum(offered for _, offered in self._ranked)
 
     def drafts(self, rows: float, running: int) -> float:
         """Right ones expected of `rows` drafts a step, the most promising of those offered to `running` slots."""
-        chances = (np.arange(self._offers.size) + 0.5) / self._offers.size
-        offers = (self._offers / self._steps * running)[::-1]
-        taken = np.diff(np.minimum(np.cumsum(offers), rows), prepend=0.0)
-        return float(np.sum(taken * chances[::-1]))
+        right = 0.0
+        for chance, offered in self._ranked:
+            taken = min(offered * running, rows)
+            right, rows = right + taken * chance, rows - taken
+        return right
 
     def told(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int) -> None:
         """After a dispatch that drafted: the drafts offered, by range, over so many steps of running slots; and what
@@ -77,17 +84,17 @@ class Value:
         keep = SPAN / (SPAN + slot_steps)
         self._offers, self._steps = keep * self._offers + offers, keep * self._steps + slot_steps
         self.clone_gain = (SPAN * self.clone_gain + won) / (SPAN + clone_steps)
-        self._wait = min(2 * self._wait, MOST_QUIET) if self.due else AGAIN
+        self._rank()
+        self._wait = min(2 * self._wait, MOST_QUIET) if self.due() else AGAIN
         self._quiet = 0
 
     def quiet(self) -> None:
         """After a dispatch that did not draft."""
         self._quiet += 1
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a try."""
-        return self._quiet >= self._wait
+    def due(self, apart: int = 0) -> bool:
+        """Whether it is time for a try; `apart`: dispatches that must lie between two."""
+        return self._quiet >= max(self._wait, apart)
 
     def state_dict(self) -> dict:
         return {"offers": self._offers.copy(), "steps": self._steps, "clone_gain": self.clone_gain, "quiet": self._quiet,
@@ -97,3 +104,4 @@ class Value:
         """Goes on as the one that gave the state."""
         self._offers, self._steps = np.array(state["offers"], np.float64), float(state["steps"])
         self.clone_gain, self._quiet, self._wait = float(state["clone_gain"]), int(state["quiet"]), int(state["wait"])
+        self._rank()

@@ -103,14 +103,20 @@ class Arm:
         self.engine = RowEngine(
             stage.model, stage.params, meshes.make_mesh(), slots=slots, max_length=c.max_length, page_size=c.page_size,
             pages=2 * slots * -(-c.max_length // c.page_size), row_sizes=row_sizes, head_rows=max(row_sizes),
-            steps_per_dispatch=steps, refill_slots=c.refill_slots, cost=cost, drafting=copy.deepcopy(self._drafting))
+            steps_per_dispatch=steps, refill_slots=c.refill_slots, cost=cost, drafting=self._recorded())
+
+    def _recorded(self) -> Any:
+        """The host's side of drafting as it was before the first request; the table over all prompts itself is shared, since
+        memory that every run gives back would make the dispatches after it slower."""
+        corpus = self._drafting.corpus
+        return copy.deepcopy(self._drafting, {} if corpus is None else {id(corpus.entries): corpus.entries})
 
     def run(self) -> Run:
         """All requests, from the state before the first; only what drafts proved worth is remembered from run to run."""
         engine, known = self.engine, self.engine.drafting
         known = {name: getattr(known, name) for name in ("estimates", "value", "forced")}
         engine.reset()
-        engine.drafting = copy.deepcopy(self._drafting)
+        engine.drafting = self._recorded()
         vars(engine.drafting).update(known)
         engine.metrics()
         engine.submit(self.stage.requests)

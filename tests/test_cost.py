@@ -46,6 +46,15 @@ def test_drafts_are_made_where_they_bring_more_than_they_cost():
     assert cost.best_size(dear, SIZES, running=60, backlog=0, worth=half) == (64, False), "62 / 1.04 < 60"
     assert cost.best_size(dear, SIZES, running=60, backlog=0, worth=half, must_draft=True) == (64, True)
     assert cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=nothing, must_draft=True) == (64, True)
+    assert cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=half, opening=0.02) == (64, True), "61.6 / 1.02 > 60"
+    assert cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=half, opening=0.04) == (64, False), "61.6 / 1.04 < 60"
+
+
+def test_tries_take_a_fiftieth_of_the_time():
+    """0.5 s to begin, dispatches of 16 steps of 10 ms: 0.5 / (156.25 * 0.16) = 0.02."""
+    table = cost.StepCost((64, 128), (0.01, 0.02), "hand", opening=0.5)
+    assert cost.tries_apart(table, 16) == 157
+    assert cost.tries_apart(cost.StepCost((64, 128), (0.01, 0.02), "hand"), 16) == 0
 
 
 def test_the_choice_is_that_of_brute_force():
@@ -82,7 +91,7 @@ def test_file(tmp_path):
     good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}}}))
     table = cost.load(str(good))
     assert table.rows == (64, 128) and table.drafting == 0.0
-    good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}, "drafting_s": 0.0005}}))
+    good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}, "drafting_s": 0.0005, "opening_s": 0.25}}))
     assert cost.load(str(good)).drafting == 0.0005 and cost.load(str(good)).digest != table.digest
     with pytest.raises(ValueError, match="no such file; write one with scripts/bench.py cost"):
         cost.load(str(tmp_path / "none.json"))

@@ -178,20 +178,26 @@ def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
     drafting, _ = made()
     for wait in (16, 32, 64, 128, 256, 256):
         for _ in range(wait):
-            assert not drafting.due
+            assert not drafting.due(0)
             drafting.quiet()
-        assert drafting.due and not drafting.active
+        assert drafting.due(0) and not drafting.active
         told_nothing(drafting)
-        assert not drafting.due and drafting.active
+        assert not drafting.due(0) and drafting.active
+    for _ in range(300):
+        assert not drafting.due(301), "the wait is over at 256, but tries must lie 301 apart"
+        drafting.quiet()
+    drafting.quiet()
+    assert drafting.due(301)
+    told_nothing(drafting)
     told_nothing(drafting)  # not a try: it seemed to pay
     for _ in range(16):
-        assert not drafting.due
+        assert not drafting.due(0)
         drafting.quiet()
-    assert drafting.due
+    assert drafting.due(0)
     idle, _ = made("off")
     for _ in range(500):
         idle.quiet()
-    assert not idle.due
+    assert not idle.due(0)
 
 
 # ---- going on

@@ -290,8 +290,9 @@ def test_pages_and_slots_come_back():
 def clone_begins_with_another_page(monkeypatch):
     real = engine_file.RowEngine._insert
 
-    def insert(self, admitted, slots=None):
-        real(self, [(live, max(source - 1, 0), target) for live, source, target in admitted] if slots else admitted, slots)
+    def insert(self, admitted, drafts, slots=None):
+        wrong = [(live, max(source - 1, 0), target) for live, source, target in admitted]
+        real(self, wrong if slots else admitted, drafts, slots)
 
     monkeypatch.setattr(engine_file.RowEngine, "_insert", insert)
 

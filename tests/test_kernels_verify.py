@@ -169,6 +169,6 @@ def test_the_row_program_holds_the_kernel(platform, shape):
     run = jax.jit(functools.partial(device.dispatch, 8, programs.sizes, config, jnp.float32, programs.drafter,
                                     functools.partial(meshes.by_heads, mesh)))
     packed = jax.ShapeDtypeStruct((sizes.replicas, 4, device.TABLE + sizes.blocks), jnp.int32)
-    state, (tables, _) = jax.eval_shape(programs._blank), jax.eval_shape(programs._blank_drafter)
+    state, tables = jax.eval_shape(lambda: programs.blanks(programs.drafter))
     traced = run.trace(params, tables, state, packed, jax.ShapeDtypeStruct((3,), jnp.int32))
     assert CUSTOM_CALL[platform] in traced.lower(lowering_platforms=(platform,)).as_text()

@@ -99,7 +99,6 @@ class Backoff:
         rows = memory.live.shape[0] // self.live
         row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
         row = jnp.where((slot < rows) & (fresh | (prompt < known)), row, rows)
-        live = memory.live.reshape(rows, self.live).at[jnp.where(fresh, row, rows)].set(0, mode="drop").reshape(-1)
         start = jnp.where(fresh, 0, prompt)
         stop = jnp.where(row < rows, known, start)
 
@@ -108,9 +107,11 @@ class Backoff:
 
         def learn(carry):
             start, live = carry
+            anew = jnp.where(fresh & (start == 0), row, rows)  # here, since mostly there is nothing to learn at all
+            live = live.reshape(rows, self.live).at[anew].set(0, mode="drop").reshape(-1)
             return start + CHUNK, self._learn(live, row, tokens, favourites, start, stop, CHUNK)
 
-        return memory._replace(live=jax.lax.while_loop(more, learn, (start, live))[1])
+        return memory._replace(live=jax.lax.while_loop(more, learn, (start, memory.live))[1])
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
         """The prompt's table from its past answers, `past` newest first; none where this drafter does not read one."""

@@ -189,12 +189,11 @@ class Drafting:
         self.value.quiet()
         self.active = False
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time to try drafting, whatever it seems to be worth."""
+    def due(self, apart: int) -> bool:
+        """Whether it is time to try drafting, whatever it seems to be worth; `apart`: dispatches between two tries."""
         if self.forced is not None:
             return self.forced
-        return self.drafter.width > 0 and self.value.due
+        return self.drafter.width > 0 and self.value.due(apart)
 
     def worth(self, rows: float, running: int, free: int = 0) -> float:
         """Tokens that so many rows a step beside those of `running` answers are expected to bring: the most promising drafts

@@ -57,10 +57,10 @@ class RowEngine(RowHost):
         self._programs = Programs(model, mesh, sizes, self.row_sizes, dtype, drafting.drafter)
         self._programs.compile(self._params)
         self._state, self._tables = self._programs.blank()
-        self.watched = self._programs.watched
+        self.watched = self._programs.watched(drafting.drafter)
 
-    def _put(self, entry: Entry) -> None:
-        self._state = self._programs.insert(self._state, entry)
+    def _put(self, entry: Entry, drafts: bool) -> None:
+        self._state = self._programs.insert(self._state, entry, drafts)
 
     def _teach(self, pieces: Sequence[tuple], rates: np.ndarray) -> None:
         for piece in pieces:

@@ -1,5 +1,7 @@
 """The compiled programs of the engine, placed on a mesh, and the one door from device to host.
 
+Each program exists twice where there is a drafter: plain, which is the very program of an engine without one and never sees
+what a drafter keeps, and drafting.
 Invariant: only what was compiled before ever runs, so a new shape is an error and never a recompilation.
 """
 
@@ -23,8 +25,7 @@ from jaxrl_post.models import decoder
 
 
 class Programs:
-    """The compiled programs, one dispatch for each row size, and one more that drafts. Only these ever run, so a new shape is
-    an error, not a recompilation."""
+    """The compiled programs: an insertion, and one dispatch for each row size; and each once more for a drafter."""
 
     def __init__(self, config: decoder.ModelConfig, mesh: jax.sharding.Mesh, sizes: Sizes, row_sizes: tuple[int, ...],
                  dtype: Any, drafter: Drafter = Off()):
@@ -37,35 +38,40 @@ class Programs:
         cached = meshes.cache_sharding(mesh)
         self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), *[self._blocks] * 3)
         self._dispatches: dict[tuple[int, bool], Callable] = {}
+        self._inserts: dict[bool, Callable] = {}
 
     def compile(self, params: Any) -> None:
         """Compiles everything for weights like these."""
-        s = self.sizes
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-        tables, memory = (self._described(x, self._blocks) for x in jax.eval_shape(self._blank_drafter))
-        state = self._described(jax.eval_shape(self._blank), self._placed)
-        ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
-        spread = functools.partial(meshes.by_heads, self.mesh)
-        for rows in self.row_sizes:
-            for drafter in dict.fromkeys((Off(), self.drafter)):
-                run = jax.jit(functools.partial(dispatch, rows, s, self.config, self.dtype, drafter, spread),
-                              donate_argnums=2, out_shardings=(self._placed, self._whole))
-                self._dispatches[rows, drafter.width > 0] = run.lower(
-                    like, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))).compile()
-        some = ints((s.replicas, s.inserts))
-        texts = {"tokens": s.max_length, "favourites": self.watched}
-        entry = Entry(**{name: some for name in Entry._fields}
-                      | {name: ints((s.replicas, s.inserts, size)) for name, size in texts.items()})
-        self._insert = jax.jit(functools.partial(insert, self.drafter), donate_argnums=0,
-                               out_shardings=self._placed).lower(state, entry).compile()
+        for drafter in dict.fromkeys((Off(), self.drafter)):
+            self._compile_steps(like, drafter)
         self._blanks = tuple(jax.jit(make, out_shardings=home).lower().compile() for make, home in (
-            (self._blank, self._placed), (lambda: self._blank_drafter()[0], self._blocks)))
-        self._uploads = {}
+            (lambda: self.blanks(self.drafter)[0], self._placed), (lambda: self.blanks(self.drafter)[1], self._blocks),
+            (lambda: self.blanks(Off())[0][2:], self._placed[2:])))
+        tables = self._described(jax.eval_shape(lambda: self.blanks(self.drafter))[1], self._blocks)
+        number, self._uploads = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._whole), {}
         for size in (UPLOAD, BULK) if tables else ():
             if tables[0].shape[1] >= size:
                 pieces = tuple(jax.ShapeDtypeStruct((size,), x.dtype, sharding=self._whole) for x in tables[:-1])
                 self._uploads[size] = jax.jit(upload, donate_argnums=0, out_shardings=self._blocks).lower(
-                    tables, ints(()), ints(()), pieces).compile()
+                    tables, number, number, pieces).compile()
+
+    def _compile_steps(self, params: Any, drafter: Drafter) -> None:
+        """A dispatch for each row size, and an insertion, with this drafter."""
+        s, spread = self.sizes, functools.partial(meshes.by_heads, self.mesh)
+        ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
+        state, tables = (self._described(x, home) for x, home in
+                         zip(jax.eval_shape(lambda: self.blanks(drafter)), (self._placed, self._blocks)))
+        for rows in self.row_sizes:
+            run = jax.jit(functools.partial(dispatch, rows, s, self.config, self.dtype, drafter, spread),
+                          donate_argnums=2, out_shardings=(self._placed, self._whole))
+            self._dispatches[rows, drafter.width > 0] = run.lower(
+                params, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))).compile()
+        some, texts = ints((s.replicas, s.inserts)), {"tokens": s.max_length, "favourites": self.watched(drafter)}
+        entry = Entry(**{name: some for name in Entry._fields}
+                      | {name: ints((s.replicas, s.inserts, size)) for name, size in texts.items()})
+        self._inserts[drafter.width > 0] = jax.jit(functools.partial(insert, drafter), donate_argnums=0,
+                                                   out_shardings=self._placed).lower(state, entry).compile()
 
     @staticmethod
     def _described(tree: Any, homes: Any) -> Any:
@@ -73,10 +79,9 @@ class Programs:
                              is_leaf=lambda x: isinstance(x, jax.sharding.Sharding))
         return jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), tree, homes)
 
-    @property
-    def watched(self) -> int:
+    def watched(self, drafter: Drafter) -> int:
         """Positions of a slot of which the likeliest token is kept."""
-        return self.sizes.max_length if self.drafter.watches else 0
+        return self.sizes.max_length if drafter.watches else 0
 
     def temporaries(self) -> dict[str, int]:
         """Bytes that each compiled program needs on a device beside what it is given and gives back."""
@@ -86,36 +91,46 @@ class Programs:
     def compiled(self) -> dict[str, Any]:
         """What a step runs of what `compile` made, by name."""
         programs = {f"dispatch_{rows}{'_drafting' * drafts}": run for (rows, drafts), run in self._dispatches.items()}
-        return programs | {"insert": self._insert}
+        return programs | {f"insert{'_drafting' * drafts}": run for drafts, run in self._inserts.items()}
 
-    def _blank_drafter(self) -> tuple[Any, Any]:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.sizes.replicas, *x.shape)),
-                            self.drafter.empty(self.sizes.slots))
-
-    def _blank(self) -> State:
+    def blanks(self, drafter: Drafter) -> tuple[State, Any]:
+        """An empty state and empty tables, placed nowhere yet."""
         s, c = self.sizes, self.config
-        cache = tuple(jax.tree.map(lambda x: jnp.broadcast_to(x, (s.replicas, *x.shape)),
-                                   attention.empty(s.pages, s.page, c.kv_heads, c.head_dim, self.dtype))
+        def each(x):
+            return jnp.broadcast_to(x, (s.replicas, *x.shape))
+        cache = tuple(jax.tree.map(each, attention.empty(s.pages, s.page, c.kv_heads, c.head_dim, self.dtype))
                       for _ in range(c.layers))
-        return State(cache, *(jnp.zeros((s.replicas, s.slots, size), jnp.int32) for size in (s.max_length, self.watched)),
-                     self._blank_drafter()[1])
+        tables, memory = jax.tree.map(each, drafter.empty(s.slots))
+        texts = (jnp.zeros((s.replicas, s.slots, size), jnp.int32) for size in (s.max_length, self.watched(drafter)))
+        return State(cache, *texts, memory), tables
 
     def blank(self) -> tuple[State, Any]:
         """An empty state and empty tables, placed."""
-        state, tables = self._blanks
+        state, tables, nothing = self._blanks
+        self._nothing = nothing()
         return state(), tables()
+
+    def _through(self, run: Callable[[State], tuple], drafts: bool, state: State) -> tuple:
+        """What `run` makes of the state; what a drafter keeps goes round a program that does not draft."""
+        if drafts or not self.drafter.width:
+            return run(state)
+        state, kept = State(*state[:2], *self._nothing), state[2:]
+        state, *more = run(state)
+        self._nothing = state[2:]
+        return State(*state[:2], *kept), *more
 
     def dispatch(self, rows: int, drafts: bool, params: Any, tables: Any, state: State, packed: np.ndarray, *, steps: int,
                  freed: int, clones: bool) -> tuple[State, Told]:
         """One dispatch; the new state, and on the host what it told."""
-        scalars = np.array([steps, freed, clones], np.int32)
-        state, told = self._dispatches[rows, drafts](params, tables, state, meshes.put(packed, self._whole),
-                                                     meshes.put(scalars, self._whole))
+        run, tables = self._dispatches[rows, drafts], tables if drafts else ()
+        packed, scalars = (meshes.put(x, self._whole) for x in (packed, np.array([steps, freed, clones], np.int32)))
+        state, told = self._through(lambda state: run(params, tables, state, packed, scalars), drafts, state)
         return state, read(told)
 
-    def insert(self, state: State, entry: Entry) -> State:
-        """Puts texts and copies pages, `Sizes.inserts` a replica at once."""
-        return self._insert(state, meshes.put(entry, self._whole))
+    def insert(self, state: State, entry: Entry, drafts: bool) -> State:
+        """Puts texts and copies pages, `Sizes.inserts` a replica at once; where it `drafts`, the drafter sees them too."""
+        entry = meshes.put(entry, self._whole)
+        return self._through(lambda state: (self._inserts[drafts](state, entry),), drafts, state)[0]
 
     def upload(self, tables: Any, replica: int, offset: int, arrays: tuple[np.ndarray, ...]) -> Any:
         """Puts equally long flat arrays at `offset` of a replica's tables, in pieces of BULK and UPLOAD; what lies behind them

@@ -23,7 +23,7 @@ from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 Key = tuple[int, str]  # epoch and prompt
 UNKNOWN = float("inf")
 STEAL = 0.75
-OLDEST_EVERY = 16  # of so many answers one is the oldest that waits: nobody starves
+OLDEST_EVERY = 64  # of so many answers one is the oldest that waits: nobody starves
 
 
 class Divided:

@@ -69,7 +69,7 @@ class RowTwin(RowHost):
         self._answers, self._drafted = answers, iter(drafted)
         self._texts = np.zeros((sizes.replicas, sizes.slots, sizes.max_length), np.int32)
 
-    def _put(self, entry: c.Entry) -> None:
+    def _put(self, entry: c.Entry, drafts: bool) -> None:
         for replica, places in enumerate(entry.slot):
             here = places < self.sizes.slots
             self._texts[replica, places[here]] = entry.tokens[replica, here]

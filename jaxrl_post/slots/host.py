@@ -51,8 +51,8 @@ class RowHost(abc.ABC):
     # ---- the device
 
     @abc.abstractmethod
-    def _put(self, entry: Entry) -> None:
-        """Puts texts into slots and copies pages."""
+    def _put(self, entry: Entry, drafts: bool) -> None:
+        """Puts texts into slots and copies pages; `drafts`: shows them to the drafter too."""
 
     @abc.abstractmethod
     def _teach(self, pieces: Sequence[tuple], rates: np.ndarray) -> None:
@@ -226,7 +226,7 @@ class RowHost(abc.ABC):
                 admitted.append((live, *copied))
         seated = {id(live) for live, _, _ in admitted}
         self._waiting = [live for live in self._waiting if id(live) not in seated]
-        self._insert(admitted)
+        self._insert(admitted, self.drafting.active)
 
     def _evict(self, replica: Replica, purpose: str) -> bool:
         """While nothing of this purpose runs, makes room: parks the youngest of another, then drops shared prompts."""
@@ -256,11 +256,12 @@ class RowHost(abc.ABC):
             live.start_clock = self._clock[live.request.purpose]
         return copied
 
-    def _insert(self, admitted: list[tuple[Live, int, int]], slots: Sequence[int] | None = None) -> None:
+    def _insert(self, admitted: list[tuple[Live, int, int]], drafts: bool, slots: Sequence[int] | None = None) -> None:
         """Puts the texts of admitted requests on the device, with (page to copy from, page to copy to) of each, into their
-        own slots or into `slots`."""
-        for entry in packing.entries(self.sizes, self.watched, admitted, slots or [live.slot for live, _, _ in admitted]):
-            self._put(entry)
+        own slots or into `slots`, and shows them to the drafter if they are to draft."""
+        places = slots or [live.slot for live, _, _ in admitted]
+        for entry in packing.entries(self.sizes, self.watched if drafts else 0, admitted, places):
+            self._put(entry, drafts)
 
     # ---- pages
 
@@ -343,19 +344,20 @@ class RowHost(abc.ABC):
                 packing.describe_clone(packed[d], live, slot, 1 + number // len(mine), whole, own)
                 copies.append((live, slot, live.pages[whole], own[0]))
                 held.append((replica, own))
-        self._insert([(live, source, target) for live, _, source, target in copies], [slot for _, slot, _, _ in copies])
+        self._insert([(live, source, target) for live, _, source, target in copies], True, [slot for _, slot, _, _ in copies])
         return held
 
     def _show(self, lives: list[Live], packed: np.ndarray) -> None:
         """Before `lives` draft: the tables learn what was recorded and what drafts were worth, the live table the tokens that
         came without drafts."""
+        unseen = [live for live in lives if live.place is None or live.seen < live.known]
         for live in lives:
             if live.place is None:
                 self._open(live)
             packed[live.request.replica, live.slot, columns.DRAFTS:columns.FIRST_END] = live.place
         self._teach(self.drafting.uploads(), self.drafting.estimates.rates())
         none = self.sizes.pages
-        self._insert([(live, none, none) for live in lives if live.seen < live.known])
+        self._insert([(live, none, none) for live in unseen], True)
 
     def _open(self, live: Live) -> None:
         """From now on it has a place in the drafter's tables."""
@@ -385,8 +387,9 @@ class RowHost(abc.ABC):
         busiest = int(np.argmax(running + backlog))
         most, behind = int(running.max()), backlog[busiest] / self.sizes.steps
         free = 0 if waiting else self.sizes.slots - most
-        return costs.best_size(self.cost, self.row_sizes, most, behind, must_draft=self.drafting.due,
-                               worth=lambda rows: self.drafting.worth(rows, most, free))
+        return costs.best_size(self.cost, self.row_sizes, most, behind, lambda rows: self.drafting.worth(rows, most, free),
+                               must_draft=self.drafting.due(costs.tries_apart(self.cost, self.sizes.steps)),
+                               opening=0.0 if self.drafting.active else self.cost.opening / (costs.LASTING * self.sizes.steps))
 
     def _collect(self, live: Live, out: np.ndarray, clock: int, drafts: bool) -> list[Rollout]:
         s, replica = self.sizes, self._replicas[live.request.replica]

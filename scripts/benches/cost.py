@@ -1,11 +1,12 @@
-"""The step-cost table: seconds of one engine step at each row size while all slots are busy, and what drafting adds.
+"""The step-cost table: seconds of one engine step at each row size while all slots are busy, what drafting adds, and what
+beginning to draft takes.
 
     python scripts/bench.py cost --json FILE --config=configs/demo.py [--config.engine.row_sizes=(64,96,128) ...]
 
 The model, sizes, mesh and drafter are those of the config; name the file in engine.cost_table. Every size is measured on the
 same requests, prompts long enough that each step has work for all of its rows, in turns so that a disturbance of the machine
 falls on all sizes; a figure is the median over turns. Where the config has a drafter, each turn comes without and with
-drafts. A row that the prompts' attention makes dearer or cheaper than one of your own is not told apart.
+drafts, and every prompt has been answered in all epochs that are remembered. A row that the prompts' attention makes dearer or cheaper than one of your own is not told apart.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ def bench(record) -> None:
     from jaxrl_post import mesh as meshes
     from jaxrl_post import parts
     from jaxrl_post.engine.engine import RowEngine
-    from jaxrl_post.history import History
     from jaxrl_post.launch import inputs
     from jaxrl_post.models import decoder
     path, overrides = _arguments(record.args)
@@ -31,17 +31,19 @@ def bench(record) -> None:
     params = start.load_params(meshes.param_shardings(mesh, decoder.axes(start.model), "engine"))
     layout = parts.layouts(config)[0]
     engine = RowEngine(start.model, params, mesh, **parts.engine_sizes(config, layout), refill_slots=c.refill_slots,
-                       drafting=parts.drafting(config, start.model, History(epochs=0, max_bytes=0), layout))
-    steps, drafting = measure(engine, _requests(engine), TURNS)
+                       drafting=parts.drafting(config, start.model, _Answered(config, start.model.vocab_size), layout))
+    steps, drafting, opening = measure(engine, _requests(engine), TURNS)
     record.figure("step_s", {str(size): seconds for size, seconds in steps.items()})
     record.figure("drafting_s", drafting)
+    record.figure("opening_s", opening)
     record.figure("config", {"file": path, "overrides": overrides, "slots": c.slots, "page_size": c.page_size,
                              "max_length": c.max_length})
 
 
-def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float]:
-    """Seconds a step at each of the engine's row sizes, medians over turns; and the median over sizes of the seconds that
-    drafting adds, 0 without a drafter. Only dispatches that begin with every slot busy count.
+def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float, float]:
+    """Seconds a step at each of the engine's row sizes, medians over turns; the median over sizes of the seconds that
+    drafting adds; and the seconds that the first dispatch which drafts takes longer than the next. The last two are 0 without
+    a drafter. Only dispatches that begin with every slot busy count.
 
     Raises:
       ValueError: the requests are too few to keep every slot busy.
@@ -52,30 +54,73 @@ def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float
         for size in sizes:
             for drafts in kinds:
                 times.setdefault((size, drafts), []).append(_step_s(engine, requests, size, drafts))
+    openings = [_opening_s(engine, requests, sizes[0]) for _ in range(1 + turns)][1:] if kinds[-1] else [0.0]
     engine.row_sizes, engine.drafting.forced = sizes, None
     median = {key: statistics.median(seconds[1:]) for key, seconds in times.items()}
     added = statistics.median(median[size, kinds[-1]] - median[size, False] for size in sizes)
-    return {size: median[size, False] for size in sizes}, max(0.0, added)
+    return {size: median[size, False] for size in sizes}, max(0.0, added), max(0.0, statistics.median(openings))
 
 
 def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
     """Seconds a step while requests wait for slots."""
-    engine.reset()
-    engine.metrics()
-    engine.row_sizes, engine.drafting.forced = (size,), drafts
-    engine.submit(requests)
+    _begin(engine, requests, size, drafts)
     seconds = steps = 0.0
     while engine.pending:
-        begun = time.perf_counter()
-        engine.step()
-        took, counted = time.perf_counter() - begun, engine.metrics()
+        took, made = _timed(engine)
         if any(engine.capacity.slots):
             continue
-        seconds, steps = seconds + took, steps + counted["rows/steps"]
+        seconds, steps = seconds + took, steps + made
     if not steps:
         raise ValueError(f"row size {size} never had every slot busy with {len(requests)} requests: too few or too short "
                          "answers (engine.max_length)")
     return seconds / steps
+
+
+def _opening_s(engine, requests: list, size: int) -> float:
+    """Seconds that a dispatch takes longer which drafts after ones that did not."""
+    _begin(engine, requests, size, False)
+    _timed(engine)
+    while any(engine.capacity.slots):
+        _timed(engine)
+    engine.drafting.forced = True
+    (first, steps), (second, as_many) = _timed(engine), _timed(engine)
+    engine.drafting.forced = False
+    while engine.pending:
+        engine.step()
+    return first - second * steps / as_many
+
+
+def _begin(engine, requests: list, size: int, drafts: bool) -> None:
+    engine.reset()
+    engine.metrics()
+    engine.row_sizes, engine.drafting.forced = (size,), drafts
+    engine.submit(requests)
+
+
+def _timed(engine) -> tuple[float, float]:
+    """Seconds of one dispatch, and its steps."""
+    begun = time.perf_counter()
+    engine.step()
+    return time.perf_counter() - begun, engine.metrics()["rows/steps"]
+
+
+class _Answered:
+    """A history in which each prompt was answered in every epoch that is remembered, as long as fits, by random tokens."""
+
+    def __init__(self, config, vocab: int):
+        self._config, self._vocab = config, vocab
+
+    def of(self, prompt_id: str) -> tuple:
+        import numpy as np
+
+        from jaxrl_post.history import Past
+        config, noise = self._config, np.random.default_rng(int(prompt_id))
+        answers = config.scheduler.group_size
+        offsets = np.arange(answers + 1) * (config.engine.max_length // 2)
+        none = np.zeros(answers, np.int32)
+        texts = [noise.integers(0, self._vocab, offsets[-1], np.int32) for _ in range(config.history.epochs)]
+        return tuple(Past(epoch=epoch, tokens=text, favourites=text, offsets=offsets, rewards=none.astype(np.float32),
+                          scored=none == 0, versions=none) for epoch, text in reversed(list(enumerate(texts))))
 
 
 def _arguments(args: list[str]) -> tuple[str, list[str]]:

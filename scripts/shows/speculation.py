@@ -19,7 +19,8 @@ import sys
 from pathlib import Path
 
 MINUTES = 14.0
-SLOTS, WIDTH, STEPS, PROMPTS, PAIRS = 64, 7, 16, 16, 15
+SLOTS, WIDTH, STEPS, PROMPTS = 64, 7, 16, 16
+PAIRS = {"stories": 15, "demo": 75}  # a run of the demo's stage takes a tenth of a second
 SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
 ARMS = ("off", "ngram", "histospec", "ours")
@@ -115,12 +116,13 @@ def _cell(counted: dict, times: dict, arm: str, phase: str) -> dict:
 def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
     """Seconds a token of each arm and phase in interleaved runs, row sizes from a table measured here."""
     cost = _measured(where)
-    record.figure(f"{name}.cost_table", {"step_s": dict(zip(map(str, cost.rows), cost.seconds)), "drafting_s": cost.drafting})
+    record.figure(f"{name}.cost_table", {"step_s": dict(zip(map(str, cost.rows), cost.seconds)), "drafting_s": cost.drafting,
+                                          "opening_s": cost.opening})
     arms = {arm: _arm(where, arm, cost) for arm in ARMS}
     for arm in arms.values():
         arm.run()
     out = {arm: {phase: [] for phase in (*PHASES, "all", "row_steps")} for arm in ARMS}
-    for turn in range(PAIRS):
+    for turn in range(PAIRS[name.split(".")[0]]):
         for arm in ARMS[turn % len(ARMS):] + ARMS[:turn % len(ARMS)]:
             phases = arms[arm].run().phases
             for phase in PHASES:
@@ -136,8 +138,8 @@ def _measured(where):
 
     from jaxrl_post.cost import StepCost
     engine = _arm(where, "ours", StepCost(SIZES, (1.0,) * len(SIZES), "flat")).engine
-    steps, drafting = cost.measure(engine, where.requests, turns=3)
-    return StepCost(SIZES, tuple(steps.values()), "measured here", drafting)
+    steps, drafting, opening = cost.measure(engine, where.requests, turns=3)
+    return StepCost(SIZES, tuple(steps.values()), "measured here", drafting, opening)
 
 
 def _interval(values: list[float]) -> tuple[float, float]:
