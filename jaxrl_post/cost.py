@@ -30,7 +30,7 @@ DEVICES = {
 MEMORY = {"cpu": 1.6e10, "a100": 8e10, "h100": 8e10, "h800": 8e10, "h200": 1.41e11, "v5e": 1.6e10, "v5p": 9.5e10,
           "v6e": 3.2e10}  # bytes of a device
 SURE = 0.8  # of the right drafts that are expected: rows are paid for certainly, drafts prove right perhaps
-TRYING = 0.02  # of the time, at most, to find out whether drafts that do not seem to pay do
+TRYING = 0.01  # of the time, at most, to find out whether drafts that do not seem to pay do
 LASTING = 8  # dispatches over which what beginning to draft takes is spread
 
 
@@ -220,6 +220,6 @@ def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: float
     return max(choices, key=lambda choice: (rate(choice), not choice[1], -choice[0]))
 
 
-def tries_apart(cost: StepCost, steps: int) -> int:
-    """Dispatches of so many steps between two tries of drafts, that take TRYING of the time or less."""
-    return math.ceil(cost.opening / (TRYING * steps * min(cost.seconds)))
+def tries_apart(cost: StepCost) -> int:
+    """Steps between two tries of drafts, so that tries take TRYING of the time or less."""
+    return math.ceil(cost.opening / (TRYING * min(cost.seconds)))

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 SPAN = 1024  # steps of a slot (of a clone) after which older counts weigh 1/e
 FIRST_STEPS = 32  # before any count, what so many steps weigh in which every slot was offered one draft of an even chance
 FIRST_GAIN = 0.1  # tokens that a clone's step is taken to bring before any was counted
-AGAIN, MOST_QUIET = 16, 256  # dispatches without drafts before one tries them: at first, and after tries that were in vain
+AGAIN, MOST_QUIET = 256, 4096  # steps without drafts before one tries them: at first, and after tries that were in vain
 
 
 class Estimates:
@@ -88,12 +88,12 @@ class Value:
         self._wait = min(2 * self._wait, MOST_QUIET) if self.due() else AGAIN
         self._quiet = 0
 
-    def quiet(self) -> None:
-        """After a dispatch that did not draft."""
-        self._quiet += 1
+    def quiet(self, steps: int) -> None:
+        """After so many steps without drafts."""
+        self._quiet += steps
 
     def due(self, apart: int = 0) -> bool:
-        """Whether it is time for a try; `apart`: dispatches that must lie between two."""
+        """Whether it is time for a try; `apart`: steps that must lie between two."""
         return self._quiet >= max(self._wait, apart)
 
     def state_dict(self) -> dict:

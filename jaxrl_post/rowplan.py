@@ -45,7 +45,7 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
 
 def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
     """int[S]: draft rows of each slot, `budget` in all or fewer: those of the highest `values` f32[S, W], each the chance that
-    the slot's drafts up to this one prove right (not rising along W), 0 for none. Compared in steps
+    the slot's drafts up to this one prove right, by the weight of the slot (not rising along W), 0 for none. Compared in steps
     of 2^-12; ties go to the first slot in `order`."""
     steps = xp.ceil(values * VALUE_STEPS).astype(order.dtype)
     low = xp.zeros_like(budget)  # the lowest step of which all may have a row lies above it

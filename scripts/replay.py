@@ -106,10 +106,11 @@ class Arm:
             steps_per_dispatch=steps, refill_slots=c.refill_slots, cost=cost, drafting=self._recorded())
 
     def _recorded(self) -> Any:
-        """The host's side of drafting as it was before the first request; the table over all prompts itself is shared, since
-        memory that every run gives back would make the dispatches after it slower."""
+        """The host's side of drafting as it was before the first request. Texts and the table over all prompts are shared:
+        memory that every run takes and gives back would make the dispatches after it slower."""
         corpus = self._drafting.corpus
-        return copy.deepcopy(self._drafting, {} if corpus is None else {id(corpus.entries): corpus.entries})
+        same = () if corpus is None else (corpus.entries, *corpus._window, *corpus._new)
+        return copy.deepcopy(self._drafting, {id(one): one for one in same})
 
     def run(self) -> Run:
         """All requests, from the state before the first; only what drafts proved worth is remembered from run to run."""

@@ -50,11 +50,11 @@ def test_drafts_are_made_where_they_bring_more_than_they_cost():
     assert cost.best_size(STEEP, SIZES, running=60, backlog=0, worth=half, opening=0.04) == (64, False), "61.6 / 1.04 < 60"
 
 
-def test_tries_take_a_fiftieth_of_the_time():
-    """0.5 s to begin, dispatches of 16 steps of 10 ms: 0.5 / (156.25 * 0.16) = 0.02."""
+def test_tries_take_a_hundredth_of_the_time():
+    """0.5 s to begin, steps of 10 ms: 0.5 / (5000 * 0.01) = 0.01."""
     table = cost.StepCost((64, 128), (0.01, 0.02), "hand", opening=0.5)
-    assert cost.tries_apart(table, 16) == 157
-    assert cost.tries_apart(cost.StepCost((64, 128), (0.01, 0.02), "hand"), 16) == 0
+    assert cost.tries_apart(table) == 5000
+    assert cost.tries_apart(cost.StepCost((64, 128), (0.01, 0.02), "hand")) == 0
 
 
 def test_the_choice_is_that_of_brute_force():

@@ -340,9 +340,9 @@ def stale_prompt_page_after_a_swap(monkeypatch):
 def guesses_kept_after_a_miss(monkeypatch):
     real = Live.extend
 
-    def extend(self, tokens, *rest):
-        left = self.guesses[len(tokens):]
-        real(self, tokens, *rest)
+    def extend(self, more, version):
+        left = self.guesses[len(more.tokens):]
+        real(self, more, version)
         self.guesses = left
 
     monkeypatch.setattr(Live, "extend", extend)

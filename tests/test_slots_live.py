@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxrl_post.slots.live import begin, revived, written
+from jaxrl_post.slots.live import Settled, begin, revived, written
 from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
 
 NAME = RolloutId(0, "train", 0, "p", 0)
@@ -33,6 +33,6 @@ def test_forced_tokens_keep_their_clocks_and_new_ones_get_their_own(mode, clocks
     live = begin(dataclasses.replace(ASKED, prefix=rollout(clocks=[3, 4, 4]), prefix_mode=mode), age=1)
     assert live.clocks == clocks and live.guesses == ([5, 6, 7] if mode == "verify" else [])
     live = revived(written(live), {"p": PROMPT})
-    live.extend([8, 9], [0.0] * 2, [0.0] * 2, [True, False], [11, 11], 1, [8, 9])
+    live.extend(Settled(0, [8, 9], [0.0] * 2, [0.0] * 2, [True, False], [11, 11], [8, 9]), version=1)
     live.cut(len(live.tokens) - 1)
     assert live.rollout(Finish.PARKED, 12).clocks.tolist() == [*clocks, 11]

@@ -22,9 +22,10 @@ from jaxrl_post.engine.rows import OFFERS, UPLOAD
 from jaxrl_post.estimates import Estimates, Value
 from jaxrl_post.history import Past
 from jaxrl_post.ngrams import Texts
-from jaxrl_post.types import Group, Prompt
+from jaxrl_post.types import Group, Prompt, RolloutId
 
 MOST_BRANCHES = 7  # clones of one answer
+LEAST = 0.5  # weight of drafts for an answer that is about to end
 
 
 @dataclass
@@ -177,6 +178,17 @@ class Drafting:
 
     # ---- what drafts are worth
 
+    def weights(self, lengths: Mapping[RolloutId, int]) -> dict[RolloutId, np.float32]:
+        """Where rows are short, drafts of the answer that will probably finish last count most: 1, and down to LEAST for one
+        about to end. How long an answer gets is what the longest to its prompt was last time; one without a past, or beyond
+        it, may last as long as any. By tokens that running answers have."""
+        left = {}
+        for id, length in lengths.items():
+            past = self._past(id.prompt_id)
+            left[id] = max(float(past[0].lengths.max()) - length, 0.0) if past else 0.0
+        most = max(left.values(), default=0.0)
+        return {id: np.float32(LEAST + (1 - LEAST) * more / most if more else 1.0) for id, more in left.items()}
+
     def told(self, counts: np.ndarray, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int) -> None:
         """After a dispatch that drafted: judged and right drafts of each class; the drafts offered by estimated chance, over
         so many steps of running slots; and what `clone_steps` steps of clones won."""
@@ -184,13 +196,13 @@ class Drafting:
         self.value.told(offers, slot_steps, clone_steps, won)
         self.active = True
 
-    def quiet(self) -> None:
-        """After a dispatch that did not draft."""
-        self.value.quiet()
+    def quiet(self, steps: int) -> None:
+        """After a dispatch of so many steps that did not draft."""
+        self.value.quiet(steps)
         self.active = False
 
     def due(self, apart: int) -> bool:
-        """Whether it is time to try drafting, whatever it seems to be worth; `apart`: dispatches between two tries."""
+        """Whether it is time to try drafting, whatever it seems to be worth; `apart`: steps between two tries."""
         if self.forced is not None:
             return self.forced
         return self.drafter.width > 0 and self.value.due(apart)

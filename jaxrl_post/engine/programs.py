@@ -67,11 +67,12 @@ class Programs:
                           donate_argnums=2, out_shardings=(self._placed, self._whole))
             self._dispatches[rows, drafter.width > 0] = run.lower(
                 params, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))).compile()
-        some, texts = ints((s.replicas, s.inserts)), {"tokens": s.max_length, "favourites": self.watched(drafter)}
-        entry = Entry(**{name: some for name in Entry._fields}
-                      | {name: ints((s.replicas, s.inserts, size)) for name, size in texts.items()})
-        self._inserts[drafter.width > 0] = jax.jit(functools.partial(insert, drafter), donate_argnums=0,
-                                                   out_shardings=self._placed).lower(state, entry).compile()
+        entry = ints((s.replicas, s.inserts, len(Entry._fields) - 2 + s.max_length + self.watched(drafter)))
+
+        def put(state: State, joined: jax.Array) -> State:
+            return insert(drafter, state, Entry.parted(joined, s.max_length))
+        self._inserts[drafter.width > 0] = jax.jit(put, donate_argnums=0, out_shardings=self._placed).lower(
+            state, entry).compile()
 
     @staticmethod
     def _described(tree: Any, homes: Any) -> Any:
@@ -129,8 +130,8 @@ class Programs:
 
     def insert(self, state: State, entry: Entry, drafts: bool) -> State:
         """Puts texts and copies pages, `Sizes.inserts` a replica at once; where it `drafts`, the drafter sees them too."""
-        entry = meshes.put(entry, self._whole)
-        return self._through(lambda state: (self._inserts[drafts](state, entry),), drafts, state)[0]
+        joined = meshes.put(entry.joined(), self._whole)
+        return self._through(lambda state: (self._inserts[drafts](state, joined),), drafts, state)[0]
 
     def upload(self, tables: Any, replica: int, offset: int, arrays: tuple[np.ndarray, ...]) -> Any:
         """Puts equally long flat arrays at `offset` of a replica's tables, in pieces of BULK and UPLOAD; what lies behind them

@@ -48,6 +48,7 @@ from jaxrl_post.slots.columns import (
     TOP_P,
     USES,
     WATCH,
+    WEIGHT,
     Entry,
     Sizes,
     Told,
@@ -106,7 +107,8 @@ def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, draf
     guessed = jnp.where(offered > 0, slots.known + offered, slots.guessed)
     forced = jnp.where(going & (slots.known <= bound), slots.known - slots.filled, 0)
     candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(guessed, bound) - slots.known, 0))
-    plan = rowplan.plan(jnp, forced, candidates, values, packed[:, ORDER], rows=rows, heads=min(sizes.heads, rows))
+    weighed = values * jax.lax.bitcast_convert_type(packed[:, WEIGHT], jnp.float32)[:, None]
+    plan = rowplan.plan(jnp, forced, candidates, weighed, packed[:, ORDER], rows=rows, heads=min(sizes.heads, rows))
     position = jnp.where(plan.real, slots.filled[plan.slot] + plan.offset, 0)
     attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), spread)
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)

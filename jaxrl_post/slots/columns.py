@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxrl_post.types import MOST_ENDS
 
 # columns of `place`: where the slot's prompt has its table (size 0: nowhere), where that of all prompts lies, and the row of
 # the live table, which the answers to a prompt share
 OFFSET, SIZE, ALL_OFFSET, ALL_SIZE, ROW, PLACE = range(6)
 # columns of the packed host-to-device matrix, then MOST_ENDS ids, then the page table
-ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *LAW, LEADER, BRANCH, DRAFTS = range(16)
+ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *LAW, LEADER, BRANCH, WEIGHT, DRAFTS = range(17)
 SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = LAW
 FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
@@ -82,3 +84,18 @@ class Entry(NamedTuple):
     row: Any
     fresh: Any
     seen: Any
+
+    def joined(self) -> np.ndarray:
+        """All of it as one int32 array [replicas, I, 7 + T + T']: one transfer instead of nine."""
+        texts = (self.tokens, self.favourites)
+        return np.concatenate([np.stack([getattr(self, name) for name in _NUMBERS], axis=-1), *texts], axis=-1)
+
+    @classmethod
+    def parted(cls, joined: Any, length: int) -> Entry:
+        """The entry that was joined, with texts of `length` tokens."""
+        many = len(_NUMBERS)
+        return cls(**{name: joined[..., i] for i, name in enumerate(_NUMBERS)}, tokens=joined[..., many:many + length],
+                   favourites=joined[..., many + length:])
+
+
+_NUMBERS = tuple(name for name in Entry._fields if name not in ("tokens", "favourites"))

@@ -322,8 +322,9 @@ class RowHost(abc.ABC):
         if self.report is not None:
             self.report(dispatches.of(purpose, clock, size, drafts, told))
         self._count(purpose, size, steps, told, drafts)
+        settled = packing.settled(told.out, packed, clock)
         return [rollout for live in lives
-                for rollout in self._collect(live, told.out[live.request.replica, live.slot], clock, drafts)]
+                for rollout in self._collect(live, settled[live.request.replica][live.slot], drafts)]
 
     def _clone(self, lives: list[Live], packed: np.ndarray, size: int) -> list[tuple[Replica, list[int]]]:
         """Gives free slots to answers that only decode and have no candidates, as long as there are rows and pages: the
@@ -351,10 +352,13 @@ class RowHost(abc.ABC):
         """Before `lives` draft: the tables learn what was recorded and what drafts were worth, the live table the tokens that
         came without drafts."""
         unseen = [live for live in lives if live.place is None or live.seen < live.known]
+        weights = self.drafting.weights({live.request.rollout_id: len(live.tokens) for live in lives})
         for live in lives:
             if live.place is None:
                 self._open(live)
-            packed[live.request.replica, live.slot, columns.DRAFTS:columns.FIRST_END] = live.place
+            row = packed[live.request.replica, live.slot]
+            row[columns.DRAFTS:columns.FIRST_END] = live.place
+            row[columns.WEIGHT] = weights[live.request.rollout_id].view(np.int32)
         self._teach(self.drafting.uploads(), self.drafting.estimates.rates())
         none = self.sizes.pages
         self._insert([(live, none, none) for live in unseen], True)
@@ -371,9 +375,10 @@ class RowHost(abc.ABC):
         lives = []
         for d, replica in enumerate(self._replicas):
             packed[d, :, columns.ORDER] = packing.order(replica)
+            free = replica.free > 0
             for live in replica.running:
                 if live.request.purpose == purpose:
-                    watched = bool(replica.free) and (d, self._key(live)) in waiting
+                    watched = free and (d, self._key(live)) in waiting
                     packing.describe(live, packed[d, live.slot], replica, watched)
                     lives.append(live)
         return packed, lives
@@ -388,17 +393,13 @@ class RowHost(abc.ABC):
         most, behind = int(running.max()), backlog[busiest] / self.sizes.steps
         free = 0 if waiting else self.sizes.slots - most
         return costs.best_size(self.cost, self.row_sizes, most, behind, lambda rows: self.drafting.worth(rows, most, free),
-                               must_draft=self.drafting.due(costs.tries_apart(self.cost, self.sizes.steps)),
+                               must_draft=self.drafting.due(costs.tries_apart(self.cost)),
                                opening=0.0 if self.drafting.active else self.cost.opening / (costs.LASTING * self.sizes.steps))
 
-    def _collect(self, live: Live, out: np.ndarray, clock: int, drafts: bool) -> list[Rollout]:
-        s, replica = self.sizes, self._replicas[live.request.replica]
-        new = int(out[columns.OUT_KNOWN]) - live.known
-        blocks = out[columns.OUT_WINDOW:].reshape(5, s.emit)[:, :new]
-        checked = len(live.tokens)
-        live.extend(blocks[0], blocks[1].view(np.float32), blocks[2].view(np.float32), blocks[3] % 2,
-                    clock + blocks[3] // 2 + 1, self._version, blocks[4])
-        live.filled = int(out[columns.OUT_FILLED])
+    def _collect(self, live: Live, settled: packing.Settled, drafts: bool) -> list[Rollout]:
+        replica, checked = self._replicas[live.request.replica], len(live.tokens)
+        live.extend(settled, self._version)
+        live.filled = settled.filled
         live.seen = live.known if drafts else live.seen
         if live.filled >= live.shared:
             replica.prompts.finish(live.slot)
@@ -420,7 +421,7 @@ class RowHost(abc.ABC):
                                total["clone"], int(told.won.sum()))
             self._add("spec/drafting_steps", steps)
         else:
-            self.drafting.quiet()
+            self.drafting.quiet(steps)
         accepted = total["draft_accepted"] + int(told.won.sum())
         self._growth = 1.0 + accepted / max(1, total["decode"])
         if purpose == "train":

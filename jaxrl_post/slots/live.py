@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_post.types import PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId, Sampling
 
-
 _SETTLED = {name: kind for name, kind in PER_TOKEN.items() if name != "sampled"}  # all of it was
 _WRITTEN = _SETTLED | {"guesses": np.int32}
+
+
+class Settled(NamedTuple):
+    """What a dispatch settled of one slot, plain lists of one length; `filled`: positions whose KV is computed."""
+
+    filled: int
+    tokens: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+    drafted: list[bool]
+    clocks: list[int]
+    favourites: list[int]
 
 
 @dataclass
@@ -66,16 +78,16 @@ class Live:
         """Prompt, settled tokens and guesses."""
         return np.concatenate([self.request.prompt.tokens, np.array(self.tokens + self.guesses, np.int32)])
 
-    def extend(self, tokens, logprobs, entropies, drafted, clocks, version: int, favourites) -> None:
+    def extend(self, more: Settled, version: int) -> None:
         """Settles more tokens; guesses they used up go, and all of them when one was wrong."""
-        tokens = [int(t) for t in tokens]
+        tokens = more.tokens
         self.guesses = self.guesses[len(tokens):] if self.guesses[:len(tokens)] == tokens else []
         self.tokens += tokens
-        self.logprobs += [float(x) for x in logprobs]
-        self.entropies += [float(x) for x in entropies]
-        self.drafted += [bool(x) for x in drafted]
-        self.favourites += [int(x) for x in favourites]
-        self.clocks += [int(x) for x in clocks]
+        self.logprobs += more.logprobs
+        self.entropies += more.entropies
+        self.drafted += more.drafted
+        self.favourites += more.favourites
+        self.clocks += more.clocks
         self.versions += [version] * len(tokens)
 
     def cut(self, length: int) -> int:

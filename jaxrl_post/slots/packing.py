@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxrl_post.slots import columns as c
-from jaxrl_post.slots.live import Live
+from jaxrl_post.slots.live import Live, Settled
 from jaxrl_post.slots.replica import Replica
 
 
@@ -20,6 +20,7 @@ def blank(sizes: c.Sizes) -> np.ndarray:
     packed[..., c.TABLE:] = sizes.pages
     packed[..., c.FIRST_END:c.TABLE] = -1
     packed[..., c.LEADER] = np.arange(sizes.slots)
+    packed[..., c.WEIGHT] = np.float32(1).view(np.int32)
     return packed
 
 
@@ -55,6 +56,20 @@ def describe_clone(packed: np.ndarray, leader: Live, slot: int, branch: int, who
     row[c.ORDER] = place_in_order
     row[c.WATCH], row[c.LEADER], row[c.BRANCH] = 0, leader.slot, branch
     row[c.TABLE + whole:c.TABLE + len(leader.pages)] = own
+
+
+def settled(out: np.ndarray, packed: np.ndarray, clock: int) -> list[list[Settled]]:
+    """Of every replica's slots what a dispatch that began at `clock` told of them (`out`, see columns.Told) beyond what
+    `packed` gave; all at once, since one slot after the other would take longer than a small model's step."""
+    new = out[..., c.OUT_KNOWN] - packed[..., c.KNOWN]
+    blocks = out[..., c.OUT_WINDOW:].reshape(*out.shape[:2], 5, -1)[..., :max(int(new.max()), 0)]
+    tokens, logprobs, entropies, stamps, favourites = (blocks[:, :, i] for i in range(5))
+    clocks = clock + 1 + stamps.astype(np.int64) // 2
+    told = (tokens, logprobs.view(np.float32), entropies.view(np.float32), stamps % 2 == 1, clocks, favourites)
+    lists = [column.tolist() for column in told]
+    return [[Settled(filled, *(column[replica][slot][:count] for column in lists))
+             for slot, (filled, count) in enumerate(zip(*ends))]
+            for replica, ends in enumerate(zip(out[..., c.OUT_FILLED].tolist(), new.tolist()))]
 
 
 def entries(sizes: c.Sizes, watched: int, given: Sequence[tuple[Live, int, int]], slots: Sequence[int]) -> Iterator[c.Entry]:

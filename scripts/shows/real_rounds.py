@@ -1,9 +1,8 @@
 """Tail batching against the best synchronous rounds on the demo's policy: engine steps, seconds and curves of the same run.
 
-configs/demo_long_tail.py, both ways, in turns, over five seeds or more. Each arm has its own settings, the cheapest of several
-(slots, over-subscription, row sizes; `over` for tail batching): the lengths of a recorded run go through the exact twin of the
-engine (sim/rows.py), and its steps are priced by one table of step costs, measured here. Both arms stay among row sizes that
-give the same bits on a CPU, 64 and up, as a run does by default.
+configs/demo_long_tail.py, both ways, in turns, over five seeds or more. Each arm has its own settings, those of several (slots,
+row sizes, steps a dispatch and the freed slots that end one; `over` for tail batching) that took the least time a trained group
+in short runs here. Both arms stay among row sizes that give the same bits on a CPU, 64 and up, as a run does by default.
 
 Seconds are those of whole training steps (generation, reward, learner, swap, logs), without evaluation. On a CPU a row costs
 about the same in any company, so synchronous rounds of one small size waste less: `sync_of_any_size` is the best of those,
@@ -19,22 +18,23 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-MINUTES = 20.0
+MINUTES = 12.0
 SEEDS, MOST_SEEDS, WIDTH = 5, 10, 0.05
 CONFIG, WARM = "configs/demo_long_tail.py", 2  # rounds that are left out of seconds and steps
-PROBED = 40  # rounds of the recorded run
+TRIED = 40  # rounds of the runs by which settings are chosen
 SYNC = ("scheduler.name=sync", "scheduler.over=1.0")
+SHAPES = [(f"engine.slots={slots}", f"engine.row_sizes={sizes}", f"engine.steps_per_dispatch={steps}",
+           f"engine.refill_slots={steps // 2}") for slots, sizes in ((64, "[64]"), (96, "[64,96]")) for steps in (16, 32)]
 CANDIDATES = {
-    "sync": [(*SYNC, "engine.slots=64", "engine.row_sizes=[64]"), (*SYNC, "engine.slots=96", "engine.row_sizes=[64,96]"),
-             (*SYNC, "engine.slots=96", "engine.row_sizes=[96]")],
-    "tail_batching": [(f"engine.slots={slots}", f"engine.row_sizes={sizes}", f"scheduler.over={over}") for slots, sizes in
-                      ((64, "[64]"), (96, "[64,96]")) for over in (1.125, 1.25)],
+    "sync": [(*SYNC, *shape) for shape in SHAPES],
+    "tail_batching": [(f"scheduler.over={over}", *shape) for over in (1.125, 1.25) for shape in SHAPES],
     "sync_of_any_size": [(*SYNC, f"engine.slots={size}", f"engine.row_sizes=[{size}]", "engine.refill_slots=4")
                          for size in (16, 32, 48)],
 }
-QUIET = ("checkpoint.every=0", "eval.prompts=0", "eval.every=0", "trace_rounds=0")
+QUIET = (f"steps={TRIED}", "eval.prompts=0", "eval.every=0", "trace_rounds=0")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -44,7 +44,7 @@ def show(record) -> None:
     best = record.cached("settings", lambda: _settings(record))
     for arm, found in best.items():
         record.figure(f"{arm}.settings", found["settings"])
-        record.figure(f"{arm}.predicted_generation_s_per_group", found["seconds"])
+        record.figure(f"{arm}.of_seconds_per_group", found["of"])
     runs: dict[str, list[dict]] = {"sync": [], "tail_batching": []}
     for seed in range(MOST_SEEDS):
         for arm in ("sync", "tail_batching"):
@@ -109,77 +109,14 @@ def _width(runs: dict) -> float:
 
 
 def _settings(record) -> dict:
-    """Arm -> its cheapest settings, as overrides, and the seconds of generation that the twin and the table foresee."""
-    with tempfile.TemporaryDirectory() as folder:
-        tables = _tables(record, Path(folder))
-        record.run("-m", "jaxrl_post.main", f"--config={CONFIG}", f"--run-dir={folder}/probe", f"--config.steps={PROBED}",
-                   *(f"--config.{override}" for override in (*SYNC, *QUIET)), timeout_s=900)
-        out = {}
-        for arm, candidates in CANDIDATES.items():
-            priced = [(_price(Path(folder) / "probe", candidate, tables), candidate) for candidate in candidates]
-            seconds, settings = min(priced)
-            out[arm] = {"settings": list(settings), "seconds": seconds, "of": [price for price, _ in priced]}
-        return out
-
-
-def _tables(record, folder: Path) -> dict[int, float]:
-    """Seconds of a step by row size: those that agree in one engine, small ones in an engine each."""
+    """Arm -> of its candidates the one that took the fewest seconds a group, and what all of them took."""
     out = {}
-    for sizes in ((64, 96), (48,), (32,), (16,)):
-        file = folder / f"cost_{sizes[0]}.json"
-        record.run("scripts/bench.py", "cost", "--json", file, f"--config={CONFIG}", f"--config.engine.slots={sizes[0]}",
-                   f"--config.engine.row_sizes={list(sizes)}",
-                   timeout_s=900)
-        out |= {int(size): seconds for size, seconds in json.loads(file.read_text())["figures"]["step_s"].items()}
+    for arm, candidates in CANDIDATES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            taken = [_speed_of(*_rows(record, Path(folder) / str(number), (*candidate, *QUIET), 0))["seconds"]
+                     for number, candidate in enumerate(candidates)]
+        out[arm] = {"settings": list(candidates[taken.index(min(taken))]), "of": taken}
     return out
-
-
-def _price(probe: Path, settings: tuple[str, ...], tables: dict[int, float]) -> float:
-    """Seconds of generation per group that the exact twin's steps cost, fed with the recorded lengths."""
-    from jaxrl_post import config as configs
-    from jaxrl_post import loop, parts
-    from jaxrl_post.cost import StepCost
-    from jaxrl_post.engine.drafting import Drafting
-    from jaxrl_post.history import History
-    from jaxrl_post.launch import inputs
-    from jaxrl_post.observers import Remembering
-    from jaxrl_post.rollout_log import read
-    from jaxrl_post.scheduler import schedulers
-    from jaxrl_post.sim.learner import SimLearner
-    from jaxrl_post.sim.logged import LoggedRewards
-    from jaxrl_post.sim.rows import Known, RowTwin
-    from jaxrl_post.simulate import publish
-    from jaxrl_post.slots.columns import Sizes
-    file = Path(__file__).resolve().parents[2] / CONFIG
-    config = configs.resolve(configs.load(str(file)), [*QUIET, f"steps={PROBED}", *settings])
-    start, c = inputs.gather(config), config.engine
-    groups = [group for file in sorted((probe / "rollouts").glob("step_*.npz")) for group in read(file)]
-    known = {rollout.id: Known(rollout.tokens) for group in groups for rollout in group.rollouts}
-    decisions = [json.loads(line) for line in (probe / "scheduler_log.jsonl").read_text().splitlines()]
-    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-    twin = RowTwin(
-        lambda request, version: known[request.rollout_id],
-        Sizes.of(1, slots=c.slots, max_length=c.max_length, page_size=c.page_size, pages=config.pages,
-                 head_rows=config.head_rows, steps_per_dispatch=c.steps_per_dispatch),
-        row_sizes=c.row_sizes, refill_slots=c.refill_slots, vocab_size=start.model.vocab_size,
-        cost=StepCost(tuple(sorted(c.row_sizes)), tuple(tables[size] for size in sorted(c.row_sizes)), "measured here"),
-        drafting=Drafting(parts.drafter(config, start.model), replicas=1, slots=c.slots, past=history.of))
-    scheduler = schedulers.made(config, start.train, start.sampling, history.of,
-                                lambda: parts.replicas(config, start.model, twin.cost))
-    loop.run(twin, scheduler, Remembering(LoggedRewards(decisions), [history]), SimLearner(), _Nobody(), publish,
-             config.steps)
-    counts = twin.metrics()
-    return sum(tables[size] * counts.get(f"rows/size_{size}", 0.0) for size in c.row_sizes) / len(groups)
-
-
-class _Nobody:
-    """A protocols.Observer."""
-
-    def commit(self, metrics, part) -> None:
-        """Nothing is written."""
-
-    def published(self, version: int) -> None:
-        """Nothing is saved."""
 
 
 # ---- one run
@@ -188,23 +125,29 @@ class _Nobody:
 def _run(record, settings: list[str], seed: int) -> dict:
     """A whole run by the command; what it took per trained group, its curve, its meter, its idle slots."""
     import plot_rounds
-
-    from jaxrl_post import metrics
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        record.run("-m", "jaxrl_post.main", f"--config={CONFIG}", f"--run-dir={run}", f"--config.seed={seed}",
-                   "--config.checkpoint.every=0", *(f"--config.{override}" for override in settings), timeout_s=1800)
-        rows = metrics.read(run / "metrics.jsonl")
-        config = json.loads((run / "config.json").read_text())
+        rows, prompts = _rows(record, run, settings, seed)
         trace = plot_rounds.panel(plot_rounds.read(next(run.glob("trace_*.json"))), "", slice(WARM, None), True)
-        steps = [row for row in rows if "timing_s/step" in row][WARM:]
-        groups = len(steps) * config["scheduler"]["prompts"]
-        apart = ("timing_s/testing", "timing_s/save_checkpoint")
-        lengths = {kind: [row[f"bias/step_length/{kind}"] for row in steps if f"bias/step_length/{kind}" in row]
+        lengths = {kind: [row[f"bias/step_length/{kind}"] for row in rows if f"bias/step_length/{kind}" in row]
                    for kind in ("short", "long")}
-        return {"engine_steps": sum(row["rows/steps"] for row in steps) / groups,
-                "seconds": sum(row["timing_s/step"] - sum(row.get(name, 0.0) for name in apart) for row in steps) / groups,
-                "generation_s": sum(row["timing_s/gen"] for row in steps) / groups,
-                "curve": [row[name] for row in rows for name in row if name.endswith("acc/mean@4")],
+        return {**_speed_of(rows, prompts), "curve": [row[name] for row in rows for name in row if name.endswith("acc/mean@4")],
                 "step_length": {kind: statistics.mean(found) for kind, found in lengths.items() if found},
                 "bubble": trace.bubble(), "bias": json.loads((run / "bias.json").read_text())}
+
+
+def _rows(record, run: Path, settings: Sequence[str], seed: int) -> tuple[list[dict], int]:
+    """The metrics of a run, and the prompts of a round."""
+    from jaxrl_post import metrics
+    record.run("-m", "jaxrl_post.main", f"--config={CONFIG}", f"--run-dir={run}", f"--config.seed={seed}",
+               "--config.checkpoint.every=0", *(f"--config.{override}" for override in settings), timeout_s=1800)
+    return metrics.read(run / "metrics.jsonl"), json.loads((run / "config.json").read_text())["scheduler"]["prompts"]
+
+
+def _speed_of(rows: list[dict], prompts: int) -> dict[str, float]:
+    """Per trained group: engine steps, seconds of training steps, seconds of generation."""
+    steps = [row for row in rows if "timing_s/step" in row][WARM:]
+    groups, apart = len(steps) * prompts, ("timing_s/testing", "timing_s/save_checkpoint")
+    return {"engine_steps": sum(row["rows/steps"] for row in steps) / groups,
+            "seconds": sum(row["timing_s/step"] - sum(row.get(name, 0.0) for name in apart) for row in steps) / groups,
+            "generation_s": sum(row["timing_s/gen"] for row in steps) / groups}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 MINUTES = 14.0
 SLOTS, WIDTH, STEPS, PROMPTS = 64, 7, 16, 16
-PAIRS = {"stories": 15, "demo": 75}  # a run of the demo's stage takes a tenth of a second
+PAIRS = {"stories": 21, "demo": 151}  # a run of the demo's stage takes a tenth of a second
 SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
 ARMS = ("off", "ngram", "histospec", "ours")
