@@ -1,6 +1,6 @@
-"""The demo with a long tail: one prompt in seventeen wants an answer eight times as long as the others, and rounds wait for it.
+"""The demo with a long tail: one prompt in seventeen wants an answer ten times as long as the others, and rounds wait for it.
 
-Recipe: that of configs/demo.py on sums of three terms, of which 6 % have nine (data/tasks.py, `gap`), 48 prompts x 2 answers a
+Recipe: that of configs/demo.py on sums of three terms, of which 6 % have ten (data/tasks.py, `gap`), 48 prompts x 2 answers a
 step, every answer of the same weight in the loss (arXiv 2402.03300), so that a round of long ones counts as another does.
 Synchronous rounds leave most slots empty while the last long answers end. Tail batching puts the groups that are not whole in
 time off to a long round of their own, or sends them there at once when their last answers were long; nothing that was drawn
@@ -23,14 +23,15 @@ def get_config():
     c = load(str(HERE / "demo.py"))
     c.name, c.steps, c.trace_rounds = "demo_long_tail", 80, 12
 
-    c.engine.row_sizes = (64,)
+    c.engine.max_length, c.engine.row_sizes = 124, (64,)
+    c.sampling.max_tokens = 103
     c.scheduler.prompts, c.scheduler.group_size = 48, 2
     c.scheduler.name, c.scheduler.over, c.scheduler.lane = "tail_batching", 1.125, 1.0
 
     c.algorithm.loss_agg_mode = "seq-mean-token-mean"
     c.optimizer.lr = 7.5e-3
-    c.batch.rows, c.batch.head_chunk = 4, 512
+    c.batch.rows, c.batch.head_chunk = 8, 1024
 
-    c.data.size, c.data.task = 512, {"usual": 3, "gap": 5, "longest": 9, "tail": 0.06}
+    c.data.size, c.data.task = 512, {"usual": 3, "gap": 6, "longest": 10, "tail": 0.06}
     c.eval.task, c.eval.every = c.data.task, 10
     return c

@@ -125,6 +125,11 @@ def pack(groups: Sequence[Group], credits: Mapping[RolloutId, Credit] | None, *,
     return [Batch(**{name: array[at:at + rows] for name, array in arrays.items()}) for at in cuts], places
 
 
+def count(groups: Sequence[Group], rows: int, tokens: int) -> int:
+    """Micro-batches that `pack` makes of these groups."""
+    return -(-place(check_lengths(groups, tokens), tokens)[2] // rows)
+
+
 def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]:
     """Prompt and answer of each rollout together, in order; ValueError when one is longer than a row of `tokens`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]

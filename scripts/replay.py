@@ -18,15 +18,16 @@ import numpy as np
 
 @dataclass
 class Stage:
-    """Requests under one set of weights, with what is remembered."""
+    """Requests under one set of weights, with what is remembered; `width`: the longest chain of a draft."""
 
     config: Any
     model: Any
     params: Any
-    requests: list
+    rounds: list[list]  # of requests, each begun when all before are answered
     history: Any
     groups: list  # of the log, oldest first
     epoch: int
+    width: int
 
 
 @dataclass
@@ -52,8 +53,9 @@ class Run:
         return b"".join(r.tokens.tobytes() + r.logprobs.tobytes() for _, r in sorted(self.rollouts.items()))
 
 
-def stage(root: Path, folder: Path, file: str, overrides: list[str], *, steady: bool, prompts: int) -> Stage:
-    """The stage of a recorded run (`folder`) of a config file."""
+def stage(root: Path, folder: Path, file: str, overrides: list[str], *, steady: bool, prompts: int, rounds: int,
+          width: int) -> Stage:
+    """The stage of a recorded run (`folder`) of a config file: so many rounds of so many prompts."""
     from jaxrl_post import config as configs
     from jaxrl_post import mesh as meshes
     from jaxrl_post.history import History
@@ -69,21 +71,21 @@ def stage(root: Path, folder: Path, file: str, overrides: list[str], *, steady: 
     history = History(epochs=64, max_bytes=1 << 30)
     for group in groups:
         history.record(group)
-    first, asked = len(groups), []
-    for position in range(first, first + prompts):
-        epoch, prompt = start.train.at(position)
+    asked = [[] for _ in range(rounds)]
+    for number in range(rounds * prompts):
+        epoch, prompt = start.train.at(len(groups) + number)
         for sample in range(config.scheduler.group_size):
             name = RolloutId(config.seed, "train", epoch, prompt.id, sample)
-            asked.append(Request(rollout_id=name, prompt=prompt, seed=name.seed(), max_tokens=config.sampling.max_tokens,
-                                 sampling=start.sampling))
-    return Stage(config, start.model, params, asked, history, groups, epoch)
+            asked[number // prompts].append(Request(rollout_id=name, prompt=prompt, seed=name.seed(), sampling=start.sampling,
+                                                    max_tokens=config.sampling.max_tokens))
+    return Stage(config, start.model, params, asked, history, groups, epoch, width)
 
 
 class Arm:
     """One engine with one drafter, ready to answer the stage's requests again and again."""
 
     def __init__(self, stage: Stage, name: str, *, row_sizes: tuple[int, ...], cost: Any, clones: bool, entries: dict[str, int],
-                 slots: int, width: int, steps: int, drafter: Any = None):
+                 slots: int, steps: int):
         from jaxrl_post import mesh as meshes
         from jaxrl_post.engine.drafter import DRAFTERS
         from jaxrl_post.engine.drafting import Drafting
@@ -93,8 +95,8 @@ class Arm:
         shared = entries["shared"] if name == "ours" else 0
         size = sum(-(-part // UPLOAD) * UPLOAD for part in (shared, entries["prompts"]))
         self.name, self.stage = name, stage
-        drafter = drafter or DRAFTERS[name](vocab=stage.model.vocab_size, width=32 if name == "histospec" else width,
-                                            entries=size, live=entries["live"])
+        drafter = DRAFTERS[name](vocab=stage.model.vocab_size, width=32 if name == "histospec" else stage.width,
+                                 entries=size, live=entries["live"])
         self._drafting = Drafting(drafter, replicas=1, slots=slots, past=stage.history.of, shared=shared, clones=clones)
         for group in stage.groups:
             self._drafting.record(group)
@@ -120,9 +122,13 @@ class Arm:
         engine.drafting = self._recorded()
         vars(engine.drafting).update(known)
         engine.metrics()
-        engine.submit(self.stage.requests)
-        out, groups = Run(), {}
-        while engine.pending:
+        out, groups, rounds = Run(), {}, iter(self.stage.rounds)
+        while True:
+            if not engine.pending:
+                following = next(rounds, None)
+                if following is None:
+                    return out
+                engine.submit(following)
             phase = out.phases["full_batch" if engine._waiting else "tail"]
             before = sum(len(live.tokens) for live in engine._here.values())
             begun = time.perf_counter()
@@ -139,7 +145,6 @@ class Arm:
             for rollout in finished:
                 out.rollouts[rollout.id] = rollout
                 self._remember(groups, rollout)
-        return out
 
     def _remember(self, groups: dict, rollout: Any) -> None:
         """A group is recorded once all its answers are there, as the ring does when it is scored."""
@@ -153,7 +158,13 @@ class Arm:
 
 
 
-def oracle(done: Run, requests: list, *, rows: int, slots: int, width: int) -> dict[str, tuple[int, int]]:
+def oracle(done: Run, rounds: list[list], **sizes: int) -> dict[str, tuple[int, int]]:
+    """`best_drafts` of all rounds together."""
+    each = [best_drafts(done, requests, **sizes) for requests in rounds]
+    return {phase: tuple(map(sum, zip(*(one[phase] for one in each)))) for phase in each[0]}
+
+
+def best_drafts(done: Run, requests: list, *, rows: int, slots: int, width: int) -> dict[str, tuple[int, int]]:
     """Accepted drafts and steps of slots, by phase, of a drafter that always drafts the token the model holds most likely
     after the true text (`done` was made by a drafter that watches those): no other draft is accepted more often. Rows
     beside one for each running answer are shared out evenly, at most `width` each, as the engine does."""

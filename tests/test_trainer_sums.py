@@ -5,6 +5,7 @@ divisions written out. With x64 the bound is 1e-12; in float32 5e-6.
 """
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import gradient_arms as arms
 import made_groups
 from jaxrl_post.algorithms import aggregation, credit, losses
-from jaxrl_post.trainer import attention, programs
+from jaxrl_post.trainer import attention, learner, programs
 
 EXACT, SINGLE = 1e-12, 5e-6
 GROUPS = made_groups.groups()
@@ -99,6 +100,56 @@ def test_directional_derivative_by_central_differences():
             up, down = (whole(jax.tree.map(lambda x, d, s=s: x + s * h * d, policy, way)) for s in (1, -1))
             slope = sum(jax.tree.leaves(jax.tree.map(lambda g, d: float(np.sum(g * d)), grads, way)))
             np.testing.assert_allclose((up - down) / (2 * h), slope, rtol=1e-6)
+
+
+# ---- groups without a gradient
+
+ALIKE = [dataclasses.replace(group, rewards=np.ones_like(group.rewards)) if g % 2 else group
+         for g, group in enumerate(GROUPS)]
+
+
+def trained(groups, loss_mode="vanilla", *, split=True, **terms):
+    """The divided gradient, the metrics of the commit, and which programs ran."""
+    with arms.precision(np.float64):
+        given = arms.algorithm(loss_mode=loss_mode, **(dict(kl_loss_coef=0.0, entropy_coef=0.0) | terms))
+        one = arms.learner(np.float64, given=given, reference=terms.get("kl_loss_coef", 0.0) > 0)
+        if not split:
+            one._has_no_gradient = lambda group: False
+        one.prepare(groups)
+        arms.shift(one, np.float64)
+        ran = []
+        for name in ("accumulate", "measure"):
+            one._programs[name] = functools.partial(
+                lambda run, name, *args: (ran.append(name), run(*args))[1], one._programs[name], name)
+        one.accumulate(groups)
+        return jax.device_get(one.gradient()), jax.device_get(dict(one.commit())), set(ran)
+
+
+@pytest.mark.parametrize("loss_mode", ["vanilla", *arms.LOSSES])
+def test_groups_without_advantages_are_only_measured(loss_mode):
+    whole, told, programs_of_one = trained(ALIKE, loss_mode, split=False)
+    split, same, ran = trained(ALIKE, loss_mode)
+    assert programs_of_one == {"accumulate"} and ran == {"accumulate", "measure"}
+    assert arms.worst(split, whole) <= EXACT
+    fill = "training/packed_fill_ratio"
+    assert same.keys() == told.keys() and fill in told
+    np.testing.assert_allclose(*([row[name] for name in sorted(row) if name != fill] for row in (same, told)), rtol=1e-11)
+
+
+def test_a_round_without_advantages_moves_nothing():
+    gradient, told, ran = trained([dataclasses.replace(group, rewards=np.ones_like(group.rewards)) for group in GROUPS])
+    assert ran == {"measure"} and not any(leaf.any() for leaf in jax.tree.leaves(gradient)) and told["actor/entropy"] > 0
+
+
+@pytest.mark.parametrize("terms", [dict(kl_loss_coef=0.1), dict(entropy_coef=0.1), dict(loss_mode="sft")])
+def test_other_terms_of_the_loss_move_every_group(terms):
+    assert trained(ALIKE, **terms)[2] == {"accumulate"}
+
+
+def test_a_planted_measure_of_all_groups_is_found(monkeypatch):
+    whole = trained(ALIKE, split=False)[0]
+    monkeypatch.setattr(learner.Learner, "_has_no_gradient", lambda self, group: True)
+    assert arms.worst(whole, trained(ALIKE)[0]) > EXACT
 
 
 def no_segments(monkeypatch):

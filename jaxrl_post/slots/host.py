@@ -310,7 +310,8 @@ class RowHost(abc.ABC):
         if not lives:
             return []
         waiting = any(w.request.purpose == purpose for w in self._waiting)
-        size, drafts = self._size(lives, waiting)
+        ends_soon = bool(packed[..., columns.WATCH].any())
+        size, drafts = self._size(lives, waiting, ends_soon)
         if drafts:
             self._show(lives, packed)
         clones = self._clone(lives, packed, size) if drafts and not waiting else []
@@ -383,8 +384,9 @@ class RowHost(abc.ABC):
                     lives.append(live)
         return packed, lives
 
-    def _size(self, lives: list[Live], waiting: bool) -> tuple[int, bool]:
-        """The best of the kept row sizes for the busiest replica, and whether to draft."""
+    def _size(self, lives: list[Live], waiting: bool, ends_soon: bool) -> tuple[int, bool]:
+        """The best of the kept row sizes for the busiest replica, and whether to draft: not for what a dispatch is worth that
+        ends as soon as a prompt is computed and those who wait for it join."""
         running, backlog = np.zeros(len(self._replicas), int), np.zeros(len(self._replicas), int)
         for live in lives:
             running[live.request.replica] += 1
@@ -392,7 +394,8 @@ class RowHost(abc.ABC):
         busiest = int(np.argmax(running + backlog))
         most, behind = int(running.max()), backlog[busiest] / self.sizes.steps
         free = 0 if waiting else self.sizes.slots - most
-        return costs.best_size(self.cost, self.row_sizes, most, behind, lambda rows: self.drafting.worth(rows, most, free),
+        return costs.best_size(self.cost, self.row_sizes, most, behind,
+                               lambda rows: 0.0 if ends_soon else self.drafting.worth(rows, most, free),
                                must_draft=self.drafting.due(costs.tries_apart(self.cost)),
                                opening=0.0 if self.drafting.active else self.cost.opening / (costs.LASTING * self.sizes.steps))
 

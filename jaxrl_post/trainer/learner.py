@@ -30,6 +30,9 @@ from jaxrl_post.trainer.state import TrainState
 from jaxrl_post.types import Group, Rollout, RolloutId
 
 
+GRADIENT = 3  # what a micro-batch's gradient costs, in forward passes
+
+
 class Learner:
     """Satisfies protocols.Learner. `state` is the only tree that changes; it is donated at every commit, so arrays
     taken from `params` die at the next commit unless they were copied."""
@@ -94,9 +97,10 @@ class Learner:
             "zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ()),
             "score": (jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
                       (policy, self._blank(old=False, reference=False, corrected=False))),
-            "accumulate": (jax.jit(lambda p, s, b, start: programs.accumulate(p, s, b, recipe, start), donate_argnums=1,
-                                   out_shardings=(home, one)),
-                           (policy, sums, batch, jax.ShapeDtypeStruct((), bool, sharding=one))),
+            **{name: (jax.jit(lambda p, s, b, start, run=run: run(p, s, b, recipe, start), donate_argnums=1,
+                              out_shardings=(home, one)),
+                      (policy, sums, batch, jax.ShapeDtypeStruct((), bool, sharding=one)))
+               for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))},
             "divided": (jax.jit(programs.divided, out_shardings=self._shardings), (sums,)),
             "commit": (jax.jit(lambda s, g: programs.commit(s, g, self._transform, self._rate), donate_argnums=(0, 1),
                                out_shardings=(states, home, one)), (state, sums)),
@@ -152,7 +156,8 @@ class Learner:
         self._found.append(found)
 
     def accumulate(self, groups: Sequence[Group]) -> None:
-        """Adds these groups' undivided gradient and counts.
+        """Adds these groups' undivided gradient and counts. A group whose answers are all worth nothing (equal rewards under
+        GRPO, say) has no gradient where the loss is of advantages alone: of it a forward pass tells the same metrics.
 
         Raises:
           ValueError: a group that `prepare` has not seen in this round, or a sequence longer than batch.tokens.
@@ -162,19 +167,34 @@ class Learner:
             if rollout.id not in self._credits:
                 raise ValueError(f"learner: rollout {tuple(rollout.id)} was not prepared in this round; call prepare "
                                  f"with its group first")
+        still = [self._has_no_gradient(group) for group in groups]
+        moving, others = ([group for group, one in zip(groups, still) if one is kind] for kind in (False, True))
+        all_of_them, mine, theirs = (door.count(some, self._batch.rows, self._batch.tokens) for some in (groups, moving, others))
+        if GRADIENT * mine + theirs < GRADIENT * all_of_them:
+            self._add("accumulate", moving)
+            self._add("measure", others)
+        else:
+            self._add("accumulate", groups)
+        self._seen += [(rollout, self._credits[rollout.id]) for group in groups
+                       for rollout, scored in zip(group.rollouts, group.scored, strict=True) if scored]
+
+    def _add(self, program: str, groups: Sequence[Group]) -> None:
         batches, places = self._packed(groups)
         start = meshes.put(np.bool_(self._at_start), meshes.replicated(self._mesh))
         results = []
         for batch in batches:
-            self._sums, logps = self._programs["accumulate"](self.params, self._sums, self._put(batch), start)
+            self._sums, logps = self._programs[program](self.params, self._sums, self._put(batch), start)
             results.append(logps)
         fresh = [group for group in groups if self._unscored.pop(group.rollouts[0].id, None)]
         if fresh:
             self._unread.append((fresh, results, places))
-        self._seen += [(rollout, self._credits[rollout.id]) for group in groups
-                       for rollout, scored in zip(group.rollouts, group.scored, strict=True) if scored]
         self._filled += sum(int((batch.segment_ids > 0).sum()) for batch in batches)
         self._room += len(batches) * self._batch.rows * self._batch.tokens
+
+    def _has_no_gradient(self, group: Group) -> bool:
+        a = self._algorithm
+        of_advantages = a.loss_mode != "sft" and a.entropy_coef == 0 and not (self._kl_in_loss and a.kl_loss_coef > 0)
+        return of_advantages and not any(self._credits[rollout.id].advantages.any() for rollout in group.rollouts)
 
     def restore(self, read: Callable[[TrainState], TrainState], step: int) -> None:
         """Goes on from a checkpoint taken between two rounds. `read` gets the state as ShapeDtypeStructs and gives the

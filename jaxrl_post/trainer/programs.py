@@ -1,4 +1,4 @@
-"""What the learner runs on the device: score, accumulate, commit. Pure functions of (weights, sums, batch).
+"""What the learner runs on the device: score, accumulate, measure, commit. Pure functions of (weights, sums, batch).
 
 Invariant: `Sums` holds plain sums. Adding micro-batches (and devices, which the compiler does) and dividing once by
 `count` gives the loss of the whole batch and its gradient; no micro-batch is ever divided by its own count.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -122,6 +122,13 @@ def accumulate(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: 
     grads, (count, tokens, by_count, by_token, logps) = jax.grad(numerator, has_aux=True)(policy, batch, recipe, at_start)
     added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return jax.tree.map(jnp.add, sums, added), logps
+
+
+def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
+    """As `accumulate`, of a micro-batch whose gradient is 0: a forward pass alone."""
+    _, (count, tokens, by_count, by_token, logps) = numerator(policy, batch, recipe, at_start)
+    added = dict(count=count, tokens=tokens, by_count=by_count, by_token=by_token)
+    return replace(sums, **{name: jax.tree.map(jnp.add, getattr(sums, name), more) for name, more in added.items()}), logps
 
 
 def divided(sums: Sums) -> Any:

@@ -19,8 +19,10 @@ import sys
 from pathlib import Path
 
 MINUTES = 14.0
-SLOTS, WIDTH, STEPS, PROMPTS = 64, 7, 16, 16
-PAIRS = {"stories": 21, "demo": 151}  # a run of the demo's stage takes a tenth of a second
+SLOTS, STEPS, PROMPTS = 64, 16, 16
+WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft: the demo's texts can be foretold further
+PAIRS = {"stories": 15, "demo": 41}
+ROUNDS = {"stories": 1, "demo": 4}  # the demo's last answers drain in a few steps
 SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
 ARMS = ("off", "ngram", "histospec", "ours")
@@ -50,7 +52,7 @@ def show(record) -> None:
                            for kind in ("cold", "steady")}
     record.figure("workloads", table)
     record.figure("settings", {"slots": SLOTS, "width": WIDTH, "steps_per_dispatch": STEPS, "row_sizes": SIZES, "pairs": PAIRS,
-                               "requests": PROMPTS * 8})
+                               "requests_a_round": PROMPTS * 8, "rounds": ROUNDS})
 
 
 def _flat(record) -> Path:
@@ -75,7 +77,8 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
     import replay
 
     from jaxrl_post.cost import StepCost
-    where = replay.stage(record.root, folder, file, overrides, steady=steady, prompts=PROMPTS)
+    where = replay.stage(record.root, folder, file, overrides, steady=steady, prompts=PROMPTS,
+                         rounds=ROUNDS[name.split(".")[0]], width=WIDTH[name.split(".")[0]])
     flat = StepCost(SIZES, (1.0,) * len(SIZES), "flat")
     free = {arm: _arm(where, arm, flat) for arm in ARMS}
     for arm in free.values():
@@ -85,7 +88,7 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
     free["ours"].engine.drafting.forced = True  # so that it looks for the likeliest token at every step
     watched = free["ours"].run()
     del free
-    best = replay.oracle(watched, where.requests, rows=max(SIZES), slots=SLOTS, width=WIDTH)
+    best = replay.oracle(watched, where.rounds, rows=max(SIZES), slots=SLOTS, width=where.width)
     rollouts = list(watched.rollouts.values())
     about = {"mean_length": float(np.mean([len(r) for r in rollouts])), "epoch": where.epoch,
              "entropy": float(np.mean(np.concatenate([r.entropies for r in rollouts]))),
@@ -99,7 +102,7 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
 
 def _arm(where, name: str, cost, sizes=SIZES):
     import replay
-    return replay.Arm(where, name, row_sizes=sizes, cost=cost, clones=name == "ours", entries=ENTRIES, slots=SLOTS, width=WIDTH,
+    return replay.Arm(where, name, row_sizes=sizes, cost=cost, clones=name == "ours", entries=ENTRIES, slots=SLOTS,
                       steps=STEPS)
 
 
@@ -138,7 +141,7 @@ def _measured(where):
 
     from jaxrl_post.cost import StepCost
     engine = _arm(where, "ours", StepCost(SIZES, (1.0,) * len(SIZES), "flat")).engine
-    steps, drafting, opening = cost.measure(engine, where.requests, turns=3)
+    steps, drafting, opening = cost.measure(engine, where.rounds[0], turns=3)
     return StepCost(SIZES, tuple(steps.values()), "measured here", drafting, opening)
 
 
