@@ -310,8 +310,7 @@ class RowHost(abc.ABC):
         if not lives:
             return []
         waiting = any(w.request.purpose == purpose for w in self._waiting)
-        ends_soon = bool(packed[..., columns.WATCH].any())
-        size, drafts = self._size(lives, waiting, ends_soon)
+        size, drafts = self._size(lives, waiting, ends_soon=bool(packed[..., columns.WATCH].any()))
         if drafts:
             self._show(lives, packed)
         clones = self._clone(lives, packed, size) if drafts and not waiting else []
@@ -357,9 +356,7 @@ class RowHost(abc.ABC):
         for live in lives:
             if live.place is None:
                 self._open(live)
-            row = packed[live.request.replica, live.slot]
-            row[columns.DRAFTS:columns.FIRST_END] = live.place
-            row[columns.WEIGHT] = weights[live.request.rollout_id].view(np.int32)
+            packing.describe_drafts(packed, live, weights[live.request.rollout_id])
         self._teach(self.drafting.uploads(), self.drafting.estimates.rates())
         none = self.sizes.pages
         self._insert([(live, none, none) for live in unseen], True)

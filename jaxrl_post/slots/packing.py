@@ -47,6 +47,12 @@ def describe(live: Live, row: np.ndarray, replica: Replica, watched: bool) -> No
     row[c.TABLE:c.TABLE + len(live.pages)] = live.pages
 
 
+def describe_drafts(packed: np.ndarray, live: Live, weight: np.float32) -> None:
+    """Where the slot's drafts come from, and what they count beside others'."""
+    row = packed[live.request.replica, live.slot]
+    row[c.DRAFTS:c.FIRST_END], row[c.WEIGHT] = live.place, weight.view(np.int32)
+
+
 def describe_clone(packed: np.ndarray, leader: Live, slot: int, branch: int, whole: int, own: Sequence[int]) -> None:
     """One replica's packed [S, columns]: `slot` stands in for the leader's, trying its `branch`-th drafts, on the leader's
     first `whole` pages and `own` ones behind them."""
