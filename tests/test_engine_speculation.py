@@ -263,6 +263,7 @@ def test_replicas_draft_each_for_themselves(name):
 def test_favourites_are_what_the_model_held_likely():
     """At temperature 0 that is the token itself; elsewhere the argmax of a full forward."""
     one = ready("ours", True)
+    one.drafting.forced = True  # plain steps do not look for it
     out = lab.run(one, ASKED)
     greedy = [r for r in ASKED if r.sampling.temperature == 0]
     assert all(np.array_equal(out[r.rollout_id].favourites, out[r.rollout_id].tokens) for r in greedy)
