@@ -63,7 +63,8 @@ class StepCost:
     @property
     def digest(self) -> str:
         """Of the numbers: 16 hex digits of SHA-256."""
-        return hashlib.sha256(json.dumps([self.rows, self.seconds, self.drafting, self.opening]).encode()).hexdigest()[:16]
+        numbers = [self.rows, self.seconds, self.drafting, *([self.opening] if self.opening else [])]
+        return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)

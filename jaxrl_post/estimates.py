@@ -78,21 +78,21 @@ class Value:
             right, rows = right + taken * chance, rows - taken
         return right
 
-    def told(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int) -> None:
+    def told(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int, tried: bool) -> None:
         """After a dispatch that drafted: the drafts offered, by range, over so many steps of running slots; and what
-        `clone_steps` steps of clones won."""
+        `clone_steps` steps of clones won. `tried`: it drafted because it was time for a try."""
         keep = SPAN / (SPAN + slot_steps)
         self._offers, self._steps = keep * self._offers + offers, keep * self._steps + slot_steps
         self.clone_gain = (SPAN * self.clone_gain + won) / (SPAN + clone_steps)
         self._rank()
-        self._wait = min(2 * self._wait, MOST_QUIET) if self.due() else AGAIN
+        self._wait = min(2 * self._wait, MOST_QUIET) if tried else AGAIN
         self._quiet = 0
 
     def quiet(self, steps: int) -> None:
         """After so many steps without drafts."""
         self._quiet += steps
 
-    def due(self, apart: int = 0) -> bool:
+    def due(self, apart: int) -> bool:
         """Whether it is time for a try; `apart`: steps that must lie between two."""
         return self._quiet >= max(self._wait, apart)
 

@@ -108,10 +108,10 @@ class Arm:
             steps_per_dispatch=steps, refill_slots=c.refill_slots, cost=cost, drafting=self._recorded())
 
     def _recorded(self) -> Any:
-        """The host's side of drafting as it was before the first request. Texts and the table over all prompts are shared:
-        memory that every run takes and gives back would make the dispatches after it slower."""
+        """The host's side of drafting as it was before the first request. Texts, history and the table over all prompts are
+        shared: memory that every run takes and gives back would make the dispatches after it slower."""
         corpus = self._drafting.corpus
-        same = () if corpus is None else (corpus.entries, *corpus._window, *corpus._new)
+        same = (self.stage.history, *(() if corpus is None else (corpus.entries, *corpus._window, *corpus._new)))
         return copy.deepcopy(self._drafting, {id(one): one for one in same})
 
     def run(self) -> Run:
@@ -166,8 +166,8 @@ def oracle(done: Run, rounds: list[list], **sizes: int) -> dict[str, tuple[int, 
 
 def best_drafts(done: Run, requests: list, *, rows: int, slots: int, width: int) -> dict[str, tuple[int, int]]:
     """Accepted drafts and steps of slots, by phase, of a drafter that always drafts the token the model holds most likely
-    after the true text (`done` was made by a drafter that watches those): no other draft is accepted more often. Rows
-    beside one for each running answer are shared out evenly, at most `width` each, as the engine does."""
+    after the true text (`done` was made by a drafter that watches those): no other chain is accepted more often. Rows
+    beside one for each running answer are shared out evenly, at most `width` each, and no slot is a clone."""
     waiting = [done.rollouts[r.rollout_id] for r in requests]
     right = [rollout.tokens == rollout.favourites for rollout in waiting]
     running, told = {}, {"full_batch": [0, 0], "tail": [0, 0]}

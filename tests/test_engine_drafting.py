@@ -202,6 +202,8 @@ def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
     drafting.quiet(1)
     assert drafting.due(4101)
     told_nothing(drafting)
+    drafting.quiet(4096)
+    assert not drafting.due(5000)
     told_nothing(drafting)  # not a try: it seemed to pay
     for _ in range(16):
         assert not drafting.due(0)

@@ -260,6 +260,36 @@ def test_replicas_draft_each_for_themselves(name):
     assert spec(one)[1] > 100
 
 
+def held_by_the_device(engine) -> list[bool]:
+    """Of each answer in a slot: whether the drafter's favourites there are what the host knows it should learn."""
+    favourites = np.asarray(engine._state.favourites)[0]
+    return [np.array_equal(favourites[live.slot, :live.known], live.learnable()) for live in engine._replicas[0].running]
+
+
+def alternated(engine) -> list[bool]:
+    """Two plain dispatches, then one that drafts, and so on: what held after each that drafted."""
+    engine.submit(ASKED)
+    held, number = [], 0
+    while engine.pending:
+        engine.drafting.forced = number % 3 == 2
+        engine.step()
+        held += held_by_the_device(engine) if engine.drafting.active else []
+        number += 1
+    return held
+
+
+def test_what_plain_steps_gave_is_shown_before_the_next_drafts():
+    held = alternated(ready("ours", False))
+    assert len(held) > 20 and all(held)
+
+
+def test_a_planted_drafter_that_is_shown_nothing_is_found(monkeypatch):
+    real = engine_file.RowEngine._insert
+    monkeypatch.setattr(engine_file.RowEngine, "_insert", lambda self, admitted, drafts, slots=None: real(
+        self, admitted if not drafts or any(target < self.sizes.pages for *_, target in admitted) else [], drafts, slots))
+    assert not all(alternated(ready("ours", False)))
+
+
 def test_favourites_are_what_the_model_held_likely():
     """At temperature 0 that is the token itself; elsewhere the argmax of a full forward."""
     one = ready("ours", True)

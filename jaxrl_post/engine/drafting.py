@@ -121,6 +121,7 @@ class Drafting:
         self._shown = -1  # version of the table over all prompts that the device has
         self.value = Value(OFFERS)
         self.active = False  # whether the last dispatch drafted
+        self._trying = False  # whether it was time to
         if self.estimates is not None:
             self.estimates = Estimates(self.drafter.priors)
 
@@ -182,10 +183,9 @@ class Drafting:
         """Where rows are short, drafts of the answer that will probably finish last count most: 1, and down to LEAST for one
         about to end. How long an answer gets is what the longest to its prompt was last time; one without a past, or beyond
         it, may last as long as any. By tokens that running answers have."""
-        left = {}
-        for id, length in lengths.items():
-            past = self._past(id.prompt_id)
-            left[id] = max(float(past[0].lengths.max()) - length, 0.0) if past else 0.0
+        pasts = {name: self._past(name) for name in {id.prompt_id for id in lengths}}
+        longest = {name: float(past[0].lengths.max()) if past else 0.0 for name, past in pasts.items()}
+        left = {id: max(longest[id.prompt_id] - length, 0.0) for id, length in lengths.items()}
         most = max(left.values(), default=0.0)
         return {id: np.float32(LEAST + (1 - LEAST) * more / most if more else 1.0) for id, more in left.items()}
 
@@ -193,7 +193,7 @@ class Drafting:
         """After a dispatch that drafted: judged and right drafts of each class; the drafts offered by estimated chance, over
         so many steps of running slots; and what `clone_steps` steps of clones won."""
         self.estimates.add(counts)
-        self.value.told(offers, slot_steps, clone_steps, won)
+        self.value.told(offers, slot_steps, clone_steps, won, self._trying)
         self.active = True
 
     def quiet(self, steps: int) -> None:
@@ -203,9 +203,8 @@ class Drafting:
 
     def due(self, apart: int) -> bool:
         """Whether it is time to try drafting, whatever it seems to be worth; `apart`: steps between two tries."""
-        if self.forced is not None:
-            return self.forced
-        return self.drafter.width > 0 and self.value.due(apart)
+        self._trying = self.drafter.width > 0 and self.value.due(apart)
+        return self._trying if self.forced is None else self.forced
 
     def worth(self, rows: float, running: int, free: int = 0) -> float:
         """Tokens that so many rows a step beside those of `running` answers are expected to bring: the most promising drafts

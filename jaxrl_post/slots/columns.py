@@ -72,7 +72,7 @@ class Told(NamedTuple):
 
 class Entry(NamedTuple):
     """Texts that take slots, [replicas, I]: a slot >= S or a target >= pages is dropped. `tokens` [replicas, I, T] with
-    `known` settled ones, and `favourites` like them (T = 0 without a drafter); `row` and `fresh`: of the
+    `known` settled ones, and `favourites` like them (T = 0 where nothing drafts); `row` and `fresh`: of the
     drafter's live table, which knows the first `seen` tokens where not fresh."""
 
     slot: Any

@@ -382,8 +382,8 @@ class RowHost(abc.ABC):
         return packed, lives
 
     def _size(self, lives: list[Live], waiting: bool, ends_soon: bool) -> tuple[int, bool]:
-        """The best of the kept row sizes for the busiest replica, and whether to draft: not for what a dispatch is worth that
-        ends as soon as a prompt is computed and those who wait for it join."""
+        """The best of the kept row sizes for the busiest replica, and whether to draft: unless forced not in a dispatch
+        that ends as soon as a prompt is computed and those who wait for it join."""
         running, backlog = np.zeros(len(self._replicas), int), np.zeros(len(self._replicas), int)
         for live in lives:
             running[live.request.replica] += 1
@@ -391,10 +391,11 @@ class RowHost(abc.ABC):
         busiest = int(np.argmax(running + backlog))
         most, behind = int(running.max()), backlog[busiest] / self.sizes.steps
         free = 0 if waiting else self.sizes.slots - most
+        due = self.drafting.due(costs.tries_apart(self.cost)) and (self.drafting.forced or not ends_soon)
+        unopened = sum(live.place is None for live in lives) / (self.sizes.slots * self.sizes.replicas)
         return costs.best_size(self.cost, self.row_sizes, most, behind,
-                               lambda rows: 0.0 if ends_soon else self.drafting.worth(rows, most, free),
-                               must_draft=self.drafting.due(costs.tries_apart(self.cost)),
-                               opening=0.0 if self.drafting.active else self.cost.opening / (costs.LASTING * self.sizes.steps))
+                               lambda rows: 0.0 if ends_soon else self.drafting.worth(rows, most, free), must_draft=bool(due),
+                               opening=self.cost.opening * unopened / (costs.LASTING * self.sizes.steps))
 
     def _collect(self, live: Live, settled: packing.Settled, drafts: bool) -> list[Rollout]:
         replica, checked = self._replicas[live.request.replica], len(live.tokens)

@@ -29,7 +29,6 @@ from jaxrl_post.trainer import programs
 from jaxrl_post.trainer.state import TrainState
 from jaxrl_post.types import Group, Rollout, RolloutId
 
-
 GRADIENT = 3  # what a micro-batch's gradient costs, in forward passes
 
 
@@ -157,7 +156,8 @@ class Learner:
 
     def accumulate(self, groups: Sequence[Group]) -> None:
         """Adds these groups' undivided gradient and counts. A group whose answers are all worth nothing (equal rewards under
-        GRPO, say) has no gradient where the loss is of advantages alone: of it a forward pass tells the same metrics.
+        GRPO, say) has no gradient where the loss is of advantages alone: of it a forward pass tells its metrics. It is
+        packed apart where that saves passes.
 
         Raises:
           ValueError: a group that `prepare` has not seen in this round, or a sequence longer than batch.tokens.

@@ -6,7 +6,8 @@ beginning to draft takes.
 The model, sizes, mesh and drafter are those of the config; name the file in engine.cost_table. Every size is measured on the
 same requests, prompts long enough that each step has work for all of its rows, in turns so that a disturbance of the machine
 falls on all sizes; a figure is the median over turns. Where the config has a drafter, each turn comes without and with
-drafts, and every prompt has been answered in all epochs that are remembered. A row that the prompts' attention makes dearer or cheaper than one of your own is not told apart.
+drafts, and prompts have been answered in all epochs that are remembered. A row that the prompts' attention makes dearer or
+cheaper than one of your own is not told apart.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def bench(record) -> None:
 def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float, float]:
     """Seconds a step at each of the engine's row sizes, medians over turns; the median over sizes of the seconds that
     drafting adds; and the seconds that the first dispatch which drafts takes longer than the next. The last two are 0 without
-    a drafter. Only dispatches that begin with every slot busy count.
+    a drafter. Only dispatches after which every slot is still taken count.
 
     Raises:
       ValueError: the requests are too few to keep every slot busy.
@@ -62,8 +63,10 @@ def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float
 
 
 def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
-    """Seconds a step while requests wait for slots."""
+    """Seconds a step while requests wait for slots; without the first dispatch, in which drafting is begun."""
     _begin(engine, requests, size, drafts)
+    engine.step()
+    engine.metrics()
     seconds = steps = 0.0
     while engine.pending:
         took, made = _timed(engine)
@@ -105,12 +108,20 @@ def _timed(engine) -> tuple[float, float]:
 
 
 class _Answered:
-    """A history in which each prompt was answered in every epoch that is remembered, as long as fits, by random tokens."""
+    """A history in which one prompt of a group's size was answered in every epoch that is remembered, as long as fits, by
+    random tokens: as many tables as for the groups that a run would have in as many slots."""
 
     def __init__(self, config, vocab: int):
-        self._config, self._vocab = config, vocab
+        self._config, self._vocab, self._known = config, vocab, {}
 
     def of(self, prompt_id: str) -> tuple:
+        if int(prompt_id) % self._config.scheduler.group_size:
+            return ()
+        if prompt_id not in self._known:
+            self._known[prompt_id] = self._past(prompt_id)
+        return self._known[prompt_id]
+
+    def _past(self, prompt_id: str) -> tuple:
         import numpy as np
 
         from jaxrl_post.history import Past
