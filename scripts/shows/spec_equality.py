@@ -28,7 +28,7 @@ def show(record) -> None:
     for name, load in (("stories", _stories), ("demo", _demo)):
         _arms(record, name, *load(record))
     _whole_runs(record)
-    record.planted("tests/test_engine_speculation.py", 6)
+    record.planted("tests/test_engine_speculation.py", 7)
 
 
 def _stories(record) -> tuple:
