@@ -118,7 +118,7 @@ def trained(groups, loss_mode="vanilla", *, split=True, **terms):
         one.prepare(groups)
         arms.shift(one, np.float64)
         ran = []
-        for name in ("accumulate", "measure"):
+        for name in {"accumulate", "measure"} & one._programs.keys():
             one._programs[name] = functools.partial(
                 lambda run, name, *args: (ran.append(name), run(*args))[1], one._programs[name], name)
         one.accumulate(groups)

@@ -202,7 +202,8 @@ class Drafting:
         self.active = False
 
     def due(self, apart: int) -> bool:
-        """Whether it is time to try drafting, whatever it seems to be worth; `apart`: steps between two tries."""
+        """Whether it is time to try drafting, whatever it seems to be worth; `apart`: steps between two tries. If
+        so, the dispatch that `told` tells of next was a try."""
         self._trying = self.drafter.width > 0 and self.value.due(apart)
         return self._trying if self.forced is None else self.forced
 

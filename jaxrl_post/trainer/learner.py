@@ -99,7 +99,8 @@ class Learner:
             **{name: (jax.jit(lambda p, s, b, start, run=run: run(p, s, b, recipe, start), donate_argnums=1,
                               out_shardings=(home, one)),
                       (policy, sums, batch, jax.ShapeDtypeStruct((), bool, sharding=one)))
-               for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))},
+               for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))
+               if name == "accumulate" or self._of_advantages},
             "divided": (jax.jit(programs.divided, out_shardings=self._shardings), (sums,)),
             "commit": (jax.jit(lambda s, g: programs.commit(s, g, self._transform, self._rate), donate_argnums=(0, 1),
                                out_shardings=(states, home, one)), (state, sums)),
@@ -191,10 +192,14 @@ class Learner:
         self._filled += sum(int((batch.segment_ids > 0).sum()) for batch in batches)
         self._room += len(batches) * self._batch.rows * self._batch.tokens
 
-    def _has_no_gradient(self, group: Group) -> bool:
+    @property
+    def _of_advantages(self) -> bool:
+        """Whether every term of the loss is a multiple of the advantage."""
         a = self._algorithm
-        of_advantages = a.loss_mode != "sft" and a.entropy_coef == 0 and not (self._kl_in_loss and a.kl_loss_coef > 0)
-        return of_advantages and not any(self._credits[rollout.id].advantages.any() for rollout in group.rollouts)
+        return a.loss_mode != "sft" and a.entropy_coef == 0 and not (self._kl_in_loss and a.kl_loss_coef > 0)
+
+    def _has_no_gradient(self, group: Group) -> bool:
+        return self._of_advantages and not any(self._credits[rollout.id].advantages.any() for rollout in group.rollouts)
 
     def restore(self, read: Callable[[TrainState], TrainState], step: int) -> None:
         """Goes on from a checkpoint taken between two rounds. `read` gets the state as ShapeDtypeStructs and gives the

@@ -2,7 +2,8 @@
 
 Two runs of several epochs come first, RL on stories260K (mean entropy above a nat) and on the demo policy (well below 0.3),
 then requests of the first round (cold: nothing remembered) and of the round behind the log (steady) are answered by every
-drafter, over 64 slots: `full_batch` while requests wait for a slot, `tail` from then on. All arms must give the same bits.
+drafter, over 64 slots: `full_batch` while requests wait for a slot, `tail` from then on. The demo answers four such rounds, one
+after the other. All arms must give the same bits.
 
 Steps: rows are free up to 192, as on an accelerator below its balance point (a flat cost table), so that a step ratio says
 what a device bound by memory would gain. Seconds: of this CPU, where each row costs; the table of step costs is measured
@@ -18,7 +19,7 @@ import statistics
 import sys
 from pathlib import Path
 
-MINUTES = 14.0
+MINUTES = 20.0
 SLOTS, STEPS, PROMPTS = 64, 16, 16
 WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft: the demo's texts can be foretold further
 PAIRS = {"stories": 15, "demo": 41}
