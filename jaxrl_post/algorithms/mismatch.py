@@ -18,7 +18,8 @@ def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
     rollout_corr/kl is the mean over tokens of log mu - log pi_old (k1 of KL(mu || pi_old), mu the engine), k3_kl its k3
     (joschu.net/blog/kl-approx.html), chi2_token and chi2_seq the mean of rho^2 - 1, rho = pi_old / mu of a token or of
     a whole answer; perplexities, and the differences of their logs, are means over answers. Probabilities differ by
-    |exp - exp|, log-probs in nats.
+    |exp - exp|, log-probs in nats. ess: (mean rho)^2 / mean rho^2 over tokens, the share of them that would do on-policy
+    (PipelineRL, arXiv 2509.19128, section 5).
     """
     old, rollout = (np.concatenate(side).astype(float) for side in zip(*pairs, strict=True))
     probs, gap = np.abs(np.exp(old) - np.exp(rollout)), old - rollout
@@ -31,6 +32,7 @@ def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
         "rollout_corr/kl": float(-gap.mean()),
         "rollout_corr/k3_kl": float(np.mean(bounded_exp(gap) - 1.0 - np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))),
         "rollout_corr/chi2_token": float(np.mean(bounded_exp(gap) ** 2) - 1.0),
+        "rollout_corr/ess": float(bounded_exp(gap).mean() ** 2 / np.mean(bounded_exp(gap) ** 2)),
     } | _of_answers(pairs)
 
 
