@@ -79,8 +79,9 @@ def _simulated(record, overrides: tuple[str, ...]) -> dict:
 
         def accumulate(self, groups):
             stale = [ring.learner.step - rollout.versions for group in groups for rollout in group.rollouts]
-            ages.append(float(np.mean([one[0] for one in stale])))
-            largest.append(max(int(one.max()) for one in stale))
+            if stale:
+                ages.append(float(np.mean([one[0] for one in stale])))
+                largest.append(max(int(one.max()) for one in stale))
             ring.learner.accumulate(groups)
 
     loop.run(ring.engine, ring.scheduler, ring.rewards, Ages(), ring.tally, simulate.publish, given.rounds)

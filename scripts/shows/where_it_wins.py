@@ -133,7 +133,8 @@ def _turned(given):
             return getattr(ring.learner, name)
 
         def accumulate(self, groups):
-            ring.largest = max(ring.largest, *(int(ring.learner.step - r.versions.min()) for g in groups for r in g.rollouts))
+            ages = (int(ring.learner.step - r.versions.min()) for g in groups for r in g.rollouts)
+            ring.largest = max([ring.largest, *ages])
             ring.learner.accumulate(groups)
 
     loop.run(ring.engine, ring.scheduler, ring.rewards, Ages(), ring.tally, simulate.publish, given.rounds)
