@@ -39,7 +39,7 @@ class Late:
         self._steps = steps
 
     def steps(self, groups):
-        return self._steps
+        return float(self._steps)
 
 
 class Judge:

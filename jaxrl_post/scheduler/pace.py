@@ -6,7 +6,6 @@ same clock in every process and in every repetition.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,15 +19,15 @@ from jaxrl_post.types import Capacity, Group, Part, Request
 class Pace(Protocol):
     """How long an optimizer step keeps new weights from the engine, in engine steps."""
 
-    def steps(self, groups: Sequence[Group]) -> int:
+    def steps(self, groups: Sequence[Group]) -> float:
         """Of a step on these; 0: the engine rests until it is done."""
 
 
 class TimeShared:
     """A Pace: learner and engine share their devices, so one rests while the other works."""
 
-    def steps(self, groups: Sequence[Group]) -> int:
-        return 0
+    def steps(self, groups: Sequence[Group]) -> float:
+        return 0.0
 
 
 class Split:
@@ -38,12 +37,12 @@ class Split:
     def __init__(self, engine: Replica, *, token_s: float, step_s: float = 0.0):
         self._engine, self._token_s, self._step_s = engine, token_s, step_s
 
-    def steps(self, groups: Sequence[Group]) -> int:
+    def steps(self, groups: Sequence[Group]) -> float:
         prompts = sum(group.prompt.tokens.size * len(group.rollouts) for group in groups)
         lengths = [len(rollout) for group in groups for rollout in group.rollouts]
         slots, context = self._engine.slots, (prompts + sum(lengths) / 2) / len(lengths)
         step_s = float(np.max(self._engine.cost(np.array([slots]), np.array([slots * context]))))
-        return math.ceil((self._step_s + self._token_s * (prompts + sum(lengths))) / step_s)
+        return (self._step_s + self._token_s * (prompts + sum(lengths))) / step_s
 
 
 class Overlapped:
@@ -53,7 +52,7 @@ class Overlapped:
 
     def __init__(self, scheduler: Scheduler, pace: Pace):
         self._scheduler, self._pace = scheduler, pace
-        self._clock = self._until = 0
+        self._clock, self._until = 0, 0.0
         self._busy = False
 
     def __getattr__(self, name: str) -> Any:
@@ -67,15 +66,15 @@ class Overlapped:
         return self._scheduler.admit(capacity, clock)
 
     def take(self) -> list[Part]:
-        given, parts = self._scheduler.take(), []
+        given, parts, free = self._scheduler.take(), [], self._clock
         if self._busy and (given or self._clock >= self._until):
-            self._busy = False
+            self._busy, free = False, self._until
             parts.append(Part(fresh=(), groups=(), commit=False, publish=True))
         for part in given:
             parts.append(Part(fresh=part.fresh, groups=part.groups, commit=part.commit, publish=False))
         if given and given[-1].publish:
             self._busy = True
-            self._until = self._clock + self._pace.steps([group for part in given for group in part.groups])
+            self._until = free + self._pace.steps([group for part in given for group in part.groups])
         return parts
 
     def state_dict(self) -> dict:

@@ -27,7 +27,7 @@ from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 
-_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "started", "busy", "paused", "answers", "tokens", "groups",
+_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "busy", "paused", "answers", "tokens", "groups",
           "longest")
 _PAUSED = ("paused_steps", "paused_slot_steps")
 
@@ -78,7 +78,7 @@ class Pipeline(Ledger):
         self._slots = 0  # of the engine
         self._flying = 0  # answers admitted and not finished
         self._left_out = 0  # groups filtered since the last step
-        self._started, self._busy = 0, 0  # clock of the last step, and how long it takes
+        self._busy = self._until = 0.0  # engine steps that the last step takes, and the clock at which it ends
         self._paused = 0  # answers that the bound held back since `clock`
         self._answers = self._tokens = self._groups = self._longest = 0  # of whole groups so far, and of each one's longest
         self._kept: list[Open] = []  # scored and kept, to be trained on
@@ -175,13 +175,13 @@ class Pipeline(Ledger):
     def take(self) -> list[Part]:
         """Steps on the oldest groups, as long as none of the others comes too late by it; several publish once. And the weights
         of the step before, once they are there."""
-        parts = []
-        if self._version < self._step and (self._flying == 0 or self._clock >= self._started + self._busy):
-            self._version = self._step
+        parts, free = [], float(self._clock)
+        if self._version < self._step and (self._flying == 0 or self._clock >= self._until):
+            self._version, free = self._step, self._until  # a batch that waited is begun as soon as the learner was free
             parts.append(Part(fresh=(), groups=(), commit=False, publish=True))
         self._kept.sort(key=_age)
         while self._version == self._step < self._steps and len(self._kept) >= self._size and self._can_wait():
-            parts.append(self._train())
+            parts.append(self._train(free))
         return [dataclasses.replace(part, publish=part.publish and not part.commit) for part in parts[:-1]] + parts[-1:]
 
     def _can_wait(self) -> bool:
@@ -190,15 +190,16 @@ class Pipeline(Ledger):
         last = sorted(opened.until for key, opened in self._open.items() if key not in batch)
         return all(number < self._size * (until - self._step) for number, until in enumerate(last))
 
-    def _train(self) -> Part:
-        """A step on the oldest kept ones."""
+    def _train(self, begun: float) -> Part:
+        """A step on the oldest kept ones, from that clock on."""
         batch, self._kept = self._kept[:self._size], self._kept[self._size:]
         groups = tuple(opened.group for opened in batch)
         for opened in batch:
             del self._open[opened.key]
         self._counts["num_groups_trained"] += len(groups)
         self._step, self._left_out = self._step + 1, 0
-        self._started, self._busy = self._clock, self._pace.steps(groups) if self._step < self._steps else 0
+        self._busy = self._pace.steps(groups) if self._step < self._steps else 0.0
+        self._until = begun + self._busy
         if not self._busy:
             self._version = self._step
         return Part(fresh=groups, groups=groups, commit=True, publish=not self._busy)

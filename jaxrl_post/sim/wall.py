@@ -58,13 +58,17 @@ class SideBySide:
     def __init__(self, engine: Engine, learner: SimLearner):
         self._engine, self._learner = engine, learner
         self._waited = self._until = self._learned = 0.0
+        self._free = -1.0  # now, if a step was just published
 
     def spent(self) -> Spent:
         return Spent(self._engine.seconds + self._waited, 0.0)
 
     def committed(self) -> None:
+        """A step that follows a publish at once waited for the learner: it began as soon as that was free."""
         took, self._learned = self._learner.seconds - self._learned, self._learner.seconds
-        self._until = max(self.spent().generate_s, self._until) + took
+        now = self.spent().generate_s
+        self._until = (min(self._until, now) if now == self._free else now) + took
 
     def published(self) -> None:
         self._waited += max(self._until - self.spent().generate_s, 0.0)
+        self._free = self.spent().generate_s

@@ -5,7 +5,7 @@ over conventional rounds of 133 steps on all 128 chips; the pipeline is the very
 Then a table over four laws of lengths (uniform; RollPacker's fitted 8k and 32k, arXiv 2509.21009; log-normal with a thin tail)
 and 16 to 1,024 H800, Qwen2.5-7B, 1,024 answers an optimizer step, seconds from the analytic cost. Six ways: synchronous and
 tail-batched rounds on shared devices; both with the learner on devices of its own, one step behind; the pipeline on shared
-devices, and split. Split ways get the best of three shares of the devices for generation. On shared devices time is decode plus
+devices, and split. Split ways get the better of two shares of the devices for generation. On shared devices time is decode plus
 training work, and the pipeline's gain is full slots; split, the slower side decides. `where-it-wins.svg` draws the table.
 """
 
@@ -19,8 +19,8 @@ LAWS = {"uniform": ("workload.name=uniform", "workload.cap=8192"),
         "rollpacker_8k": ("workload.name=rollpacker", "workload.cap=8192"),
         "rollpacker_32k": ("workload.name=rollpacker", "workload.cap=32768"),
         "thin_tail": ("workload.name=lognormal", "workload.mean=1000.0", "workload.tail=1.2", "workload.cap=8192")}
-DEVICES = (16, 64, 256, 1024)
-SHARES = (0.5, 0.625, 0.75)  # of the devices that generate, where the learner has its own
+DEVICES = (16, 128, 1024)
+SHARES = (0.5, 0.7)  # of the devices that generate, where the learner has its own
 PROMPTS, GROUP, ROUNDS, WARM = 128, 8, 30, 10
 PEAK, MFU, ACTIVE = 9.9e14, 0.4, 7.62e9  # of an H800; a trained token takes 6 * ACTIVE operations
 COLORS = {"sync.shared": "#a9a9a9", "sync.split": "#6f6f6f", "tail.shared": "#9ec5e8", "tail.split": "#4a7fb5",
