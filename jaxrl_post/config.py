@@ -450,9 +450,10 @@ def _loss_makes_sense(c: Config) -> None:
           "3 is usual")
     _need(a.clip_ratio_c == 0 or a.loss_mode == "vanilla", f"algorithm.clip_ratio_c={a.clip_ratio_c} is of algorithm."
           f"loss_mode='vanilla' and not of {a.loss_mode!r}; nearest valid value is 0")
-    off_policy = a.use_kl_in_reward or a.corrects_rollouts
+    off_policy = a.use_kl_in_reward or a.corrects_rollouts or a.min_ess > 0 or a.max_rollout_kl > 0
     _need(a.loss_mode != "sft" or not off_policy, "algorithm.loss_mode='sft' has no old log-probs: leave "
-          "algorithm.use_kl_in_reward, algorithm.rollout_is and algorithm.rollout_rs at their defaults")
+          "algorithm.use_kl_in_reward, algorithm.rollout_is, algorithm.rollout_rs, algorithm.min_ess and algorithm.max_rollout_kl "
+          "at their defaults")
     _need(a.overlong_buffer <= c.sampling.max_tokens, f"algorithm.overlong_buffer={a.overlong_buffer} is above "
           f"sampling.max_tokens={c.sampling.max_tokens}, which is the nearest valid value")
     lowers = a.use_kl_in_reward or a.overlong_buffer > 0

@@ -284,7 +284,9 @@ def test_a_bound_that_holds_back_is_counted():
     assert free["sched/paused_steps"] == 0 == free["sched/num_groups_open"]
 
 
-@pytest.mark.parametrize("ratio, expected", [(0.0, 1.42), (0.5, 1.92), (1.0, 4.0), (3.0, 4.0)])
-def test_expected_staleness(ratio, expected):
-    """240 slots, batches of 240, the longest of a group 1.42 times an answer: by hand."""
-    assert pipeline.expected_staleness(slots=240, batch=240, tail=1.42, ratio=ratio, most=4) == pytest.approx(expected)
+@pytest.mark.parametrize("ratio, held, expected", [(0.0, 0.0, 1.42), (0.5, 0.0, 1.92), (0.5, 0.5, 2.42), (1.0, 0.0, 4.0),
+                                                   (3.0, 0.0, 4.0), (0.9, 3.0, 4.0)])
+def test_expected_staleness(ratio, held, expected):
+    """240 slots, batches of 240, answers of 100 tokens, the longest of a group 1.42 times as long: by hand."""
+    assert pipeline.expected_staleness(rate=240 / 100, longest=142.0, batch=240, ratio=ratio, held=held, most=4) == pytest.approx(
+        expected)

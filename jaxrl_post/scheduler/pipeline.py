@@ -27,22 +27,23 @@ from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 
-_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "busy", "paused", "answers", "tokens", "groups",
-          "longest")
+_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "busy", "paused", "answers", "groups", "longest")
 _PAUSED = ("paused_steps", "paused_slot_steps")
 
 
-def expected_staleness(*, slots: int, batch: int, tail: float, ratio: float, most: int) -> float:
-    """Mean optimizer steps between the weights that begin an answer and those that train on it (Applied Compute, July 2026;
-    Little's law): slots * tail / batch + ratio, and never more than `most`.
+def expected_staleness(*, rate: float, longest: float, batch: int, ratio: float, most: int, held: float = 0.0) -> float:
+    """Mean optimizer steps between the weights that begin an answer and those that train on it, by Little's law:
+    rate * longest / batch + ratio + held, and never more than `most`. With full slots rate * E[answer] is their number, which
+    makes it slots * tail / batch + ratio (Applied Compute, July 2026).
 
     Args:
-      slots, batch: answers generated at once, answers a step trains on.
-      tail: E[longest answer of a group] / E[answer], tokens.
+      rate: answers that end in an engine step; batch: those that an optimizer step trains on.
+      longest: mean of the longest answer of a group, tokens.
       ratio: the time a step takes the learner over that in which the engine generates a batch; 0 where devices are shared,
         since the engine rests meanwhile; from 1 on the learner is behind and answers wait until the bound stops admission.
+      held: batches that wait for their graders beyond the one that is next.
     """
-    return float(most) if ratio >= 1 else min(slots * tail / batch + ratio, float(most))
+    return float(most) if ratio >= 1 else min(rate * longest / batch + ratio + held, float(most))
 
 
 class Pipeline(Ledger):
@@ -80,7 +81,7 @@ class Pipeline(Ledger):
         self._left_out = 0  # groups filtered since the last step
         self._busy = self._until = 0.0  # engine steps that the last step takes, and the clock at which it ends
         self._paused = 0  # answers that the bound held back since `clock`
-        self._answers = self._tokens = self._groups = self._longest = 0  # of whole groups so far, and of each one's longest
+        self._answers = self._groups = self._longest = 0  # of whole groups so far; tokens of each one's longest
         self._kept: list[Open] = []  # scored and kept, to be trained on
         self._held_back = dict.fromkeys(_PAUSED, 0)
 
@@ -139,18 +140,17 @@ class Pipeline(Ledger):
 
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
         lengths = [len(rollout) for rollout in opened.rollouts.values()]
-        self._answers, self._tokens = self._answers + len(lengths), self._tokens + sum(lengths)
-        self._groups, self._longest = self._groups + 1, self._longest + max(lengths)
+        self._answers, self._groups = self._answers + len(lengths), self._groups + 1
+        self._longest += max(lengths)
         return []
 
     def expected_staleness(self) -> float:
-        """By the lengths, and the clocks of the latest step, counted so far."""
-        if not self._tokens:
+        """By what was counted so far, and what the latest step took."""
+        if not self._groups or not self._clock:
             return 0.0
-        tail = self._longest / self._groups * self._answers / self._tokens
-        batch = self._size * self._group_size
-        steps = batch * self._tokens / self._answers / max(self._slots, 1)
-        return expected_staleness(slots=self._slots, batch=batch, tail=tail, ratio=self._busy / steps, most=self._bound)
+        batch, rate = self._size * self._group_size, self._answers / self._clock
+        return expected_staleness(rate=rate, longest=self._longest / self._groups, batch=batch, most=self._bound,
+                                  ratio=self._busy * rate / batch, held=self._unscored_most / self._size - 1)
 
     def due(self) -> list[Group]:
         """The unscored ones of the next batches, once enough groups are whole; and the oldest of more than may be unscored."""
@@ -198,11 +198,11 @@ class Pipeline(Ledger):
             del self._open[opened.key]
         self._counts["num_groups_trained"] += len(groups)
         self._step, self._left_out = self._step + 1, 0
-        self._busy = self._pace.steps(groups) if self._step < self._steps else 0.0
+        self._busy = self._pace.steps(groups)
         self._until = begun + self._busy
-        if not self._busy:
-            self._version = self._step
-        return Part(fresh=groups, groups=groups, commit=True, publish=not self._busy)
+        at_once = self._busy == 0 or self._step == self._steps
+        self._version = self._step if at_once else self._version
+        return Part(fresh=groups, groups=groups, commit=True, publish=at_once)
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)

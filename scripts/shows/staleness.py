@@ -1,9 +1,9 @@
 """How old tokens are when they are trained on: as the closed form foresees, and never older than the bound.
 
 Four pipelined settings, two on the real engine (the demo's task) and two simulated (log-normal answers; learner and engine on
-the same devices, and side by side): the mean staleness of an answer's first token, measured, against the closed form
-slots * E[longest of a group] / (E[answer] * answers a step trains on) + the learner's time over the engine's for a step, from the
-lengths counted by the run (scheduler/pipeline.py). Then hypothesis draws cases (slots, batches, bounds, filters, dispatch lengths,
+the same devices, and side by side): the mean staleness of an answer's first token, measured, against the closed form: answers
+that end in an engine step * E[longest of a group] / answers that an optimizer step trains on + the learner's time over the
+engine's for such a batch, from counts of the run (scheduler/pipeline.py). Then hypothesis draws cases (slots, batches, bounds, filters, dispatch lengths,
 failing graders, late learners), each lived through twice, the second time restarted before every few calls, under a judge that
 objects to a token beyond the bound, a slot left empty without need, a step that is not on the oldest whole groups, or one
 that waits for nobody. Planted faults must be found.
@@ -21,8 +21,8 @@ from pathlib import Path
 MINUTES = 5.0
 EXAMPLES, CLOSE, WARM = 400, 0.3, 8
 STEPS = 40
-REAL = {"engine_small_batches": (8, 4), "engine_large_batches": (16, 8)}  # prompts, answers of each
-SIMULATED = {"shared": (), "side_by_side": ("learner.apart=True", "learner.token_s=3.8e-6")}
+REAL = {"engine_small_batches": (16, 4), "engine_large_batches": (16, 8)}  # prompts, answers of each
+SIMULATED = {"shared": (), "side_by_side": ("learner.apart=True", "learner.token_s=2.45e-3")}
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -51,7 +51,7 @@ def _real(record, prompts: int, group: int) -> dict:
         record.run("-m", "jaxrl_post.main", "--config=configs/demo_pipeline.py", f"--run-dir={run}",
                    f"--config.steps={STEPS}", f"--config.scheduler.prompts={prompts}", f"--config.scheduler.group_size={group}",
                    f"--config.scheduler.max_staleness={bound}", "--config.scheduler.ahead=0", "--config.scheduler.max_unscored=0",
-                   "--config.engine.steps_per_dispatch=2", "--config.engine.refill_slots=1", "--config.engine.carry_over=keep",
+                   "--config.engine.steps_per_dispatch=1", "--config.engine.refill_slots=1", "--config.engine.carry_over=keep",
                    "--config.engine.carry_share=1.0", "--config.optimizer.lr=0.0", "--config.eval.prompts=0",
                    "--config.eval.every=0", "--config.checkpoint.every=0", timeout_s=600)
         rows = [row for row in metrics.read(run / "metrics.jsonl") if "off_policy/mean" in row][WARM:]
