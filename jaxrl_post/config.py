@@ -61,7 +61,9 @@ class Engine:
     is, of several the probe drops those whose bits differ from the largest one's. `pages` 0: enough for every slot at
     `max_length`. `cost_table`: a file written by scripts/bench.py cost; empty: the analytic table of the device kind.
     `layouts`: further tensor parallelisms, for example (2, 4), compiled at the start; a planner chooses one for each round by
-    its forecasts (scheduler/planner.py). A replica of n times as many devices has n times the slots, pages and rows."""
+    its forecasts (scheduler/planner.py). A replica of n times as many devices has n times the slots, pages and rows.
+    `carry_over`: what becomes of answers on their way when weights are published (slots/carry.py); at most `carry_share` of all
+    rows are computed again for it, 1: any number."""
 
     name: str = one_of("rows", "rows", "demonstrations")
     slots: int = at_least(64, 1)
@@ -75,6 +77,8 @@ class Engine:
     dtype: str = one_of("float32", "float32", "bfloat16")
     cost_table: str = ""
     layouts: tuple[int, ...] = ()
+    carry_over: str = one_of("keep", "keep", "recompute", "verify", "auto")
+    carry_share: float = at_least(1.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +128,16 @@ class Scheduler:
     and draws slow prompts anew: shorter answers than the policy gives, for comparison. `stream`: groups that are scored and
     handed to the learner together while others are still generated; 0: all of a round at its end.
 
+    pipeline has no rounds: every slot stays full, each optimizer step trains on the oldest `prompts` groups that are whole, and
+    new weights go under the answers that run. No trained token is older than `max_staleness` optimizer steps; `ahead` answers
+    wait for a slot; the graders of at most `max_unscored` whole groups are still at work (0: those of one batch).
+
     `placement`: least_loaded gives a group to the replica with the fewest answers on their way; divided binds an answer when
     a slot is free; longest_first does so by what probes and history tell; rank_groups gives replicas of their own to prompts
     of like length. Only with more answers than slots do the middle two differ from the first, and the last only pays where
     replicas step on their own."""
 
-    name: str = one_of("sync", "sync", "tail_batching", "rollpacker")
+    name: str = one_of("sync", "sync", "tail_batching", "rollpacker", "pipeline")
     placement: str = one_of("least_loaded", "least_loaded", "divided", "longest_first", "rank_groups")
     over: float = at_least(1.0, 1.0)
     over_samples: float = at_least(1.0, 1.0)
@@ -137,6 +145,9 @@ class Scheduler:
     long_batches: int = at_least(1, 1)
     lane: float = at_least(0.0, 0.0, 1.0)
     stream: int = at_least(0, 0)
+    max_staleness: int = at_least(0, 0)
+    ahead: int = at_least(0, 0)
+    max_unscored: int = at_least(0, 0)
     prompts: int = at_least(32, 1)
     group_size: int = at_least(8, 1)
     filter_groups: bool = False
@@ -175,6 +186,8 @@ class Algorithm:
     rollout_rs: str = one_of("none", "none", *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean")
                                                for kind in ("k1", "k2", "k3")), "seq_max_k2", "seq_max_k3")
     rollout_rs_threshold: tuple[float, ...] = (2.0,)  # (upper,), or for k1 (lower, upper)
+    min_ess: float = at_least(0.0, 0.0, 1.0)  # effective sample size of tokens below which a batch moves nothing; 0: none
+    max_rollout_kl: float = at_least(0.0, 0.0)  # nats a token between engine and learner above which it moves nothing; 0: none
     overlong_buffer: int = at_least(0, 0)  # tokens before max_tokens in which the reward sinks; 0: none
     overlong_penalty: float = at_least(1.0, 0.0)  # at max_tokens
     overlong_filtering: bool = False  # answers cut at max_tokens stay in the baseline and leave the loss
@@ -437,9 +450,10 @@ def _loss_makes_sense(c: Config) -> None:
           "3 is usual")
     _need(a.clip_ratio_c == 0 or a.loss_mode == "vanilla", f"algorithm.clip_ratio_c={a.clip_ratio_c} is of algorithm."
           f"loss_mode='vanilla' and not of {a.loss_mode!r}; nearest valid value is 0")
-    off_policy = a.use_kl_in_reward or a.corrects_rollouts
+    off_policy = a.use_kl_in_reward or a.corrects_rollouts or a.min_ess > 0 or a.max_rollout_kl > 0
     _need(a.loss_mode != "sft" or not off_policy, "algorithm.loss_mode='sft' has no old log-probs: leave "
-          "algorithm.use_kl_in_reward, algorithm.rollout_is and algorithm.rollout_rs at their defaults")
+          "algorithm.use_kl_in_reward, algorithm.rollout_is, algorithm.rollout_rs, algorithm.min_ess and algorithm.max_rollout_kl "
+          "at their defaults")
     _need(a.overlong_buffer <= c.sampling.max_tokens, f"algorithm.overlong_buffer={a.overlong_buffer} is above "
           f"sampling.max_tokens={c.sampling.max_tokens}, which is the nearest valid value")
     lowers = a.use_kl_in_reward or a.overlong_buffer > 0
@@ -465,8 +479,8 @@ def _races_make_sense(c: Config) -> None:
           f"{s.over_samples} must be 1")
     _need(s.name != "rollpacker" or s.over > 1 or s.over_samples > 1, "scheduler.name='rollpacker' races nobody with "
           "scheduler.over and scheduler.over_samples at 1: the paper has 1.25 for both")
-    _need(s.name == "sync" or c.engine.name == "rows", f"scheduler.name={s.name!r} parks answers that are being generated: "
-          f"engine.name={c.engine.name!r} cannot; the nearest valid name is 'sync'")
+    _need(s.name == "sync" or c.engine.name == "rows", f"scheduler.name={s.name!r} needs answers that take their time: "
+          f"engine.name={c.engine.name!r} has none; the nearest valid name is 'sync'")
     _need(s.name != "tail_batching" or s.lane == 0 or c.history.epochs > 0, f"scheduler.lane={s.lane} asks the history which "
           "prompts are long, and history.epochs=0 remembers nothing; the nearest valid lane is 0")
     _need(s.name != "rollpacker" or c.speculation.drafter == "off", "scheduler.name='rollpacker' drops who needs most engine "
@@ -491,13 +505,36 @@ def _streams_make_sense(c: Config) -> None:
           "nearest valid stream is 0")
 
 
+def _pipelines_make_sense(c: Config) -> None:
+    s, piped = c.scheduler, c.scheduler.name == "pipeline"
+    for name in ("max_staleness", "ahead", "max_unscored"):
+        _need(piped or getattr(s, name) == 0, f"scheduler.{name}={getattr(s, name)} is of scheduler.name='pipeline'; for "
+              f"{s.name!r} it must be 0")
+    _need(not piped or s.updates == 1, f"scheduler.name='pipeline' publishes after every optimizer step, on new answers each: "
+          f"scheduler.mini_batches={s.mini_batches} and scheduler.ppo_epochs={s.ppo_epochs} must be 1")
+    _need(not piped or s.over == s.over_samples == 1, f"scheduler.name='pipeline' has no rounds to race in: scheduler.over="
+          f"{s.over} and scheduler.over_samples={s.over_samples} must be 1, or the name tail_batching")
+    _need(not piped or s.stream == 0, f"scheduler.stream={s.stream} hands over pieces of a round, scheduler.name='pipeline' "
+          "whole batches; the nearest valid stream is 0")
+    _need(not piped or s.placement in ("least_loaded", "divided"), f"scheduler.placement={s.placement!r} orders the answers of "
+          "a round, which scheduler.name='pipeline' has not; the nearest valid value is 'divided'")
+    _need(not piped or not c.engine.layouts, f"engine.layouts={c.engine.layouts} are changed between rounds, which scheduler."
+          "name='pipeline' has not; leave it empty")
+    e = c.engine
+    _need(piped or (e.carry_over == "keep" and e.carry_share == 1), f"engine.carry_over={e.carry_over!r} and engine.carry_share="
+          f"{e.carry_share} are of answers that run while weights are published: with scheduler.name={s.name!r} there are none; "
+          "leave them at 'keep' and 1")
+    _need(s.max_unscored == 0 or s.max_unscored >= s.prompts, f"scheduler.max_unscored={s.max_unscored} never holds a batch: "
+          f"it must be 0 or at least scheduler.prompts={s.prompts}, the nearest valid value")
+
+
 def _rewards_weighted(c: Config) -> None:
     _need(len(c.reward.weights) in (0, len(c.reward.functions)), f"reward.weights has {len(c.reward.weights)} entries, "
           f"reward.functions {len(c.reward.functions)}: give none or one each")
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
-          _races_make_sense, _streams_make_sense,
+          _races_make_sense, _streams_make_sense, _pipelines_make_sense,
           _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated,
           _evaluations_are_reached, _layouts_fit, _placements_know)
 

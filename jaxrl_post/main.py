@@ -225,6 +225,7 @@ def revive(run: Run, saved: checkpoint.Saved) -> None:
     prompts = {prompt.id: prompt for prompt in run.start.train}
     run.history.load_state_dict(saved.host["history"])
     run.meter.load_state_dict(saved.host["meter"])
+    run.learner.gate.load_state_dict(saved.host["gate"])
     for engine, state in zip(run.engines, saved.host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
     run.scheduler.load_state_dict(saved.host["scheduler"])
@@ -318,7 +319,7 @@ def save(run: Run, observe: Observers, version: int) -> None:
     go on alike."""
     host = {"engines": [engine.state_dict() for engine in run.engines], "scheduler": run.scheduler.state_dict(),
             "history": run.history.state_dict(), "meter": run.meter.state_dict(), "observers": observe.state_dict(),
-            "marks": checkpoint.marks(run.mine)}
+            "gate": run.learner.gate.state_dict(), "marks": checkpoint.marks(run.mine)}
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):  # processes meet in programs that Orbax makes
         run.saves.save(version, run.learner.state, host, run.about)
     allocation.give_back()

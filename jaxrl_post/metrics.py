@@ -50,7 +50,8 @@ def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
     reward/NAME/mean of every component, reward_std (mean over groups) and frac_reward_zero_std (share of groups whose
     scored accuracies are all equal, groups without a score counted in), response_length and prompt_length in tokens,
     with clip_ratio (share cut at the limit) and correct_mean (accuracy above 0.5), off_policy/{mean, max}: `version`
-    minus the version of each sampled token. A figure over nothing is left out; an unscored rollout never counts as 0.
+    minus the version of each sampled token, first_token_mean of each answer's first; where that is not 0 throughout,
+    share_N of the tokens that are N steps old. A figure over nothing is left out; an unscored rollout never counts as 0.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
@@ -68,6 +69,10 @@ def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
     out["response_length/clip_ratio"] = float(np.mean([rollout.finish is Finish.LENGTH for rollout in rollouts]))
     out |= _mean("response_length/correct_mean", lengths[right & scored])
     out |= {name: value for name, value in _spread("off_policy", stale).items() if not name.endswith("/min")}
+    first = [version - rollout.versions[rollout.sampled][0] for rollout in rollouts if rollout.sampled.any()]
+    out |= _mean("off_policy/first_token_mean", np.array(first))
+    if stale.any():
+        out |= {f"off_policy/share_{age}": float(share) for age, share in enumerate(np.bincount(stale) / stale.size)}
     out["rollout/num_sampled_tokens"] = float(stale.size)
     out["rollout/num_tokens"] = float(lengths.sum() + prompts.sum())
     return out

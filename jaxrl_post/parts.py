@@ -25,6 +25,7 @@ from jaxrl_post.launch import allocation, plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
 from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.slots.carry import Carry
 from jaxrl_post.trainer.learner import Learner
 from jaxrl_post.types import Layout
 
@@ -94,7 +95,8 @@ def _engine(config: Config, start: Inputs, learner: Learner, history: History, s
     made = RowEngine(
         start.model, learner.params, mesh_of(config, layout), **sizes, refill_slots=config.engine.refill_slots,
         cost=start.cost, decode=start.tokenizer.decode, version=learner.step,
-        drafting=drafting(config, start.model, history, layout))
+        drafting=drafting(config, start.model, history, layout),
+        carry=Carry(config.engine.carry_over, config.engine.carry_share))
     dropped = [size for size, kept in probe.keep_equal_sizes(made).items() if not kept]
     if dropped:
         say(f"engine.row_sizes: {dropped} give other bits than {max(sizes['row_sizes'])} on this machine and are not used")

@@ -126,7 +126,7 @@ class Learner(Protocol):
 
     def commit(self) -> Mapping[str, Any]:
         """Divides once and takes an optimizer step; metrics as device scalars. The arrays of `params` are used up: a round
-        may commit several times, and publishes before the engine is stepped again."""
+        may commit several times, and an engine that shares them gets the new ones before it is stepped again."""
 
 
 class Rewards(Protocol):

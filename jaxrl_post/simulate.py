@@ -82,12 +82,14 @@ class Ring:
 def assemble(given: Simulation) -> Ring:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
-    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster))
+    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster),
+                                parts.pace(given))
     if given.cluster.layouts:
         scheduler = schedulers.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
-                learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s),
+                learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s,
+                                              wall=parts.wall(given, engine, learner)),
                 meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)))
 
 

@@ -90,6 +90,8 @@ def test_mismatch_by_hand():
     np.testing.assert_allclose(got["rollout_corr/k3_kl"], (1.25 - 1 - np.log(1.25) + 0.5 - 1 + np.log(2)) / 2)
     # rho 1.25 and 0.5; of the whole answer 0.625
     np.testing.assert_allclose(got["rollout_corr/chi2_token"], (1.25**2 + 0.5**2) / 2 - 1)
+    np.testing.assert_allclose(got["rollout_corr/ess"], 0.875**2 / ((1.25**2 + 0.5**2) / 2))
+    np.testing.assert_allclose(got["rollout_corr/tv"], (0.25 + 0.5) / 4)
     np.testing.assert_allclose(got["rollout_corr/chi2_seq"], 0.625**2 - 1)
     np.testing.assert_allclose(got["rollout_corr/training_ppl"], 8**0.5)  # 1 / sqrt(0.5 * 0.25)
     np.testing.assert_allclose(got["rollout_corr/rollout_ppl"], 5**0.5)
@@ -99,5 +101,6 @@ def test_mismatch_by_hand():
     np.testing.assert_allclose(two["rollout_corr/chi2_seq"], two["rollout_corr/chi2_token"])
     np.testing.assert_allclose(two["rollout_corr/log_ppl_abs_diff"], (np.log(1.25) + np.log(2)) / 2)
     same = mismatch([(old, old)])
-    assert max(abs(value) for name, value in same.items() if not name.endswith(("_ppl", "ppl_ratio"))) == 0
+    assert max(abs(value) for name, value in same.items() if not name.endswith(("_ppl", "ppl_ratio", "ess"))) == 0
+    assert same["rollout_corr/ess"] == 1
     assert same["rollout_corr/ppl_ratio"] == 1

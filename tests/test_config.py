@@ -12,6 +12,7 @@ import pytest
 from jaxrl_post import config
 from jaxrl_post.algorithms.advantages import WHOLE_ROUND
 
+PIPE = ("scheduler.name=pipeline", "scheduler.max_staleness=2")
 TAIL = ("scheduler.name=tail_batching", "scheduler.over=1.25")
 
 
@@ -192,7 +193,17 @@ def test_malformed_overrides():
     (["scheduler.name=rollpacker"], "scheduler.name='rollpacker' races nobody"),
     (["scheduler.name=rollpacker", "scheduler.over=1.25", "speculation.drafter=ours"], "the answers that are hard to draft"),
     ([*TAIL, "engine.name=demonstrations", "algorithm.loss_mode=sft", "algorithm.adv_estimator=ones"],
-     "parks answers that are being generated: engine.name='demonstrations' cannot; the nearest valid name is 'sync'"),
+     "needs answers that take their time: engine.name='demonstrations' has none; the nearest valid name is 'sync'"),
+    (["scheduler.max_staleness=2"], "scheduler.max_staleness=2 is of scheduler.name='pipeline'; for 'sync' it must be 0"),
+    ([*TAIL, "scheduler.ahead=2"], "scheduler.ahead=2 is of scheduler.name='pipeline'; for 'tail_batching' it must be 0"),
+    ([*PIPE, "scheduler.ppo_epochs=2"], "scheduler.mini_batches=1 and scheduler.ppo_epochs=2 must be 1"),
+    ([*PIPE, "scheduler.over=1.25"], "scheduler.name='pipeline' has no rounds to race in: scheduler.over=1.25"),
+    ([*PIPE, "scheduler.stream=4"], "scheduler.stream=4 hands over pieces of a round"),
+    ([*PIPE, "scheduler.placement=longest_first"], "scheduler.placement='longest_first' orders the answers of a round"),
+    ([*PIPE, "mesh.data=2", "engine.layouts=[2]"], "engine.layouts=(2,) are changed between rounds"),
+    ([*PIPE, "scheduler.max_unscored=31"], "scheduler.max_unscored=31 never holds a batch: it must be 0 or at least scheduler.prompts=32"),
+    (["engine.carry_over=verify"], "engine.carry_over='verify' and engine.carry_share=1.0 are of answers that run while weights"),
+    (["algorithm.loss_mode=sft", "algorithm.min_ess=0.5"], "algorithm.loss_mode='sft' has no old log-probs"),
     ([*TAIL, "scheduler.lane=0.5", "history.epochs=0"], "scheduler.lane=0.5 asks the history which prompts are long, and history.epochs=0"),
     (["scheduler.long_batches=2"], "scheduler.long_batches=2 is of the long rounds of 'tail_batching'"),
     ([*TAIL, "scheduler.long_batches=2", "scheduler.stream=4"], "with scheduler.name='tail_batching' and scheduler.stream=4 it"),
@@ -215,6 +226,8 @@ def test_edges_of_the_cross_field_rules_are_allowed():
                                    "algorithm.rollout_rs_threshold=[0.5,2]"])
     config.resolve(given(), [*TAIL, "history.epochs=0", "speculation.drafter=ours"])
     config.resolve(given(), [*TAIL, "scheduler.long_batches=3"])
+    config.resolve(given(), [*PIPE, "scheduler.max_unscored=32", "scheduler.placement=divided", "engine.carry_over=auto",
+                             "engine.carry_share=0.2", "scheduler.filter_groups=true"])
     config.resolve(given(), [*TAIL, "scheduler.stream=32", "scheduler.prefix_mode=recompute"])
     config.resolve(given(), ["scheduler.name=rollpacker", "scheduler.over_samples=1.25", "scheduler.filter_groups=true"])
     assert (got.scheduler.updates, got.rounds) == (10, 1)

@@ -42,6 +42,8 @@ def test_describe_counted_by_hand():
         "response_length/min": 1.0, "response_length/clip_ratio": pytest.approx(1 / 6),
         "response_length/correct_mean": 1.5, "prompt_length/mean": 3.0, "prompt_length/max": 5.0,
         "prompt_length/min": 1.0, "off_policy/mean": pytest.approx(4 / 12), "off_policy/max": 3.0,
+        "off_policy/first_token_mean": pytest.approx(4 / 6), "off_policy/share_0": pytest.approx(10 / 12),
+        "off_policy/share_1": pytest.approx(1 / 12), "off_policy/share_2": 0.0, "off_policy/share_3": pytest.approx(1 / 12),
         "rollout/num_sampled_tokens": 12.0, "rollout/num_tokens": 30.0}
 
 

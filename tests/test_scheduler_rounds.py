@@ -133,7 +133,7 @@ class ByScore(Sync):
 
     def scored(self, group):
         key = (group.rollouts[0].id.epoch, group.prompt.id)
-        self._wave[key] = self._wave.pop(key)
+        self._open[key] = self._open.pop(key)
         super().scored(group)
 
 
@@ -142,7 +142,7 @@ class Early(Sync):
 
     def admit(self, capacity, clock):
         first = super().admit(capacity, clock)
-        return first or (self._open_group() if any(g.group for g in self._wave.values()) or clock == 3 else [])
+        return first or (self._open_group() if any(g.group for g in self._open.values()) or clock == 3 else [])
 
 
 class OnReward(Sync):

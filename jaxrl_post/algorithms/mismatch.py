@@ -18,10 +18,12 @@ def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
     rollout_corr/kl is the mean over tokens of log mu - log pi_old (k1 of KL(mu || pi_old), mu the engine), k3_kl its k3
     (joschu.net/blog/kl-approx.html), chi2_token and chi2_seq the mean of rho^2 - 1, rho = pi_old / mu of a token or of
     a whole answer; perplexities, and the differences of their logs, are means over answers. Probabilities differ by
-    |exp - exp|, log-probs in nats.
+    |exp - exp|, log-probs in nats. ess: (mean rho)^2 / mean rho^2 over tokens, the share of them that would do on-policy
+    (PipelineRL, arXiv 2509.19128, section 5). tv: mean |rho - 1| / 2, an estimate of the total variation of a token's laws.
     """
     old, rollout = (np.concatenate(side).astype(float) for side in zip(*pairs, strict=True))
     probs, gap = np.abs(np.exp(old) - np.exp(rollout)), old - rollout
+    ratio = bounded_exp(gap)
     return {
         "training/rollout_probs_diff_mean": float(probs.mean()),
         "training/rollout_probs_diff_max": float(probs.max()),
@@ -29,8 +31,10 @@ def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
         "training/rollout_logprobs_abs_diff_mean": float(np.abs(gap).mean()),
         "training/rollout_logprobs_abs_diff_max": float(np.abs(gap).max()),
         "rollout_corr/kl": float(-gap.mean()),
-        "rollout_corr/k3_kl": float(np.mean(bounded_exp(gap) - 1.0 - np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))),
-        "rollout_corr/chi2_token": float(np.mean(bounded_exp(gap) ** 2) - 1.0),
+        "rollout_corr/k3_kl": float(np.mean(ratio - 1.0 - np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))),
+        "rollout_corr/chi2_token": float(np.mean(ratio ** 2) - 1.0),
+        "rollout_corr/ess": float(ratio.mean() ** 2 / np.mean(ratio ** 2)),
+        "rollout_corr/tv": float(np.mean(np.abs(ratio - 1.0)) / 2),
     } | _of_answers(pairs)
 
 

@@ -19,6 +19,7 @@ from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.drafts import Off
 from jaxrl_post.engine.programs import Programs
 from jaxrl_post.models import decoder
+from jaxrl_post.slots.carry import Carry
 from jaxrl_post.slots.columns import Entry, Sizes, Told
 from jaxrl_post.slots.host import RowHost
 from jaxrl_post.types import Layout
@@ -37,7 +38,8 @@ class RowEngine(RowHost):
     def __init__(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, *, slots: int, max_length: int,
                  page_size: int, pages: int, row_sizes: Sequence[int], head_rows: int, steps_per_dispatch: int,
                  refill_slots: int, restricted: bool = False, dtype: Any = np.float32, cost: costs.StepCost | None = None,
-                 decode: Callable[[np.ndarray], str] | None = None, version: int = 0, drafting: Drafting | None = None):
+                 decode: Callable[[np.ndarray], str] | None = None, version: int = 0, drafting: Drafting | None = None,
+                 carry: Carry | None = None):
         meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine",
                                {"heads": model.heads, "kv_heads": model.kv_heads})
         if max_length > model.max_length:
@@ -49,7 +51,7 @@ class RowEngine(RowHost):
         cost = cost or costs.analytic(jax.devices()[0].device_kind, _count(params), np.dtype(dtype).itemsize, row_sizes)
         drafting = drafting or Drafting(Off(), replicas=replicas, slots=slots, past=lambda prompt_id: ())
         super().__init__(sizes, row_sizes=row_sizes, refill_slots=refill_slots, cost=cost, drafting=drafting,
-                         vocab_size=model.vocab_size, decode=decode, version=version)
+                         vocab_size=model.vocab_size, decode=decode, version=version, carry=carry)
         self._layout = weights.Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
         self.case = self._layout.case(params)
         self._params = self._layout.place(params)

@@ -28,7 +28,8 @@ class Open:
 
     `size`: rollouts of the group; `launched`: samples that are generated at once, at least `size`; `attempt`: of their ids;
     `rank`: place in its round. `rollouts`: finished ones by sample index, whole with `size` of them; `prefixes`: what others
-    had when they were parked. `since`: clock at which it was put off.
+    had when they were parked. `since`: clock at which it was put off. `until`: the last optimizer step, counted from 0, that may
+    train on it.
     """
 
     position: int
@@ -41,6 +42,7 @@ class Open:
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     prefixes: dict[int, Rollout] = field(default_factory=dict)
     since: int = 0
+    until: int = 0
     asked: bool = False  # handed out by `due`
     group: Group | None = None  # scored
 
@@ -72,7 +74,7 @@ def written(opened: Open) -> dict:
     scores = None if group is None else {"rewards": group.rewards, "scored": group.scored,
                                          "components": dict(group.components)}
     return {"position": opened.position, "size": opened.size, "launched": opened.launched, "attempt": opened.attempt,
-            "rank": opened.rank, "since": opened.since, "asked": opened.asked, "scores": scores,
+            "rank": opened.rank, "since": opened.since, "until": opened.until, "asked": opened.asked, "scores": scores,
             "rollouts": [_rollout(opened.rollouts[sample]) for sample in sorted(opened.rollouts)],
             "prefixes": [_rollout(opened.prefixes[sample]) for sample in sorted(opened.prefixes)]}
 
@@ -80,7 +82,8 @@ def written(opened: Open) -> dict:
 def revived(state: Mapping, prompts: PromptOrder) -> Open:
     epoch, prompt = prompts.at(state["position"])
     out = Open(position=state["position"], epoch=epoch, prompt=prompt, size=state["size"], launched=state["launched"],
-               attempt=state["attempt"], rank=state["rank"], since=state["since"], asked=state["asked"])
+               attempt=state["attempt"], rank=state["rank"], since=state["since"], until=state["until"],
+               asked=state["asked"])
     for name in ("rollouts", "prefixes"):
         found = [_revived(rollout, prompt) for rollout in state[name]]
         setattr(out, name, {rollout.id.sample: rollout for rollout in found})

@@ -120,10 +120,10 @@ class Races(Rounds):
 
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
         """The last one that the wave waits for ends the race."""
-        stop = []
+        stop = super()._became_whole(opened, clock)
         if self._to_finish == 0:
-            for loser in [racing for racing in self._wave.values() if not racing.whole]:
-                del self._wave[loser.key]
+            for loser in [racing for racing in self._open.values() if not racing.whole]:
+                del self._open[loser.key]
                 stop += loser.ids(self._run_seed, loser.missing)
                 self._queue_up(loser, clock)
                 self._counts["num_groups_deferred"] += 1
@@ -145,13 +145,13 @@ class Races(Rounds):
 
     def _late(self, rollout: Rollout) -> None:
         key = rollout.id.epoch, rollout.id.prompt_id
-        self._keep(self._queue[key] if key in self._queue else self._wave[key], rollout)
+        self._keep(self._queue[key] if key in self._queue else self._open[key], rollout)
 
     def parked(self, rollouts: Sequence[Rollout]) -> None:
         moved = []
         for rollout in rollouts:
             key = rollout.id.epoch, rollout.id.prompt_id
-            if key in self._wave and not self._wave[key].whole:
+            if key in self._open and not self._open[key].whole:
                 moved.append(rollout)
             else:
                 self._counts["num_rollouts_parked"] += 1
@@ -169,15 +169,16 @@ class Races(Rounds):
         return parts
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {name: getattr(self, f"_{name}") for name in _PLAIN} | {
-            "queue": [written(opened) for opened in self._queue.values()]}
+        return super().state_dict() | {"queue": [written(opened) for opened in self._queue.values()]}
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
-        for name in _PLAIN:
-            setattr(self, f"_{name}", state[name])
         queue = [revived(opened, self._prompts) for opened in state["queue"]]
         self._queue = {opened.key: opened for opened in queue}
+
+    @property
+    def _plain(self) -> tuple[str, ...]:
+        return super()._plain + _PLAIN
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call, the groups that queue now, and the engine steps that the longest waiting one of those

@@ -70,7 +70,7 @@ class TailBatching(Races):
         return super().held() + [rollout for opened in waiting for rollout in opened.rollouts.values()]
 
     def complete(self, rollout: Rollout) -> Stop:
-        opened = self._wave.get((rollout.id.epoch, rollout.id.prompt_id))
+        opened = self._open.get((rollout.id.epoch, rollout.id.prompt_id))
         if opened is not None and rollout.id.sample in opened.prefixes:
             before = opened.prefixes.pop(rollout.id.sample).tokens
             self._counts["num_tokens_discarded"] += before.size - _agreeing(before, rollout.tokens)

@@ -7,11 +7,15 @@ from pathlib import Path
 
 from jaxrl_post import cost, rollout_log
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.sim import pace, workloads
+from jaxrl_post.scheduler.pace import Pace, Split, TimeShared
+from jaxrl_post.sim import pace as paces
+from jaxrl_post.sim import workloads
 from jaxrl_post.sim.answers import Answers
 from jaxrl_post.sim.elastic import SimElastic
 from jaxrl_post.sim.engine import SimEngine
+from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.settings import Cluster, Simulation
+from jaxrl_post.sim.wall import OneAfterTheOther, SideBySide, Wall
 from jaxrl_post.types import Layout
 
 _ENDLESS = 1 << 53  # tokens
@@ -55,7 +59,7 @@ def logged(folder: str) -> list[list[int]]:
     return list(found.values())
 
 
-def step_cost(given: Cluster) -> pace.Cost:
+def step_cost(given: Cluster) -> paces.Cost:
     """Of an engine step of one replica."""
     if given.cost_table:
         return cost.TableCost(table=cost.load(given.cost_table))
@@ -81,11 +85,22 @@ def replica(given: Cluster) -> Replica:
     return next(iter(replicas(given).values()))
 
 
+def pace(given: Simulation) -> Pace:
+    """How long an optimizer step keeps new weights from the engine."""
+    learner = given.learner
+    return Split(replica(given.cluster), token_s=learner.token_s, step_s=learner.step_s) if learner.apart else TimeShared()
+
+
+def wall(given: Simulation, engine: SimEngine | SimElastic, learner: SimLearner) -> Wall:
+    """How both their seconds add up."""
+    return SideBySide(engine, learner) if given.learner.apart else OneAfterTheOther(engine, learner)
+
+
 def engine(given: Simulation) -> SimEngine | SimElastic:
     c, made = given.cluster, {}
-    drafts = pace.Drafts(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
+    drafts = paces.Drafts(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
     for layout, one in replicas(c).items():
-        paced = pace.LockStep(one.cost, drafts) if c.pace == "lockstep" else pace.Independent(one.cost, c.tick_s, drafts)
+        paced = paces.LockStep(one.cost, drafts) if c.pace == "lockstep" else paces.Independent(one.cost, c.tick_s, drafts)
         made[layout] = SimEngine(answers(given), replicas=layout.replicas, slots=one.slots, pace=paced,
                                  kv_tokens=one.kv_tokens if c.bounded else None)
     return SimElastic(made, move_s=c.move_s) if len(made) > 1 else next(iter(made.values()))

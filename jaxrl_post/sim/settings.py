@@ -64,10 +64,12 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token."""
+    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token. `apart`: on devices of its own, which are
+    none of the cluster's, while the engine goes on with the weights before."""
 
     token_s: float = at_least(0.0, 0.0)
     step_s: float = at_least(0.0, 0.0)
+    apart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,10 @@ class Simulation:
         if s.name == "tail_batching" and s.over_samples != 1:
             raise ValueError(f"scheduler.name='tail_batching' drops no answer: scheduler.over_samples={s.over_samples} must "
                              "be 1")
+        if s.name == "pipeline" and (s.updates != 1 or s.stream or self.cluster.layouts
+                                     or s.placement not in ("least_loaded", "divided")):
+            raise ValueError("scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "
+                             "scheduler.stream 0, cluster.layouts empty, scheduler.placement 'least_loaded' or 'divided'")
         nameless = [part for part in self.parts if not all(map(str.strip, part.partition(":")))]
         if nameless:
             raise ValueError(f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: "

@@ -17,6 +17,7 @@ from jaxrl_post.protocols import Scheduler
 from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.lending import Moments
+from jaxrl_post.sim.wall import OneAfterTheOther, Spent, Wall
 from jaxrl_post.types import Group, Part
 
 
@@ -41,11 +42,15 @@ class Round:
 
 
 class Tally:
-    """A protocols.Observer. `round_s`: added to every round's generation."""
+    """A protocols.Observer. `round_s`: added to every round's generation. `wall`: None: one after the other."""
 
-    def __init__(self, engine: SimEngine, scheduler: Scheduler, learner: SimLearner, *, round_s: float = 0.0):
+    def __init__(self, engine: SimEngine, scheduler: Scheduler, learner: SimLearner, *, round_s: float = 0.0,
+                 wall: Wall | None = None):
         self._engine, self._scheduler, self._learner, self._round_s = engine, scheduler, learner, round_s
-        self._before = (0.0, 0.0)
+        self._wall = wall or OneAfterTheOther(engine, learner)
+        self._before = Spent(0.0, 0.0)
+        self._counted: Counter[str] = Counter()  # since weights were published last
+        self._batches = 0
         self.moments = Moments(lambda: engine.seconds)  # to watch the engine
         self._fresh: dict[tuple, tuple[Group, int]] = {}  # with the step that its first commit began at
         self.phases: list[Callable[[str, float, float], object]] = []  # told of each, with its begin and end
@@ -53,23 +58,30 @@ class Tally:
         self.counts: Counter[str] = Counter()
 
     def now(self) -> float:
-        """Seconds since the start, one thing after the other."""
-        return self._engine.seconds + self._learner.seconds + self._round_s * len(self.rounds)
+        """Seconds since the start."""
+        return sum(self._wall.spent()) + self._round_s * len(self.rounds)
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
+        self._wall.committed()
+        counted = self._scheduler.metrics()
+        self._counted.update(counted)
+        self._batches += int(counted.get("sched/num_rounds", 1))
         for group in part.groups:
             self._fresh.setdefault(group.rollouts[0].id, (group, self._learner.step - 1))
 
     def published(self, version: int) -> None:
-        counted = self._scheduler.metrics() | self._engine.metrics()
+        counted, self._counted = self._counted, Counter()
+        batches, self._batches = self._batches, 0
+        counted.update(self._engine.metrics())
         self.counts.update(counted)
-        seconds = self._engine.seconds, self._learner.seconds
+        self._wall.published()
+        seconds = self._wall.spent()
         groups, self._fresh = list(self._fresh.values()), {}
         rollouts = [(rollout, step) for group, step in groups for rollout in group.rollouts]
         generate_s, train_s = (after - before for after, before in zip(seconds, self._before))
         lent_s = self.moments.round_over([group for group, _ in groups], rollout_s=generate_s, train_s=train_s)
         self.rounds.append(Round(
-            kind="long" if counted.get("sched/num_long_rounds") else "short", batches=int(counted["sched/num_rounds"]),
+            kind="long" if counted.get("sched/num_long_rounds") else "short", batches=batches,
             generate_s=generate_s + self._round_s, train_s=train_s, lent_s=self._round_s + lent_s,
             lengths=np.array([len(rollout) for rollout, _ in rollouts], np.int64),
             reward=float(np.mean([group.rewards.mean() for group, _ in groups])),

@@ -19,6 +19,7 @@ import numpy as np
 from jaxrl_post import cost as costs
 from jaxrl_post.pages import PromptPages
 from jaxrl_post.slots import border, columns, dispatches, packing
+from jaxrl_post.slots.carry import Carry
 from jaxrl_post.slots.columns import Entry, Sizes, Told
 from jaxrl_post.slots.dispatches import Dispatch
 from jaxrl_post.slots.live import Live, begin, revived, written
@@ -36,8 +37,12 @@ class RowHost(abc.ABC):
     report: Callable[[Dispatch], object] | None = None
 
     def __init__(self, sizes: Sizes, *, row_sizes: Sequence[int], refill_slots: int, cost: costs.StepCost, drafting: Any,
-                 vocab_size: int, decode: Callable[[np.ndarray], str] | None = None, version: int = 0):
+                 vocab_size: int, decode: Callable[[np.ndarray], str] | None = None, version: int = 0,
+                 carry: Carry | None = None):
         """
+        Args:
+          carry: what becomes of answers at a swap; None: they keep what they have.
+
         Raises:
           ValueError: row sizes below the slots, or pages for less than one rollout.
         """
@@ -45,6 +50,7 @@ class RowHost(abc.ABC):
         self.sizes, self.vocab_size, self.cost, self.drafting = sizes, vocab_size, cost, drafting
         self.row_sizes = tuple(sorted(row_sizes))
         self._decode, self._refill, self._version = decode, refill_slots, version
+        self._carry = carry or Carry()
         self._replicas = [Replica(sizes.slots, sizes.pages, sizes.page) for _ in range(sizes.replicas)]
         self.reset()
 
@@ -80,6 +86,7 @@ class RowHost(abc.ABC):
         self._growth = 1.0
         self._counts: dict[str, float] = {}
         self.drafting.reset()
+        self._carry.reset()
 
     # ---- what the loop sees
 
@@ -148,20 +155,14 @@ class RowHost(abc.ABC):
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
         self._exchange(params)
         self._version = version
-        for replica in self._replicas:
-            for live in replica.running:
-                self._carry_over(replica, live)
-
-    def _carry_over(self, replica: Replica, live: Live) -> None:
-        """A live request at a swap keeps tokens and KV; one that has no token yet starts again, so that its tokens, all of
-        the new version, are what the new weights give."""
-        if live.tokens:
-            self._add("swap/num_kept", 1)
-            replica.prompts.abandon(live.slot)
-        else:
-            self._add("swap/num_started_again", 1)
-            self._leave(live)
-            self._waiting.append(live)
+        for live, mode in self._carry.modes(self._here.values()):
+            if mode == "verify":
+                live.doubt()
+            if mode != "keep" and live.slot >= 0:
+                self._leave(live)
+                self._waiting.append(live)
+            elif live.slot >= 0:
+                self._replicas[live.request.replica].prompts.abandon(live.slot)
 
     def state_dict(self) -> dict:
         for replica in self._replicas:
@@ -173,7 +174,7 @@ class RowHost(abc.ABC):
         lives = sorted(self._here.values(), key=lambda live: live.age)
         return {"age": self._age, "clock": dict(self._clock), "growth": self._growth, "counts": dict(self._counts),
                 "row_sizes": list(self.row_sizes), "cost": self.cost.digest, "lives": [written(live) for live in lives],
-                "drafting": self.drafting.state_dict()}
+                "drafting": self.drafting.state_dict(), "carry": self._carry.state_dict()}
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
         if state["cost"] != self.cost.digest:
@@ -183,11 +184,12 @@ class RowHost(abc.ABC):
         self._age, self._clock, self._growth = state["age"], dict(state["clock"]), state["growth"]
         self._counts, self.row_sizes = dict(state["counts"]), tuple(state["row_sizes"])
         self.drafting.load_state_dict(state["drafting"])
+        self._carry.load_state_dict(state["carry"])
         self._queue(revived(live, prompts) for live in state["lives"])
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
-        return {name: counts[name] for name in sorted(counts)}
+        return {name: counts[name] for name in sorted(counts)} | self._carry.metrics()
 
     def step(self) -> list[Rollout]:
         done, self._finished = self._finished, []
@@ -332,20 +334,11 @@ class RowHost(abc.ABC):
         written to; what it holds, for the time of one dispatch."""
         held, copies = [], []
         for d, replica in enumerate(self._replicas):
-            mine = [live for live in lives if live.request.replica == d and live.filled == live.known - 1
-                    and not live.guesses]
-            free = [i for i in range(self.sizes.slots) if replica.slots[i] is None]
-            rows = size - sum(live.request.replica == d for live in lives)
-            for number, slot in enumerate(free[:self.drafting.clones_of(rows, len(mine), len(free))]):
-                live = mine[-1 - number % len(mine)]
-                whole = live.filled // replica.pages.size
-                own = replica.pages.take(len(live.pages) - whole)
-                if own is None:
-                    break
-                packing.describe_clone(packed[d], live, slot, 1 + number // len(mine), whole, own)
-                copies.append((live, slot, live.pages[whole], own[0]))
+            mine = [live for live in lives if live.request.replica == d]
+            for live, slot, shared, own in packing.clones(replica, mine, packed[d], size, self.drafting.clones_of):
+                copies.append(((live, live.pages[shared], own[0]), slot))
                 held.append((replica, own))
-        self._insert([(live, source, target) for live, _, source, target in copies], True, [slot for _, slot, _, _ in copies])
+        self._insert([copy for copy, _ in copies], True, [slot for _, slot in copies])
         return held
 
     def _show(self, lives: list[Live], packed: np.ndarray) -> None:
@@ -399,6 +392,7 @@ class RowHost(abc.ABC):
 
     def _collect(self, live: Live, settled: packing.Settled, drafts: bool) -> list[Rollout]:
         replica, checked = self._replicas[live.request.replica], len(live.tokens)
+        self._carry.told(live.guesses, settled.tokens)
         live.extend(settled, self._version)
         live.filled = settled.filled
         live.seen = live.known if drafts else live.seen
@@ -417,6 +411,7 @@ class RowHost(abc.ABC):
 
     def _count(self, purpose: str, size: int, steps: int, told: Told, drafts: bool) -> None:
         total = dict(zip(columns.USES, told.uses.sum(axis=0).tolist()))
+        self._carry.used(sum(total.values()) - total["idle"])
         if drafts:
             self.drafting.told(told.counts.sum(axis=0), told.offers.sum(axis=0), total["decode"] + total["clone"],
                                total["clone"], int(told.won.sum()))

@@ -97,6 +97,12 @@ class Live:
             del getattr(self, name)[length:]
         return overrun
 
+    def doubt(self) -> None:
+        """Nothing of it is settled any more: its tokens are candidates."""
+        self.guesses = self.tokens + self.guesses
+        for name in _SETTLED:
+            setattr(self, name, [])
+
     def ending(self) -> Finish | None:
         """How the text ended, by its tokens alone."""
         sampling = self.request.sampling

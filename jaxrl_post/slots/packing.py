@@ -5,7 +5,7 @@ Invariant: what a slot is told about its answer's law (seed, temperature, ends) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -51,6 +51,22 @@ def describe_drafts(packed: np.ndarray, live: Live, weight: np.float32) -> None:
     """Where the slot's drafts come from, and what they count beside others'."""
     row = packed[live.request.replica, live.slot]
     row[c.DRAFTS:c.FIRST_END], row[c.WEIGHT] = live.place, weight.view(np.int32)
+
+
+def clones(replica: Replica, lives: Sequence[Live], packed: np.ndarray, size: int, count: Callable[[float, int, int], int]
+           ) -> Iterator[tuple[Live, int, int, list[int]]]:
+    """Describes clones in one replica's packed [S, columns]: (answer, slot, pages it shares, own ones), as many as `count`
+    makes of the rows that `lives` leave of `size`, the answers that may be cloned and the free slots."""
+    mine = [live for live in lives if live.filled == live.known - 1 and not live.guesses]
+    free = [i for i, live in enumerate(replica.slots) if live is None]
+    for number, slot in enumerate(free[:count(size - len(lives), len(mine), len(free))]):
+        live = mine[-1 - number % len(mine)]
+        whole = live.filled // replica.pages.size
+        own = replica.pages.take(len(live.pages) - whole)
+        if own is None:
+            return
+        describe_clone(packed, live, slot, 1 + number // len(mine), whole, own)
+        yield live, slot, whole, own
 
 
 def describe_clone(packed: np.ndarray, leader: Live, slot: int, branch: int, whole: int, own: Sequence[int]) -> None:

@@ -26,6 +26,7 @@ from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import programs
+from jaxrl_post.trainer.gate import Gate
 from jaxrl_post.trainer.state import TrainState
 from jaxrl_post.types import Group, Rollout, RolloutId
 
@@ -64,6 +65,7 @@ class Learner:
         self._rate = optimizers.rate(optimizer, steps)
         self._reference = None if reference is None else _owned(reference, self._shardings)
         self.state = self._first_state(_owned(params, self._shardings))
+        self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._step = 0
@@ -164,6 +166,8 @@ class Learner:
           ValueError: a group that `prepare` has not seen in this round, or a sequence longer than batch.tokens.
         """
         self.compile()
+        if not groups:
+            return
         for rollout in _rollouts(groups):
             if rollout.id not in self._credits:
                 raise ValueError(f"learner: rollout {tuple(rollout.id)} was not prepared in this round; call prepare "
@@ -218,10 +222,15 @@ class Learner:
         """One optimizer step from what was accumulated. Device scalars, and host floats for what the host knew."""
         self.compile()
         self._settle()
+        lets = self.gate.lets(self._pairs, [r.versions[r.sampled] for r, _ in self._seen], self._step)
+        if not lets:
+            self._sums = self._programs["zeros"]()
         self.state, self._sums, metrics = self._programs["commit"](self.state, self._sums)
         self._step += 1
         self._committed = True
         metrics = {**metrics, **self._host_metrics()}
+        if self.gate.watches:
+            metrics["training/gated_updates"] = float(not lets)
         self._count_from_here()
         return metrics
 

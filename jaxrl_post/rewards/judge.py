@@ -1,0 +1,137 @@
+"""A model as judge: a score from any endpoint that speaks OpenAI's chat completions, in a reward process of its own.
+
+A file of yours makes one and the config names it:
+
+    from jaxrl_post.rewards.judge import Judge
+    score = Judge("http://localhost:8000/v1", model="qwen2.5-7b-instruct",
+                  question="Task: {task}\\nAnswer: {answer}\\nReference: {truth}\\nIs the answer right? End with VERDICT: 0 or 1.")
+
+and reward.functions = ("file.py:score",). The verdict is the last line of the reply, "VERDICT: number" and nothing else. A
+judge that cannot be reached, or says something else time and again, has failed: it raises, so the rollout is left unscored and
+counted, never scored 0. What it was asked before it answers from its cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+_VERDICT = re.compile(r"VERDICT: (-?\d+(?:\.\d+)?)")
+_PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
+_LARGEST_REPLY = 1 << 20  # bytes
+_PASSING = (408, 425, 429, 500, 502, 503, 504)  # answers of a server that may answer otherwise later
+
+
+class Undecided(Exception):
+    """The judge gave no verdict in time; its text says what it did instead."""
+
+
+class Judge:
+    """A reward function of verl's signature. `question` holds {task}, {answer} and {truth}; the prompt is extra_info["task"] where
+    a row has it, else empty."""
+
+    def __init__(self, endpoint: str, *, model: str, question: str, low: float = 0.0, high: float = 1.0,
+                 deadline_s: float = 8.0, attempts: int = 3, cache: str | None = None, key_variable: str = "OPENAI_API_KEY",
+                 now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep):
+        """
+        Args:
+          endpoint: up to and without /chat/completions.
+          low, high: a verdict outside of them is none.
+          deadline_s: for all attempts together; stay below reward.timeout_s.
+          attempts: at most, at least 1; only for what may pass: no connection, a busy server, a reply without a verdict.
+          cache: folder of verdicts by what was asked; None: none.
+          key_variable: environment variable with the key; where it is not set none is sent.
+        """
+        if not endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"judge: endpoint {endpoint!r} must begin with http:// or https://")
+        if attempts < 1 or not deadline_s > 0 or not low < high:
+            raise ValueError(f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and low={low} below "
+                             f"high={high}")
+        missing = [name for name in ("{task}", "{answer}") if name not in question]
+        if missing:
+            raise ValueError(f"judge: the question does not say where {missing[0]} goes")
+        self._url, self._model, self._question = endpoint.rstrip("/") + "/chat/completions", model, question
+        self._low, self._high, self._deadline_s, self._attempts = low, high, deadline_s, attempts
+        self._cache = None if cache is None else Path(cache)
+        self._key, self._now, self._sleep = os.environ.get(key_variable, ""), now, sleep
+
+    def __call__(self, data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
+        """
+        Raises:
+          Undecided: no verdict within the deadline and the attempts.
+        """
+        question = self._question.replace("{task}", str(extra_info.get("task", ""))).replace("{truth}", ground_truth).replace(
+            "{answer}", solution_str)
+        body = json.dumps({"model": self._model, "temperature": 0, "messages": [{"role": "user", "content": question}]},
+                          sort_keys=True).encode()
+        known = self._known(body)
+        if known is not None:
+            return known
+        found = self._asked(body)
+        self._remember(body, found)
+        return found
+
+    def _asked(self, body: bytes) -> float:
+        end, said = self._now() + self._deadline_s, "nothing"
+        for attempt in range(self._attempts):
+            if attempt:
+                self._sleep(min(_PAUSE_S * 2 ** (attempt - 1), max(end - self._now(), 0.0)))
+            left = end - self._now()
+            if left <= 0:
+                break
+            try:
+                found, said = self._verdict(self._reply(body, left))
+            except urllib.error.HTTPError as error:
+                with error:
+                    found, said = None, f"HTTP {error.code}"
+                if error.code not in _PASSING:
+                    break
+            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+                found, said = None, f"{type(error).__name__}: {error}"
+            if found is not None:
+                return found
+        raise Undecided(f"judge {self._url}: no verdict within {self._deadline_s:g} s and {self._attempts} attempts; the last "
+                        f"one brought {said}")
+
+    def _reply(self, body: bytes, left: float) -> object:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        with urllib.request.urlopen(urllib.request.Request(self._url, body, headers), timeout=left) as answer:
+            return json.loads(answer.read(_LARGEST_REPLY))
+
+    def _verdict(self, reply: object) -> tuple[float | None, str]:
+        """The number of its last line, if that is a verdict and nothing else; and what it said."""
+        try:
+            text = reply["choices"][0]["message"]["content"]
+            lines = text.strip().splitlines()
+        except (TypeError, KeyError, IndexError, AttributeError):
+            return None, f"a reply without choices[0].message.content: {str(reply)[:200]}"
+        match = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
+        if match is None or not self._low <= float(match[1]) <= self._high:
+            return None, f"{text[-200:]!r}, whose last line is no 'VERDICT: number' from {self._low:g} to {self._high:g}"
+        return float(match[1]), text
+
+    def _file(self, body: bytes) -> Path:
+        name = hashlib.sha256(self._url.encode() + b"\n" + body).hexdigest()
+        return self._cache / name[:2] / f"{name}.json"
+
+    def _known(self, body: bytes) -> float | None:
+        if self._cache is None or not self._file(body).is_file():
+            return None
+        return float(json.loads(self._file(body).read_text())["verdict"])
+
+    def _remember(self, body: bytes, found: float) -> None:
+        """Several processes may write the same verdict: each file appears whole."""
+        if self._cache is not None:
+            file = self._file(body)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps({"verdict": found}))
+            part.replace(file)

@@ -1,0 +1,228 @@
+"""Generation that never stops: full slots, weights swapped under running answers, staleness bounded by admission.
+
+PipelineRL (arXiv 2509.19128, section 3) keeps a number of answers on their way and trains on the first batch to be there.
+So does this, and bounds how old a token may be when it is trained on: a group that is admitted under version v is trained
+on by optimizer step v + max_staleness at the latest, so no token of it is ever older. Two rules keep that promise:
+
+  credit  a step trains on `prompts_per_step` groups, B, so the steps up to the last one that may train on a new group
+          train on B * (max_staleness + 1): never are more groups open. By Little's law that is the closed form of staleness
+          turned round: open groups over B are the steps that a group waits on average.
+  commit  the oldest B whole groups are trained on as soon as those that stay can still meet their own last steps; else the
+          ring waits for who is late, and admission pauses meanwhile, which is counted.
+
+Invariant: nothing is dropped for its age or length, and every group is trained on, or filtered, once. What is decided follows
+from counts and engine clocks. With max_staleness 0 it trains as synchronous rounds do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_post.scheduler.groups import Open, PromptOrder
+from jaxrl_post.scheduler.ledger import Ledger
+from jaxrl_post.scheduler.pace import Pace, TimeShared
+from jaxrl_post.scheduler.placement import LeastLoaded, Placement
+from jaxrl_post.scheduler.rounds import differs
+from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
+
+_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "busy", "paused", "answers", "groups", "longest")
+_PAUSED = ("paused_steps", "paused_slot_steps")
+
+
+def expected_staleness(*, rate: float, longest: float, batch: int, ratio: float, most: int, held: float = 0.0) -> float:
+    """Mean optimizer steps between the weights that begin an answer and those that train on it, by Little's law:
+    rate * longest / batch + ratio + held, and never more than `most`. With full slots rate * E[answer] is their number, which
+    makes it slots * tail / batch + ratio (Applied Compute, July 2026).
+
+    Args:
+      rate: answers that end in an engine step; batch: those that an optimizer step trains on.
+      longest: mean of the longest answer of a group, tokens.
+      ratio: the time a step takes the learner over that in which the engine generates a batch; 0 where devices are shared,
+        since the engine rests meanwhile; from 1 on the learner is behind and answers wait until the bound stops admission.
+      held: batches that wait for their graders beyond the one that is next.
+    """
+    return float(most) if ratio >= 1 else min(rate * longest / batch + ratio + held, float(most))
+
+
+class Pipeline(Ledger):
+    """A protocols.Scheduler. A group that filters leave out makes room at once; the next ones take its place."""
+
+    name = "pipeline"
+
+    def __init__(self, prompts: PromptOrder, *, steps: int, prompts_per_step: int, max_staleness: int, ahead: int = 0,
+                 max_unscored: int = 0, filter_groups: bool = False, max_waves: int = 10, replicas: int,
+                 placement: Placement | None = None, pace: Pace | None = None, **ledger: Any):
+        """
+        Args:
+          steps: optimizer steps of the run.
+          max_staleness: optimizer steps that any trained token may be old.
+          ahead: answers that wait for a slot, so that one that comes free is taken up at once; the slots are what `admit` is
+            first told of.
+          max_unscored: whole groups whose graders may still be at work; where there are so many the ring waits for the oldest.
+            At least `prompts_per_step`, which 0 stands for.
+          max_waves: groups left out for a batch, over its size, after which filters are said to leave nothing.
+          pace: None: TimeShared.
+          ledger: as Ledger.
+        """
+        if 0 < max_unscored < prompts_per_step:
+            raise ValueError(f"scheduler.max_unscored={max_unscored} never holds a batch of {prompts_per_step} groups: it must "
+                             "be 0 or at least scheduler.prompts")
+        super().__init__(prompts, placement=placement or LeastLoaded(replicas), **ledger)
+        self._steps, self._size, self._bound, self._ahead = steps, prompts_per_step, max_staleness, ahead
+        self._unscored_most = max_unscored or prompts_per_step
+        self._filter_groups, self._max_waves = filter_groups, max_waves
+        self._pace = pace or TimeShared()
+        self._step = self._version = 0  # optimizer steps handed out, weights published
+        self._clock = 0
+        self._slots = 0  # of the engine
+        self._flying = 0  # answers admitted and not finished
+        self._left_out = 0  # groups filtered since the last step
+        self._busy = self._until = 0.0  # engine steps that the last step takes, and the clock at which it ends
+        self._paused = 0  # answers that the bound held back since `clock`
+        self._answers = self._groups = self._longest = 0  # of whole groups so far; tokens of each one's longest
+        self._kept: list[Open] = []  # scored and kept, to be trained on
+        self._held_back = dict.fromkeys(_PAUSED, 0)
+
+    def __str__(self) -> str:
+        late = min((opened.until for opened in self._open.values()), default=self._step)
+        return (f"{self.name} step {self._step + 1} of {self._steps}, weights {self._version}: {len(self._kept)} groups of "
+                f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._flying} answers on their way, "
+                f"the oldest group may wait until step {late + 1}, next position {self._position}")
+
+    def admit(self, capacity: Capacity, clock: int) -> list[Request]:
+        """Groups, until all slots are full and `ahead` answers wait, or the bound allows no more.
+
+        Raises:
+          RuntimeError: filters left too little of `max_waves` batches.
+        """
+        self._slots = self._slots or sum(capacity.slots)
+        self._count_pause(clock)
+        self._check_filters()
+        groups = []
+        while self._flying < self._slots + self._ahead and len(self._open) < self._credit:
+            groups.append(self._open_group())
+            next(reversed(self._open.values())).until = self._last_step
+            self._flying += self._group_size
+        more = len(self._open) < self._size * (self._steps - self._step)
+        self._paused = max(self._slots - self._flying, 0) if more else 0
+        self._placement.place(groups, self._step)
+        return self._placement.release(capacity)
+
+    @property
+    def _last_step(self) -> int:
+        """That may train on a group admitted now."""
+        return min(self._version + self._bound, self._steps - 1)
+
+    @property
+    def _credit(self) -> int:
+        """Groups that may be open."""
+        return self._size * (self._last_step - self._step + 1)
+
+    def _count_pause(self, clock: int) -> None:
+        if self._paused:
+            self._held_back["paused_steps"] += clock - self._clock
+            self._held_back["paused_slot_steps"] += self._paused * (clock - self._clock)
+        self._clock = max(self._clock, clock)
+
+    def _check_filters(self) -> None:
+        if self._left_out >= self._max_waves * self._size:
+            raise RuntimeError(
+                f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of step {self._step + 1} and left "
+                f"{self._left_out} out, scheduler.max_waves={self._max_waves} times as many: their answers were all right or "
+                "all wrong; use prompts of fitting difficulty, a larger scheduler.group_size or scheduler.max_waves, or "
+                "scheduler.filter_groups=False")
+
+    def complete(self, rollout: Rollout) -> Stop:
+        self._flying -= 1
+        return super().complete(rollout)
+
+    def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
+        lengths = [len(rollout) for rollout in opened.rollouts.values()]
+        self._answers, self._groups = self._answers + len(lengths), self._groups + 1
+        self._longest += max(lengths)
+        return []
+
+    def expected_staleness(self) -> float:
+        """By what was counted so far, and what the latest step took."""
+        if not self._groups or not self._clock:
+            return 0.0
+        batch, rate = self._size * self._group_size, self._answers / self._clock
+        return expected_staleness(rate=rate, longest=self._longest / self._groups, batch=batch, most=self._bound,
+                                  ratio=self._busy * rate / batch, held=self._unscored_most / self._size - 1)
+
+    def due(self) -> list[Group]:
+        """The unscored ones of the next batches, once enough groups are whole; and the oldest of more than may be unscored."""
+        ready = sorted([*self._kept, *self._whole], key=_age)
+        urgent = any(opened.until <= self._step for opened in ready)
+        if len(ready) < self._size or not (urgent or self._flying == 0 or len(ready) >= self._unscored_most):
+            return []
+        count = len(ready) - len(ready) % self._size
+        asked, others = ([opened for opened in some if not opened.asked] for some in (ready[:count], ready[count:]))
+        beyond = len(self._whole) - len(asked) - self._unscored_most + 1
+        return self._ask([*asked, *others[:max(beyond, 0)]])
+
+    def scored(self, group: Group) -> None:
+        opened = self._keep_score(group)
+        if self._filter_groups and not differs(group):
+            self._counts["num_groups_filtered"] += 1
+            self._left_out += 1
+            del self._open[opened.key]
+        else:
+            self._kept.append(opened)
+
+    def take(self) -> list[Part]:
+        """Steps on the oldest groups, as long as none of the others comes too late by it; several publish once. And the weights
+        of the step before, once they are there."""
+        parts, free = [], float(self._clock)
+        if self._version < self._step and (self._flying == 0 or self._clock >= self._until):
+            self._version, free = self._step, self._until  # a batch that waited is begun as soon as the learner was free
+            parts.append(Part(fresh=(), groups=(), commit=False, publish=True))
+        self._kept.sort(key=_age)
+        while self._version == self._step < self._steps and len(self._kept) >= self._size and self._can_wait():
+            parts.append(self._train(free))
+        return [dataclasses.replace(part, publish=part.publish and not part.commit) for part in parts[:-1]] + parts[-1:]
+
+    def _can_wait(self) -> bool:
+        """Whether all that are open but the oldest kept ones can be trained on in time after the next step."""
+        batch = {opened.key for opened in self._kept[:self._size]}
+        last = sorted(opened.until for key, opened in self._open.items() if key not in batch)
+        return all(number < self._size * (until - self._step) for number, until in enumerate(last))
+
+    def _train(self, begun: float) -> Part:
+        """A step on the oldest kept ones, from that clock on."""
+        batch, self._kept = self._kept[:self._size], self._kept[self._size:]
+        groups = tuple(opened.group for opened in batch)
+        for opened in batch:
+            del self._open[opened.key]
+        self._counts["num_groups_trained"] += len(groups)
+        self._step, self._left_out = self._step + 1, 0
+        self._busy = self._pace.steps(groups)
+        self._until = begun + self._busy
+        at_once = self._busy == 0 or self._step == self._steps
+        self._version = self._step if at_once else self._version
+        return Part(fresh=groups, groups=groups, commit=True, publish=at_once)
+
+    def load_state_dict(self, state: Mapping) -> None:
+        super().load_state_dict(state)
+        self._held_back = dict(state["held_back"])
+        self._kept = [opened for opened in self._open.values() if opened.group is not None]
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"held_back": dict(self._held_back)}
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the last call, the engine steps, and slots times steps, that the bound held admission back, and the
+        groups that are open now, and the staleness to be expected."""
+        held_back, self._held_back = self._held_back, dict.fromkeys(_PAUSED, 0)
+        return super().metrics() | {f"sched/{name}": float(count) for name, count in held_back.items()} | {
+            "sched/num_groups_open": float(len(self._open)), "sched/expected_staleness": self.expected_staleness()}
+
+    @property
+    def _plain(self) -> tuple[str, ...]:
+        return super()._plain + _PLAIN
+
+
+def _age(opened: Open) -> int:
+    return opened.rank

@@ -1,0 +1,124 @@
+"""Runs that are killed and resumed by the same command, and what they differ in from one that nothing happened to."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+LIMIT_S = 600.0
+
+
+class Runs:
+    """Of one command, `python -m jaxrl_post.main` with `arguments`, which ends at optimizer step `last`; all in the folder
+    `here`, with a compilation cache of their own."""
+
+    def __init__(self, record, here: Path, arguments: Sequence[str], last: int):
+        self._record, self._last, self.here = record, last, here
+        self._command = [sys.executable, "-m", "jaxrl_post.main", "--resume", *arguments]
+
+    def killed_at(self, seeds: Sequence[int], starting: int) -> tuple[Path, float]:
+        """The uninterrupted run, and its seconds from its start on. Beside it one run for each seed, killed once at a moment
+        drawn from it: the first `starting` of them while they start, each other one in its own part of the run."""
+        self.finish("cold")  # fills the compilation cache
+        whole, start, seconds = self.here / "whole", *self.finish("whole")
+        record = self._record
+        record.figure("uninterrupted_run.start_s", round(start, 2))
+        record.figure("uninterrupted_run.seconds", round(seconds, 2))
+        begun_over = 0
+        for seed in seeds:
+            run, noise = self.here / f"killed-{seed}", random.Random(seed)
+            moment = (noise.random() - 1) * start if seed < starting else (
+                (seed - starting + noise.random()) / (len(seeds) - starting) * (seconds - start))
+            while not self.kill(run.name, moment, start):  # it was faster this time, and has ended
+                shutil.rmtree(run)
+                moment *= 0.7
+            found = steps(run)
+            begun_over += not found
+            self.finish(run.name)
+            record.figure(f"kill_{seed}.seconds_after_start", round(moment, 2))
+            record.figure(f"kill_{seed}.newest_step_then", max(found, default=0))
+            record.figure(f"kill_{seed}.what_differs", self.differences(whole, run), equals=[])
+            shutil.rmtree(run)
+        record.figure("kills_before_the_first_save", begun_over, at_least=1, at_most=len(seeds) - 3)
+        return whole, seconds - start
+
+    def begin(self, name: str) -> subprocess.Popen:
+        """Begins a run, or resumes it."""
+        return subprocess.Popen([*self._command, f"--run-dir={self.here / name}"], cwd=self._record.root, text=True,
+                                env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(self.here / "cache")},
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def finish(self, name: str) -> tuple[float, float]:
+        """Begins or resumes a run and waits for its end: seconds to its start, and to its end."""
+        begun = time.monotonic()
+        process = self.begin(name)
+        _started(process, self.here / name)
+        start = time.monotonic() - begun
+        end(process)
+        return start, time.monotonic() - begun
+
+    def kill(self, name: str, moment: float, start: float) -> bool:
+        """Begins or resumes a run and kills it `moment` seconds after its start, or before it where `moment` is negative:
+        then `start` says how long a start takes. False when the run had ended by then."""
+        process = self.begin(name)
+        if moment >= 0:
+            _started(process, self.here / name)
+        try:
+            process.communicate(timeout=moment if moment >= 0 else start + moment)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        return process.returncode == -signal.SIGKILL
+
+    def differences(self, one: Path, two: Path) -> list[str]:
+        """Names of everything not timed in which two finished runs differ: files, metrics, summary, weights and moments."""
+        import saved
+
+        from jaxrl_post import metrics
+        files = [{path.relative_to(run).as_posix(): path for path in run.rglob("*") if path.is_file()
+                  and "checkpoints" not in path.relative_to(run).parts} for run in (one, two)]
+        out = sorted(files[0].keys() ^ files[1].keys())
+        timed = ("metrics.jsonl", "summary.json", "config.json")
+        out += [name for name in sorted(files[0].keys() & files[1].keys())
+                if name not in timed and files[0][name].read_bytes() != files[1][name].read_bytes()]
+        rows = [[json.dumps(metrics.deterministic(row), sort_keys=True) for row in metrics.read(run / "metrics.jsonl")]
+                for run in (one, two)]
+        out += ["deterministic metrics"] * (rows[0] != rows[1])
+        told = [json.loads((run / "summary.json").read_text()) | {"seconds": 0} for run in (one, two)]
+        out += ["summary.json"] * (told[0] != told[1])
+        return out + saved.differing(*(run / "checkpoints" / f"step_{self._last:06d}" / "arrays" for run in (one, two)))
+
+
+def end(process: subprocess.Popen) -> str:
+    """Waits for it; what it said."""
+    try:
+        said = process.communicate(timeout=LIMIT_S)[0]
+    finally:
+        process.kill()
+    if process.returncode:
+        raise RuntimeError(f"the run exited {process.returncode}:\n{said[-4000:]}")
+    return said
+
+
+def steps(run: Path) -> list[int]:
+    """Those that it has saved."""
+    return [int(path.name.removeprefix("step_")) for path in (run / "checkpoints").glob("step_??????")]
+
+
+def _started(process: subprocess.Popen, run: Path) -> None:
+    """Waits until the run opens its metrics, or cuts them back."""
+    file, begun = run / "metrics.jsonl", time.time()
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    while process.poll() is None and (not file.exists() or file.stat().st_mtime_ns == before):
+        if time.time() > begun + LIMIT_S:
+            process.kill()
+            raise RuntimeError(f"the run in {run} has not started after {LIMIT_S:g} s")
+        time.sleep(0.02)

@@ -1,0 +1,179 @@
+"""PipelineRL's case by the scheduler of a run, and where pipelining, tail batching and both win, by lengths and devices.
+
+First PipelineRL's appendix A (arXiv 2509.19128): 44 generators of 192 sequences beside 84 learners, lengths uniform, in flashes,
+over conventional rounds of 133 steps on all 128 chips; the pipeline is the very object that a run uses (scheduler/pipeline.py).
+Then a table over four laws of lengths (uniform; RollPacker's fitted 8k and 32k, arXiv 2509.21009; log-normal with a thin tail)
+and 16 to 1,024 H800, Qwen2.5-7B, 1,024 answers an optimizer step, seconds from the analytic cost. Six ways: synchronous and
+tail-batched rounds on shared devices; both with the learner on devices of its own, one step behind; the pipeline on shared
+devices, and split. Split ways get the better of two shares of the devices for generation. On shared devices time is decode plus
+training work, and the pipeline's gain is full slots; split, the slower side decides. `where-it-wins.svg` draws the table.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+
+MINUTES = 15.0
+LAWS = {"uniform": ("workload.name=uniform", "workload.cap=8192"),
+        "rollpacker_8k": ("workload.name=rollpacker", "workload.cap=8192"),
+        "rollpacker_32k": ("workload.name=rollpacker", "workload.cap=32768"),
+        "thin_tail": ("workload.name=lognormal", "workload.mean=1000.0", "workload.tail=1.2", "workload.cap=8192")}
+DEVICES = (16, 128, 1024)
+SHARES = (0.5, 0.7)  # of the devices that generate, where the learner has its own
+PROMPTS, GROUP, ROUNDS, WARM = 128, 8, 30, 10
+PEAK, MFU, ACTIVE = 9.9e14, 0.4, 7.62e9  # of an H800; a trained token takes 6 * ACTIVE operations
+COLORS = {"sync.shared": "#a9a9a9", "sync.split": "#6f6f6f", "tail.shared": "#9ec5e8", "tail.split": "#4a7fb5",
+          "pipeline.shared": "#9fd3a9", "pipeline.split": "#3f8f52"}
+WAYS = {"sync": ("scheduler.name=sync",), "tail": ("scheduler.name=tail_batching", "scheduler.over=1.25",
+                                                   "scheduler.prefix_mode=recompute"),
+        "pipeline": ("scheduler.name=pipeline", "scheduler.max_staleness=4")}
+CHIPS, GENERATORS, SLOTS, BATCH, UPDATES, TAU, LONGEST = 128, 44, 192, 128, 133, 4.92, 1024
+STEP = (446.66, 0.2778)  # flashes of a step, and of each sequence in it (scripts/shows/papers.py says from where)
+CLOSED = {"generated": 16.9, "both": 16.9, "conventional": 10.7}
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    _pipelinerl(record)
+    found = {(law, count): record.cached(f"{law}-{count}", lambda: _row(law, count)) for law in LAWS for count in DEVICES}
+    for (law, count), row in found.items():
+        for way, told in row.items():
+            record.figure(f"{law}.{count}.{way}", told)
+        best = max(row, key=lambda way: row[way]["over_sync"])
+        record.figure(f"{law}.{count}.best", best)
+        for way in ("pipeline.shared", "pipeline.split"):
+            record.figure(f"{law}.{count}.{way}.largest_staleness", row[way]["largest_staleness"], at_most=4)
+    # Full slots can only help: a pipeline that is slower than rounds on the same devices has a fault.
+    worst = min(row["pipeline.shared"]["over_sync"] for row in found.values())
+    record.figure("pipeline_shared_over_sync_at_worst", worst, at_least=0.98)
+    most = max(row["pipeline.split"]["over_sync"] for row in found.values())
+    record.figure("pipeline_split_over_sync_at_best", most, at_least=1.5)
+    _drawn(record, found)
+
+
+# ---- PipelineRL's own case
+
+
+def _pipelinerl(record) -> None:
+    import os
+    sys.path.insert(0, os.path.join(str(record.root), "scripts", "shows"))
+    import papers
+    piped, conventional = record.cached("pipelinerl", _piped), record.cached("conventional", papers._conventional)
+    figures = piped | {"conventional": conventional["conventional.both"]}
+    for name, value in figures.items():
+        record.figure(f"pipelinerl.{name}", value)
+        record.figure(f"pipelinerl.{name}.over_closed", value / CLOSED[name], at_least=0.97, at_most=1.03)
+    record.figure("pipelinerl.ratio", figures["both"] / figures["conventional"], at_least=1.57 * 0.97, at_most=1.57 * 1.03)
+
+
+def _piped() -> dict[str, float]:
+    """Tokens a flash, generated and trained, after as many steps as the longest answer lasts."""
+    given = _settings((
+        f"rounds={4 * UPDATES}", "workload.name=uniform", f"workload.cap={LONGEST}", "workload.prompt_tokens=1",
+        "workload.prompts=100000", f"cluster.replicas={GENERATORS}", f"cluster.slots={SLOTS}", f"cluster.step_s={STEP[0]}",
+        f"cluster.request_s={STEP[1]}", "scheduler.name=pipeline", f"scheduler.max_staleness={4 * UPDATES}",
+        f"scheduler.prompts={BATCH // GROUP}", f"scheduler.group_size={GROUP}", "learner.apart=True",
+        f"learner.token_s={TAU / (CHIPS - GENERATORS)}"))
+    rounds = _turned(given).tally.rounds[2 * UPDATES:]
+    flashes = sum(one.generate_s for one in rounds)
+    generated = GENERATORS * SLOTS / (STEP[0] + STEP[1] * SLOTS)
+    return {"both": float(sum(one.lengths.sum() for one in rounds)) / flashes, "generated": generated}
+
+
+# ---- the table
+
+
+def _row(law: str, count: int) -> dict[str, dict]:
+    """Ways -> seconds an optimizer step, the speed-up over synchronous rounds, staleness."""
+    out = {}
+    for way in WAYS:
+        out[f"{way}.shared"] = _way(law, way, count, 1.0)
+        split = [_way(law, way, count, share) for share in SHARES]
+        out[f"{way}.split"] = min(split, key=lambda told: told["step_s"])
+    return {way: told | {"over_sync": out["sync.shared"]["step_s"] / told["step_s"]} for way, told in out.items()}
+
+
+def _way(law: str, way: str, count: int, share: float) -> dict[str, float]:
+    generators = round(count * share)
+    learners = count if share == 1.0 else count - generators
+    token_s = 6 * ACTIVE / (PEAK * MFU * learners)
+    given = _settings((
+        f"rounds={ROUNDS}", "workload.prompts=4096", f"cluster.replicas={generators}", f"cluster.slots={_slots(way, generators)}",
+        "cluster.device=h800", "cluster.model=qwen2.5-7b", f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}",
+        f"learner.apart={share < 1.0}", f"learner.token_s={token_s}", *LAWS[law], *WAYS[way]))
+    ring = _turned(given)
+    rounds = ring.tally.rounds[WARM:]
+    return {"step_s": sum(one.step_s for one in rounds) / sum(one.batches for one in rounds), "generators": generators,
+            "staleness": statistics.mean(one.staleness for one in rounds), "largest_staleness": ring.largest}
+
+
+def _slots(way: str, replicas: int) -> int:
+    """Of each replica: rounds get one for each of their answers; the pipeline so many that its bound leaves them full, about
+    three batches in all."""
+    answers = PROMPTS * GROUP * (1.25 if way == "tail" else 3.0 if way == "pipeline" else 1.0)
+    return min(256, max(1, round(answers / replicas)))
+
+
+def _settings(overrides: tuple[str, ...]):
+    from jaxrl_post.sim import settings
+    return settings.resolve(settings.default(), overrides)
+
+
+def _turned(given):
+    """A simulation that has run, with the age of its oldest trained token."""
+    from jaxrl_post import loop, simulate
+    ring = simulate.assemble(given)
+    ring.largest = 0
+
+    class Ages:
+        """The learner, noting ages."""
+
+        def __getattr__(self, name):
+            return getattr(ring.learner, name)
+
+        def accumulate(self, groups):
+            ages = (int(ring.learner.step - r.versions.min()) for g in groups for r in g.rollouts)
+            ring.largest = max([ring.largest, *ages])
+            ring.learner.accumulate(groups)
+
+    loop.run(ring.engine, ring.scheduler, ring.rewards, Ages(), ring.tally, simulate.publish, given.rounds)
+    return ring
+
+
+# ---- the picture
+
+
+def _drawn(record, found: dict) -> None:
+    """A panel a law: for every number of devices a bar a way, as long as its speed-up over synchronous rounds."""
+    picture = bars(found)
+    place = record.root / "scripts" / "results" / "where-it-wins.svg"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(picture.svg())
+    record.figure("picture", place.relative_to(record.root).as_posix())
+
+
+def bars(found: dict):
+    from drawing import Picture
+    ways = list(next(iter(found.values())))
+    left, wide, unit = 60, 18, 70  # pixels: margin, a bar, a speed-up of 1
+    panel = wide * (len(ways) + 1) * len(DEVICES)
+    most = max(told["over_sync"] for row in found.values() for told in row.values())
+    ground = round(unit * most) + 60
+    picture = Picture(left + (panel + 30) * len(LAWS), ground + 70)
+    for at, way in enumerate(ways):
+        picture.rectangle(left + 170 * at, 8, 12, 12, COLORS[way])
+        picture.text(left + 170 * at + 18, 9, way)
+    for level in range(0, int(most) + 1):
+        picture.rectangle(left, ground - unit * level, picture.width - left - 10, 1, "#d0d0d0")
+        picture.text(left - 34, ground - unit * level - 5, f"{level}x")
+    for number, law in enumerate(LAWS):
+        x = left + number * (panel + 30)
+        picture.text(x, ground + 34, f"{law.replace('_', ' ')}, devices")
+        for place, count in enumerate(DEVICES):
+            first = x + place * wide * (len(ways) + 1)
+            picture.text(first, ground + 12, str(count))
+            for at, way in enumerate(ways):
+                tall = unit * found[law, count][way]["over_sync"]
+                picture.rectangle(first + at * wide, ground - tall, wide - 3, tall, COLORS[way])
+    return picture

@@ -1,0 +1,49 @@
+"""The command without rounds: killed in mid-generation and resumed it ends as the one that was not, also with a gate and
+every rule for answers on their way; at learning rate 0 it trains on the answers of synchronous rounds."""
+
+import pytest
+from test_main import go
+from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
+from test_main_tail_batching import steps_of
+
+from jaxrl_post import checkpoint, rollout_log
+
+FLAGS = ("--config.scheduler.name=pipeline", "--config.scheduler.max_staleness=3", "--config.scheduler.ahead=2",
+         "--config.checkpoint.every=1", "--config.checkpoint.keep_last=3", "--config.steps=7",
+         "--config.engine.steps_per_dispatch=2", "--config.engine.refill_slots=1", "--config.scheduler.prompts=2", "--config.scheduler.group_size=2",
+         "--config.sampling.max_tokens=24")
+KEPT = (*FLAGS, "--config.scheduler.max_unscored=4", "--config.algorithm.min_ess=0.9999", "--config.optimizer.lr=0.05")
+AUTO = (*FLAGS, "--config.engine.carry_over=auto", "--config.engine.carry_share=0.3")
+
+
+@pytest.mark.parametrize("flags", [KEPT, AUTO])
+def test_killed_with_answers_on_their_way(here, flags, capsys):  # noqa: F811
+    name = "kept" if flags is KEPT else "auto"
+    whole, target = here / f"piped_{name}_whole", here / f"piped_{name}_killed"
+    assert resume(here, whole, *flags) == 0
+    rows = steps_of(whole)
+    assert sum(row["sched/num_groups_trained"] for row in rows) == 14 and len(rows) == 7
+    assert 0 < max(row["off_policy/max"] for row in rows) <= 3
+    assert sum(row["sched/recomputed_older_versions"] for row in rows if "sched/recomputed_older_versions" in row) > 0
+    if flags is KEPT:
+        assert 0 < sum(row["training/gated_updates"] for row in rows) < 7
+    kill(here, target, checkpoint, "manifest", 3, flags=flags)  # in a save
+    assert saved(target)
+    kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
+    assert resume(here, target, *flags) == 0
+    assert capsys.readouterr().out.count("goes on after step") >= 2
+    same_run(whole, target)
+
+
+def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(here):  # noqa: F811
+    found = {}
+    for name, more in (("sync", FLAGS[-3:]), ("pipeline", FLAGS)):
+        folder = here / f"frozen_{name}"
+        flags = ("--config.optimizer.lr=0.0", "--config.steps=7", "--config.eval.prompts=0", "--config.checkpoint.every=0")
+        assert go(here, f"--run-dir={folder}", *more, *flags) == 0
+        groups = [group for file in sorted((folder / "rollouts").glob("*.npz")) for group in rollout_log.read(file)]
+        assert len(groups) == 14
+        found[name] = [(group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes(), float(score))
+                       for group in groups for r, score in zip(group.rollouts, group.rewards, strict=True)]
+    assert sorted(found["pipeline"]) == sorted(found["sync"])
+    assert max(row["off_policy/max"] for row in steps_of(here / "frozen_pipeline")) >= 2

@@ -1,0 +1,154 @@
+"""The judge against a local endpoint: what it asks, what it takes for a verdict, when it asks again, when it gives up."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from jaxrl_post.rewards.judge import Judge, Undecided
+from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+
+QUESTION = "Task: {task} Answer: {answer} Truth: {truth}"
+
+
+class Endpoint:
+    """Answers from a list of (status, text of the reply), the last one for ever; keeps what it was asked."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked, outer = list(answers), [], self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.asked.append((self.path, body, self.headers.get("Authorization")))
+                status, text = outer.answers[min(len(outer.asked), len(outer.answers)) - 1]
+                if text is None:
+                    outer.held.wait(20)
+                    text = ""
+                reply = text if text.startswith("{") else json.dumps({"choices": [{"message": {"content": text}}]})
+                self.send_response(status)
+                self.end_headers()
+                try:
+                    self.wfile.write(reply.encode())
+                except BrokenPipeError:
+                    pass
+
+            def log_message(self, *args):
+                pass
+
+        self.held = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+
+    def close(self):
+        self.held.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def serve():
+    made = []
+
+    def make(*answers):
+        made.append(Endpoint(*answers))
+        return made[-1]
+
+    yield make
+    for endpoint in made:
+        endpoint.close()
+
+
+def judge(endpoint, **changed):
+    return Judge(endpoint.url, model="m", question=QUESTION, sleep=lambda seconds: None, **changed)
+
+
+def ask(one, answer="4", task="2+2"):
+    return one("sums", answer, "4", {"task": task})
+
+
+def test_what_is_asked(serve, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    endpoint = serve((200, "It is.\nVERDICT: 1"))
+    assert ask(judge(endpoint), answer="{truth}") == 1.0  # braces of an answer are its own
+    (path, body, key), = endpoint.asked
+    assert path == "/v1/chat/completions" and key == "Bearer secret" and body["temperature"] == 0 and body["model"] == "m"
+    assert body["messages"] == [{"role": "user", "content": "Task: 2+2 Answer: {truth} Truth: 4"}]
+
+
+@pytest.mark.parametrize("text", ["VERDICT: 1 or so", "VERDICT: 1\nGood luck!", "verdict: 1", "1", "", "VERDICT: 7", "VERDICT: nan",
+                                  '{"choices": []}', "{not json"])
+def test_a_reply_without_a_verdict_is_none(serve, text):
+    endpoint = serve((200, text))
+    with pytest.raises(Undecided, match="no verdict within 8 s and 3 attempts; the last one brought"):
+        ask(judge(endpoint))
+    assert len(endpoint.asked) == 3
+
+
+def test_what_passes_is_asked_again_and_what_does_not_is_not(serve):
+    endpoint = serve((503, "busy"), (200, "hm"), (200, "VERDICT: 0.5"))
+    assert ask(judge(endpoint)) == 0.5 and len(endpoint.asked) == 3
+    refused = serve((401, "no"), (200, "VERDICT: 1"))
+    with pytest.raises(Undecided, match="HTTP 401"):
+        ask(judge(refused))
+    assert len(refused.asked) == 1
+
+
+def test_a_deadline_holds_for_all_attempts(serve):
+    endpoint = serve((200, None))
+    with pytest.raises(Undecided, match="no verdict within 0.2 s.*timed out"):
+        ask(judge(endpoint, deadline_s=0.2))
+    assert len(endpoint.asked) == 1
+
+
+def test_an_endpoint_that_is_not_there(serve):
+    endpoint = serve((200, "VERDICT: 1"))
+    one = judge(endpoint)
+    endpoint.server.server_close()
+    pauses = []
+    one._sleep = pauses.append
+    with pytest.raises(Undecided, match="Connection"):
+        ask(one)
+    assert pauses == [0.2, 0.4]
+
+
+def test_a_cache_answers_for_the_same_question_only(serve, tmp_path):
+    endpoint = serve((200, "VERDICT: 1"), (200, "VERDICT: 0"))
+    assert ask(judge(endpoint, cache=str(tmp_path))) == 1.0
+    assert ask(judge(endpoint, cache=str(tmp_path))) == 1.0 and len(endpoint.asked) == 1
+    assert ask(judge(endpoint, cache=str(tmp_path)), answer="5") == 0.0 and len(endpoint.asked) == 2
+    assert len(list(tmp_path.rglob("*.json"))) == 2 == len([path for path in tmp_path.rglob("*") if path.is_file()])
+
+
+@pytest.mark.parametrize("changed, sentence", [
+    ({"endpoint": "localhost:8000"}, "must begin with http"), ({"attempts": 0}, "attempts=0 must be at least 1"),
+    ({"question": "{task}?"}, "does not say where {answer} goes"), ({"low": 1.0}, "low=1.0 below high=1.0")])
+def test_what_is_refused(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Judge(**{"endpoint": "http://x", "model": "m", "question": QUESTION} | changed)
+
+
+def test_a_dead_endpoint_masks_samples_and_is_counted(tmp_path, caplog):
+    file = tmp_path / "judged.py"
+    file.write_text("from jaxrl_post.rewards.judge import Judge\n"
+                    f"score = Judge('http://127.0.0.1:9/v1', model='m', question={QUESTION!r}, deadline_s=0.5, attempts=2)\n")
+    prompt = Prompt(id="p", tokens=[1], answer="4")
+    rollouts = tuple(Rollout(id=RolloutId(0, "train", 0, "p", i), prompt=prompt, tokens=[5], sampled=[True], logprobs=[0],
+                             entropies=[0], versions=[0], drafted=[False], finish=Finish.EOS, start_clock=0, finish_clock=1)
+                     for i in range(2))
+    with Pool((f"{file}:score",), (), workers=1, timeout_s=5.0, decode=lambda tokens: "4") as pool:
+        for rollout in rollouts:
+            pool.start(rollout)
+        group = pool.join(Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(2), scored=np.zeros(2, bool)))
+        told = pool.metrics()
+    assert not group.scored.any() and told["reward/unscored"] == 2 and "no verdict within 0.5 s" in caplog.text
