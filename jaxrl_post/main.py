@@ -3,8 +3,9 @@
 The whole run, read from top to bottom: what was asked for, what the run starts from, the plan, the parts (each built
 exactly once), the ring turning, the last words. A mistake in a config, a data file or a checkpoint is one sentence and
 exit code 1, before anything is compiled; a run that could not start leaves nothing behind. So is a first round whose
-answers no grader could score, which leaves its folder. --resume=FOLDER goes on with a
-run that was killed; --run-dir=FOLDER --resume begins it where there is none yet, so one command can be run until it ends.
+answers no grader could score, which leaves its folder; a swap of weights that fails in its midst is exit code 42: resume.
+--resume=FOLDER goes on with a run that was killed; --run-dir=FOLDER --resume begins it where there is none yet, so one
+command can be run until it ends.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ from jaxrl_post.slots import dispatches
 from jaxrl_post.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
 from jaxrl_post.watched import Heard, Watched
+from jaxrl_post.weights import Torn
+
+RESTART = 42  # exit code: the run is sound up to its last checkpoint and goes on with --resume
 
 # ---- 1. What was asked for
 
@@ -410,13 +414,15 @@ def main(arguments: Sequence[str]) -> int:
                 turn(run)
         except NoScores as error:  # graders are the user's own; any other failure of a turning ring shows its traceback
             return sorry(error)
+        except Torn as error:
+            return sorry(error, RESTART)
     return 0
 
 
-def sorry(error: Exception) -> int:
+def sorry(error: Exception, code: int = 1) -> int:
     """One sentence, and the exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 1
+    return code
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ import jax
 import jax.numpy as jnp
 
 
+class Torn(RuntimeError):
+    """A swap failed when its checks were behind it: the old weights may be used up, so there is nothing to go on with."""
+
+
 class Layout:
     """Where and as what the engine wants its weights: `shardings`, a tree like the weights, and `dtype`."""
 
@@ -55,7 +59,17 @@ class Layout:
         return self._into.lower(old, new).compile().memory_analysis()
 
     def replace(self, old: Any, new: Any) -> Any:
-        """The next weights; `old` is used up unless shared."""
+        """The next weights; `old` is used up unless shared.
+
+        Raises:
+          Torn: the device or its runtime failed.
+        """
+        try:
+            return self._replaced(old, new)
+        except jax.errors.JaxRuntimeError as error:
+            raise Torn(f"the swap to new weights failed after its checks, and the old ones may be used up: {error}") from error
+
+    def _replaced(self, old: Any, new: Any) -> Any:
         case = self.case(new)
         if case == "shared":
             return new

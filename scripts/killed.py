@@ -50,10 +50,16 @@ class Runs:
         record.figure("kills_before_the_first_save", begun_over, at_least=1, at_most=len(seeds) - 3)
         return whole, seconds - start
 
+    def begun(self, name: str) -> list[str]:
+        """The command that begins a run, or resumes it."""
+        return [*self._command, f"--run-dir={self.here / name}"]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(self.here / "cache")}
+
     def begin(self, name: str) -> subprocess.Popen:
         """Begins a run, or resumes it."""
-        return subprocess.Popen([*self._command, f"--run-dir={self.here / name}"], cwd=self._record.root, text=True,
-                                env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(self.here / "cache")},
+        return subprocess.Popen(self.begun(name), cwd=self._record.root, text=True, env=self.environment(),
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def finish(self, name: str) -> tuple[float, float]:

@@ -1,12 +1,13 @@
 """The command without rounds: killed in mid-generation and resumed it ends as the one that was not, also with a gate and
 every rule for answers on their way; at learning rate 0 it trains on the answers of synchronous rounds."""
 
+import jax
 import pytest
 from test_main import go
 from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
 from test_main_tail_batching import steps_of
 
-from jaxrl_post import checkpoint, rollout_log
+from jaxrl_post import checkpoint, rollout_log, weights
 
 FLAGS = ("--config.scheduler.name=pipeline", "--config.scheduler.max_staleness=3", "--config.scheduler.ahead=2",
          "--config.checkpoint.every=1", "--config.checkpoint.keep_last=3", "--config.steps=7",
@@ -33,6 +34,26 @@ def test_killed_with_answers_on_their_way(here, flags, capsys):  # noqa: F811
     assert resume(here, target, *flags) == 0
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(whole, target)
+
+
+def test_a_swap_that_fails_in_its_midst_says_restart_and_is_resumed(here, monkeypatch, capsys):  # noqa: F811
+    whole, torn = here / "piped_kept_whole", here / "piped_torn"
+    if not whole.exists():
+        assert resume(here, whole, *KEPT) == 0
+    calls, sound = [], weights.Layout._replaced
+
+    def fails(self, old, new):
+        calls.append(1)
+        if len(calls) == 4:
+            raise jax.errors.JaxRuntimeError("INTERNAL: planted")
+        return sound(self, old, new)
+
+    monkeypatch.setattr(weights.Layout, "_replaced", fails)
+    assert resume(here, torn, *KEPT) == 42
+    assert "the swap to new weights failed after its checks" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert resume(here, torn, *KEPT) == 0
+    same_run(whole, torn)
 
 
 def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(here):  # noqa: F811
