@@ -3,7 +3,8 @@
 Recipe: that of configs/demo.py with PipelineRL's schedule (arXiv 2509.19128): each optimizer step trains on the oldest 64
 groups that are whole, and generation never waits. No token is older than `max_staleness` optimizer steps when it is trained
 on. Answers on their way when weights are published are verified where half of them will probably survive, else their keys and
-values are computed again, within a tenth of all rows; beyond that they keep what they have. Should tokens drift too far from the
+values are computed again, within a tenth of all rows; beyond that they keep what they have. The loss is decoupled PPO's with the
+proximal policy between engine and learner by how old a token is (arXiv 2512.06547), which costs no pass of its own. Should tokens drift too far from the
 weights that train on them, batches move nothing until one is on-policy again (a gate that has never fallen here).
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_pipeline.py
@@ -23,5 +24,6 @@ def get_config():
     c.name = "demo_pipeline"
     c.engine.carry_over, c.engine.carry_share = "auto", 0.1
     c.scheduler.name, c.scheduler.max_staleness, c.scheduler.ahead, c.scheduler.max_unscored = "pipeline", 4, 16, 96
+    c.algorithm.prox_logp_method, c.algorithm.rollout_is = "loglinear", "token"
     c.algorithm.min_ess, c.algorithm.max_rollout_kl = 0.5, 0.2
     return c

@@ -25,7 +25,7 @@ from jaxrl_post.types import Finish, Group, Rollout, RolloutId
 @functools.partial(jax.tree_util.register_dataclass,
                    data_fields=["tokens", "positions", "segment_ids", "group_ids", "versions", "loss_mask",
                                 "loss_weights", "loss_counts", "advantages", "returns", "values", "rollout_logprobs",
-                                "old_logprobs", "ref_logprobs", "corrections"], meta_fields=[])
+                                "old_logprobs", "ref_logprobs", "corrections", "prox_weights"], meta_fields=[])
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """A micro-batch, all leaves [B, T]: a pytree of numpy arrays here and of jax arrays on the device.
@@ -34,7 +34,8 @@ class Batch:
     packed list of groups; -1 is padding), versions (-1 where nothing was sampled) int32; loss_mask bool; the others
     floating, 0 where the mask is not set. The loss is the sum of loss_weights times the tokens' losses, divided by the
     sum of loss_counts (int32: a rollout's count lies on its first trained token); corrections are further weights of
-    the policy's loss (algorithms/correction.py). Leaves without a critic, reference, old policy or correction are None,
+    the policy's loss, prox_weights how far old_logprobs, the engine's then, are moved towards the learner's
+    (algorithms/correction.py). Leaves without a critic, reference, old policy or correction are None,
     the same in every batch of a run.
     """
 
@@ -53,6 +54,7 @@ class Batch:
     old_logprobs: Any = None
     ref_logprobs: Any = None
     corrections: Any = None
+    prox_weights: Any = None
 
 
 class Place(NamedTuple):
@@ -86,12 +88,12 @@ def place(lengths: Int[np.ndarray, " n"], tokens: int) -> tuple[Int[np.ndarray, 
 def pack(groups: Sequence[Group], credits: Mapping[RolloutId, Credit] | None, *, rows: int, tokens: int,
          old_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
          ref_logprobs: Mapping[RolloutId, np.ndarray] | None = None, corrected: bool = False,
-         dtype: Any = np.float32) -> tuple[list[Batch], list[Place]]:
+         prox_weights: Mapping[RolloutId, np.ndarray] | None = None, dtype: Any = np.float32) -> tuple[list[Batch], list[Place]]:
     """Micro-batches of static shape [rows, tokens] holding every rollout of `groups` once, whole.
 
     Args:
       credits: what each rollout is worth to the loss; None where the batch is only read: then no mask is set.
-      old_logprobs, ref_logprobs: per rollout float[T] over its answer; None where the run has none.
+      old_logprobs, ref_logprobs, prox_weights: per rollout float[T] over its answer; None where the run has none.
       corrected: whether credits hold corrections. dtype: of the floating leaves.
     Returns:
       the batches, and where each rollout's answer lies, in the order of groups and rollouts. A rollout of weight 0
@@ -105,7 +107,7 @@ def pack(groups: Sequence[Group], credits: Mapping[RolloutId, Credit] | None, *,
     lengths = check_lengths(groups, tokens)
     row, start, used = place(lengths, tokens)
     arrays = _empty(-(-used // rows) * rows, tokens, dtype, old_logprobs is not None, ref_logprobs is not None,
-                    corrected)
+                    corrected, prox_weights is not None)
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     places = []
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
@@ -113,7 +115,7 @@ def pack(groups: Sequence[Group], credits: Mapping[RolloutId, Credit] | None, *,
         segments[row[n]] += 1
         _write(arrays, row[n], start[n], rollout, segments[row[n]], g)
         tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
-        for name, given in (("old_logprobs", old_logprobs), ("ref_logprobs", ref_logprobs)):
+        for name, given in (("old_logprobs", old_logprobs), ("ref_logprobs", ref_logprobs), ("prox_weights", prox_weights)):
             if given is not None:
                 arrays[name][row[n], tail] = np.where(rollout.sampled, given[rollout.id], 0.0)
         if credits is not None and credits[rollout.id].weight > 0:
@@ -141,9 +143,9 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
     return lengths
 
 
-def blank(rows: int, tokens: int, dtype: Any, *, old: bool, reference: bool, corrected: bool) -> Batch:
+def blank(rows: int, tokens: int, dtype: Any, *, old: bool, reference: bool, corrected: bool, prox: bool = False) -> Batch:
     """A batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected))
+    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox))
 
 
 def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
@@ -157,7 +159,7 @@ def _refuse_unfinished(rollout: Rollout) -> None:
                          f"LENGTH) can be trained on")
 
 
-def _empty(rows: int, tokens: int, dtype, old: bool, reference: bool, corrected: bool) -> dict[str, np.ndarray]:
+def _empty(rows: int, tokens: int, dtype, old: bool, reference: bool, corrected: bool, prox: bool) -> dict[str, np.ndarray]:
     def filled(value, kind):
         return np.full((rows, tokens), value, kind)
 
@@ -165,7 +167,8 @@ def _empty(rows: int, tokens: int, dtype, old: bool, reference: bool, corrected:
                   group_ids=filled(-1, np.int32), versions=filled(-1, np.int32), loss_mask=filled(False, bool),
                   loss_weights=filled(0, dtype), loss_counts=filled(0, np.int32), advantages=filled(0, dtype),
                   rollout_logprobs=filled(0, dtype))
-    for name, there in (("old_logprobs", old), ("ref_logprobs", reference), ("corrections", corrected)):
+    for name, there in (("old_logprobs", old), ("ref_logprobs", reference), ("corrections", corrected),
+                        ("prox_weights", prox)):
         if there:
             arrays[name] = filled(0, dtype)
     return arrays

@@ -181,11 +181,13 @@ class Algorithm:
     use_kl_in_reward: bool = False  # every token's reward loses kl_coef * k1
     kl_coef: float = at_least(0.001, 0.0)
     entropy_coef: float = at_least(0.0, 0.0)
-    rollout_is: str = one_of("none", "none", "token", "sequence")  # importance weights pi_old / mu
+    rollout_is: str = one_of("none", "none", "token", "span", "sequence")  # importance weights pi_old / mu
     rollout_is_threshold: tuple[float, ...] = (2.0,)  # (upper,) truncates, (lower, upper) sets to 0 outside
     rollout_rs: str = one_of("none", "none", *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean")
                                                for kind in ("k1", "k2", "k3")), "seq_max_k2", "seq_max_k3")
     rollout_rs_threshold: tuple[float, ...] = (2.0,)  # (upper,), or for k1 (lower, upper)
+    # pi_old: the learner's own pass; the engine's log-probs; between both by how old a token is, without a pass (A-3PO)
+    prox_logp_method: str = one_of("recompute", "recompute", "rollout", "loglinear")
     min_ess: float = at_least(0.0, 0.0, 1.0)  # effective sample size of tokens below which a batch moves nothing; 0: none
     max_rollout_kl: float = at_least(0.0, 0.0)  # nats a token between engine and learner above which it moves nothing; 0: none
     overlong_buffer: int = at_least(0, 0)  # tokens before max_tokens in which the reward sinks; 0: none
@@ -198,7 +200,8 @@ class Algorithm:
 
     @property
     def corrects_rollouts(self) -> bool:
-        return self.rollout_is != "none" or self.rollout_rs != "none"
+        """Whether the host weighs tokens by pi_old / mu, which it must have for that."""
+        return self.prox_logp_method == "recompute" and (self.rollout_is != "none" or self.rollout_rs != "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,6 +457,15 @@ def _loss_makes_sense(c: Config) -> None:
     _need(a.loss_mode != "sft" or not off_policy, "algorithm.loss_mode='sft' has no old log-probs: leave "
           "algorithm.use_kl_in_reward, algorithm.rollout_is, algorithm.rollout_rs, algorithm.min_ess and algorithm.max_rollout_kl "
           "at their defaults")
+    told = f"algorithm.prox_logp_method={a.prox_logp_method!r}"
+    _need(a.prox_logp_method == "recompute" or (a.loss_mode != "sft" and not a.use_kl_in_reward and a.rollout_rs == "none"),
+          f"{told} makes no pass for old log-probs, which algorithm.loss_mode='sft' has no use for and algorithm.use_kl_in_reward "
+          "and algorithm.rollout_rs need; the nearest valid value is 'recompute'")
+    _need(a.prox_logp_method != "rollout" or a.rollout_is == "none", f"{told} takes the engine's log-probs for pi_old, so pi_old / "
+          f"mu is 1: algorithm.rollout_is={a.rollout_is!r} must be 'none'")
+    _need(a.prox_logp_method != "loglinear" or (a.rollout_is in ("none", "token") and len(a.rollout_is_threshold) == 1),
+          f"{told} weighs token by token on the device and truncates: algorithm.rollout_is={a.rollout_is!r} must be 'token' or "
+          f"'none', algorithm.rollout_is_threshold={a.rollout_is_threshold} one number")
     _need(a.overlong_buffer <= c.sampling.max_tokens, f"algorithm.overlong_buffer={a.overlong_buffer} is above "
           f"sampling.max_tokens={c.sampling.max_tokens}, which is the nearest valid value")
     lowers = a.use_kl_in_reward or a.overlong_buffer > 0

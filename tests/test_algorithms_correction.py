@@ -12,12 +12,26 @@ RATIOS = np.array([0.25, 1.0, 2.0, 8.0])
 GAP = np.log(RATIOS)  # its sum is log 4
 
 
+VERSIONS = np.array([3, 3, 5, 6])
+
+
 def test_importance_by_hand():
-    np.testing.assert_allclose(correction.importance(GAP, "none"), np.ones(4))
-    np.testing.assert_allclose(correction.importance(GAP, "token"), RATIOS)
-    np.testing.assert_allclose(correction.importance(GAP, "sequence"), [4.0] * 4)
-    np.testing.assert_allclose(correction.importance(np.array([30.0, -50.0]), "token"), np.exp([20.0, -20.0]))
-    np.testing.assert_allclose(correction.importance(np.array([15.0, 15.0]), "sequence"), np.exp([20.0, 20.0]))
+    np.testing.assert_allclose(correction.importance(GAP, "none", VERSIONS), np.ones(4))
+    np.testing.assert_allclose(correction.importance(GAP, "token", VERSIONS), RATIOS)
+    np.testing.assert_allclose(correction.importance(GAP, "sequence", VERSIONS), [4.0] * 4)
+    np.testing.assert_allclose(correction.importance(np.array([30.0, -50.0]), "token", VERSIONS[:2]), np.exp([20.0, -20.0]))
+    np.testing.assert_allclose(correction.importance(np.array([15.0, 15.0]), "sequence", VERSIONS[:2]), np.exp([20.0, 20.0]))
+
+
+def test_spans_by_hand():
+    """Of the same weights: 0.25 * 1, then 2 and 8 alone."""
+    np.testing.assert_allclose(correction.importance(GAP, "span", VERSIONS), [0.25, 0.25, 2.0, 8.0])
+    np.testing.assert_allclose(correction.importance(GAP, "span", VERSIONS * 0), [4.0] * 4)
+    assert correction.importance(np.zeros(0), "span", np.zeros(0, int)).shape == (0,)
+
+
+def test_how_far_the_proximal_policy_is_expected_to_lie():
+    np.testing.assert_allclose(correction.prox_weights(np.array([7, 6, 5, 3]), 7), [1.0, 0.0, 0.5, 0.75])
 
 
 def test_bounds_by_hand():
@@ -54,7 +68,7 @@ def test_every_mode_of_the_config_is_known():
     for mode in choices["rollout_rs"]:
         assert correction.kept(np.zeros(3), mode, (1.5,)).all()  # on-policy nothing is rejected
     for mode in choices["rollout_is"]:
-        np.testing.assert_array_equal(correction.importance(np.zeros(3), mode), np.ones(3))
+        np.testing.assert_array_equal(correction.importance(np.zeros(3), mode, VERSIONS[:3]), np.ones(3))
 
 
 def test_metrics_by_hand():

@@ -179,6 +179,9 @@ def test_malformed_overrides():
     (["algorithm.loss_mode=sft", "algorithm.use_kl_in_reward=true"], "algorithm.loss_mode='sft' has no old log-probs"),
     (["engine.name=demonstrations"], "supervised training is 'demonstrations' with 'sft' and 'ones'"),
     (["algorithm.loss_mode=sft", "algorithm.adv_estimator=ones"], "engine.name='rows' with algorithm.loss_mode='sft'"),
+    (["algorithm.prox_logp_method=loglinear", "algorithm.rollout_rs=token_k1"], "and algorithm.rollout_rs need; the nearest valid"),
+    (["algorithm.prox_logp_method=rollout", "algorithm.rollout_is=token"], "algorithm.rollout_is='token' must be 'none'"),
+    (["algorithm.prox_logp_method=loglinear", "algorithm.rollout_is=span"], "algorithm.rollout_is='span' must be 'token' or 'none'"),
     (["algorithm.overlong_buffer=300"], "algorithm.overlong_buffer=300 is above sampling.max_tokens=256"),
     (["algorithm.adv_estimator=maxrl", "algorithm.overlong_buffer=3"], "'maxrl' needs rewards of at least 0"),
     (["algorithm.rollout_is_threshold=[]"], "algorithm.rollout_is_threshold=() must be [upper] or [lower, upper], above 0 "

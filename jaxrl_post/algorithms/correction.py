@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from jaxrl_post.algorithms.mismatch import LOG_RATIO_BOUND, bounded_exp
 
@@ -18,12 +18,22 @@ LEVELS: dict[str, Callable] = {"token": lambda stats: stats, "seq_sum": np.sum, 
 DIVERGENCES = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(d) - 1.0 - d}
 
 
-def importance(log_ratio: Float[np.ndarray, " T"], mode: str) -> Float[np.ndarray, " T"]:
-    """rho of each token, before any bound. mode none: 1. token: its own ratio. sequence: the product over the answer,
-    for each of its tokens. Logs are clamped to +-20."""
+def importance(log_ratio: Float[np.ndarray, " T"], mode: str, versions: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
+    """rho of each token, before any bound. mode none: 1. token: its own ratio. span: the product over the tokens of the same
+    version of the weights, for each of them. sequence: the product over the answer. Logs are clamped to +-20."""
     if mode == "none":
         return np.ones(log_ratio.shape)
-    return bounded_exp(log_ratio if mode == "token" else np.full(log_ratio.shape, log_ratio.sum()))
+    if mode == "token":
+        return bounded_exp(log_ratio)
+    spans = np.unique(versions, return_inverse=True)[1] if mode == "span" else np.zeros(log_ratio.shape, int)
+    return bounded_exp(np.bincount(spans, weights=log_ratio)[spans] if log_ratio.size else log_ratio)
+
+
+def prox_weights(versions: Int[np.ndarray, " T"], step: int) -> Float[np.ndarray, " T"]:
+    """How far along log mu -> log pi the proximal policy, taken as one optimizer step behind pi, is expected to lie: (d - 1) /
+    d of a token that is d steps old, 1 of one that is none (A-3PO, arXiv 2512.06547, section 3; AReaL's loglinear)."""
+    age = step - versions.astype(float)
+    return np.where(age > 0, (age - 1.0) / np.maximum(age, 1.0), 1.0)
 
 
 def bounded(ratios: Float[np.ndarray, " T"], threshold: Sequence[float]) -> Float[np.ndarray, " T"]:

@@ -158,7 +158,7 @@ def _corrections(groups: Sequence[Group], algorithm: Algorithm, old: LogProbs) -
     for group in groups:
         for rollout, trained in zip(group.rollouts, _trained(group, algorithm.overlong_filtering), strict=True):
             gap = (old[rollout.id].astype(float) - rollout.logprobs)[rollout.sampled]
-            ratios = correction.importance(gap, algorithm.rollout_is)
+            ratios = correction.importance(gap, algorithm.rollout_is, rollout.versions[rollout.sampled])
             weights = ratios
             if algorithm.rollout_is != "none":
                 weights = correction.bounded(ratios, algorithm.rollout_is_threshold)

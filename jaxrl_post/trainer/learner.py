@@ -21,7 +21,7 @@ import optax
 from jaxrl_post import batch as door
 from jaxrl_post import config
 from jaxrl_post import mesh as meshes
-from jaxrl_post.algorithms import advantages, credit, losses
+from jaxrl_post.algorithms import advantages, correction, credit, losses
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer import optimizer as optimizers
@@ -85,8 +85,8 @@ class Learner:
     def jitted(self) -> dict[str, tuple[Any, tuple]]:
         """Every program by name, not compiled, with the shapes of its arguments."""
         one = meshes.replicated(self._mesh)
-        batch = self._blank(old=self._needs_old, reference=self._kl_in_loss,
-                            corrected=self._algorithm.corrects_rollouts)
+        batch = self._blank(old=self._needs_old, reference=self._kl_in_loss, corrected=self._algorithm.corrects_rollouts,
+                            prox=self._algorithm.prox_logp_method == "loglinear")
         state, recipe = _abstract(self.state), self._recipe
         policy = state.params["policy"]
         shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
@@ -246,7 +246,8 @@ class Learner:
     @property
     def _at_start(self) -> bool:
         """Whether the gradient's pass itself is to give the old log-probs."""
-        return self._needs_old and not self._old_in_credits and not self._committed
+        recomputes = self._algorithm.prox_logp_method == "recompute"
+        return recomputes and self._needs_old and not self._old_in_credits and not self._committed
 
     def _settle(self) -> None:
         """Old log-probs of everything prepared, while the weights are still those of the round's start."""
@@ -304,11 +305,16 @@ class Learner:
         return meshes.put(batch, meshes.batch_sharding(self._mesh))
 
     def _packed(self, groups: Sequence[Group]) -> tuple[list[door.Batch], list[door.Place]]:
-        old = {r.id: np.zeros(len(r)) for r in _rollouts(groups)} if self._at_start else self._old
+        old, method, rollouts = self._old, self._algorithm.prox_logp_method, _rollouts(groups)
+        if self._at_start:
+            old = {r.id: np.zeros(len(r)) for r in rollouts}
+        elif method != "recompute":
+            old = {r.id: r.logprobs for r in rollouts}
+        prox = {r.id: correction.prox_weights(r.versions, self._step) for r in rollouts} if method == "loglinear" else None
         return door.pack(groups, self._credits, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._wide,
                          old_logprobs=old if self._needs_old else None,
                          ref_logprobs=self._ref if self._kl_in_loss else None,
-                         corrected=self._algorithm.corrects_rollouts)
+                         corrected=self._algorithm.corrects_rollouts, prox_weights=prox)
 
     def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:
         """Log-probs of every answer under `policy`, on the host."""

@@ -76,17 +76,25 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
 
 def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Float[Array, ""], tuple]:
     """The undivided loss of a micro-batch, and (count, tokens, by_count, by_token, log-probs). `at_start`, a bool scalar:
-    `policy` is the old policy itself, so its log-probs stand for batch.old_logprobs."""
+    `policy` is the old policy itself, so its log-probs stand for batch.old_logprobs. With prox_weights those lie between
+    batch.old_logprobs, which are the engine's, and the policy's, and pi_old / mu weighs here (decoupled PPO, arXiv 2505.24298,
+    equation 5, approximated)."""
     algorithm, mask, old = recipe.algorithm, batch.loss_mask, batch.old_logprobs
     logps, entropies = score(policy, batch, recipe)
     if old is not None:
         old = jnp.where(at_start, jax.lax.stop_gradient(logps), old)
+    if batch.prox_weights is not None:
+        old = old + batch.prox_weights * (jax.lax.stop_gradient(logps) - old)
     with jax.named_scope("loss"):
         per_token, indicators = losses.LOSSES[algorithm.loss_mode](
             logps, old, batch.advantages, mask, batch.segment_ids, algorithm)
         kept = mask
         if batch.corrections is not None:
             per_token, kept = per_token * batch.corrections, mask & (batch.corrections > 0)
+
+        if batch.prox_weights is not None and algorithm.rollout_is == "token":
+            ratio = jnp.exp(losses.log_ratio(old, batch.rollout_logprobs))
+            per_token = per_token * jnp.minimum(ratio, algorithm.rollout_is_threshold[0])
 
         def weighed(values):
             return jnp.sum(jnp.where(kept, batch.loss_weights * values, 0.0))
