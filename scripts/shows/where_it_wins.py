@@ -3,7 +3,8 @@
 First PipelineRL's appendix A (arXiv 2509.19128): 44 generators of 192 sequences beside 84 learners, lengths uniform, in flashes,
 over conventional rounds of 133 steps on all 128 chips; the pipeline is the very object that a run uses (scheduler/pipeline.py).
 Then a table over four laws of lengths (uniform; RollPacker's fitted 8k and 32k, arXiv 2509.21009; log-normal with a thin tail)
-and 16 to 1,024 H800, Qwen2.5-7B, 1,024 answers an optimizer step, seconds from the analytic cost. Six ways: synchronous and
+and 16 to 1,024 H800, Qwen2.5-7B on one device a replica, 8 where there are 1,024, 1,024 answers an optimizer step, each bound
+to a replica when a slot is free, seconds from the analytic cost. Six ways: synchronous and
 tail-batched rounds on shared devices; both with the learner on devices of its own, one step behind; the pipeline on shared
 devices, and split. Split ways get the better of two shares of the devices for generation. On shared devices time is decode plus
 training work, and the pipeline's gain is full slots; split, the slower side decides. `where-it-wins.svg` draws the table.
@@ -11,6 +12,7 @@ training work, and the pipeline's gain is full slots; split, the slower side dec
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 
@@ -21,7 +23,8 @@ LAWS = {"uniform": ("workload.name=uniform", "workload.cap=8192"),
         "thin_tail": ("workload.name=lognormal", "workload.mean=1000.0", "workload.tail=1.2", "workload.cap=8192")}
 DEVICES = (16, 128, 1024)
 SHARES = (0.5, 0.7)  # of the devices that generate, where the learner has its own
-PROMPTS, GROUP, ROUNDS, WARM = 128, 8, 30, 10
+TENSOR = {16: 1, 128: 1, 1024: 8}  # devices of a replica
+PROMPTS, GROUP, ROUNDS, WARM = 128, 8, 20, 6
 PEAK, MFU, ACTIVE = 9.9e14, 0.4, 7.62e9  # of an H800; a trained token takes 6 * ACTIVE operations
 COLORS = {"sync.shared": "#a9a9a9", "sync.split": "#6f6f6f", "tail.shared": "#9ec5e8", "tail.split": "#4a7fb5",
           "pipeline.shared": "#9fd3a9", "pipeline.split": "#3f8f52"}
@@ -95,16 +98,17 @@ def _row(law: str, count: int) -> dict[str, dict]:
 
 
 def _way(law: str, way: str, count: int, share: float) -> dict[str, float]:
-    generators = round(count * share)
-    learners = count if share == 1.0 else count - generators
+    tensor = TENSOR[count]
+    generators = round(count * share / tensor)
+    learners = count if share == 1.0 else count - generators * tensor
     token_s = 6 * ACTIVE / (PEAK * MFU * learners)
     given = _settings((
         f"rounds={ROUNDS}", "workload.prompts=4096", f"cluster.replicas={generators}", f"cluster.slots={_slots(way, generators)}",
-        "cluster.device=h800", "cluster.model=qwen2.5-7b", f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}",
+        f"cluster.tensor={tensor}", "scheduler.placement=divided", "cluster.device=h800", "cluster.model=qwen2.5-7b", f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}",
         f"learner.apart={share < 1.0}", f"learner.token_s={token_s}", *LAWS[law], *WAYS[way]))
     ring = _turned(given)
     rounds = ring.tally.rounds[WARM:]
-    return {"step_s": sum(one.step_s for one in rounds) / sum(one.batches for one in rounds), "generators": generators,
+    return {"step_s": sum(one.step_s for one in rounds) / sum(one.batches for one in rounds), "generators": generators * tensor,
             "staleness": statistics.mean(one.staleness for one in rounds), "largest_staleness": ring.largest}
 
 
@@ -112,7 +116,7 @@ def _slots(way: str, replicas: int) -> int:
     """Of each replica: rounds get one for each of their answers; the pipeline so many that its bound leaves them full, about
     three batches in all."""
     answers = PROMPTS * GROUP * (1.25 if way == "tail" else 3.0 if way == "pipeline" else 1.0)
-    return min(256, max(1, round(answers / replicas)))
+    return min(256, math.ceil(answers / replicas))
 
 
 def _settings(overrides: tuple[str, ...]):
