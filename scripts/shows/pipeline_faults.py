@@ -110,14 +110,14 @@ def _torn(record, runs: Runs) -> None:
 def _slow(record, runs: Runs) -> None:
     """As many seconds a reward as make all of them take ten times as long as generation."""
     rows = _rows(runs.here / "whole")
-    generated = sum(row["timing_s/gen"] for row in rows)
+    generated = sum(row.get("timing_s/gen", 0.0) for row in rows)
     answers, workers = STEPS * 16 * 4, 1
     os.environ["SLOW_S"] = str(10 * generated * workers / answers)
     try:
         runs.finish("slow")
     finally:
         del os.environ["SLOW_S"]
-    waited = sum(row["timing_s/reward_wait"] for row in _rows(runs.here / "slow"))
+    waited = sum(row.get("timing_s/reward_wait", 0.0) for row in _rows(runs.here / "slow"))
     record.figure("slow.generation_s", generated)
     record.figure("slow.seconds_waited_for_rewards", waited, at_least=2 * generated)
     record.figure("slow.what_differs", runs.differences(runs.here / "whole", runs.here / "slow"), equals=[])
