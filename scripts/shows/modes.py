@@ -22,7 +22,7 @@ BOUNDS, SEEDS, STEPS, LAST = (1, 2, 4, 8), (0, 1), 150, 30
 SMALL = ("scheduler.prompts=8", "scheduler.group_size=4", "engine.steps_per_dispatch=4", "engine.refill_slots=2", "eval.prompts=0",
          "eval.every=0", "checkpoint.every=0")
 PIPED = ("scheduler.name=pipeline", "scheduler.ahead=8")
-VERIFIED = (*SMALL, "steps=16", "engine.carry_over=verify", "engine.carry_share=1.0", "scheduler.max_unscored=0")
+VERIFIED = (*SMALL, "steps=24", "engine.carry_over=verify", "engine.carry_share=1.0", "scheduler.max_unscored=0")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
