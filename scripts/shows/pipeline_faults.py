@@ -154,8 +154,9 @@ def _dead(record, here: Path) -> None:
     record.figure("dead.steps", len(rows), equals=STEPS)
     record.figure("dead.answers_unscored", sum(row["reward/unscored"] for row in rows), at_least=64)
     record.figure("dead.answers_scored_before", 64 * STEPS - sum(row["reward/unscored"] for row in rows), at_least=64)
-    masked = [row for row in rows if row["reward/unscored"] == 64]
-    record.figure("dead.steps_that_moved_nothing", sum(row["training/skipped_updates"] for row in masked), equals=len(masked))
+    masked = [row for row in rows if "critic/score/mean" not in row]
+    record.figure("dead.steps_without_a_score", len(masked), at_least=2)
+    record.figure("dead.those_that_moved_nothing", sum(row["training/skipped_updates"] for row in masked), equals=len(masked))
 
 
 def _rows(run: Path) -> list[dict]:
