@@ -87,7 +87,8 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
     for live in lives:
         live.slot = -1
     state = {"age": one._age, "clock": dict(one._clock), "growth": 1.0, "counts": {}, "row_sizes": [64],
-             "cost": one.cost.digest, "lives": [written(live) for live in lives], "drafting": one.drafting.state_dict()}
+             "cost": one.cost.digest, "lives": [written(live) for live in lives], "drafting": one.drafting.state_dict(),
+             "carry": one._carry.state_dict()}
     for live, slot in zip(lives, slots):
         live.slot = slot
     two.swap(placed(2), version + 1)
