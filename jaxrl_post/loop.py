@@ -21,6 +21,7 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
       RuntimeError: a whole turn changed nothing, so no later turn ever would.
     """
     since: list[Part] = []  # the last commit
+    owed = False  # the weights of an earlier turn's commit are not published
     while learner.step < steps:
         before = engine.clock
         if (layout := scheduler.layout()) is not None:
@@ -38,6 +39,7 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
             scheduler.scored(rewards.join(group))
         parts = scheduler.take()
         for part in parts:
+            assert not (owed and part.commit), "a turn commits and does not publish, and another one commits"
             learner.prepare(part.fresh)
             learner.accumulate(part.groups)
             since.append(part)
@@ -46,6 +48,8 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
                 since = []
             if part.publish:
                 observe.published(publish(learner, engine))
+                owed = False
+        owed |= any(part.commit for part in parts) and not parts[-1].publish
         if not (requests or finished or due or parts or engine.clock > before):
             raise RuntimeError(f"the ring stands still at learner step {learner.step} of {steps}: nothing was "
                                f"admitted, finished, due or taken and the engine's clock stays at {engine.clock} with "

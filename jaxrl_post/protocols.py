@@ -122,7 +122,7 @@ class Learner(Protocol):
         computed at the latest when a commit is about to move them. Of no groups: does nothing."""
 
     def accumulate(self, groups: Sequence[Group]) -> None:
-        """Adds an unnormalised gradient sum and its counts."""
+        """Adds an unnormalised gradient sum and its counts. Of no groups: does nothing."""
 
     def commit(self) -> Mapping[str, Any]:
         """Divides once and takes an optimizer step; metrics as device scalars. The arrays of `params` are used up: a round

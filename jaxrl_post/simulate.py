@@ -137,7 +137,8 @@ def stages(given: Simulation) -> dict[str, Simulation]:
     plain = configs.Scheduler(prompts=given.scheduler.prompts, group_size=given.scheduler.group_size,
                               mini_batches=given.scheduler.mini_batches, ppo_epochs=given.scheduler.ppo_epochs)
     cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=())
-    out = {"sync": replace(given, scheduler=plain, cluster=cluster, parts=(), published={}, fitted=())}
+    learner = replace(given.learner, apart=False)
+    out = {"sync": replace(given, scheduler=plain, cluster=cluster, learner=learner, parts=(), published={}, fitted=())}
     overrides: list[str] = []
     for part in given.parts:
         name, _, more = part.partition(":")

@@ -90,7 +90,7 @@ def test_a_share_bounds_what_is_computed_again():
     assert 0 < counts[0.05]["swap/rows"] < counts[1.0]["swap/rows"] and "swap/num_beyond_share" not in counts[1.0]
 
 
-def test_a_checkpoint_after_a_swap_goes_on_alike(whole):
+def test_a_checkpoint_after_a_swap_goes_on_alike():
     """Saved right after a swap that verifies: the one that loads it gives the same bits and chooses alike at the next."""
     def begun():
         engine = lab.engine(carry=Carry("auto", 0.5))

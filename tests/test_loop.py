@@ -72,6 +72,15 @@ def test_mini_batches_cut_the_round_in_order():
     assert whole.batches[0] == [group for step in cut.batches[:4] for group in step]
 
 
+def test_a_turn_that_commits_and_does_not_publish_is_refused():
+    class Silent(Sync):
+        def take(self):
+            return [dataclasses.replace(part, publish=False) for part in super().take()]
+
+    with pytest.raises(AssertionError, match="commits and does not publish"):
+        several(2, 1, Silent)
+
+
 @settings(max_examples=20, deadline=None)
 @given(order=st.integers(0, 2**16), slots=st.integers(1, 20))
 def test_completion_order_and_slots_never_change_what_is_learned(order, slots):

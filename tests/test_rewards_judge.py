@@ -80,10 +80,10 @@ def ask(one, answer="4", task="2+2"):
 def test_what_is_asked(serve, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     endpoint = serve((200, "It is.\nVERDICT: 1"))
-    assert ask(judge(endpoint), answer="{truth}") == 1.0  # braces of an answer are its own
+    assert ask(judge(endpoint), answer="{truth}", task="{answer}") == 1.0  # braces of what is put in are its own
     (path, body, key), = endpoint.asked
     assert path == "/v1/chat/completions" and key == "Bearer secret" and body["temperature"] == 0 and body["model"] == "m"
-    assert body["messages"] == [{"role": "user", "content": "Task: 2+2 Answer: {truth} Truth: 4"}]
+    assert body["messages"] == [{"role": "user", "content": "Task: {answer} Answer: {truth} Truth: 4"}]
 
 
 @pytest.mark.parametrize("text", ["VERDICT: 1 or so", "VERDICT: 1\nGood luck!", "verdict: 1", "1", "", "VERDICT: 7", "VERDICT: nan",
@@ -138,10 +138,21 @@ def test_what_is_refused(changed, sentence):
         Judge(**{"endpoint": "http://x", "model": "m", "question": QUESTION} | changed)
 
 
+def test_a_row_without_the_task_that_is_asked_for_is_refused(serve):
+    endpoint = serve((200, "VERDICT: 1"))
+    with pytest.raises(ValueError, match="holds {task}, and extra_info has no \"task\" but ..level.."):
+        judge(endpoint)("sums", "4", "4", {"level": 1})
+    assert judge_without_task(endpoint)("sums", "4", "4", {}) == 1.0 and len(endpoint.asked) == 1
+
+
+def judge_without_task(endpoint):
+    return Judge(endpoint.url, model="m", question="{answer} for {truth}?")
+
+
 def test_a_dead_endpoint_masks_samples_and_is_counted(tmp_path, caplog):
     file = tmp_path / "judged.py"
     file.write_text("from jaxrl_post.rewards.judge import Judge\n"
-                    f"score = Judge('http://127.0.0.1:9/v1', model='m', question={QUESTION!r}, deadline_s=0.5, attempts=2)\n")
+                    f"score = Judge('http://127.0.0.1:9/v1', model='m', question='{{answer}}', deadline_s=0.5, attempts=2)\n")
     prompt = Prompt(id="p", tokens=[1], answer="4")
     rollouts = tuple(Rollout(id=RolloutId(0, "train", 0, "p", i), prompt=prompt, tokens=[5], sampled=[True], logprobs=[0],
                              entropies=[0], versions=[0], drafted=[False], finish=Finish.EOS, start_clock=0, finish_clock=1)

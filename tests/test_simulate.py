@@ -95,6 +95,7 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
     (["--config=FILE", "--config.scheduler.over=1.5"], "scheduler.name='sync' waits for all it launches"),
     (["--config=FILE", "--config.parts=['nothing']"], "parts: 'nothing' must be a name, a colon and overrides"),
     (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
+    (["--config=FILE", "--config.learner.apart=True", "--config.cluster.layouts=[2]", "--config.cluster.step_s=0.0"], "learner.apart publishes in the midst of"),
     (["--config=FILE", "--config.published={'speed': 2.0}", "--config.fitted=[]"], "published names 'speed'"),
 ])
 def test_a_mistake_is_one_sentence(tmp_path, capsys, arguments, said):
@@ -116,3 +117,10 @@ def test_staleness_counts_versions_between_sampling_and_training(tmp_path):
     """Two optimizer steps a round: the first trains on what its own version sampled, the second on what the one before did."""
     given = settings.resolve(config.load(small(tmp_path)), ("scheduler.mini_batches=2",))
     assert simulate.turn(given)["staleness"] == 0.5
+
+
+def test_what_a_learner_apart_is_compared_with_is_synchronous(tmp_path):
+    given = settings.resolve(config.load(small(tmp_path)), ("learner.apart=True", "learner.token_s=1.0"))
+    stages = simulate.stages(given)
+    found = {name: simulate.turn(stage) for name, stage in stages.items()}
+    assert found["sync"]["staleness"] == 0 < found[given.name]["staleness"]

@@ -69,4 +69,4 @@ def test_no_pass_of_its_own_and_the_gap_is_still_told():
     one.prepare(groups)
     one.accumulate(groups)
     told = one.commit()
-    assert told["rollout_corr/ess"] <= 1 and "rollout_corr/k3_kl" in told
+    assert 0 < told["rollout_corr/rollout_is_mean"] <= 2 and told["rollout_corr/ess"] <= 1 and "rollout_corr/k3_kl" in told

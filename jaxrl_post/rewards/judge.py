@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _VERDICT = re.compile(r"VERDICT: (-?\d+(?:\.\d+)?)")
+_PLACES = re.compile(r"\{(?:task|answer|truth)\}")
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
 _LARGEST_REPLY = 1 << 20  # bytes
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # answers of a server that may answer otherwise later
@@ -35,8 +36,8 @@ class Undecided(Exception):
 
 
 class Judge:
-    """A reward function of verl's signature. `question` holds {task}, {answer} and {truth}; the prompt is extra_info["task"] where
-    a row has it, else empty."""
+    """A reward function of verl's signature. `question` holds {answer}, and {truth} and {task} where they are to be told: the
+    task is extra_info["task"], because that signature has no prompt."""
 
     def __init__(self, endpoint: str, *, model: str, question: str, low: float = 0.0, high: float = 1.0,
                  deadline_s: float = 8.0, attempts: int = 3, cache: str | None = None, key_variable: str = "OPENAI_API_KEY",
@@ -55,9 +56,8 @@ class Judge:
         if attempts < 1 or not deadline_s > 0 or not low < high:
             raise ValueError(f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and low={low} below "
                              f"high={high}")
-        missing = [name for name in ("{task}", "{answer}") if name not in question]
-        if missing:
-            raise ValueError(f"judge: the question does not say where {missing[0]} goes")
+        if "{answer}" not in question:
+            raise ValueError("judge: the question does not say where {answer} goes")
         self._url, self._model, self._question = endpoint.rstrip("/") + "/chat/completions", model, question
         self._low, self._high, self._deadline_s, self._attempts = low, high, deadline_s, attempts
         self._cache = None if cache is None else Path(cache)
@@ -67,9 +67,12 @@ class Judge:
         """
         Raises:
           Undecided: no verdict within the deadline and the attempts.
+          ValueError: the question wants the task, and the row has none.
         """
-        question = self._question.replace("{task}", str(extra_info.get("task", ""))).replace("{truth}", ground_truth).replace(
-            "{answer}", solution_str)
+        if "{task}" in self._question and "task" not in extra_info:
+            raise ValueError(f"judge: the question holds {{task}}, and extra_info has no \"task\" but {sorted(extra_info)}")
+        told = {"{task}": str(extra_info.get("task")), "{answer}": solution_str, "{truth}": ground_truth}
+        question = _PLACES.sub(lambda place: told[place[0]], self._question)  # at once: what is put in holds no places
         body = json.dumps({"model": self._model, "temperature": 0, "messages": [{"role": "user", "content": question}]},
                           sort_keys=True).encode()
         known = self._known(body)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
-from jaxrl_post.scheduler.placement import LeastLoaded, Placement
+from jaxrl_post.scheduler.placement import Placement
 from jaxrl_post.types import Finish, Group, Layout, Request, Rollout, RolloutId, Sampling, Stop
 
 _COUNTERS = ("num_groups_admitted", "num_groups_trained", "num_groups_filtered", "num_rollouts_admitted",
@@ -22,8 +22,6 @@ _PLAIN = ("position", "opened")
 
 class Ledger:
     """Opens groups in the order of prompts and takes their rollouts in; a policy says when, and what is trained on."""
-
-    name = "ledger"
 
     def __init__(self, prompts: PromptOrder, *, run_seed: int, group_size: int, sampling: Sampling, max_tokens: int,
                  placement: Placement):
@@ -118,12 +116,8 @@ class Ledger:
     def held(self) -> list[Rollout]:
         return [rollout for opened in self._open.values() if opened.group is None for rollout in opened.rollouts.values()]
 
-    def kind(self) -> str:
-        """What sort of round opens next, for who expects like of like: here all are alike."""
-        return ""
-
     def layout(self) -> Layout | None:
-        """None: rounds are the same however the engine lies."""
+        """None: decisions are the same however the engine lies."""
         return None
 
     def state_dict(self) -> dict:

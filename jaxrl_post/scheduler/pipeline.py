@@ -10,7 +10,8 @@ on by optimizer step v + max_staleness at the latest, so no token of it is ever 
   commit  the oldest B whole groups are trained on as soon as those that stay can still meet their own last steps; else the
           ring waits for who is late, and admission pauses meanwhile, which is counted.
 
-Invariant: nothing is dropped for its age or length, and every group is trained on, or filtered, once. What is decided follows
+Invariant: nothing is dropped for its age or length, and every group is trained on, or filtered, once; with filters, those open
+when the run ends are trained on by nobody and counted as open. What is decided follows
 from counts and engine clocks. With max_staleness 0 it trains as synchronous rounds do.
 """
 
@@ -213,8 +214,8 @@ class Pipeline(Ledger):
         return super().state_dict() | {"held_back": dict(self._held_back)}
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call, the engine steps, and slots times steps, that the bound held admission back, and the
-        groups that are open now, and the staleness to be expected."""
+        """Counts since the last call; engine steps, and free slots times steps, in which the bound held admission back; groups
+        that are open now; the staleness to be expected."""
         held_back, self._held_back = self._held_back, dict.fromkeys(_PAUSED, 0)
         return super().metrics() | {f"sched/{name}": float(count) for name, count in held_back.items()} | {
             "sched/num_groups_open": float(len(self._open)), "sched/expected_staleness": self.expected_staleness()}

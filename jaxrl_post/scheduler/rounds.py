@@ -148,6 +148,10 @@ class Rounds(Ledger):
                 self._waves = self._seen = self._taken = self._opened = 0
         return parts
 
+    def kind(self) -> str:
+        """What sort of round opens next, for who expects like of like: here all are alike."""
+        return ""
+
     def state_dict(self) -> dict:
         """Between two rounds little more than the cursor, the round and the counters."""
         return super().state_dict() | {"kept": [written(opened) for opened in self._kept]}

@@ -12,12 +12,12 @@ from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.scheduler.groups import PromptOrder
 from jaxrl_post.scheduler.longest_first import Divided, LongestFirst
 from jaxrl_post.scheduler.ledger import Ledger
-from jaxrl_post.scheduler.pace import Overlapped, Pace, TimeShared
+from jaxrl_post.scheduler.pace import Overlapped, Pace
 from jaxrl_post.scheduler.pipeline import Pipeline
 from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.planner import Planner
 from jaxrl_post.scheduler.rollpacker import RollPacker
-from jaxrl_post.scheduler.rounds import Sync
+from jaxrl_post.scheduler.rounds import Rounds, Sync
 from jaxrl_post.scheduler.tail_batching import TailBatching
 from jaxrl_post.types import Layout, Sampling
 
@@ -25,14 +25,14 @@ SCHEDULERS = {"sync": Sync, "tail_batching": TailBatching, "rollpacker": RollPac
 
 # What each takes of the config beside what all do.
 _OWN: dict[str, Callable] = {
-    "sync": lambda c, past: _rounds(c),
-    "tail_batching": lambda c, past: _rounds(c) | {
+    "sync": lambda c, past, pace: _rounds(c),
+    "tail_batching": lambda c, past, pace: _rounds(c) | {
         "over": c.scheduler.over, "prefix_mode": c.scheduler.prefix_mode, "long_batches": c.scheduler.long_batches,
         "lane": c.scheduler.lane, "past": past},
-    "rollpacker": lambda c, past: _rounds(c) | {"over_prompts": c.scheduler.over, "over_samples": c.scheduler.over_samples},
-    "pipeline": lambda c, past: {
+    "rollpacker": lambda c, past, pace: _rounds(c) | {"over_prompts": c.scheduler.over, "over_samples": c.scheduler.over_samples},
+    "pipeline": lambda c, past, pace: {
         "steps": c.rounds, "prompts_per_step": c.scheduler.prompts, "max_staleness": c.scheduler.max_staleness,
-        "ahead": c.scheduler.ahead, "max_unscored": c.scheduler.max_unscored}}
+        "ahead": c.scheduler.ahead, "max_unscored": c.scheduler.max_unscored, "pace": pace}}
 
 
 def _rounds(c: configs.Config) -> dict:
@@ -58,17 +58,15 @@ def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling, past:
       replica: what one holds and costs; asked for by placements that compute with it.
       pace: None: learner and engine share devices.
     """
-    s, pace = config.scheduler, pace or TimeShared()
-    piped = s.name == "pipeline"
+    s = config.scheduler
     scheduler = SCHEDULERS[s.name](
         prompts, run_seed=config.seed, group_size=s.group_size, sampling=sampling, max_tokens=config.sampling.max_tokens,
         filter_groups=s.filter_groups, max_waves=s.max_waves, replicas=config.replicas,
-        placement=PLACEMENTS[s.placement](config.replicas, past, replica), **_OWN[s.name](config, past),
-        **({"pace": pace} if piped else {}))
-    return scheduler if piped or isinstance(pace, TimeShared) else Overlapped(scheduler, pace)
+        placement=PLACEMENTS[s.placement](config.replicas, past, replica), **_OWN[s.name](config, past, pace))
+    return scheduler if pace is None or s.name == "pipeline" else Overlapped(scheduler, pace)
 
 
-def planned(rounds: Ledger, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
+def planned(rounds: Rounds, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
     """With a layout for each round. `replicas`: one of each layout, the first where the engine begins; `move_s`: seconds of
     a relayout."""
     return Planner(rounds, replicas, kind=rounds.kind, move_s=move_s)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxrl_post import cost, rollout_log
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.scheduler.pace import Pace, Split, TimeShared
+from jaxrl_post.scheduler.pace import Pace, Split
 from jaxrl_post.sim import pace as paces
 from jaxrl_post.sim import workloads
 from jaxrl_post.sim.answers import Answers
@@ -85,10 +85,10 @@ def replica(given: Cluster) -> Replica:
     return next(iter(replicas(given).values()))
 
 
-def pace(given: Simulation) -> Pace:
-    """How long an optimizer step keeps new weights from the engine."""
+def pace(given: Simulation) -> Pace | None:
+    """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests."""
     learner = given.learner
-    return Split(replica(given.cluster), token_s=learner.token_s, step_s=learner.step_s) if learner.apart else TimeShared()
+    return Split(replica(given.cluster), token_s=learner.token_s, step_s=learner.step_s) if learner.apart else None
 
 
 def wall(given: Simulation, engine: SimEngine | SimElastic, learner: SimLearner) -> Wall:

@@ -115,6 +115,9 @@ class Simulation:
         if s.name == "tail_batching" and s.over_samples != 1:
             raise ValueError(f"scheduler.name='tail_batching' drops no answer: scheduler.over_samples={s.over_samples} must "
                              "be 1")
+        if self.learner.apart and c.layouts:
+            raise ValueError(f"learner.apart publishes in the midst of a round and cluster.layouts={c.layouts} are changed between "
+                             "two: leave one of them as it is")
         if s.name == "pipeline" and (s.updates != 1 or s.stream or self.cluster.layouts
                                      or s.placement not in ("least_loaded", "divided")):
             raise ValueError("scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "

@@ -36,8 +36,10 @@ class Gate:
           pairs: (old, rollout) log-probs of the sampled tokens of each answer; versions: of those tokens.
           step: optimizer steps so far.
         """
+        if not self.watches:
+            return True
         fresh = all(mine.min() >= self._moved for mine in versions if mine.size)
-        far = self.watches and bool(pairs) and self._far(pairs)
+        far = bool(pairs) and self._far(pairs)
         self._closed = not fresh and (self._closed or far)
         if not self._closed:
             self._moved = step + 1

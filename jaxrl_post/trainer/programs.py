@@ -94,7 +94,8 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
 
         if batch.prox_weights is not None and algorithm.rollout_is == "token":
             ratio = jnp.exp(losses.log_ratio(old, batch.rollout_logprobs))
-            per_token = per_token * jnp.minimum(ratio, algorithm.rollout_is_threshold[0])
+            weight = jnp.minimum(ratio, algorithm.rollout_is_threshold[0])
+            per_token, indicators = per_token * weight, {**indicators, "rollout_corr/rollout_is_mean": weight}
 
         def weighed(values):
             return jnp.sum(jnp.where(kept, batch.loss_weights * values, 0.0))

@@ -34,7 +34,7 @@ def show(record) -> None:
 
 def _pipelinerl(record) -> None:
     closed = _closed(record)
-    events = record.cached("pipelined", _pipelined) | record.cached("conventional", _conventional)
+    events = record.cached("pipelined", _pipelined) | record.cached("conventional", conventional)
     events["ratio"] = events["pipelined.both"] / events["conventional.both"]
     for name, value in events.items():
         record.figure(f"pipelinerl.events.{name}", value)
@@ -93,7 +93,7 @@ def _pipelined() -> dict[str, float]:
     return {"pipelined.generated": found.generated_per_unit / flash, "pipelined.both": found.tokens_per_unit / flash}
 
 
-def _conventional() -> dict[str, float]:
+def conventional() -> dict[str, float]:
     from jaxrl_post import loop, simulate
     from jaxrl_post.scheduler.rounds import Sync
     from jaxrl_post.sim import workloads

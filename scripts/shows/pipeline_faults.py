@@ -145,7 +145,7 @@ def _dead(record, here: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (here / "judged.py").write_text(
         "from jaxrl_post.rewards.judge import Judge\n"
-        f"score = Judge('http://127.0.0.1:{server.server_address[1]}/v1', model='m', question='{{answer}}|{{truth}}{{task}}', "
+        f"score = Judge('http://127.0.0.1:{server.server_address[1]}/v1', model='m', question='{{answer}}|{{truth}}', "
         "deadline_s=0.5, attempts=2)\n")
     record.run("-m", "jaxrl_post.main", *COMMAND, f"--run-dir={here / 'dead'}", "--config.checkpoint.every=0",
                f"--config.reward.functions=('{here}/judged.py:score',)", timeout_s=900)

@@ -28,7 +28,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
+    sys.path[:0] = [str(record.root), str(record.root / "scripts"), str(record.root / "tests")]
     for name, (prompts, group) in REAL.items():
         _compared(record, name, record.cached(name, lambda: _real(record, prompts, group)))
     for name, overrides in SIMULATED.items():
@@ -61,7 +61,7 @@ def _real(record, prompts: int, group: int) -> dict:
 
 
 def _simulated(record, overrides: tuple[str, ...]) -> dict:
-    import numpy as np
+    from ages import Ages
 
     from jaxrl_post import loop, simulate
     from jaxrl_post.sim import settings
@@ -69,24 +69,11 @@ def _simulated(record, overrides: tuple[str, ...]) -> dict:
         "rounds=80", "workload.name=lognormal", "workload.mean=1350.0", "workload.tail=1.42", "workload.cap=16384",
         "cluster.replicas=1", "cluster.slots=240", "cluster.step_s=1.0", "scheduler.name=pipeline", "scheduler.prompts=15",
         "scheduler.group_size=8", "scheduler.max_staleness=8", *overrides))
-    ring, ages, largest = simulate.assemble(given), [], []
-
-    class Ages:
-        """The learner, with the age of every first token, and of the oldest, at each step."""
-
-        def __getattr__(self, name):
-            return getattr(ring.learner, name)
-
-        def accumulate(self, groups):
-            stale = [ring.learner.step - rollout.versions for group in groups for rollout in group.rollouts]
-            if stale:
-                ages.append(float(np.mean([one[0] for one in stale])))
-                largest.append(max(int(one.max()) for one in stale))
-            ring.learner.accumulate(groups)
-
-    loop.run(ring.engine, ring.scheduler, ring.rewards, Ages(), ring.tally, simulate.publish, given.rounds)
-    return {"expected": ring.scheduler.expected_staleness(), "measured": statistics.mean(ages[WARM:-WARM]),
-            "largest": max(largest), "bound": 8}
+    ring = simulate.assemble(given)
+    learner = Ages(ring.learner)
+    loop.run(ring.engine, ring.scheduler, ring.rewards, learner, ring.tally, simulate.publish, given.rounds)
+    return {"expected": ring.scheduler.expected_staleness(), "measured": statistics.mean(learner.first[WARM:-WARM]),
+            "largest": max(learner.oldest), "bound": 8}
 
 
 def _bounded(record) -> None:

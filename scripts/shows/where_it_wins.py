@@ -32,13 +32,11 @@ COLORS = {"sync.shared": "#a9a9a9", "sync.split": "#6f6f6f", "tail.shared": "#9e
 WAYS = {"sync": ("scheduler.name=sync",), "tail": ("scheduler.name=tail_batching", "scheduler.over=1.25",
                                                    "scheduler.prefix_mode=recompute"),
         "pipeline": ("scheduler.name=pipeline", "scheduler.max_staleness=4")}
-CHIPS, GENERATORS, SLOTS, BATCH, UPDATES, TAU, LONGEST = 128, 44, 192, 128, 133, 4.92, 1024
-STEP = (446.66, 0.2778)  # flashes of a step, and of each sequence in it (scripts/shows/papers.py says from where)
 CLOSED = {"generated": 16.9, "both": 16.9, "conventional": 10.7}
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    sys.path[:0] = [str(record.root / folder) for folder in ("", "scripts", "scripts/shows")]
     _pipelinerl(record)
     found = {(law, count): record.cached(f"{law}-{count}", lambda: _row(law, count)) for law in LAWS for count in DEVICES}
     for (law, count), row in found.items():
@@ -60,10 +58,8 @@ def show(record) -> None:
 
 
 def _pipelinerl(record) -> None:
-    import os
-    sys.path.insert(0, os.path.join(str(record.root), "scripts", "shows"))
     import papers
-    piped, conventional = record.cached("pipelinerl", _piped), record.cached("conventional", papers._conventional)
+    piped, conventional = record.cached("pipelinerl", _piped), record.cached("conventional", papers.conventional)
     figures = piped | {"conventional": conventional["conventional.both"]}
     for name, value in figures.items():
         record.figure(f"pipelinerl.{name}", value)
@@ -73,15 +69,16 @@ def _pipelinerl(record) -> None:
 
 def _piped() -> dict[str, float]:
     """Tokens a flash, generated and trained, after as many steps as the longest answer lasts."""
+    import papers as p
     given = _settings((
-        f"rounds={4 * UPDATES}", "workload.name=uniform", f"workload.cap={LONGEST}", "workload.prompt_tokens=1",
-        "workload.prompts=100000", f"cluster.replicas={GENERATORS}", f"cluster.slots={SLOTS}", f"cluster.step_s={STEP[0]}",
-        f"cluster.request_s={STEP[1]}", "scheduler.name=pipeline", f"scheduler.max_staleness={4 * UPDATES}",
-        f"scheduler.prompts={BATCH // GROUP}", f"scheduler.group_size={GROUP}", "learner.apart=True",
-        f"learner.token_s={TAU / (CHIPS - GENERATORS)}"))
-    rounds = _turned(given).tally.rounds[2 * UPDATES:]
+        f"rounds={4 * p.UPDATES}", "workload.name=uniform", f"workload.cap={p.LONGEST}", "workload.prompt_tokens=1",
+        "workload.prompts=100000", f"cluster.replicas={p.GENERATORS}", f"cluster.slots={p.SLOTS}", f"cluster.step_s={p.STEP[0]}",
+        f"cluster.request_s={p.STEP[1]}", "scheduler.name=pipeline", f"scheduler.max_staleness={4 * p.UPDATES}",
+        f"scheduler.prompts={p.BATCH // p.GROUP}", f"scheduler.group_size={p.GROUP}", "learner.apart=True",
+        f"learner.token_s={p.TAU / (p.CHIPS - p.GENERATORS)}"))
+    rounds = _turned(given)[0][2 * p.UPDATES:]
     flashes = sum(one.generate_s for one in rounds)
-    generated = GENERATORS * SLOTS / (STEP[0] + STEP[1] * SLOTS)
+    generated = p.GENERATORS * p.SLOTS / (p.STEP[0] + p.STEP[1] * p.SLOTS)
     return {"both": float(sum(one.lengths.sum() for one in rounds)) / flashes, "generated": generated}
 
 
@@ -107,10 +104,10 @@ def _way(law: str, way: str, count: int, share: float) -> dict[str, float]:
         f"rounds={ROUNDS}", "workload.prompts=4096", f"cluster.replicas={generators}", f"cluster.slots={_slots(way, generators)}",
         f"cluster.tensor={tensor}", "scheduler.placement=divided", "cluster.device=h800", "cluster.model=qwen2.5-7b", f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}",
         f"learner.apart={share < 1.0}", f"learner.token_s={token_s}", *LAWS[law], *WAYS[way]))
-    ring = _turned(given)
-    rounds = _behind(ring.tally.rounds, WARM)
+    rounds, oldest = _turned(given)
+    rounds = _behind(rounds, WARM)
     return {"step_s": sum(one.step_s for one in rounds) / sum(one.batches for one in rounds), "generators": generators * tensor,
-            "staleness": statistics.mean(one.staleness for one in rounds), "largest_staleness": ring.largest}
+            "staleness": statistics.mean(one.staleness for one in rounds), "largest_staleness": oldest}
 
 
 def _behind(rounds: list, batches: int) -> list:
@@ -131,25 +128,15 @@ def _settings(overrides: tuple[str, ...]):
     return settings.resolve(settings.default(), overrides)
 
 
-def _turned(given):
-    """A simulation that has run, with the age of its oldest trained token."""
+def _turned(given) -> tuple[list, int]:
+    """The rounds of a simulation that has run, and the age of its oldest trained token."""
+    from ages import Ages
+
     from jaxrl_post import loop, simulate
     ring = simulate.assemble(given)
-    ring.largest = 0
-
-    class Ages:
-        """The learner, noting ages."""
-
-        def __getattr__(self, name):
-            return getattr(ring.learner, name)
-
-        def accumulate(self, groups):
-            ages = (int(ring.learner.step - r.versions.min()) for g in groups for r in g.rollouts)
-            ring.largest = max([ring.largest, *ages])
-            ring.learner.accumulate(groups)
-
-    loop.run(ring.engine, ring.scheduler, ring.rewards, Ages(), ring.tally, simulate.publish, given.rounds)
-    return ring
+    learner = Ages(ring.learner)
+    loop.run(ring.engine, ring.scheduler, ring.rewards, learner, ring.tally, simulate.publish, given.rounds)
+    return ring.tally.rounds, max(learner.oldest)
 
 
 # ---- the picture
