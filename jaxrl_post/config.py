@@ -48,11 +48,24 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Devices along each axis; their product is the number of devices used. Replicas of the engine lie along data x fsdp."""
+    """Devices along each axis. Learner and engine share them, and replicas of the engine lie along data x fsdp; or `engine`
+    more devices generate, in replicas of `tensor`, while those learn: of several processes each has its part of both, and
+    there are as many of one kind as of the other."""
 
     data: int = at_least(1, 1)
     fsdp: int = at_least(1, 1)
     tensor: int = at_least(1, 1)
+    engine: int = at_least(0, 0)
+
+    @property
+    def learner(self) -> int:
+        """Devices that learn."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def shards(self) -> int:
+        """Of a batch."""
+        return self.data * self.fsdp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,11 +333,17 @@ class Config:
 
     @property
     def devices(self) -> int:
-        return self.mesh.data * self.mesh.fsdp * self.mesh.tensor
+        return self.mesh.learner + self.mesh.engine
+
+    @property
+    def generating(self) -> int:
+        """Devices of the engine, its own or shared."""
+        return self.mesh.engine or self.mesh.learner
 
     @property
     def replicas(self) -> int:
-        return self.mesh.data * self.mesh.fsdp
+        """Of the engine."""
+        return self.generating // self.mesh.tensor
 
     def evaluated_at(self, before: int, version: int) -> bool:
         """Whether there is an evaluation during the run at `version`, published after `before`; the one at its end is another
@@ -391,7 +410,7 @@ def _something_can_be_drawn(c: Config) -> None:
 
 
 def _shards_fit(c: Config) -> None:
-    shards = c.mesh.data * c.mesh.fsdp
+    shards = c.mesh.shards
     _need(c.batch.rows % shards == 0, f"batch.rows={c.batch.rows} must be a multiple of mesh.data*mesh.fsdp={shards}; "
           f"nearest valid value is {-(-c.batch.rows // shards) * shards}")
 
@@ -411,10 +430,10 @@ def _demonstrations_are_imitated(c: Config) -> None:
 
 def _layouts_fit(c: Config) -> None:
     own, given = c.mesh.tensor, c.engine.layouts
-    fitting = [n for n in range(2 * own, c.devices + 1, own) if c.devices % n == 0]
+    fitting = [n for n in range(2 * own, c.generating + 1, own) if c.generating % n == 0]
     for tensor in given:
         _need(tensor in fitting, f"engine.layouts={given}: {tensor} devices a replica must be a multiple of mesh.tensor={own} "
-              f"above it that divides the {c.devices} devices; " + (
+              f"above it that divides the {c.generating} devices; " + (
                   f"the nearest valid value is {min(fitting, key=lambda n: (abs(n - tensor), n))}" if fitting else
                   "there is none, leave it empty"))
     _need(len(set(given)) == len(given), f"engine.layouts={given} names a layout twice")
@@ -540,13 +559,27 @@ def _pipelines_make_sense(c: Config) -> None:
           f"it must be 0 or at least scheduler.prompts={s.prompts}, the nearest valid value")
 
 
+def _split_makes_sense(c: Config) -> None:
+    own, tensor, s = c.mesh.engine, c.mesh.tensor, c.scheduler
+    if own == 0:
+        return
+    _need(own % tensor == 0, f"mesh.engine={own} must be a multiple of mesh.tensor={tensor}, the devices of a replica; the "
+          f"nearest valid value is {max(own // tensor, 1) * tensor}")
+    _need(c.engine.name == "rows", f"mesh.engine={own} devices would generate, and engine.name={c.engine.name!r} does not; the "
+          "nearest valid value is 0")
+    _need(not c.engine.layouts, f"mesh.engine={own}: weights come in the midst of a round, and engine.layouts={c.engine.layouts} "
+          "are changed between two; leave one of them empty")
+    _need(s.updates == s.long_batches == 1, f"mesh.engine={own} publishes after each optimizer step: scheduler.mini_batches="
+          f"{s.mini_batches}, scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1")
+
+
 def _rewards_weighted(c: Config) -> None:
     _need(len(c.reward.weights) in (0, len(c.reward.functions)), f"reward.weights has {len(c.reward.weights)} entries, "
           f"reward.functions {len(c.reward.functions)}: give none or one each")
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
-          _races_make_sense, _streams_make_sense, _pipelines_make_sense,
+          _races_make_sense, _streams_make_sense, _pipelines_make_sense, _split_makes_sense,
           _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated,
           _evaluations_are_reached, _layouts_fit, _placements_know)
 

@@ -21,8 +21,28 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
       RuntimeError: a whole turn changed nothing, so no later turn ever would.
     """
     since: list[Part] = []  # the last commit
-    owed = False  # the weights of an earlier turn's commit are not published
-    while learner.step < steps:
+    moves = True
+    while True:
+        # First of all, as a run that is resumed was saved by a publish, in the midst of this.
+        while learner.step < steps and (parts := scheduler.take()):
+            moves, owed = True, False
+            for part in parts:
+                learner.prepare(part.fresh)
+                learner.accumulate(part.groups)
+                since.append(part)
+                if part.commit:
+                    observe.commit(learner.commit(), Part.joined(since))
+                    since, owed = [], True
+                if part.publish:
+                    observe.published(publish(learner, engine))
+                    owed = False
+            assert not owed, "a step is committed and its weights are not published"
+        if learner.step >= steps:
+            return
+        if not moves:
+            raise RuntimeError(f"the ring stands still at learner step {learner.step} of {steps}: nothing was "
+                               f"admitted, finished, due or taken and the engine's clock stays at {engine.clock} with "
+                               f"{engine.pending} requests pending; scheduler: {scheduler}")
         before = engine.clock
         if (layout := scheduler.layout()) is not None:
             engine.relayout(layout)
@@ -37,20 +57,4 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
         due = scheduler.due()
         for group in due:  # the only place where the ring waits for a reward
             scheduler.scored(rewards.join(group))
-        parts = scheduler.take()
-        for part in parts:
-            assert not (owed and part.commit), "a turn commits and does not publish, and another one commits"
-            learner.prepare(part.fresh)
-            learner.accumulate(part.groups)
-            since.append(part)
-            if part.commit:
-                observe.commit(learner.commit(), Part.joined(since))
-                since = []
-            if part.publish:
-                observe.published(publish(learner, engine))
-                owed = False
-        owed |= any(part.commit for part in parts) and not parts[-1].publish
-        if not (requests or finished or due or parts or engine.clock > before):
-            raise RuntimeError(f"the ring stands still at learner step {learner.step} of {steps}: nothing was "
-                               f"admitted, finished, due or taken and the engine's clock stays at {engine.clock} with "
-                               f"{engine.pending} requests pending; scheduler: {scheduler}")
+        moves = bool(requests or finished or due or engine.clock > before)

@@ -30,7 +30,7 @@ from typing import Any
 import jax
 
 from jaxrl_post import config as configs
-from jaxrl_post import checkpoint, evaluate, loop, mesh, metrics, parts
+from jaxrl_post import checkpoint, evaluate, loop, metrics, parts, report
 from jaxrl_post.bias import BiasMeter
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
@@ -102,7 +102,8 @@ def parse(arguments: Sequence[str]) -> Flags:
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
     """Batch arithmetic and memory per device, as text."""
     numbers = plan.arithmetic(config, len(start.train), start.longest_prompt)
-    return "\n".join([plan.text("Batch", numbers), plan.text("Memory per device", parts.memory(config, start), "B"),
+    kinds = plan.by_kind(config, parts.memory(config, start))
+    return "\n".join([plan.text("Batch", numbers), *(plan.text(f"Memory per {kind}", held, "B") for kind, held in kinds.items()),
                       f"Weights reach the engine: {plan.swap_case(config)}"])
 
 
@@ -163,7 +164,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     compilation.use_cache(os.environ)
     start = inputs.gather(config)
     words = planned(config, start)
-    devices = mesh.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    devices = parts.learner_mesh(config)
     say(words)
     if flags.resume:
         place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
@@ -191,7 +192,8 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     rewards.check((*start.train, *start.held_out))
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     replicas = functools.partial(parts.replicas, config, start.model, start.cost)
-    scheduler = schedulers.made(config, start.train, start.sampling, history.of, lambda: next(iter(replicas().values())))
+    pace = parts.pace(config, next(iter(replicas().values()))) if config.mesh.engine else None
+    scheduler = schedulers.made(config, start.train, start.sampling, history.of, lambda: next(iter(replicas().values())), pace)
     scheduler = schedulers.planned(scheduler, replicas()) if config.engine.layouts else scheduler
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
 
@@ -360,7 +362,8 @@ def finish(run: Run, tokens: int) -> None:
         "name": run.config.name, "seed": run.config.seed, "eval": {"before": figures[0], "after": figures[-1]},
         "steps": run.learner.step, "tokens": tokens, "versions": resume.versions(), "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(), "processes": jax.process_count(),
-        "seconds": round(time.monotonic() - BEGAN, 3)}
+        "seconds": round(time.monotonic() - BEGAN, 3),
+        "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl"))}
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())
     forget_aside(run.mine)
@@ -384,13 +387,14 @@ def answers(run: Run) -> list[str]:
 
 def headline(run: Run, summary: dict) -> list[str]:
     before, after = summary["eval"]["before"], summary["eval"]["after"]
+    where = report.text(summary["device_time"])
     if before is None:
-        return []
+        return ["", where]
     mean = f"mean_at_{run.config.eval.samples}"
     shown = {name: [found[name] for found in (before, after)] for name in ("greedy", mean)}
     lines = [f"{name}: {_number(a)} before, {_number(b)} after" for name, (a, b) in shown.items()]
     return ["", *lines, f"{before['n']} held-out prompts, {summary['steps']} steps, {summary['tokens']:,} sampled "
-            f"tokens, {summary['seconds']:.1f} s"]
+            f"tokens, {summary['seconds']:.1f} s", where]
 
 
 def _number(value: float | None) -> str:

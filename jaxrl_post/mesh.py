@@ -1,4 +1,5 @@
-"""Where arrays live: one mesh, three axes, and the only PartitionSpecs of the project.
+"""Where arrays live: one mesh, or one for learning and one for generating, three axes, and the only PartitionSpecs of the
+project.
 
 Axes: `data` copies weights and splits the batch; `fsdp` splits both; `tensor` splits heads, kv_heads, ffw and vocab.
 Rooms ask by logical axis name and never write a spec themselves. All axes are Auto: the compiler (GSPMD) places what is
@@ -7,7 +8,7 @@ not constrained. What it refuses: a division that leaves a remainder, with one s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+SIDE = "side"  # of a mesh of pairs
 REPLICAS = (DATA, FSDP)  # the engine's replicas lie along both
 
 # Logical axis name -> mesh axis, by room. A name that is absent (and None) is replicated.
@@ -37,8 +39,56 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     if needed > len(devices):
         raise ValueError(f"mesh: data*fsdp*tensor={data}*{fsdp}*{tensor}={needed} devices were asked for and "
                          f"{len(devices)} are there; the largest valid product is {len(devices)}")
+    return _mesh(devices[:needed], sizes)
+
+
+def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Mesh]:
+    """Two meshes without a common device: of the learner, data*fsdp*tensor, and of the engine, `engine` devices in replicas
+    of `tensor`. Every process has its part of both, so all that its host must read lies with it.
+
+    Raises:
+      ValueError: there are too few devices, or processes cannot have equal parts, or of several processes the learner has
+        not as many devices as the engine, which hand weights over in pairs.
+    """
+    processes, learner = jax.process_count(), data * fsdp * tensor
+    if processes > 1 and engine != learner:
+        raise ValueError(f"mesh.engine={engine}: {processes} processes hand weights over from each device of the learner to one "
+                         f"of the engine, so it must be data*fsdp*tensor={learner}")
+    if learner % processes or engine % processes:
+        raise ValueError(f"mesh: {learner} devices that learn cannot be divided among {processes} processes; the nearest valid "
+                         f"product is {-(-learner // processes) * processes}")
+    mine, theirs = learner // processes, engine // processes
+    own = [[device for device in jax.devices() if device.process_index == process] for process in range(processes)]
+    if min(map(len, own)) < mine + theirs:
+        raise ValueError(f"mesh: {mine} devices that learn and mesh.engine={theirs} that generate are needed in each of "
+                         f"{processes} processes, and {min(map(len, own))} are there; on a CPU "
+                         f"XLA_FLAGS=--xla_force_host_platform_device_count={mine + theirs} makes them")
+    learners, engines = ([device for some in own for device in some[part]]
+                         for part in (slice(mine), slice(mine, mine + theirs)))
+    return _mesh(learners, (data, fsdp, tensor)), _mesh(engines, (engine // tensor, 1, tensor))
+
+
+def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:
     # Spelled out: the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
-    return Mesh(np.array(devices[:needed]).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
+    return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
+
+
+def paired(learner: Mesh, engine: Mesh) -> Mesh:
+    """Both, of equally many devices, along a first axis SIDE: 0 learns, 1 generates."""
+    assert learner.size == engine.size, f"{learner.size} devices learn and {engine.size} generate"
+    pairs = np.stack([learner.devices, engine.devices.reshape(learner.devices.shape)])
+    return Mesh(pairs, (SIDE, *learner.axis_names), axis_types=(AxisType.Auto,) * pairs.ndim)
+
+
+def both_sides(pairs: Mesh, one: NamedSharding, ndim: int) -> NamedSharding:
+    """Of two arrays of `ndim` dimensions, one after the other along the first: each on a side of `pairs`, there as `one`."""
+    first, *others = spec(one, ndim)
+    return NamedSharding(pairs, PartitionSpec(SIDE if first is None else (SIDE, first), *others))
+
+
+def spec(sharding: NamedSharding, ndim: int) -> tuple[str | None, ...]:
+    """The mesh axis that splits each dimension of a weight, or None."""
+    return tuple(sharding.spec) + (None,) * (ndim - len(sharding.spec))
 
 
 def replicas(mesh: Mesh) -> int:

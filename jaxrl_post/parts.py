@@ -25,8 +25,9 @@ from jaxrl_post.launch import allocation, plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
 from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.pace import Pace, Split
 from jaxrl_post.slots.carry import Carry
-from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.learner import GRADIENT, Learner
 from jaxrl_post.types import Layout
 
 COLLECTIVE_S = 1e-5  # of a sum over devices inside a layer, of which there are two; rough, only the order of size matters
@@ -44,13 +45,33 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.s
 
 def layouts(config: Config) -> tuple[Layout, ...]:
     """Those that the engine is compiled for; the first is that of the mesh, where it begins."""
-    return tuple(Layout(config.devices // tensor, tensor) for tensor in (config.mesh.tensor, *config.engine.layouts))
+    return tuple(Layout(config.generating // tensor, tensor) for tensor in (config.mesh.tensor, *config.engine.layouts))
+
+
+def learner_mesh(config: Config) -> jax.sharding.Mesh:
+    """
+    Raises:
+      ValueError: the devices for it, or for the engine beside it, are not there.
+    """
+    m = config.mesh
+    return meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)[0] if m.engine else meshes.make_mesh(m.data, m.fsdp, m.tensor)
 
 
 def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
-    """The engine's: the run's own for the layout where it begins."""
-    own = layout.tensor == config.mesh.tensor
-    return meshes.make_mesh(*((config.mesh.data, config.mesh.fsdp) if own else (layout.replicas, 1)), layout.tensor)
+    """The engine's: its own devices, or the learner's mesh for the layout where it begins."""
+    m, own = config.mesh, layout.tensor == config.mesh.tensor
+    if m.engine:
+        return meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)[1]
+    return meshes.make_mesh(*((m.data, m.fsdp) if own else (layout.replicas, 1)), layout.tensor)
+
+
+def pace(config: Config, replica: Replica) -> Pace | None:
+    """How long an optimizer step keeps new weights from an engine that goes on meanwhile, a trained token being GRADIENT
+    forward passes; None: it rests."""
+    if not config.mesh.engine:
+        return None
+    token_s = GRADIENT * replica.cost.prefill_s * config.mesh.tensor / config.mesh.learner
+    return Split(replica, token_s=token_s)
 
 
 def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
@@ -141,8 +162,7 @@ def foreseen(config: Config, start: Inputs) -> str:
     if jax.device_count() < config.devices:
         return (f"Memory of the process: not known here: the run's {config.devices} devices are needed to compile its "
                 f"programs, and here are {jax.device_count()}")
-    mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    needed = learner(config, start.model, decoder.abstract(start.model), mesh).temporaries()
+    needed = learner(config, start.model, decoder.abstract(start.model), learner_mesh(config)).temporaries()
     if config.engine.name == "rows" or start.held_out:
         for layout in layouts(config):
             found = programs.temporaries(start.model, mesh_of(config, layout), drafter=drafter(config, start.model),

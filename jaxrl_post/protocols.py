@@ -84,7 +84,8 @@ class Scheduler(Protocol):
         """Takes a scored group back. Filters (dynamic sampling) act here."""
 
     def take(self) -> list[Part]:
-        """What can be trained on now: groups in admission order, rollouts by sample index, never by completion."""
+        """What can be trained on now: groups in admission order, rollouts by sample index, never by completion. Asked again
+        until there is nothing; after the last commit of what it gives at once comes a publish."""
 
     def layout(self) -> Layout | None:
         """Asked before every `admit`: how the engine shall lie from now on; None: as it does. It changes between two rounds

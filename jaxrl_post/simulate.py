@@ -106,9 +106,9 @@ def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict
     ring = assemble(given)
     traces = [] if draw is None else [RingTrace(draw, ring.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
     ring.tally.phases += [trace.phase for trace in traces]
-    loop.run(Watched(ring.engine, [ring.meter, ring.tally.moments, *traces]), ring.scheduler, ring.rewards,
-             Heard(ring.learner, {"prepare": [ring.meter.trained]}), _Both(ring.tally, traces), publish,
-             given.rounds * given.scheduler.updates)
+    learner = Heard(ring.learner, {"prepare": [ring.meter.trained], "accumulate": [ring.tally.begun]})
+    loop.run(Watched(ring.engine, [ring.meter, ring.tally.moments, *traces]), ring.scheduler, ring.rewards, learner,
+             _Both(ring.tally, traces), publish, given.rounds * given.scheduler.updates)
     told = ring.meter.report()
     return figures(ring.tally.rounds, ring.tally.counts) | {name: float(told[name]) for name in METERED}
 

@@ -98,7 +98,7 @@ class Runs:
         rows = [[json.dumps(metrics.deterministic(row), sort_keys=True) for row in metrics.read(run / "metrics.jsonl")]
                 for run in (one, two)]
         out += ["deterministic metrics"] * (rows[0] != rows[1])
-        told = [json.loads((run / "summary.json").read_text()) | {"seconds": 0} for run in (one, two)]
+        told = [json.loads((run / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for run in (one, two)]
         out += ["summary.json"] * (told[0] != told[1])
         return out + saved.differing(*(run / "checkpoints" / f"step_{self._last:06d}" / "arrays" for run in (one, two)))
 

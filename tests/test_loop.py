@@ -77,7 +77,7 @@ def test_a_turn_that_commits_and_does_not_publish_is_refused():
         def take(self):
             return [dataclasses.replace(part, publish=False) for part in super().take()]
 
-    with pytest.raises(AssertionError, match="commits and does not publish"):
+    with pytest.raises(AssertionError, match="a step is committed and its weights are not published"):
         several(2, 1, Silent)
 
 

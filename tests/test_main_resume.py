@@ -79,7 +79,7 @@ def same_run(one, two):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
     rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
     assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
-    told = [json.loads((folder / "summary.json").read_text()) | {"seconds": 0} for folder in (one, two)]
+    told = [json.loads((folder / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for folder in (one, two)]
     assert told[0] == told[1]
     states = [final_state(folder) for folder in (one, two)]
     assert sorted(states[0]) == sorted(states[1]) and any(name.startswith("opt_state") for name in states[0])

@@ -53,12 +53,10 @@ def test_rounds_overlap_with_the_learner_and_stay_one_step_behind(late):
     steps are on their way; at frozen weights it trains on what rounds without it do."""
     scheduler = Parts(Overlapped(policy("sync", ToyPrompts(40), steps=8), Late(late)))
     learner = turn(scheduler, PipedEngine(slots=6, steps=2), 8)
-    commits = [clock for clock, commit, _, _ in scheduler.parts if commit]
-    published = [clock for clock, _, publish, _ in scheduler.parts if publish]
-    assert len(commits) == 8 and len(published) == 7 and not any(commit and publish for _, commit, publish, _ in scheduler.parts)
-    kinds = [commit for _, commit, _, _ in scheduler.parts]
-    assert kinds == [True, False] * 7 + [True]
-    for begun, ended, following in zip(commits, published, commits[1:]):
+    kinds = [(commit, publish, groups > 0) for _, commit, publish, groups in scheduler.parts]
+    assert kinds == [(False, False, True), (True, True, False)] * 7 + [(True, True, True)]
+    begins, ends = ([clock for clock, *_ in scheduler.parts[which::2]] for which in (0, 1))
+    for begun, ended, following in zip(begins, ends, begins[1:]):
         assert begun < ended <= following and (ended >= begun + late or ended == following)
     plain = turn(policy("sync", ToyPrompts(40), steps=8), PipedEngine(slots=6, steps=2), 8)
     assert trained(learner) == trained(plain)

@@ -103,7 +103,8 @@ class Judge:
         for part in parts:
             keys = [_key(group) for group in part.groups]
             order = [key for key in self.open if key in self._kept]
-            if part.commit:
+            assert part.commit or not part.publish
+            if part.groups:
                 assert keys == order[:self._size], "not the oldest whole groups"
                 for group in part.groups:
                     assert [r.id.sample for r in group.rollouts] == list(range(self._group))
@@ -115,7 +116,7 @@ class Judge:
                 assert self._in_time(), "a group can no longer be trained on in time"
             if part.publish:
                 self.version = self.step
-        if self.version == self.step < self.steps and len(self._kept) >= self._size:
+        if not parts and self.version == self.step < self.steps and len(self._kept) >= self._size:
             before, order = dict(self.open), [key for key in self.open if key in self._kept]
             self.open = {key: version for key, version in self.open.items() if key not in order[:self._size]}
             self.step += 1

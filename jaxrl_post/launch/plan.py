@@ -25,6 +25,7 @@ from jaxrl_post.models import decoder
 WEIGHTS, ESTIMATE = "weights (learner, float32)", "activations (estimate)"
 SAVED = "copy of weights and moments for a checkpoint"
 MOMENTS = "optimizer (two moments, float32)"
+ENGINE, PAGES, DRAFTING = "weights (engine", "KV pages", "drafting (tables of one replica)"
 
 
 def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, int | float]:
@@ -54,7 +55,8 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
 
 
 def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dict[str, int]:
-    """Bytes on each device, by what they hold; `drafting`: those of the drafter's tables.
+    """Bytes on each device, by what they hold; `drafting`: those of the drafter's tables. Where the engine has devices of its
+    own, `by_kind` tells which of it lies where.
 
     Raises:
       ValueError: the mesh does not divide the model.
@@ -64,20 +66,33 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dic
     shapes, axes = decoder.abstract(model), decoder.axes(model)
     counts = {"heads": model.heads, "kv_heads": model.kv_heads}
     meshes.check_divisible(mesh, axes, shapes, "learner", counts)
-    meshes.check_divisible(mesh, axes, shapes, "engine", counts)
+    meshes.check_divisible(mesh, axes, shapes, "engine", counts)  # split over tensor alone, which both meshes have alike
     learner, engine = (_elements(shapes, meshes.param_shardings(mesh, axes, room)) for room in ("learner", "engine"))
     case, dtype = swap_case(config), config.engine.dtype
     out = {
         WEIGHTS: 4 * learner,
         MOMENTS: 8 * learner,
         "gradient (float32)": 4 * learner,
-        f"weights (engine, {dtype}, {case})": _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0,
+        f"{ENGINE}, {dtype}, {case})": _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0,
         "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
-        f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
-        "drafting (tables of one replica)": drafting,
+        f"{PAGES} ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
+        DRAFTING: drafting,
         ESTIMATE: _activations(config, model),
     }
     return out | {"all": sum(out.values())}
+
+
+def by_kind(config: Config, held: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """What `memory` says, by the kind of device that it lies on: one where learner and engine share them."""
+    if not config.mesh.engine:
+        return {"device": dict(held)}
+    parts = [{name: size for name, size in held.items() if name != "all" and _generates(name) is kind} for kind in (False, True)]
+    return {kind: part | {"all": sum(part.values())}
+            for kind, part in zip(("device that learns", "device that generates"), parts)}
+
+
+def _generates(name: str) -> bool:
+    return name.startswith((ENGINE, PAGES, DRAFTING))
 
 
 def process(config: Config, held: Mapping[str, int], temporaries: Mapping[str, int], resident: int,
@@ -95,16 +110,17 @@ def process(config: Config, held: Mapping[str, int], temporaries: Mapping[str, i
     the two needs counts. An export reads what is there: on the CPU the arrays themselves.
     """
     kept = {name: size for name, size in held.items() if name not in ("all", ESTIMATE) and size}
+    kinds = [{name: size for name, size in part.items() if name in kept} for part in by_kind(config, held).values()]
     largest, shards = max(temporaries, key=temporaries.get), config.mesh.fsdp * config.mesh.tensor
     saved = {SAVED: (held[WEIGHTS] + held[MOMENTS]) * shards} if config.checkpoint.every else {}
     if not on_host:
         staged = saved or {"weights on their way (float32)": held[WEIGHTS] * shards}
         inside = {"process itself (compiled, no weights yet)": resident, **staged}
         return inside | {"process at its highest": sum(inside.values()),
-                         "each device at its highest": sum(kept.values()) + temporaries[largest]}
+                         "each device at its highest": max(sum(kind.values()) for kind in kinds) + temporaries[largest]}
     program = {f"largest program beside it ({largest})": temporaries[largest] * config.devices}
     inside = {"process itself (compiled, no weights yet)": resident,
-              **{name: size * config.devices for name, size in kept.items()},
+              **{name: size * (config.generating if _generates(name) else config.mesh.learner) for name, size in kept.items()},
               **max(program, saved, key=lambda line: sum(line.values()))}
     return inside | {"process at its highest": sum(inside.values())}
 
@@ -120,7 +136,7 @@ def resident() -> int:
 
 def swap_case(config: Config) -> str:
     """How weights reach the engine: shared, cast or relayout (another sharding)."""
-    if config.mesh.fsdp > 1:
+    if config.mesh.fsdp > 1 or config.mesh.engine:
         return "relayout"
     return "shared" if config.engine.dtype == "float32" else "cast"
 
@@ -146,7 +162,7 @@ def _activations(config: Config, model: decoder.ModelConfig) -> int:
     """Of one micro-batch's backward pass: per layer the residual stream twice, q, k, v, o, the two halves of the gated
     feed-forward and the attention weights (with remat one layer of that and the stream of each), and the head's
     logits with their gradient, head_chunk at a time."""
-    tokens = config.batch.rows // config.replicas * config.batch.tokens
+    tokens = config.batch.rows // config.mesh.shards * config.batch.tokens
     ways = config.mesh.tensor
     inner = (2 * model.heads + 2 * model.kv_heads) * model.head_dim // ways + 3 * model.ffw // ways
     weights = model.heads // ways * config.batch.tokens

@@ -28,7 +28,8 @@ from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 
-_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "busy", "paused", "answers", "groups", "longest")
+_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "ended", "busy", "paused", "answers", "groups",
+          "longest")
 _PAUSED = ("paused_steps", "paused_slot_steps")
 
 
@@ -80,7 +81,8 @@ class Pipeline(Ledger):
         self._slots = 0  # of the engine
         self._flying = 0  # answers admitted and not finished
         self._left_out = 0  # groups filtered since the last step
-        self._busy = self._until = 0.0  # engine steps that the last step takes, and the clock at which it ends
+        self._busy = self._until = 0.0  # engine steps that the last step takes, and the clock at which it is due
+        self._ended = -1  # clock at which its weights were published
         self._paused = 0  # answers that the bound held back since `clock`
         self._answers = self._groups = self._longest = 0  # of whole groups so far; tokens of each one's longest
         self._kept: list[Open] = []  # scored and kept, to be trained on
@@ -174,16 +176,19 @@ class Pipeline(Ledger):
             self._kept.append(opened)
 
     def take(self) -> list[Part]:
-        """Steps on the oldest groups, as long as none of the others comes too late by it; several publish once. And the weights
-        of the step before, once they are there."""
-        parts, free = [], float(self._clock)
-        if self._version < self._step and (self._flying == 0 or self._clock >= self._until):
-            self._version, free = self._step, self._until  # a batch that waited is begun as soon as the learner was free
-            parts.append(Part(fresh=(), groups=(), commit=False, publish=True))
+        """The end of the step that is under way, once it is due; else steps on the oldest groups, as long as none of the
+        others comes too late by it. Several that take no time publish once."""
+        if self._version < self._step:
+            works = self._flying > 0 or len(self._open) < self._credit
+            if works and self._clock < self._until:
+                return []
+            self._version, self._ended = self._step, self._clock
+            return [Part(fresh=(), groups=(), commit=True, publish=True)]
+        parts = []
         self._kept.sort(key=_age)
         while self._version == self._step < self._steps and len(self._kept) >= self._size and self._can_wait():
-            parts.append(self._train(free))
-        return [dataclasses.replace(part, publish=part.publish and not part.commit) for part in parts[:-1]] + parts[-1:]
+            parts.append(self._train())
+        return [dataclasses.replace(part, publish=False) for part in parts[:-1]] + parts[-1:]
 
     def _can_wait(self) -> bool:
         """Whether all that are open but the oldest kept ones can be trained on in time after the next step."""
@@ -191,8 +196,8 @@ class Pipeline(Ledger):
         last = sorted(opened.until for key, opened in self._open.items() if key not in batch)
         return all(number < self._size * (until - self._step) for number, until in enumerate(last))
 
-    def _train(self, begun: float) -> Part:
-        """A step on the oldest kept ones, from that clock on."""
+    def _train(self) -> Part:
+        """Begins a step on the oldest kept ones. A batch that waited is begun as soon as the learner is free."""
         batch, self._kept = self._kept[:self._size], self._kept[self._size:]
         groups = tuple(opened.group for opened in batch)
         for opened in batch:
@@ -200,10 +205,10 @@ class Pipeline(Ledger):
         self._counts["num_groups_trained"] += len(groups)
         self._step, self._left_out = self._step + 1, 0
         self._busy = self._pace.steps(groups)
-        self._until = begun + self._busy
+        self._until = (min(self._until, self._clock) if self._ended == self._clock else self._clock) + self._busy
         at_once = self._busy == 0 or self._step == self._steps
         self._version = self._step if at_once else self._version
-        return Part(fresh=groups, groups=groups, commit=True, publish=at_once)
+        return Part(fresh=groups, groups=groups, commit=at_once, publish=at_once)
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)

@@ -132,6 +132,16 @@ class Rounds(Ledger):
         for done in settled:
             del self._open[done.key]
 
+    @property
+    def over(self) -> bool:
+        """Whether there is no further round."""
+        return self._round >= self._steps
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._delivery.parts(self._kept, self._room == 0, self._batches))
+
     def take(self) -> list[Part]:
         """What the delivery hands out now; groups by admission."""
         parts = self._delivery.parts(self._kept, self._room == 0, self._batches)

@@ -118,6 +118,9 @@ class Simulation:
         if self.learner.apart and c.layouts:
             raise ValueError(f"learner.apart publishes in the midst of a round and cluster.layouts={c.layouts} are changed between "
                              "two: leave one of them as it is")
+        if self.learner.apart and (s.updates > 1 or s.long_batches > 1):
+            raise ValueError(f"learner.apart publishes after each optimizer step: scheduler.mini_batches={s.mini_batches}, "
+                             f"scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1")
         if s.name == "pipeline" and (s.updates != 1 or s.stream or self.cluster.layouts
                                      or s.placement not in ("least_loaded", "divided")):
             raise ValueError("scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "

@@ -61,6 +61,10 @@ class Tally:
         """Seconds since the start."""
         return sum(self._wall.spent()) + self._round_s * len(self.rounds)
 
+    def begun(self, groups: Sequence[Group]) -> None:
+        """The learner is about to accumulate these."""
+        self._wall.begun(groups)
+
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
         self._wall.committed()
         counted = self._scheduler.metrics()

@@ -1,7 +1,8 @@
 """Faults in the midst of pipelined generation: each is said, counted or survived, and none changes a token.
 
 Refused: weights of another tree, another shape, not finite, or of no later version leave the old ones running, the sentence says
-which check, and answers on their way end as if nothing had been tried. Torn: a swap that fails behind its checks ends the run with
+which check, and answers on their way end as if nothing had been tried; in two processes both say so, also of weights that are
+not finite in one of them alone. Torn: a swap that fails behind its checks ends the run with
 exit code 42, and resumed it ends bit for bit as the undisturbed one. Slow: a reward that takes ten times as long as generation
 changes seconds and nothing else: same clocks, tokens, versions, weights. Dead: a judge endpoint that stops answering in mid-run
 leaves samples unscored, which are masked and counted, and the run goes on.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from killed import Runs
 
-MINUTES = 4.0
+MINUTES = 6.0
 STEPS = 10
 COMMAND = ["--config=configs/demo_pipeline.py", f"--config.steps={STEPS}", "--config.checkpoint.every=3",
            "--config.scheduler.prompts=16", "--config.scheduler.group_size=4", "--config.scheduler.max_unscored=32",
@@ -50,15 +51,18 @@ weights.Layout._replaced = fails
 sys.exit(main.main(sys.argv[1:]))
 """
 
+SENTENCES = {"tree": "in another tree", "shape": "has shape (", "finite": "not finite", "version": "must be greater than"}
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
+    sys.path[:0] = [str(record.root), str(record.root / "tests"), str(record.root / "scripts")]
     _refused(record)
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         (here / "slow.py").write_text(SLOW)
+        _refused_everywhere(record, here)
         runs = Runs(record, here, [*COMMAND, f"--config.reward.functions=('{here}/slow.py:score',)"], STEPS)
         runs.finish("whole")
         _torn(record, runs)
@@ -95,6 +99,27 @@ def _refused(record) -> None:
         record.figure(f"refused.{check}.names_the_check", sentence in said, equals=True)
         record.figure(f"refused.{check}.version_in_use", engine.version, equals=0)
         record.figure(f"refused.{check}.same_bits", lab.same_bits(out, want), equals=True)
+
+
+def _refused_everywhere(record, here: Path) -> None:
+    """In two processes of four devices each, two of which learn and two generate."""
+    import processes
+    split = [*COMMAND, "--config.mesh.fsdp=4", "--config.mesh.engine=4", "--config.engine.slots=16", "--config.checkpoint.every=0",
+             "--config.engine.row_sizes=(16,32)"]
+    tried, plain = here / "tried", here / "plain"
+    processes.run(record.root, ["scripts/refused_publish.py", str(tried), *split, f"--run-dir={tried}"], processes=2, devices=4)
+    processes.run(record.root, ["-m", "jaxrl_post.main", *split, f"--run-dir={plain}"], processes=2, devices=4)
+    told = [json.loads(Path(f"{tried}.{index}.json").read_text()) for index in (0, 1)]
+    for check, sentence in SENTENCES.items():
+        record.figure(f"two_processes.{check}.said", told[1][check]["said"])
+        record.figure(f"two_processes.{check}.both_name_the_check", all(sentence in one[check]["said"] for one in told), equals=True)
+        record.figure(f"two_processes.{check}.old_version_stays_in_both",
+                      all(one[check]["version"] == one[check]["before"] for one in told), equals=True)
+    for index in (0, 1):
+        folders = [place / f"process_{index}" / "rollouts" for place in (tried, plain)]
+        names = [sorted(file.name for file in folder.iterdir()) for folder in folders]
+        same = names[0] == names[1] and all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names[0])
+        record.figure(f"two_processes.process_{index}_ends_as_if_nothing_had_been_tried", same, equals=True)
 
 
 def _torn(record, runs: Runs) -> None:

@@ -1,0 +1,57 @@
+"""python scripts/arrivals.py FILE --config=... : a run of main that looks at every publish as it arrives.
+
+Each process writes FILE.N.jsonl, a line for each publish: seconds, bytes of the weights in the engine's dtype, pieces of them
+that the engine holds in this process, and how many of those differ in a bit from what the learner has there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(file: str, arguments: list[str]) -> int:
+    sys.path.insert(0, str(ROOT))
+    import jax
+
+    from jaxrl_post import main
+    from jaxrl_post.weights import Layout
+    replace = Layout.replace
+
+    def watched(layout: Layout, old, new):
+        jax.block_until_ready(new)
+        begun = time.perf_counter()
+        arrived = jax.block_until_ready(replace(layout, old, new))
+        seconds = time.perf_counter() - begun
+        pieces, differing = _compared(arrived, new)
+        line = {"seconds": seconds, "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arrived)), "pieces": pieces,
+                "differing": differing}
+        with open(f"{file}.{jax.process_index()}.jsonl", "a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
+        return arrived
+
+    Layout.replace = watched
+    return main.main(arguments)
+
+
+def _compared(arrived, new) -> tuple[int, int]:
+    """Pieces of the engine's weights in this process, and those with another bit than the learner's, cast alike."""
+    import jax
+
+    from jaxrl_post.launch import distributed
+    pieces = differing = 0
+    with jax.transfer_guard("allow"):
+        for leaf, own in zip(jax.tree.leaves(arrived), jax.tree.leaves(new), strict=True):
+            whole = distributed.whole(own).astype(leaf.dtype)
+            for shard in leaf.addressable_shards:
+                pieces += 1
+                differing += jax.device_get(shard.data).tobytes() != whole[shard.index].tobytes()
+    return pieces, differing
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2:]))

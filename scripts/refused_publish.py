@@ -1,0 +1,57 @@
+"""python scripts/refused_publish.py FILE --config=... : a run of main whose third publish is tried with wrong weights first.
+
+Each process writes FILE.N.json: for each check what was said and the version in use after it. Weights that are not finite are
+so in one process alone; the others have to refuse them all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NUMBER = 3
+
+
+def run(file: str, arguments: list[str]) -> int:
+    sys.path.insert(0, str(ROOT))
+    import jax
+
+    from jaxrl_post.engine.engine import RowEngine
+    from jaxrl_post.main import main
+    swap, calls = RowEngine.swap, []
+
+    def trying(engine: RowEngine, params, version: int) -> None:
+        calls.append(1)
+        if len(calls) == NUMBER:
+            out = {}
+            for check, (wrong, number) in _wrong(params, version, engine.version).items():
+                try:
+                    swap(engine, wrong, number)
+                    said = "nothing"
+                except ValueError as error:
+                    said = str(error)
+                out[check] = {"said": said, "version": engine.version, "before": version - 1}
+            Path(f"{file}.{jax.process_index()}.json").write_text(json.dumps(out))
+        swap(engine, params, version)
+
+    RowEngine.swap = trying
+    return main(arguments)
+
+
+def _wrong(params, version: int, current: int) -> dict:
+    import jax
+    import jax.numpy as jnp
+    with jax.transfer_guard("allow"):
+        norm = params["final_norm"]
+        pieces = [shard.data * (jnp.nan if jax.process_index() == jax.process_count() - 1 else 1.0)
+                  for shard in norm.addressable_shards]
+        local = jax.make_array_from_single_device_arrays(norm.shape, norm.sharding, pieces)
+        return {"tree": ({name: leaf for name, leaf in params.items() if name != "final_norm"}, version),
+                "shape": ({**params, "final_norm": jnp.concatenate([norm, norm])}, version),
+                "finite": ({**params, "final_norm": local}, version), "version": (params, current)}
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2:]))

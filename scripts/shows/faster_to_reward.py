@@ -1,0 +1,168 @@
+"""Seconds until the reward is there: pipelined generation against the best synchronous and tail-batched runs.
+
+Two workloads, the demo's long-tailed task (configs/demo_long_tail.py) and stories260K, five seeds. First a table of step costs
+is measured, which every arm is given. Then each arm takes, of several settings (slots, row sizes, steps a dispatch, the freed
+slots that end one; over-subscription; one device for all or two, split over data or one to learn and one to generate), those with
+the fewest seconds a trained group in short runs. `ours` is the fastest pipelined one, at a staleness of at most 4.
+
+Seconds are those of whole training steps (generation, rewards, learner, swaps, logs), without evaluation, until the mean reward
+of ten steps first reaches 90 % of the synchronous run's of that seed in its last ten. The ratio is of medians over seeds, with a
+bootstrap interval; final rewards are means of the last twenty steps, with Welch's interval of the difference. What had been
+trained on by then, in answers, stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+MINUTES = 45.0
+SEEDS, REACHED, WINDOW, LAST, WARM = 5, 0.9, 10, 20, 4
+TRIED = 30  # steps of the runs by which settings are chosen
+QUIET = ("eval.prompts=0", "eval.every=0", "checkpoint.every=0", "trace_rounds=0")
+WORKLOADS = {
+    "demo": ("configs/demo_long_tail.py", ("steps=120",)),
+    "stories": ("configs/stories.py", ("steps=60", "eval.at=()", "sampling.max_tokens=128", "engine.max_length=192",
+                                       "engine.page_size=16")),
+}
+SHAPES = [(f"engine.slots={slots}", f"engine.row_sizes={sizes}", f"engine.steps_per_dispatch={steps}",
+           f"engine.refill_slots={steps // 4}") for slots, sizes in ((64, "[64]"), (96, "[64,96]")) for steps in (16, 32)]
+HALVES = [(f"engine.slots={slots}", f"engine.row_sizes=[{slots}]", "engine.steps_per_dispatch=16", "engine.refill_slots=4",
+           "mesh.data=2") for slots in (32, 64)]
+SYNC = ("scheduler.name=sync", "scheduler.over=1.0", "scheduler.lane=0.0")
+PIPED = ("scheduler.name=pipeline", "scheduler.over=1.0", "scheduler.lane=0.0", "scheduler.max_staleness=4", "scheduler.ahead=16",
+         "algorithm.prox_logp_method=loglinear", "algorithm.rollout_is=token")
+CANDIDATES = {
+    "sync": [(*SYNC, *shape) for shape in (*SHAPES, *HALVES)],
+    "tail_batching": [("scheduler.name=tail_batching", f"scheduler.over={over}", *shape) for over in (1.125, 1.25)
+                      for shape in (*SHAPES[:2], *HALVES[:1])],
+    "pipeline": [(*PIPED, *shape) for shape in (*SHAPES, *HALVES)],
+    "split": [(*PIPED, *shape, "mesh.engine=1") for shape in SHAPES],
+}
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    record.data("tinystories-260k")
+    for workload in WORKLOADS:
+        table = record.cached(f"{workload}-table", lambda: _table(record, workload))
+        best = record.cached(f"{workload}-settings", lambda: _settings(record, workload, table))
+        for arm, found in best.items():
+            record.figure(f"{workload}.{arm}.settings", found["settings"])
+            record.figure(f"{workload}.{arm}.of_seconds_per_group", found["of"])
+        ours = min(("pipeline", "split"), key=lambda arm: min(best[arm]["of"]))
+        record.figure(f"{workload}.ours_is", ours)
+        runs = {arm: [record.cached(f"{workload}-{arm}-{seed}", lambda: _run(record, workload, table, best[arm]["settings"], seed))
+                      for seed in range(SEEDS)] for arm in ("sync", "tail_batching", ours)}
+        _compare(record, workload, runs, ours)
+
+
+def _compare(record, workload: str, runs: dict, ours: str) -> None:
+    targets = [REACHED * statistics.mean(run["rewards"][-WINDOW:]) for run in runs["sync"]]
+    reached = {arm: [_reached(run, target) for run, target in zip(mine, targets)] for arm, mine in runs.items()}
+    for arm, mine in runs.items():
+        record.figure(f"{workload}.{arm}.seconds_to_reward", [found["seconds"] for found in reached[arm]])
+        record.figure(f"{workload}.{arm}.answers_to_reward", [found["answers"] for found in reached[arm]])
+        record.figure(f"{workload}.{arm}.seconds_per_step", statistics.median(statistics.mean(run["seconds"][WARM:]) for run in mine))
+        record.figure(f"{workload}.{arm}.final_reward", [_final(run) for run in mine])
+        record.figure(f"{workload}.{arm}.first_reward", [statistics.mean(run["rewards"][:WINDOW]) for run in mine])
+        record.figure(f"{workload}.{arm}.reward_by_answers", _curve(mine))
+    for other in ("sync", "tail_batching"):
+        ratio, low, high = _ratio(*([found["seconds"] for found in reached[arm]] for arm in (other, ours)))
+        bounds = ({"at_least": 1.5}, {"at_least": 1.2}) if other == "sync" else ({}, {})
+        record.figure(f"{workload}.seconds_{other}_over_ours", ratio, **bounds[0])
+        record.figure(f"{workload}.seconds_{other}_over_ours_low", low, **bounds[1])
+        record.figure(f"{workload}.seconds_{other}_over_ours_high", high)
+    low, high = _welch([_final(run) for run in runs[ours]], [_final(run) for run in runs["sync"]])
+    record.figure(f"{workload}.final_reward_difference_low", low, at_most=0.0)
+    record.figure(f"{workload}.final_reward_difference_high", high, at_least=0.0)
+    record.figure(f"{workload}.final_reward_difference_width", high - low, at_most=0.05)
+    record.figure(f"{workload}.largest_staleness", max(run["oldest"] for run in runs[ours]), at_most=4)
+    record.figure(f"{workload}.mean_staleness", statistics.mean(run["stale"] for run in runs[ours]))
+
+
+def _reached(run: dict, target: float) -> dict[str, float]:
+    """Seconds and answers until the mean reward of WINDOW steps is there."""
+    for step in range(WINDOW, len(run["rewards"]) + 1):
+        if statistics.mean(run["rewards"][step - WINDOW:step]) >= target:
+            return {"seconds": sum(run["seconds"][:step]), "answers": step * run["answers"]}
+    return {"seconds": math.inf, "answers": math.inf}
+
+
+def _final(run: dict) -> float:
+    return statistics.mean(run["rewards"][-LAST:])
+
+
+def _curve(runs: list[dict]) -> dict[str, float]:
+    """Mean reward over seeds of each WINDOW steps, by the answers that were trained on."""
+    steps = range(WINDOW, len(runs[0]["rewards"]) + 1, WINDOW)
+    return {str(step * runs[0]["answers"]): round(statistics.mean(
+        statistics.mean(run["rewards"][step - WINDOW:step]) for run in runs), 4) for step in steps}
+
+
+def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+    """Of medians, and its 95 % bootstrap interval, seeds of both drawn apart."""
+    import numpy as np
+    random = np.random.default_rng(0)
+    drawn = [np.median(random.choice(values, (4000, len(values))), axis=1) for values in (theirs, ours)]
+    low, high = np.percentile(drawn[0] / drawn[1], (2.5, 97.5))
+    return statistics.median(theirs) / statistics.median(ours), float(low), float(high)
+
+
+def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    from scipy import stats
+    found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return float(found.low), float(found.high)
+
+
+# ---- settings, and runs
+
+
+def _table(record, workload: str) -> dict:
+    """Step costs, as scripts/bench.py cost measures them for a run's settings."""
+    file, changes = WORKLOADS[workload]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "cost.json"
+        record.run("scripts/bench.py", "cost", "--json", str(out), f"--config={file}", "--config.engine.row_sizes=[32,64,96]",
+                   *(f"--config.{change}" for change in (*changes, "engine.slots=32")), timeout_s=900)
+        return {"figures": {"step_s": json.loads(out.read_text())["figures"]["step_s"]}}
+
+
+def _settings(record, workload: str, table: dict) -> dict:
+    """Arm -> of its candidates the one that took the fewest seconds a step, and what all of them took."""
+    out = {}
+    for arm, candidates in CANDIDATES.items():
+        taken = []
+        for candidate in candidates:
+            run = _run(record, workload, table, (*candidate, f"steps={TRIED}"), 0)
+            taken.append(statistics.mean(run["seconds"][WARM:]))
+        out[arm] = {"settings": list(candidates[taken.index(min(taken))]), "of": taken}
+    return out
+
+
+def _run(record, workload: str, table: dict, settings: Sequence[str], seed: int) -> dict:
+    """One run by the command: of each step reward and seconds, and how old tokens were."""
+    from jaxrl_post import metrics
+    file, changes = WORKLOADS[workload]
+    devices = 2 if any(setting.startswith("mesh.") for setting in settings) else 1
+    with tempfile.TemporaryDirectory() as folder:
+        costs, run = Path(folder) / "cost.json", Path(folder) / "run"
+        costs.write_text(json.dumps(table))
+        record.run("-m", "jaxrl_post.main", f"--config={file}", f"--run-dir={run}", f"--config.seed={seed}",
+                   f"--config.engine.cost_table={costs}", *(f"--config.{one}" for one in (*changes, *QUIET, *settings)),
+                   timeout_s=1800, env={"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"})
+        rows = [row for row in metrics.read(run / "metrics.jsonl") if "timing_s/step" in row]
+        size = json.loads((run / "config.json").read_text())["scheduler"]
+    return {"rewards": [row["critic/score/mean"] for row in rows],
+            "seconds": [row["timing_s/step"] - sum(row.get(f"timing_s/{name}", 0.0) for name in ("testing", "save_checkpoint"))
+                        for row in rows],
+            "answers": size["prompts"] * size["group_size"], "oldest": max(row["off_policy/max"] for row in rows),
+            "stale": statistics.mean(row["off_policy/mean"] for row in rows)}

@@ -1,0 +1,63 @@
+"""The command with devices of its own for the engine: weights arrive while answers run, killed and resumed it ends as the one
+that was not, rounds stay one step behind, and at learning rate 0 it trains on what shared devices train on."""
+
+import json
+
+import pytest
+from test_main import go
+from test_main_pipeline import FLAGS
+from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
+from test_main_tail_batching import steps_of
+
+from jaxrl_post import checkpoint, config, parts, rollout_log
+from jaxrl_post.cost import StepCost, TableCost
+from jaxrl_post.scheduler.forecast import Replica
+
+TABLE = "--config.engine.cost_table={here}/cost.json"
+COSTS = '{"figures": {"step_s": {"16": 0.001, "32": 0.002}}}'  # a trained token takes 3 / 16 of a step's time
+SPLIT = (*FLAGS, "--config.mesh.fsdp=2", "--config.mesh.engine=2")
+ROUNDS = ("--config.mesh.engine=1", "--config.steps=7", "--config.checkpoint.every=1", "--config.scheduler.prompts=2",
+          "--config.scheduler.group_size=2", "--config.sampling.max_tokens=24", "--config.engine.steps_per_dispatch=2")
+
+
+@pytest.mark.parametrize("name, flags", [("pipeline", SPLIT), ("rounds", ROUNDS)])
+def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa: F811
+    (here / "cost.json").write_text(COSTS)
+    flags = (*flags, TABLE.format(here=here))
+    whole, target = here / f"split_{name}_whole", here / f"split_{name}_killed"
+    assert resume(here, whole, *flags) == 0
+    rows = steps_of(whole)
+    assert len(rows) == 7 and sum(row["sched/num_groups_trained"] for row in rows) == 14
+    assert 0 < max(row["off_policy/max"] for row in rows) <= (3 if name == "pipeline" else 1)
+    taken = [json.loads(line) for line in (whole / "scheduler_log.jsonl").read_text().splitlines() if '"take"' in line]
+    begins, ends = ([line["clock"] for line in taken if line["commit"] is kind] for kind in (False, True))
+    assert len(begins) == 6 and len(ends) == 7  # the last step begins as it ends
+    assert all(a <= b for a, b in zip(begins, ends)) and any(a < b for a, b in zip(begins, ends))
+    kill(here, target, checkpoint, "manifest", 3, flags=flags)
+    assert saved(target)
+    kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
+    assert resume(here, target, *flags) == 0
+    assert capsys.readouterr().out.count("goes on after step") >= 2
+    same_run(whole, target)
+
+
+def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here):  # noqa: F811
+    found = {}
+    for name, more in (("shared", FLAGS), ("split", (*FLAGS, "--config.mesh.engine=1"))):
+        folder = here / f"frozen_{name}"
+        assert go(here, f"--run-dir={folder}", *more, "--config.optimizer.lr=0.0", "--config.eval.prompts=0",
+                  "--config.checkpoint.every=0") == 0
+        groups = [group for file in sorted((folder / "rollouts").glob("*.npz")) for group in rollout_log.read(file)]
+        found[name] = sorted((group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes()) for group in groups
+                             for r in group.rollouts)
+    assert found["split"] == found["shared"] and len(found["split"]) == 28
+
+
+def test_how_long_a_step_is_foreseen_to_take():
+    """By hand: a row of the largest size takes 2 ms / 32, so a trained token on 4 learning devices 3 / 4 of that of an engine
+    over 2: 2 * 3 / 4 / 16 ms."""
+    given = config.resolve(config.default(), ["model.preset=tiny", "mesh.fsdp=2", "mesh.tensor=2", "mesh.engine=4"])
+    replica = Replica(slots=8, kv_tokens=99, cost=TableCost(table=StepCost((16, 32), (1e-3, 2e-3), "by hand")))
+    assert given.replicas == 2 and given.devices == 8 and parts.layouts(given)[0] == (2, 2)
+    assert parts.pace(given, replica)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
+    assert parts.pace(config.resolve(config.default(), ["model.preset=tiny"]), replica) is None
