@@ -261,13 +261,22 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Reward:
     """`functions`: import paths `pkg.mod:fn` or `file.py:fn`, summed with `weights` (empty: all 1).
-    `shuffle`: hands each group's scores to its rollouts in a random order: a control that must learn nothing."""
+    `shuffle`: hands each group's scores to its rollouts in a random order: a control that must learn nothing. A program that is
+    judged may take `test_limit_s` CPU seconds a test (0: half of `timeout_s`); with `adaptive_limit` RollPacker's limit instead, from 2 to 30 s by what
+    right programs took (rewards/limits.py), and then a run repeats itself from its journal only."""
 
     functions: tuple[str, ...] = ("jaxrl_post.rewards.math:exact",)
     weights: tuple[float, ...] = ()
     workers: int = at_least(1, 1)
     timeout_s: float = at_least(10.0, 0.01)
+    test_limit_s: float = at_least(0.0, 0.0)
+    adaptive_limit: bool = False
     shuffle: bool = False
+
+    @property
+    def limit_s(self) -> float:
+        """CPU seconds of a test, where the limit does not adapt."""
+        return self.test_limit_s or self.timeout_s / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,14 +582,18 @@ def _split_makes_sense(c: Config) -> None:
           f"{s.mini_batches}, scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1")
 
 
-def _rewards_weighted(c: Config) -> None:
-    _need(len(c.reward.weights) in (0, len(c.reward.functions)), f"reward.weights has {len(c.reward.weights)} entries, "
-          f"reward.functions {len(c.reward.functions)}: give none or one each")
+def _rewards_make_sense(c: Config) -> None:
+    r = c.reward
+    _need(len(r.weights) in (0, len(r.functions)), f"reward.weights has {len(r.weights)} entries, "
+          f"reward.functions {len(r.functions)}: give none or one each")
+    limit = 30.0 if r.adaptive_limit else r.limit_s
+    _need(r.timeout_s >= limit, f"reward.timeout_s={r.timeout_s:g} ends a grader before the program that it judges reaches its "
+          f"limit of {limit:g} s (reward.test_limit_s, reward.adaptive_limit); the nearest valid value is {limit:g}")
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
           _races_make_sense, _streams_make_sense, _pipelines_make_sense, _split_makes_sense,
-          _loss_makes_sense, _thresholds_make_sense, _rewards_weighted, _demonstrations_are_imitated,
+          _loss_makes_sense, _thresholds_make_sense, _rewards_make_sense, _demonstrations_are_imitated,
           _evaluations_are_reached, _layouts_fit, _placements_know)
 
 

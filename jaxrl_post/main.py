@@ -41,8 +41,9 @@ from jaxrl_post.launch import allocation, compilation, distributed, folder, inpu
 from jaxrl_post.models import hf
 from jaxrl_post.observers import FirstScores, Observers, Remembering, Stopwatch, Timed
 from jaxrl_post.rewards import NoScores
+from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside
+from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside, read_journal
 from jaxrl_post.scheduler import schedulers
 from jaxrl_post.scheduler.recorder import Recorder
 from jaxrl_post.slots import dispatches
@@ -243,6 +244,9 @@ def revive(run: Run, saved: checkpoint.Saved) -> None:
 
 def graders(config: configs.Config, decode: Any, journal: Path, stack: contextlib.ExitStack, *, shuffle: bool) -> Pool:
     """A pool of reward processes; of several processes of a job the first one scores and shares."""
+    limits = Fixed(config.reward.limit_s)
+    if config.reward.adaptive_limit:
+        limits = Adaptive(read_journal(journal) if journal.is_file() else ())
     log = Journal(journal)
     stack.callback(log.close)
     before = read_aside(journal)
@@ -250,8 +254,9 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
         say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
     return Pool(config.reward.functions, config.reward.weights, workers=config.reward.workers,
                 timeout_s=config.reward.timeout_s, decode=decode, shuffle=shuffle, seed=config.seed,
-                share=distributed.share if jax.process_count() > 1 else None, compute=jax.process_index() == 0,
-                journal=log, journaled=before)
+                share=functools.partial(distributed.share, mesh=parts.mesh_of(config, parts.layouts(config)[0]))
+                if jax.process_count() > 1 else None, compute=jax.process_index() == 0,
+                journal=log, journaled=before, limits=limits)
 
 
 def rows_for_all(config, start, learner, history) -> tuple[Any, RowEngine | Elastic | None]:

@@ -73,6 +73,12 @@ def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:
     return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
 
 
+def one_each(mesh: Mesh) -> Mesh:
+    """The first of its devices in each process, along data."""
+    first = {device.process_index: device for device in reversed(list(mesh.devices.flat))}
+    return _mesh([first[process] for process in sorted(first)], (len(first), 1, 1))
+
+
 def paired(learner: Mesh, engine: Mesh) -> Mesh:
     """Both, of equally many devices, along a first axis SIDE: 0 learns, 1 generates."""
     assert learner.size == engine.size, f"{learner.size} devices learn and {engine.size} generate"

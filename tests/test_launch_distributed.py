@@ -14,11 +14,13 @@ from jaxrl_post.launch.distributed import share, share_text, start
 PROGRAM = """
 import os, numpy as np
 from jaxrl_post.launch.distributed import share, share_text, start
+from jaxrl_post.mesh import make_split
 start(os.environ)
 import jax
 me = jax.process_index()
 mine = np.array([[1 / 3, np.pi * 1e300], [np.nan, -0.0]]) + me  # float64: half of it would be lost on a device
 got = share(mine)
+assert share(mine, mesh=make_split(1, 2, 1, 2)[1]).tobytes() == got.tobytes()
 print("GOT", jax.process_count(), len(jax.devices()), got.dtype, got.tobytes().hex(),
       share_text("run-007" if me == 0 else ""), share(np.array([True, False]) ^ bool(me)).tolist())
 """

@@ -5,12 +5,15 @@ Invariant: every process calls `share` and `share_text` in the same order; what 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from jaxrl_post import mesh as meshes
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _BLOCK = 4096  # bytes
@@ -43,11 +46,12 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def share(array: np.ndarray) -> np.ndarray:
+def share(array: np.ndarray, mesh: jax.sharding.Mesh | None = None) -> np.ndarray:
     """Process 0's array, on every process: same dtype and bits. All processes give the same shape and dtype.
 
     The bytes travel, because a device array would lose half of a float64, and in blocks of one size, so that one
-    program is compiled for all.
+    program is compiled for all. `mesh`: whose devices they travel over, which has some in every process and need wait for no
+    others; None: all of the job's.
     """
     if jax.process_count() == 1:
         return array
@@ -57,8 +61,20 @@ def share(array: np.ndarray) -> np.ndarray:
     blocks.reshape(-1)[:data.size] = data
     with jax.transfer_guard_host_to_device("allow"):  # meant, though jax counts what this does as implicit
         for block in blocks:
-            block[:] = multihost_utils.broadcast_one_to_all(block)
+            block[:] = multihost_utils.broadcast_one_to_all(block) if mesh is None else _first(block, mesh)
     return np.frombuffer(blocks.reshape(-1)[:data.size].tobytes(), array.dtype).reshape(array.shape)
+
+
+def _first(block: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """Process 0's block."""
+    one = meshes.one_each(mesh)
+    rows = meshes.put(np.broadcast_to(block, (one.size, block.size)), meshes.batch_sharding(one))
+    return np.asarray(_of_process_0(rows, meshes.replicated(one)).addressable_data(0))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _of_process_0(rows: jax.Array, home: jax.sharding.Sharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(rows[0], home)
 
 
 def share_text(text: str, *, limit: int = _BLOCK) -> str:

@@ -28,6 +28,7 @@ import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
 from jaxrl_post.rewards import worker as child
+from jaxrl_post.rewards.limits import Fixed, Limits
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
 START_LIMIT_S = 60.0
@@ -44,6 +45,7 @@ class _Job:
     numbers: list
     pending: int
     journaled: Mapping | None = None
+    limit_s: float = 0.0
     counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
 
     @property
@@ -132,11 +134,13 @@ class Pool:
       journal: an object with write(record: dict), called for every score before `join` returns it.
       journaled: rollout_log.Journaled, or what has its `find` and `take`: an answer whose record it has is not graded
         again, its record is joined and journaled as it is, failures and their counts too.
+      limits: CPU seconds that a program under judgement may take, which functions are told; a function that says what one took,
+        as the number "cpu_s", finds it in the journal beside the limit, not among the components.
 
     A function has one of two signatures, told apart by its arguments' names:
 
     verl's (data_source, solution_str, ground_truth, extra_info) -> number or dict; extra_info is the prompt's `extra`
-    and, under "rollout", {"tokens": length of the answer, "finish": "eos" | "stop" | "length"}.
+    and, under "rollout", {"tokens": length of the answer, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds}.
 
     TRL's (prompts, completions, completion_ids, **columns) -> list of number or None, where it has `completions`. It is
     called with one answer at a time, so every list holds one entry; a prompt of messages comes as messages and so does
@@ -155,7 +159,7 @@ class Pool:
     def __init__(self, functions: Sequence[str], weights: Sequence[float] = (), *, workers: int, timeout_s: float,
                  decode: Callable[[np.ndarray], str], shuffle: bool = False, seed: int = 0,
                  share: Callable[[np.ndarray], np.ndarray] | None = None, compute: bool = True,
-                 journal: object | None = None, journaled: object | None = None):
+                 journal: object | None = None, journaled: object | None = None, limits: Limits = Fixed(5.0)):
         if not functions:
             raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
         if len(weights) not in (0, len(functions)):
@@ -168,7 +172,7 @@ class Pool:
         self._functions, self._names = tuple(functions), _names(functions)
         self._weights = tuple(weights) or (1.0,) * len(functions)
         self._timeout_s, self._decode, self._share, self._journal = timeout_s, decode, share, journal
-        self._journaled = journaled
+        self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
         self._arguments = {"verl": _four, "trl": self._batched}
         self._signatures: list = []
@@ -208,14 +212,15 @@ class Pool:
             return
         digest = _digest(rollout)
         known = self._journaled.find(rollout.id, digest) if self._journaled is not None else None
+        limit_s = self._limits.of(rollout.id.prompt_id)
         job = _Job(rollout=rollout.id, digest=digest, numbers=[None] * len(self._functions), journaled=known,
-                   pending=0 if known else len(self._functions))
+                   limit_s=limit_s, pending=0 if known else len(self._functions))
         self._jobs[rollout.id] = job
         if known:
             return
-        text = self._decode(rollout.tokens)
+        text, about = self._decode(rollout.tokens), _about(rollout, limit_s)
         for index in range(len(self._functions)):
-            message = {"function": index, "arguments": self._arguments[self._signatures[index][0]](rollout, text)}
+            message = {"function": index, "arguments": self._arguments[self._signatures[index][0]](rollout, text, about)}
             self._queue.append(_Task(job=job, function=index, message=child.pack(message)))
         self._turn(0.0)
 
@@ -234,6 +239,7 @@ class Pool:
         for record in found:
             for name in _COUNTERS:
                 self._counts[name] += record["counts"][name]
+            self._limits.scored(record)
             if self._journal is not None:
                 self._journal.write(record)
         return self._scored(group, found)
@@ -246,12 +252,12 @@ class Pool:
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
         return out
 
-    def _batched(self, rollout: Rollout, text: str) -> dict:
+    def _batched(self, rollout: Rollout, text: str, about: dict) -> dict:
         """TRL's arguments, a batch of one."""
-        prompt, about = rollout.prompt, {"rollout": _about(rollout)}
+        prompt = rollout.prompt
         said = [{"role": "assistant", "content": text}] if prompt.messages else text
         asked = [dict(message) for message in prompt.messages] or self._decode(prompt.tokens)
-        return {name: [value] for name, value in (_columns(prompt) | about).items()} | {
+        return {name: [value] for name, value in (_columns(prompt) | {"rollout": about}).items()} | {
             "prompts": [asked], "completions": [said], "completion_ids": [rollout.tokens.tolist()]}
 
     def _check(self, worker: _Worker) -> None:
@@ -289,6 +295,9 @@ class Pool:
             return self._journaled.take(job.rollout, job.digest)
         out = job.rollout._asdict() | {"digest": job.digest, "scored": job.scored, "reward": 0.0, "components": {},
                                        "counts": job.counts}
+        used = [numbers.pop("cpu_s") for numbers in job.numbers if numbers and "cpu_s" in numbers]
+        if used:
+            out |= {"limit_s": job.limit_s, "cpu_s": max(used)}
         if job.scored:
             out["reward"] = sum(w * n["score"] for w, n in zip(self._weights, job.numbers, strict=True) if n)
             out["components"] = self._components(job.numbers)
@@ -386,14 +395,14 @@ def _end_all(workers: list[_Worker]) -> None:
         workers.pop().end()
 
 
-def _about(rollout: Rollout) -> dict:
-    return {"tokens": len(rollout), "finish": rollout.finish.value}
+def _about(rollout: Rollout, limit_s: float) -> dict:
+    return {"tokens": len(rollout), "finish": rollout.finish.value, "limit_s": limit_s}
 
 
-def _four(rollout: Rollout, text: str) -> list:
+def _four(rollout: Rollout, text: str, about: dict) -> list:
     """verl's arguments."""
     prompt = rollout.prompt
-    return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": _about(rollout)}]
+    return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": about}]
 
 
 def _columns(prompt: Prompt) -> dict:

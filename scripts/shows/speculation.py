@@ -19,10 +19,11 @@ import statistics
 import sys
 from pathlib import Path
 
-MINUTES = 35.0
+MINUTES = 40.0
 SLOTS, STEPS, PROMPTS = 64, 16, 16
 WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft: the demo's texts can be foretold further
 PAIRS = {"stories": 15, "demo": 41}
+MORE = {"stories": 16, "demo": 60}  # pairs of off and ours alone, side by side, as their ratio has a bound
 ROUNDS = {"stories": 1, "demo": 4}  # the demo's last answers drain in a few steps
 SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
@@ -128,8 +129,9 @@ def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
     for arm in arms.values():
         arm.run()
     out = {arm: {phase: [] for phase in (*PHASES, "all", "row_steps")} for arm in ARMS}
-    for turn in range(PAIRS[name.split(".")[0]]):
-        for arm in ARMS[turn % len(ARMS):] + ARMS[:turn % len(ARMS)]:
+    pairs, more = (given[name.split(".")[0]] for given in (PAIRS, MORE))
+    for turn in range(pairs + more):
+        for arm in ARMS[turn % len(ARMS):] + ARMS[:turn % len(ARMS)] if turn < pairs else ("off", "ours")[::(-1) ** turn]:
             phases = arms[arm].run().phases
             for phase in PHASES:
                 out[arm][phase].append(phases[phase].seconds / phases[phase].tokens)
