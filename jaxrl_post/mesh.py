@@ -16,7 +16,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
-SIDE = "side"  # of a mesh of pairs
 REPLICAS = (DATA, FSDP)  # the engine's replicas lie along both
 
 # Logical axis name -> mesh axis, by room. A name that is absent (and None) is replicated.
@@ -44,7 +43,8 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
 
 def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Mesh]:
     """Two meshes without a common device: of the learner, data*fsdp*tensor, and of the engine, `engine` devices in replicas
-    of `tensor`. Every process has its part of both, so all that its host must read lies with it.
+    of `tensor`. Every process has its part of both, so all that its host must read lies with it; of several processes each has as
+    many of one kind as of the other.
 
     Raises:
       ValueError: there are too few devices, or processes cannot have equal parts, or of several processes the learner has
@@ -77,24 +77,6 @@ def one_each(mesh: Mesh) -> Mesh:
     """The first of its devices in each process, along data."""
     first = {device.process_index: device for device in reversed(list(mesh.devices.flat))}
     return _mesh([first[process] for process in sorted(first)], (len(first), 1, 1))
-
-
-def paired(learner: Mesh, engine: Mesh) -> Mesh:
-    """Both, of equally many devices, along a first axis SIDE: 0 learns, 1 generates."""
-    assert learner.size == engine.size, f"{learner.size} devices learn and {engine.size} generate"
-    pairs = np.stack([learner.devices, engine.devices.reshape(learner.devices.shape)])
-    return Mesh(pairs, (SIDE, *learner.axis_names), axis_types=(AxisType.Auto,) * pairs.ndim)
-
-
-def both_sides(pairs: Mesh, one: NamedSharding, ndim: int) -> NamedSharding:
-    """Of two arrays of `ndim` dimensions, one after the other along the first: each on a side of `pairs`, there as `one`."""
-    first, *others = spec(one, ndim)
-    return NamedSharding(pairs, PartitionSpec(SIDE if first is None else (SIDE, first), *others))
-
-
-def spec(sharding: NamedSharding, ndim: int) -> tuple[str | None, ...]:
-    """The mesh axis that splits each dimension of a weight, or None."""
-    return tuple(sharding.spec) + (None,) * (ndim - len(sharding.spec))
 
 
 def replicas(mesh: Mesh) -> int:

@@ -87,9 +87,10 @@ def assemble(given: Simulation) -> Ring:
     if given.cluster.layouts:
         scheduler = schedulers.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
+    tally = Tally(engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, engine, learner))
+    learner.listeners.append(tally.begun)
     return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
-                learner=learner, tally=Tally(engine, scheduler, learner, round_s=given.cluster.round_s,
-                                              wall=parts.wall(given, engine, learner)),
+                learner=learner, tally=tally,
                 meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)))
 
 
@@ -106,9 +107,9 @@ def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict
     ring = assemble(given)
     traces = [] if draw is None else [RingTrace(draw, ring.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
     ring.tally.phases += [trace.phase for trace in traces]
-    learner = Heard(ring.learner, {"prepare": [ring.meter.trained], "accumulate": [ring.tally.begun]})
-    loop.run(Watched(ring.engine, [ring.meter, ring.tally.moments, *traces]), ring.scheduler, ring.rewards, learner,
-             _Both(ring.tally, traces), publish, given.rounds * given.scheduler.updates)
+    loop.run(Watched(ring.engine, [ring.meter, ring.tally.moments, *traces]), ring.scheduler, ring.rewards,
+             Heard(ring.learner, {"prepare": [ring.meter.trained]}), _Both(ring.tally, traces), publish,
+             given.rounds * given.scheduler.updates)
     told = ring.meter.report()
     return figures(ring.tally.rounds, ring.tally.counts) | {name: float(told[name]) for name in METERED}
 

@@ -9,13 +9,12 @@ engine owns its copy, and at no time does more than one leaf exist beside the le
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-
-from jaxrl_post import mesh as meshes
 
 
 class Torn(RuntimeError):
@@ -104,8 +103,7 @@ class Layout:
 
     def _sent(self, new: jax.Array, sharding: Any) -> jax.Array:
         """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
-        collectives, which on CPU is slower (scripts/results/swap-live.json holds the times); to devices apart of a job of
-        several processes only a program leads."""
+        collectives, which on CPU is slower (scripts/results/swap-live.json holds the times); between processes it cannot."""
         if self._apart(new) and jax.process_count() > 1:
             return handed_over(new, sharding, self.dtype)
         narrow = new if new.dtype == self.dtype else self._narrow(new)
@@ -115,47 +113,25 @@ class Layout:
 def handed_over(new: jax.Array, home: NamedSharding, dtype: Any) -> jax.Array:
     """`new`, which stays where it is, as `home` on other devices, of which there are equally many, wants it.
 
-    Each learning device is paired with a generating one, and a program over both, which every process enters, copies its piece
-    across and puts the pieces of a replica together: jax.device_put cannot do that between processes. A piece travels once, in
-    the engine's dtype, and its bits arrive as they were: they are copied, never added.
+    Each learning device is paired with a generating one of the same process, which gets a copy of its piece, in the engine's
+    dtype; then a program over the generating devices, which every process enters, puts the pieces of a replica together. Between
+    processes jax.device_put cannot do that, and a program over both kinds would make each wait for the other. Bits arrive as they
+    were: they are copied, never added.
     """
-    pairs, shape = meshes.paired(new.sharding.mesh, home.mesh), new.shape
-    there = NamedSharding(_like(new.sharding.mesh, home.mesh), new.sharding.spec)
-    halves = [*_pieces(new), *_pieces(_nothing(shape, new.dtype, there))]
-    source, wanted = (meshes.both_sides(pairs, one, new.ndim) for one in (new.sharding, home))
-    both = jax.make_array_from_single_device_arrays((2 * shape[0], *shape[1:]), source, halves)
-    mine = [piece for piece in _pieces(_crossed(both, source, wanted, jnp.dtype(dtype))) if piece.device in home.device_set]
-    return jax.make_array_from_single_device_arrays(shape, home, mine)
+    learner = new.sharding.mesh
+    twin = dict(zip(learner.devices.flat, home.mesh.devices.flat, strict=True))
+    narrow = new if new.dtype == dtype else _narrowed(new, jnp.dtype(dtype))
+    pieces = [jax.device_put(shard.data, twin[shard.device], may_alias=False) for shard in narrow.addressable_shards]
+    there = jax.sharding.Mesh(home.mesh.devices.reshape(learner.devices.shape), learner.axis_names, axis_types=learner.axis_types)
+    arrived = jax.make_array_from_single_device_arrays(new.shape, NamedSharding(there, new.sharding.spec), pieces)
+    return jax.block_until_ready(_joining(home)(arrived))
 
 
-def _like(learner: jax.sharding.Mesh, engine: jax.sharding.Mesh) -> jax.sharding.Mesh:
-    """The engine's devices in the learner's axes."""
-    return jax.sharding.Mesh(engine.devices.reshape(learner.devices.shape), learner.axis_names, axis_types=learner.axis_types)
+@functools.partial(jax.jit, static_argnums=1)
+def _narrowed(leaf: jax.Array, dtype: Any) -> jax.Array:
+    return leaf.astype(dtype)
 
 
-def _pieces(array: jax.Array) -> list[jax.Array]:
-    """Those that this process holds."""
-    return [shard.data for shard in array.addressable_shards]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _nothing(shape: tuple[int, ...], dtype: Any, home: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), home)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _crossed(both: jax.Array, source: NamedSharding, wanted: NamedSharding, dtype: Any) -> jax.Array:
-    """Its first half in the place of the second; in that of the first are zeros."""
-    def cross(piece: jax.Array) -> jax.Array:
-        piece = jax.lax.ppermute(piece.astype(dtype), meshes.SIDE, [(0, 1)])
-        for dimension, (here, there) in enumerate(zip(*(meshes.spec(one, both.ndim) for one in (source, wanted)), strict=True)):
-            if _split(here) and not _split(there):
-                piece = jax.lax.all_gather(piece, _split(here), axis=dimension, tiled=True)
-        return piece
-
-    return jax.shard_map(cross, mesh=source.mesh, in_specs=source.spec, out_specs=wanted.spec, check_vma=False)(both)
-
-
-def _split(axes: str | tuple | None) -> tuple[str, ...]:
-    """The axes within a side that split a dimension."""
-    return tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis not in (None, meshes.SIDE))
+@functools.cache
+def _joining(home: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda leaf: leaf, out_shardings=home)

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 
 from jaxrl_post import mesh as meshes
 from jaxrl_post.models import decoder
@@ -62,9 +61,6 @@ def test_the_two_meshes_share_no_device():
     learner, engine = meshes.make_split(2, 1, 2, 2)
     assert dict(learner.shape) == {"data": 2, "fsdp": 1, "tensor": 2} and dict(engine.shape) == {"data": 1, "fsdp": 1, "tensor": 2}
     assert set(learner.devices.flat).isdisjoint(engine.devices.flat)
-    pairs = meshes.paired(learner, meshes.make_split(2, 1, 2, 4)[1])
-    assert dict(pairs.shape) == {"side": 2, "data": 2, "fsdp": 1, "tensor": 2}
-    assert meshes.both_sides(pairs, NamedSharding(learner, meshes.replicated(learner).spec), 1).spec[0] == "side"
 
 
 @pytest.mark.parametrize("sizes, sentence", [
