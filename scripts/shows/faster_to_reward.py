@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-MINUTES = 45.0
+MINUTES = 30.0
 SEEDS, REACHED, WINDOW, LAST, WARM = 5, 0.9, 10, 20, 4
 TRIED = 30  # steps of the runs by which settings are chosen
 QUIET = ("eval.prompts=0", "eval.every=0", "checkpoint.every=0", "trace_rounds=0")

@@ -19,11 +19,11 @@ import statistics
 import sys
 from pathlib import Path
 
-MINUTES = 40.0
+MINUTES = 30.0
 SLOTS, STEPS, PROMPTS = 64, 16, 16
 WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft: the demo's texts can be foretold further
-PAIRS = {"stories": 15, "demo": 41}
-MORE = {"stories": 16, "demo": 60}  # pairs of off and ours alone, side by side, as their ratio has a bound
+PAIRS = {"stories": 15, "demo": 15}
+MORE = {"stories": 6, "demo": 60}  # pairs of off and ours alone, side by side, as their ratio has a bound
 ROUNDS = {"stories": 1, "demo": 4}  # the demo's last answers drain in a few steps
 SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
