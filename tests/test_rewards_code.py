@@ -11,6 +11,9 @@ from test_rewards_pool import group, pool, rollout  # noqa: F401
 from jaxrl_post.rewards import Overrun, code
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 
+# A reward worker has neither jax nor threads; the process of the tests may have both.
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in (
+    "os.fork:RuntimeWarning", "This process:DeprecationWarning")]
 ADD = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is it."
 UNFIT = (123, 367, 927)  # of MBPP: one takes 5 s, two name a class that the file lacks
 TESTS = {"test_list": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]}

@@ -61,13 +61,6 @@ def clean(a, b, c, d):
 def hash_of(a, b, c, d):
     return float(hash(b) % 1000)
 
-def kept(data_source, solution_str, ground_truth, extra_info):
-    word, _, path = solution_str.partition(" ")
-    with open(path, "a") as file:
-        file.write(word + "\\n")
-    time.sleep(0.1)
-    return 1.0
-
 def short(a, b): return 0
 value = 3
 
@@ -362,20 +355,6 @@ def test_a_rollout_that_comes_again_is_scored_anew(graders):
     with pool(graders, "number") as rewards:
         rewards.start(rollout("1"))
         assert scores(rewards, "2").rewards.tolist() == [2.0]
-
-
-def test_the_group_that_the_ring_waits_for_goes_first(graders, tmp_path):
-    """Of five groups of two, one worker: what it works on already is finished, then come those of the group that is joined."""
-    groups = [group(*(rollout(f"{n}.{i} {tmp_path}/order", i, prompt=f"p{n}") for i in range(2))) for n in range(5)]
-    with pool(graders, "kept", workers=1) as rewards:
-        for one in groups:
-            for asked in one.rollouts:
-                rewards.start(asked)
-        for n in (4, 0, 1, 2, 3):
-            assert rewards.join(groups[n]).scored.all()
-    order = (tmp_path / "order").read_text().split()
-    assert len(order) == 10 and max(order.index("4.0"), order.index("4.1")) <= 2 and order.index("4.0") < order.index("4.1")
-    assert [word for word in order if word[0] != "4"] == [f"{n}.{i}" for n in range(4) for i in range(2)]
 
 
 def test_join_needs_start(graders):

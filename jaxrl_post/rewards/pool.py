@@ -282,7 +282,6 @@ class Pool:
         if not self._workers:
             raise ValueError(f"group {group.prompt.id!r} is joined after the reward pool was closed")
         jobs = [self._jobs[rollout.id] for rollout in group.rollouts]
-        self._queue = deque(sorted(self._queue, key=lambda task: task.job not in jobs))  # the ring waits for these
         while any(job.pending for job in jobs):
             nearest = min(worker.deadline for worker in self._workers if worker.task or not worker.ready)
             self._turn(max(0.0, nearest - time.monotonic()))
