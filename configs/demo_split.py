@@ -5,7 +5,7 @@ engine goes on with the weights before, and gets the new ones at the engine step
 them, reckoned from the cost of a row and never from a clock, so that every repetition swaps at the same token.
 Hardware: 2 devices; on a CPU those are made by XLA_FLAGS, as below.
 Command: XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m jaxrl_post.main --config=configs/demo_split.py
-Expected: as configs/demo_pipeline.py, about half a step staler; scripts/show.py two-process-split.
+Expected: as configs/demo_pipeline.py; what was measured on it is in scripts/results/two-process-split.json.
 """
 
 from pathlib import Path

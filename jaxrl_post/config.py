@@ -262,8 +262,9 @@ class Data:
 class Reward:
     """`functions`: import paths `pkg.mod:fn` or `file.py:fn`, summed with `weights` (empty: all 1).
     `shuffle`: hands each group's scores to its rollouts in a random order: a control that must learn nothing. A program that is
-    judged may take `test_limit_s` CPU seconds a test (0: half of `timeout_s`); with `adaptive_limit` RollPacker's limit instead, from 2 to 30 s by what
-    right programs took (rewards/limits.py), and then a run repeats itself from its journal only."""
+    judged may take `test_limit_s` CPU seconds a test (0: half of `timeout_s`); with `adaptive_limit` RollPacker's limit
+    instead, from 2 to 30 s by what right programs took (rewards/limits.py), and then a run repeats itself from its journal
+    only."""
 
     functions: tuple[str, ...] = ("jaxrl_post.rewards.math:exact",)
     weights: tuple[float, ...] = ()
@@ -275,8 +276,8 @@ class Reward:
 
     @property
     def limit_s(self) -> float:
-        """CPU seconds of a test, where the limit does not adapt."""
-        return self.test_limit_s or self.timeout_s / 2
+        """CPU seconds that a test may take at most."""
+        return 30.0 if self.adaptive_limit else self.test_limit_s or self.timeout_s / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -586,9 +587,8 @@ def _rewards_make_sense(c: Config) -> None:
     r = c.reward
     _need(len(r.weights) in (0, len(r.functions)), f"reward.weights has {len(r.weights)} entries, "
           f"reward.functions {len(r.functions)}: give none or one each")
-    limit = 30.0 if r.adaptive_limit else r.limit_s
-    _need(r.timeout_s >= limit, f"reward.timeout_s={r.timeout_s:g} ends a grader before the program that it judges reaches its "
-          f"limit of {limit:g} s (reward.test_limit_s, reward.adaptive_limit); the nearest valid value is {limit:g}")
+    _need(r.timeout_s >= r.limit_s, f"reward.timeout_s={r.timeout_s:g} ends a grader before the program that it judges reaches "
+          f"its limit of {r.limit_s:g} s (reward.test_limit_s, reward.adaptive_limit); the nearest valid value is {r.limit_s:g}")
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,

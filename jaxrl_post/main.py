@@ -192,10 +192,10 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
     rewards.check((*start.train, *start.held_out))
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-    replicas = functools.partial(parts.replicas, config, start.model, start.cost)
-    pace = parts.pace(config, next(iter(replicas().values()))) if config.mesh.engine else None
-    scheduler = schedulers.made(config, start.train, start.sampling, history.of, lambda: next(iter(replicas().values())), pace)
-    scheduler = schedulers.planned(scheduler, replicas()) if config.engine.layouts else scheduler
+    replica = functools.partial(parts.replica, config, start.model, start.cost)
+    scheduler = schedulers.made(config, start.train, start.sampling, history.of, replica, parts.pace(config, replica))
+    if config.engine.layouts:
+        scheduler = schedulers.planned(scheduler, parts.replicas(config, start.model, start.cost))
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
 
     guard = stack.enter_context(compilation.CompileGuard())
@@ -246,7 +246,7 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
     """A pool of reward processes; of several processes of a job the first one scores and shares."""
     limits = Fixed(config.reward.limit_s)
     if config.reward.adaptive_limit:
-        limits = Adaptive(read_journal(journal) if journal.is_file() else ())
+        limits = Adaptive(config.reward.limit_s, read_journal(journal) if journal.is_file() else ())
     log = Journal(journal)
     stack.callback(log.close)
     before = read_aside(journal)

@@ -65,13 +65,13 @@ def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
     return meshes.make_mesh(*((m.data, m.fsdp) if own else (layout.replicas, 1)), layout.tensor)
 
 
-def pace(config: Config, replica: Replica) -> Pace | None:
+def pace(config: Config, replica: Callable[[], Replica]) -> Pace | None:
     """How long an optimizer step keeps new weights from an engine that goes on meanwhile, a trained token being GRADIENT
     forward passes; None: it rests."""
     if not config.mesh.engine:
         return None
-    token_s = GRADIENT * replica.cost.prefill_s * config.mesh.tensor / config.mesh.learner
-    return Split(replica, token_s=token_s)
+    begins = replica()
+    return Split(begins, token_s=GRADIENT * begins.cost.prefill_s * config.mesh.tensor / config.mesh.learner)
 
 
 def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
@@ -99,6 +99,11 @@ def replicas(config: Config, model: decoder.ModelConfig, table: cost.StepCost | 
             jax.devices()[0].device_kind, shape, tensor=layout.tensor, per_collective_s=2 * model.layers * COLLECTIVE_S)
         out[layout] = Replica(slots=sizes["slots"], kv_tokens=sizes["pages"] * sizes["page_size"], cost=steps)
     return out
+
+
+def replica(config: Config, model: decoder.ModelConfig, table: cost.StepCost | None) -> Replica:
+    """Of the layout where the engine begins."""
+    return replicas(config, model, table)[layouts(config)[0]]
 
 
 def engine(config: Config, start: Inputs, learner: Learner, history: History,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 USEFUL = ("generating", "training")
 _PHASES = {"update_actor": "training", "old_log_prob": "training", "update_weights": "swaps", "relayout": "swaps",
-           "reward": "waiting for rewards", "testing": "evaluation", "save_checkpoint": "checkpoints", "log": "logs"}
+           "reward": "rewards", "testing": "evaluation", "save_checkpoint": "checkpoints", "log": "logs"}
 _STEP = "timing_s/step"
 
 
@@ -47,7 +47,8 @@ def _generation(row: Mapping[str, float]) -> dict[str, float]:
         return {"generating": spent}
     again = min(row.get("swap/rows", 0.0), used["prefill"])
     held = min(row.get("sched/paused_slot_steps", 0.0), used["idle"])
-    shares = {"generating": used["prefill"] - again + used["decode"] + used["draft_accepted"], "rows computed again": again,
+    useful = used["prefill"] - again + used["decode"] + used["draft_accepted"]
+    shares = {"generating": useful, "rows computed again": again,
               "drafts that failed": used["draft_rejected"] + used["clone"], "rows held empty by the bound": held,
               "rows without an answer": used["idle"] - held}
     return {cause: spent * rows / count for cause, rows in shares.items()}

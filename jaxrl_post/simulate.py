@@ -74,7 +74,7 @@ class Ring:
     engine: Any
     scheduler: Any
     rewards: SimRewards
-    learner: SimLearner
+    learner: Any  # SimLearner, heard by the tally
     tally: Tally
     meter: BiasMeter
 
@@ -88,9 +88,8 @@ def assemble(given: Simulation) -> Ring:
         scheduler = schedulers.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     tally = Tally(engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, engine, learner))
-    learner.listeners.append(tally.begun)
     return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
-                learner=learner, tally=tally,
+                learner=Heard(learner, {"accumulate": [tally.begun]}), tally=tally,
                 meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)))
 
 

@@ -104,32 +104,26 @@ class Layout:
     def _sent(self, new: jax.Array, sharding: Any) -> jax.Array:
         """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
         collectives, which on CPU is slower (scripts/results/swap-live.json holds the times); between processes it cannot."""
-        if self._apart(new) and jax.process_count() > 1:
-            return handed_over(new, sharding, self.dtype)
         narrow = new if new.dtype == self.dtype else self._narrow(new)
+        if self._apart(new) and jax.process_count() > 1:
+            return handed_over(narrow, sharding)
         return jax.device_put(narrow, sharding, may_alias=False)
 
 
-def handed_over(new: jax.Array, home: NamedSharding, dtype: Any) -> jax.Array:
+def handed_over(new: jax.Array, home: NamedSharding) -> jax.Array:
     """`new`, which stays where it is, as `home` on other devices, of which there are equally many, wants it.
 
-    Each learning device is paired with a generating one of the same process, which gets a copy of its piece, in the engine's
-    dtype; then a program over the generating devices, which every process enters, puts the pieces of a replica together. Between
+    Each learning device is paired with a generating one of the same process, which gets a copy of its piece;
+    then a program over the generating devices, which every process enters, puts the pieces of a replica together. Between
     processes jax.device_put cannot do that, and a program over both kinds would make each wait for the other. Bits arrive as they
     were: they are copied, never added.
     """
     learner = new.sharding.mesh
     twin = dict(zip(learner.devices.flat, home.mesh.devices.flat, strict=True))
-    narrow = new if new.dtype == dtype else _narrowed(new, jnp.dtype(dtype))
-    pieces = [jax.device_put(shard.data, twin[shard.device], may_alias=False) for shard in narrow.addressable_shards]
+    pieces = [jax.device_put(shard.data, twin[shard.device], may_alias=False) for shard in new.addressable_shards]
     there = jax.sharding.Mesh(home.mesh.devices.reshape(learner.devices.shape), learner.axis_names, axis_types=learner.axis_types)
     arrived = jax.make_array_from_single_device_arrays(new.shape, NamedSharding(there, new.sharding.spec), pieces)
     return jax.block_until_ready(_joining(home)(arrived))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _narrowed(leaf: jax.Array, dtype: Any) -> jax.Array:
-    return leaf.astype(dtype)
 
 
 @functools.cache

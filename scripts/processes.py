@@ -43,14 +43,17 @@ def compare(record, one: Path, two: Path, steps: int) -> None:
     same = (one / "scheduler_log.jsonl").read_bytes() == (two / "scheduler_log.jsonl").read_bytes()
     record.figure("processes_scheduler_log_equal", same, equals=True)
     for name in ("rollouts", "evaluations"):
-        files = sorted(file.name for file in (one / name).iterdir())
-        same = files == sorted(file.name for file in (two / name).iterdir()) and all(
-            (one / name / file).read_bytes() == (two / name / file).read_bytes() for file in files)
-        record.figure(f"processes_{name}_equal", same, equals=True)
+        record.figure(f"processes_{name}_equal", same_files(one / name, two / name), equals=True)
     rows = [_deterministic(process / "metrics.jsonl") for process in (one, two)]
     record.figure("processes_deterministic_metrics_equal", rows[0] == rows[1], equals=True)
     record.figure("num_metric_rows", len(rows[0]), at_least=steps)
     record.figure("num_decisions", len((one / "scheduler_log.jsonl").read_text().splitlines()))
+
+
+def same_files(one: Path, two: Path) -> bool:
+    """Whether two folders hold the same files, byte for byte."""
+    held = [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in (one, two)]
+    return held[0] == held[1]
 
 
 def _deterministic(file: Path) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,10 @@ class Arm:
 
     def run(self) -> Run:
         """All requests, from the state before the first; only what drafts proved worth is remembered from run to run."""
+        return side_by_side([self])[0]
+
+    def dispatches(self) -> Iterator[Run]:
+        """`run`, a dispatch at a time: what happened so far, the same object every time."""
         engine, known = self.engine, self.engine.drafting
         known = {name: getattr(known, name) for name in ("estimates", "value", "forced")}
         engine.reset()
@@ -127,7 +132,7 @@ class Arm:
             if not engine.pending:
                 following = next(rounds, None)
                 if following is None:
-                    return out
+                    return
                 engine.submit(following)
             phase = out.phases["full_batch" if engine._waiting else "tail"]
             before = sum(len(live.tokens) for live in engine._here.values())
@@ -145,6 +150,7 @@ class Arm:
             for rollout in finished:
                 out.rollouts[rollout.id] = rollout
                 self._remember(groups, rollout)
+            yield out
 
     def _remember(self, groups: dict, rollout: Any) -> None:
         """A group is recorded once all its answers are there, as the ring does when it is scored."""
@@ -156,6 +162,19 @@ class Arm:
             self.engine.drafting.record(Group(prompt=rollout.prompt, rollouts=tuple(mine), rewards=[0.0] * len(mine),
                                               scored=[True] * len(mine)))
 
+
+def side_by_side(arms: Sequence[Arm]) -> list[Run]:
+    """A run of each, taking turns dispatch by dispatch, so that what the machine does besides meets all of them alike."""
+    going = [(arm.dispatches(), number) for number, arm in enumerate(arms)]
+    out: list[Run] = [Run() for _ in arms]
+    while going:
+        for dispatches, number in tuple(going):
+            done = next(dispatches, None)
+            if done is None:
+                going.remove((dispatches, number))
+            else:
+                out[number] = done
+    return out
 
 
 def oracle(done: Run, rounds: list[list], **sizes: int) -> dict[str, tuple[int, int]]:

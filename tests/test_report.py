@@ -14,7 +14,7 @@ def test_shares_by_hand():
     """120 rows in 6 s are 0.05 s each: 75 useful ones, 5 again, 10 for nothing, 12 held empty and 18 empty."""
     found = report.device_time([{"eval/mean": 0.5}, STEP])
     assert found == pytest.approx({"generating": 0.375, "training": 0.2, "else": 0.1, "rows without an answer": 0.09,
-                                   "rows held empty by the bound": 0.06, "waiting for rewards": 0.05, "drafts that failed": 0.05,
+                                   "rows held empty by the bound": 0.06, "rewards": 0.05, "drafts that failed": 0.05,
                                    "rows computed again": 0.025, "swaps": 0.025, "evaluation": 0.025})
     assert sum(found.values()) == pytest.approx(1.0) and list(found.values()) == sorted(found.values(), reverse=True)
     assert report.text(found).startswith("device time: 57.5% useful; generating 37.5%, training 20.0%, else 10.0%")

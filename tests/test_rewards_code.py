@@ -69,7 +69,7 @@ def test_the_limit_adapts_by_hand():
     def record(prompt_id, cpu_s, acc=1.0):
         return {"prompt_id": prompt_id, "cpu_s": cpu_s, "components": {"acc": acc}}
 
-    limits = Adaptive([record("a", 0.5)])
+    limits = Adaptive(30.0, [record("a", 0.5)])
     assert limits.of("a") == 2.0 and limits.of("b") == 30.0
     for cpu_s, acc, want in ((4.0, 1.0, 6.0), (9.0, 0.0, 6.0), (3.0, 1.0, 6.0), (28.0, 1.0, 30.0)):
         limits.scored(record("a", cpu_s, acc))
@@ -90,7 +90,7 @@ def test_the_pool_tells_the_limit_and_journals_it_with_what_was_taken(tmp_path):
 
     (tmp_path / "graders.py").write_text(GRADER)
     journal, out = Kept(), []
-    with pool(str(tmp_path / "graders.py"), "timed", journal=journal, limits=Adaptive()) as rewards:
+    with pool(str(tmp_path / "graders.py"), "timed", journal=journal, limits=Adaptive(30.0)) as rewards:
         for text in ("4.0", "1.0", "10.0", "1.0"):
             one = rollout(text)
             rewards.start(one)
@@ -98,5 +98,5 @@ def test_the_pool_tells_the_limit_and_journals_it_with_what_was_taken(tmp_path):
     assert [list(one.components) for one in out] == [["acc", "limit"]] * 4
     np.testing.assert_array_equal([one.components["limit"][0] for one in out], [30.0, 6.0, 6.0, 15.0])
     assert [(record["limit_s"], record["cpu_s"]) for record in journal] == [(30.0, 4.0), (6.0, 1.0), (6.0, 10.0), (15.0, 1.0)]
-    again = Adaptive(journal)
+    again = Adaptive(30.0, journal)
     assert again.of("p") == 15.0

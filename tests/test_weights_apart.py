@@ -25,18 +25,20 @@ def test_every_bit_arrives(data, fsdp, tensor, axes):
             for room, mesh in (("learner", learner), ("engine", engine))}
     host = np.resize(AWKWARD, (8,) * len(axes))
     new = meshes.put(host, home["learner"])
-    arrived = handed_over(new, home["engine"], np.float32)
+    arrived = handed_over(new, home["engine"])
     assert arrived.sharding == home["engine"] and arrived.sharding.device_set.isdisjoint(new.sharding.device_set)
     for shard in arrived.addressable_shards:
         np.testing.assert_array_equal(bits(np.asarray(shard.data)), bits(host[shard.index]))
     np.testing.assert_array_equal(bits(np.asarray(new)), bits(host))
 
 
-def test_it_arrives_in_the_engines_dtype():
+def test_it_arrives_in_the_engines_dtype(monkeypatch):
     learner, engine = meshes.make_split(1, 2, 1, 2)
     host = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
     new = meshes.put(host, meshes.param_shardings(learner, {"w": ("embed", "ffw")}, "learner")["w"])
-    arrived = handed_over(new, meshes.param_shardings(engine, {"w": ("embed", "ffw")}, "engine")["w"], jnp.bfloat16)
+    layout = Layout({"w": meshes.param_shardings(engine, {"w": ("embed", "ffw")}, "engine")["w"]}, jnp.bfloat16)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    arrived = layout.place({"w": new})["w"]
     np.testing.assert_array_equal(bits(np.asarray(arrived)), bits(host.astype(jnp.bfloat16)))
 
 
@@ -48,7 +50,7 @@ def test_a_whole_model_arrives_as_a_copy_between_devices_brings_it():
     layout = Layout(meshes.param_shardings(engine, decoder.axes(model), "engine"), np.float32)
     assert layout.case(params) == "relayout"
     copied = layout.place(params)
-    other = jax.tree.map(lambda leaf, home: handed_over(leaf, home, np.float32), params, layout.shardings)
+    other = jax.tree.map(lambda leaf, home: handed_over(leaf, home), params, layout.shardings)
     for one, two in zip(jax.tree.leaves(copied), jax.tree.leaves(other), strict=True):
         assert one.sharding.is_equivalent_to(two.sharding, one.ndim)
         np.testing.assert_array_equal(np.asarray(one), np.asarray(two))

@@ -59,15 +59,15 @@ def share(array: np.ndarray, mesh: jax.sharding.Mesh | None = None) -> np.ndarra
     data = np.frombuffer(array.tobytes(), np.uint8)
     blocks = np.zeros((-(-data.size // _BLOCK), _BLOCK), np.uint8)
     blocks.reshape(-1)[:data.size] = data
+    one = meshes.one_each(mesh or meshes.make_mesh(jax.device_count()))
     with jax.transfer_guard_host_to_device("allow"):  # meant, though jax counts what this does as implicit
         for block in blocks:
-            block[:] = multihost_utils.broadcast_one_to_all(block) if mesh is None else _first(block, mesh)
+            block[:] = _first(block, one)
     return np.frombuffer(blocks.reshape(-1)[:data.size].tobytes(), array.dtype).reshape(array.shape)
 
 
-def _first(block: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
-    """Process 0's block."""
-    one = meshes.one_each(mesh)
+def _first(block: np.ndarray, one: jax.sharding.Mesh) -> np.ndarray:
+    """Process 0's block, over a mesh of one device of each."""
     rows = meshes.put(np.broadcast_to(block, (one.size, block.size)), meshes.batch_sharding(one))
     return np.asarray(_of_process_0(rows, meshes.replicated(one)).addressable_data(0))
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from jaxrl_post.scheduler.groups import Open, PromptOrder
 from jaxrl_post.scheduler.ledger import Ledger
-from jaxrl_post.scheduler.pace import Pace, TimeShared
+from jaxrl_post.scheduler.pace import Pace, TimeShared, begins
 from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
@@ -197,7 +197,7 @@ class Pipeline(Ledger):
         return all(number < self._size * (until - self._step) for number, until in enumerate(last))
 
     def _train(self) -> Part:
-        """Begins a step on the oldest kept ones. A batch that waited is begun as soon as the learner is free."""
+        """Begins a step on the oldest kept ones."""
         batch, self._kept = self._kept[:self._size], self._kept[self._size:]
         groups = tuple(opened.group for opened in batch)
         for opened in batch:
@@ -205,7 +205,7 @@ class Pipeline(Ledger):
         self._counts["num_groups_trained"] += len(groups)
         self._step, self._left_out = self._step + 1, 0
         self._busy = self._pace.steps(groups)
-        self._until = (min(self._until, self._clock) if self._ended == self._clock else self._clock) + self._busy
+        self._until = begins(clock=self._clock, until=self._until, ended=self._ended) + self._busy
         at_once = self._busy == 0 or self._step == self._steps
         self._version = self._step if at_once else self._version
         return Part(fresh=groups, groups=groups, commit=at_once, publish=at_once)

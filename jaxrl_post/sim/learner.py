@@ -7,13 +7,13 @@ of what a step takes in any case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxrl_post.types import Group
 
 
 class SimLearner:
-    """A protocols.Learner. `seconds`: of all steps so far; `listeners` are told of groups before it accumulates them."""
+    """A protocols.Learner. `seconds`: of all steps so far."""
 
     def __init__(self, *, token_s: float = 0.0, step_s: float = 0.0):
         if min(token_s, step_s) < 0:
@@ -21,7 +21,6 @@ class SimLearner:
         self._token_s, self._step_s = token_s, step_s
         self._tokens = 0
         self.step, self.seconds = 0, 0.0
-        self.listeners: list[Callable[[Sequence[Group]], object]] = []
 
     @property
     def params(self) -> int:
@@ -33,8 +32,6 @@ class SimLearner:
 
     def accumulate(self, groups: Sequence[Group]) -> None:
         """Prompts count as trained tokens: they go through the model too."""
-        for listener in self.listeners:
-            listener(groups)
         self._tokens += sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
 
     def commit(self) -> Mapping[str, float]:

@@ -2,8 +2,8 @@
 
 Refused: weights of another tree, another shape, not finite, or of no later version leave the old ones running, the sentence says
 which check, and answers on their way end as if nothing had been tried; in two processes both say so, also of weights that are
-not finite in one of them alone. Torn: a swap that fails behind its checks ends the run with
-exit code 42, and resumed it ends bit for bit as the undisturbed one. Slow: a reward that takes ten times as long as generation
+not finite in one of them alone. Torn: a swap that fails behind its checks ends the run with exit code 42, and resumed it ends bit
+for bit as the undisturbed one. Slow: a reward that takes ten times as long as generation
 changes seconds and nothing else: same clocks, tokens, versions, weights. Dead: a judge endpoint that stops answering in mid-run
 leaves samples unscored, which are masked and counted, and the run goes on.
 """
@@ -72,31 +72,29 @@ def show(record) -> None:
 
 def _refused(record) -> None:
     import engine_lab as lab
-    import jax
     import numpy as np
 
     from jaxrl_post import mesh as meshes
     from jaxrl_post.models import decoder
     asked, old = lab.requests(32, samples=4, seed=5), lab.weights(0)
     homes = meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine")
-    wrong = {"tree": ({name: leaf for name, leaf in old.items() if name != "final_norm"}, 5, "in another tree"),
-             "shape": ({**old, "final_norm": np.ones(3, np.float32)}, 5, "has shape (3,)"),
-             "finite": ({**old, "final_norm": old["final_norm"] * np.nan}, 5, "not finite"),
-             "version": (old, 0, "version 0 must be greater than the current 0")}
+    wrong = {"tree": ({name: leaf for name, leaf in old.items() if name != "final_norm"}, 5),
+             "shape": ({**old, "final_norm": np.ones(3, np.float32)}, 5),
+             "finite": ({**old, "final_norm": old["final_norm"] * np.nan}, 5), "version": (old, 0)}
     want = lab.run(lab.engine(), asked)
-    for check, (params, version, sentence) in wrong.items():
+    for check, (params, version) in wrong.items():
         engine = lab.engine()
         engine.submit(asked)
         out = {r.id: r for _ in range(2) for r in engine.step()}
         try:
-            engine.swap(jax.tree.map(lambda x: x, params) if check in ("tree", "shape") else meshes.put(params, homes), version)
+            engine.swap(params if check in ("tree", "shape") else meshes.put(params, homes), version)
             said = "nothing"
         except ValueError as error:
             said = str(error)
         while engine.pending:
             out.update((r.id, r) for r in engine.step())
         record.figure(f"refused.{check}.said", said)
-        record.figure(f"refused.{check}.names_the_check", sentence in said, equals=True)
+        record.figure(f"refused.{check}.names_the_check", SENTENCES[check] in said, equals=True)
         record.figure(f"refused.{check}.version_in_use", engine.version, equals=0)
         record.figure(f"refused.{check}.same_bits", lab.same_bits(out, want), equals=True)
 
@@ -117,9 +115,7 @@ def _refused_everywhere(record, here: Path) -> None:
                       all(one[check]["version"] == one[check]["before"] for one in told), equals=True)
     for index in (0, 1):
         folders = [place / f"process_{index}" / "rollouts" for place in (tried, plain)]
-        names = [sorted(file.name for file in folder.iterdir()) for folder in folders]
-        same = names[0] == names[1] and all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names[0])
-        record.figure(f"two_processes.process_{index}_ends_as_if_nothing_had_been_tried", same, equals=True)
+        record.figure(f"two_processes.process_{index}_ends_as_if_nothing_had_been_tried", processes.same_files(*folders), equals=True)
 
 
 def _torn(record, runs: Runs) -> None:

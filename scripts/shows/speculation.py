@@ -5,10 +5,11 @@ then requests of the first round (cold: nothing remembered) and of the round beh
 drafter, over 64 slots: `full_batch` while requests wait for a slot, `tail` from then on. The demo answers four such rounds, one
 after the other. All arms must give the same bits.
 
-Steps: rows are free up to 192, as on an accelerator below its balance point (a flat cost table), so that a step ratio says
-what a device bound by memory would gain. Seconds: of this CPU, where each row costs; the table of step costs is measured
-first, every arm chooses its row sizes from it, and pairs of runs are interleaved. The oracle drafts the model's own most
-likely token; it is computed from the rollouts. Below an entropy of 0.3 nats ratios are reported, not claimed.
+Steps: rows are free up to 192, as on an accelerator below its balance point (a flat cost table), so that a step ratio says what
+a device bound by memory would gain. Seconds: of this CPU, where each row costs; the table of step costs is measured first,
+every arm chooses its row sizes from it, and the arms take turns dispatch by dispatch, since the machine's speed drifts. The
+oracle drafts the model's own most likely token; it is computed from the rollouts. Below an entropy of 0.3 nats ratios are
+reported, not claimed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MINUTES = 30.0
 SLOTS, STEPS, PROMPTS = 64, 16, 16
 WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft: the demo's texts can be foretold further
 PAIRS = {"stories": 15, "demo": 15}
-MORE = {"stories": 6, "demo": 60}  # pairs of off and ours alone, side by side, as their ratio has a bound
+MORE = {"stories": 6, "demo": 30}  # of off and ours alone, as their ratio has a bound
 ROUNDS = {"stories": 1, "demo": 4}  # the demo's last answers drain in a few steps
 SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
@@ -121,7 +122,9 @@ def _cell(counted: dict, times: dict, arm: str, phase: str) -> dict:
 
 
 def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
-    """Seconds a token of each arm and phase in interleaved runs, row sizes from a table measured here."""
+    """Seconds a token of each arm and phase in runs that take turns dispatch by dispatch, row sizes from a table measured
+    here."""
+    import replay
     cost = _measured(where)
     record.figure(f"{name}.cost_table", {"step_s": dict(zip(map(str, cost.rows), cost.seconds)), "drafting_s": cost.drafting,
                                           "opening_s": cost.opening})
@@ -131,8 +134,9 @@ def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
     out = {arm: {phase: [] for phase in (*PHASES, "all", "row_steps")} for arm in ARMS}
     pairs, more = (given[name.split(".")[0]] for given in (PAIRS, MORE))
     for turn in range(pairs + more):
-        for arm in ARMS[turn % len(ARMS):] + ARMS[:turn % len(ARMS)] if turn < pairs else ("off", "ours")[::(-1) ** turn]:
-            phases = arms[arm].run().phases
+        taking = ARMS[turn % len(ARMS):] + ARMS[:turn % len(ARMS)] if turn < pairs else ("off", "ours")[::(-1) ** turn]
+        for arm, run in zip(taking, replay.side_by_side([arms[name] for name in taking])):
+            phases = run.phases
             for phase in PHASES:
                 out[arm][phase].append(phases[phase].seconds / phases[phase].tokens)
             out[arm]["all"].append(sum(p.seconds for p in phases.values()))

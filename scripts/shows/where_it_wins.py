@@ -102,7 +102,8 @@ def _way(law: str, way: str, count: int, share: float) -> dict[str, float]:
     token_s = 6 * ACTIVE / (PEAK * MFU * learners)
     given = _settings((
         f"rounds={ROUNDS}", "workload.prompts=4096", f"cluster.replicas={generators}", f"cluster.slots={_slots(way, generators)}",
-        f"cluster.tensor={tensor}", "scheduler.placement=divided", "cluster.device=h800", "cluster.model=qwen2.5-7b", f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}",
+        f"cluster.tensor={tensor}", "scheduler.placement=divided", "cluster.device=h800", "cluster.model=qwen2.5-7b",
+        f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}",
         f"learner.apart={share < 1.0}", f"learner.token_s={token_s}", *LAWS[law], *WAYS[way]))
     rounds, oldest = _turned(given)
     rounds = _behind(rounds, WARM)
