@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 def pytest_addoption(parser) -> None:
     parser.addoption("--table", help="file for the table, JSON")
-    parser.addoption("--train-layers", type=int, default=2, help="layers of the train step; the rows have all 28")
 
 
 def pytest_configure(config) -> None:

@@ -31,7 +31,8 @@ class Slice:
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """`hbm`: bytes that a program may use on one device; `call`: how a kernel of ours is named in the compiled text;
-    `relaid`: weights that the compiler copies, once a dispatch, into the tiling that its matrix unit wants."""
+    `relaid`: weights that the compiler copies, once a dispatch, into the tiling that its matrix unit wants. `train_layers`:
+    of the train step, fewer where the compiler takes minutes for each; the rows have all 28."""
 
     platform: str
     hbm: int
@@ -40,6 +41,7 @@ class Target:
     one: Slice
     rows: Slice
     train: Slice
+    train_layers: int
 
     def mesh(self, piece: Slice) -> Mesh:
         how = dict(piece.how) | ({"target_config": H200.read_text(), "topology": piece.topology}
@@ -56,18 +58,19 @@ MATRICES = (*PROJECTIONS, "o", "gate", "up", "down", "head")  # tpu7x tiles bf16
 TARGETS = {
     "v5e": Target(platform="tpu", hbm=int(15.75 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
                   one=Slice(topology="v5e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
-                  rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)), train=Slice(topology="v5e:4x4", axes=(1, 4, 4))),
+                  rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)),
+                  train=Slice(topology="v5e:4x4", axes=(1, 4, 4)), train_layers=2),
     "v6e": Target(platform="tpu", hbm=int(31.25 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
                   one=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
                   rows=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
-                  train=Slice(topology="v6e:4x4", axes=(1, 16, 1))),
+                  train=Slice(topology="v6e:4x4", axes=(1, 4, 4)), train_layers=1),
     "tpu7x": Target(platform="tpu", hbm=int(94.75 * GIB), call="tpu_custom_call", relaid=MATRICES,
                     one=Slice(topology="tpu7x:2x2x1", axes=(1, 1, 1)),
                     rows=Slice(topology="tpu7x:2x2x1", axes=(2, 1, 4)),
-                    train=Slice(topology="tpu7x:2x2x1", axes=(1, 8, 1))),
+                    train=Slice(topology="tpu7x:2x2x1", axes=(1, 8, 1)), train_layers=1),
     "sm_90": Target(platform="cuda", hbm=139 * GIB, call="mosaic_gpu", relaid=(),
                     one=Slice(topology="1x1x1", axes=(1, 1, 1)), rows=Slice(topology="1x1x1", axes=(1, 1, 1)),
-                    train=Slice(topology="1x1x8", axes=(1, 8, 1))),
+                    train=Slice(topology="1x1x8", axes=(1, 8, 1)), train_layers=2),
 }
 
 

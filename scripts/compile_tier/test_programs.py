@@ -99,8 +99,8 @@ def copies_of_cache(text: str, kv_heads: int, head_dim: int) -> list[str]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_train_step(target, table, request):
-    chip, model = TARGETS[target], qwen2_5_7b(request.config.getoption("--train-layers"))
+def test_train_step(target, table):
+    chip, model = TARGETS[target], qwen2_5_7b(TARGETS[target].train_layers)
     mesh = chip.mesh(chip.train)
     learner = Learner(model, decoder.abstract(model), mesh, algorithm=config.Algorithm(), optimizer=config.Optimizer(),
                       batch=config.Batch(rows=meshes.replicas(mesh), tokens=TOKENS,

@@ -2,7 +2,8 @@
 
 Runs the second tier of tests (make test-compile, which makes its own environment) and writes its table: for every kernel or
 program and target the seconds of its compilation, temporary memory and its analytic bound, memory in all and of the chip,
-registers and spilled bytes. The row program has all 28 layers of Qwen2.5-7B, the train step 2.
+registers and spilled bytes. The row program has all 28 layers of Qwen2.5-7B, the train step 2, or 1 where a compiler takes
+minutes for each.
 """
 
 from __future__ import annotations
