@@ -7,7 +7,7 @@ seconds (RollPacker, arXiv 2509.21009): a right answer that is far slower than t
 repeats itself from its journal only. With adaptive_limit off every test has test_limit_s. Programs run in killable processes
 with bounds, not in a sandbox.
 Data: MBPP (arXiv 2108.07732), all of its 974 rows, of which tasks 11 to 510 are the test split: no held-out figure is made, and
-whoever wants one gives data.train the rows of the training split and eval.data those of the test split.
+whoever wants one gives data.train the rows of the training split, eval.data those of the test split, and eval.prompts their number.
 Hardware: written for one accelerator with 80 GB (not run on one yet).
 Needs: JAXRL_MODELS, a folder with Qwen2.5-Coder-1.5B-Instruct/ in it (default ../shared/models); JAXRL_DATA, a folder with
 mbpp/mbpp.jsonl in it (default ../shared/data).
@@ -34,8 +34,8 @@ def get_config():
     c.scheduler.name, c.scheduler.max_staleness, c.scheduler.ahead = "pipeline", 2, 16
     c.algorithm.prox_logp_method, c.algorithm.rollout_is = "loglinear", "token"
 
-    c.data.train, c.eval.data, c.eval.prompts = str(MBPP / "mbpp.jsonl"), "", 0
-    c.eval.every = 0
+    c.data.train, c.eval.data = str(MBPP / "mbpp.jsonl"), ""
+    c.eval.prompts = c.eval.every = 0
     c.data.columns, c.data.source = {"prompt": "text", "id": "task_id"}, "google-research/mbpp"
     c.data.template = "{prompt}\nAnswer with one block of Python code."
     c.reward.functions, c.reward.weights, c.reward.workers = ("jaxrl_post.rewards.code:tests",), (), 8

@@ -70,8 +70,8 @@ def pace(config: Config, replica: Callable[[], Replica]) -> Pace | None:
     forward passes; None: it rests."""
     if not config.mesh.engine:
         return None
-    begins = replica()
-    return Split(begins, token_s=GRADIENT * begins.cost.prefill_s * config.mesh.tensor / config.mesh.learner)
+    first = replica()
+    return Split(first, token_s=GRADIENT * first.cost.prefill_s * config.mesh.tensor / config.mesh.learner)
 
 
 def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:

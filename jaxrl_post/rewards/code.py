@@ -1,10 +1,10 @@
 """Programs, judged by tests: each test runs the answer's code in a process of its own, within a limit of CPU seconds.
 
 `tests` has verl's signature. Tests are Python statements that raise where the program is wrong: `extra_info["test_list"]` with
-`test_setup_code` before them (MBPP), `extra_info["test"]` with a function `check` and `entry_point`, behind `extra_info["prompt"]`
-where the data has the function's head there (HumanEval), or the ground truth, one test or
-a JSON list of them. The limit is that of the rollout, `extra_info["rollout"]["limit_s"]` (rewards/limits.py); over it the program has failed, which is a verdict. Here is no sandbox yet: a process has
-bounds on CPU, memory, file size and wall-clock, no more.
+`test_setup_code` before them (MBPP), `extra_info["test"]` with a function `check` and `entry_point`, behind
+`extra_info["prompt"]` where the data has the function's head there (HumanEval), or the ground truth, one test or a JSON list of
+them. The limit is that of the rollout, `extra_info["rollout"]["limit_s"]` (rewards/limits.py); over it the program has failed,
+which is a verdict. Here is no sandbox yet: a process has bounds on CPU, memory, file size and wall-clock, no more.
 """
 
 from __future__ import annotations

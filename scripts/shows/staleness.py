@@ -3,10 +3,10 @@
 Four pipelined settings, two on the real engine (the demo's task) and two simulated (log-normal answers; learner and engine on
 the same devices, and side by side): the mean staleness of an answer's first token, measured, against the closed form: answers
 that end in an engine step * E[longest of a group] / answers that an optimizer step trains on + the learner's time over the
-engine's for such a batch, from counts of the run (scheduler/pipeline.py). Then hypothesis draws cases
-(slots, batches, bounds, filters, dispatch lengths, failing graders, late learners), each lived through twice, the second time restarted before every few calls, under a judge that
-objects to a token beyond the bound, a slot left empty without need, a step that is not on the oldest whole groups, or one
-that waits for nobody. Planted faults must be found.
+engine's for such a batch, from counts of the run (scheduler/pipeline.py). Then hypothesis draws cases (slots, batches, bounds,
+filters, dispatch lengths, failing graders, late learners), each lived through twice, the second time restarted before every few
+calls, under a judge that objects to a token beyond the bound, a slot left empty without need, a step that is not on the oldest
+whole groups, or one that waits for nobody. Planted faults must be found.
 """
 
 from __future__ import annotations
