@@ -113,9 +113,10 @@ class Layout:
 def handed_over(new: jax.Array, home: NamedSharding) -> jax.Array:
     """`new`, which stays where it is, as `home` on other devices, of which there are equally many, wants it.
 
-    Each learning device is paired with a generating one of the same process, which gets a copy of its piece; then a
-    program over the generating devices, which every process enters, puts the pieces of a replica together. Between processes jax.device_put cannot do that, and a program over both kinds would make each wait for the other. Bits arrive as they
-    were: they are copied, never added.
+    Each learning device is paired with a generating one of the same process, which gets a copy of its piece; then a program
+    over the generating devices, which every process enters, puts the pieces of a replica together. Between processes
+    jax.device_put cannot do that, and a program over both kinds would make each wait for the other. Bits arrive as they were:
+    they are copied, never added.
     """
     learner = new.sharding.mesh
     twin = dict(zip(learner.devices.flat, home.mesh.devices.flat, strict=True))
