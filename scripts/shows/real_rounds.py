@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-MINUTES = 12.0
+MINUTES = 14.0
 SEEDS, MOST_SEEDS, WIDTH = 5, 10, 0.05
 CONFIG, WARM = "configs/demo_long_tail.py", 2  # rounds that are left out of seconds and steps
 TRIED = 40  # rounds of the runs by which settings are chosen
