@@ -20,7 +20,7 @@ import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-MINUTES = 30.0
+MINUTES = 20.0
 LAWS = {"uniform": ("workload.name=uniform", "workload.cap=8192"),
         "rollpacker_8k": ("workload.name=rollpacker", "workload.cap=8192"),
         "rollpacker_32k": ("workload.name=rollpacker", "workload.cap=32768"),
