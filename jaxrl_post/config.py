@@ -143,7 +143,9 @@ class Scheduler:
 
     pipeline has no rounds: every slot stays full, each optimizer step trains on the oldest `prompts` groups that are whole, and
     new weights go under the answers that run. No trained token is older than `max_staleness` optimizer steps; `ahead` answers
-    wait for a slot; the graders of at most `max_unscored` whole groups are still at work (0: those of one batch).
+    wait for a slot; the graders of at most `max_unscored` whole groups are still at work (0: those of one batch). `interleave`:
+    on shared devices, seconds of generation for each second of training while an optimizer step is under way, in turns by
+    micro-batch, reckoned from the step costs; 0: the engine rests, and weights are there the sooner.
 
     `placement`: least_loaded gives a group to the replica with the fewest answers on their way; divided binds an answer when
     a slot is free; longest_first does so by what probes and history tell; rank_groups gives replicas of their own to prompts
@@ -161,6 +163,7 @@ class Scheduler:
     max_staleness: int = at_least(0, 0)
     ahead: int = at_least(0, 0)
     max_unscored: int = at_least(0, 0)
+    interleave: float = at_least(0.0, 0.0)
     prompts: int = at_least(32, 1)
     group_size: int = at_least(8, 1)
     filter_groups: bool = False
@@ -548,7 +551,7 @@ def _streams_make_sense(c: Config) -> None:
 
 def _pipelines_make_sense(c: Config) -> None:
     s, piped = c.scheduler, c.scheduler.name == "pipeline"
-    for name in ("max_staleness", "ahead", "max_unscored"):
+    for name in ("max_staleness", "ahead", "max_unscored", "interleave"):
         _need(piped or getattr(s, name) == 0, f"scheduler.{name}={getattr(s, name)} is of scheduler.name='pipeline'; for "
               f"{s.name!r} it must be 0")
     _need(not piped or s.updates == 1, f"scheduler.name='pipeline' publishes after every optimizer step, on new answers each: "
@@ -573,6 +576,8 @@ def _split_makes_sense(c: Config) -> None:
     own, tensor, s = c.mesh.engine, c.mesh.tensor, c.scheduler
     if own == 0:
         return
+    _need(s.interleave == 0, f"scheduler.interleave={s.interleave} divides the time of shared devices, and mesh.engine={own} "
+          "generate alone; the nearest valid interleave is 0")
     _need(own % tensor == 0, f"mesh.engine={own} must be a multiple of mesh.tensor={tensor}, the devices of a replica; the "
           f"nearest valid value is {max(own // tensor, 1) * tensor}")
     _need(c.engine.name == "rows", f"mesh.engine={own} devices would generate, and engine.name={c.engine.name!r} does not; the "

@@ -25,7 +25,7 @@ from jaxrl_post.launch import allocation, plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.scheduler.pace import Pace, Split
+from jaxrl_post.scheduler.pace import Interleaved, Pace, Split
 from jaxrl_post.slots.carry import Carry
 from jaxrl_post.trainer.learner import GRADIENT, Learner
 from jaxrl_post.types import Layout
@@ -68,10 +68,12 @@ def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
 def pace(config: Config, replica: Callable[[], Replica]) -> Pace | None:
     """How long an optimizer step keeps new weights from an engine that goes on meanwhile, a trained token being GRADIENT
     forward passes; None: it rests."""
-    if not config.mesh.engine:
+    ratio, batch = config.scheduler.interleave, config.batch
+    if not config.mesh.engine and not ratio:
         return None
     first = replica()
-    return Split(first, token_s=GRADIENT * first.cost.prefill_s * config.mesh.tensor / config.mesh.learner)
+    work = Split(first, token_s=GRADIENT * first.cost.prefill_s * config.mesh.tensor / config.mesh.learner)
+    return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
 
 
 def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:

@@ -203,6 +203,8 @@ def test_malformed_overrides():
     (["mesh.engine=1", "scheduler.mini_batches=2"], "mesh.engine=1 publishes after each optimizer step: scheduler.mini_batches=2"),
     (["mesh.engine=2", "engine.layouts=[2]"], "mesh.engine=2: weights come in the midst of a round"),
     (["scheduler.max_staleness=2"], "scheduler.max_staleness=2 is of scheduler.name='pipeline'; for 'sync' it must be 0"),
+    (["scheduler.interleave=0.5"], "scheduler.interleave=0.5 is of scheduler.name='pipeline'; for 'sync' it must be 0"),
+    ([*PIPE, "mesh.engine=1", "scheduler.interleave=0.5"], "scheduler.interleave=0.5 divides the time of shared devices"),
     ([*TAIL, "scheduler.ahead=2"], "scheduler.ahead=2 is of scheduler.name='pipeline'; for 'tail_batching' it must be 0"),
     ([*PIPE, "scheduler.ppo_epochs=2"], "scheduler.mini_batches=1 and scheduler.ppo_epochs=2 must be 1"),
     ([*PIPE, "scheduler.over=1.25"], "scheduler.name='pipeline' has no rounds to race in: scheduler.over=1.25"),

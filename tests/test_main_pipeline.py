@@ -14,12 +14,12 @@ FLAGS = ("--config.scheduler.name=pipeline", "--config.scheduler.max_staleness=3
          "--config.engine.steps_per_dispatch=2", "--config.engine.refill_slots=1", "--config.scheduler.prompts=2", "--config.scheduler.group_size=2",
          "--config.sampling.max_tokens=24")
 KEPT = (*FLAGS, "--config.scheduler.max_unscored=4", "--config.algorithm.min_ess=0.9999", "--config.optimizer.lr=0.05")
+TURNS = (*FLAGS, "--config.scheduler.interleave=1.0", "--config.batch.rows=1")
 AUTO = (*FLAGS, "--config.engine.carry_over=auto", "--config.engine.carry_share=0.3")
 
 
-@pytest.mark.parametrize("flags", [KEPT, AUTO])
-def test_killed_with_answers_on_their_way(here, flags, capsys):  # noqa: F811
-    name = "kept" if flags is KEPT else "auto"
+@pytest.mark.parametrize("name, flags", [("kept", KEPT), ("auto", AUTO), ("turns", TURNS)])
+def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F811
     whole, target = here / f"piped_{name}_whole", here / f"piped_{name}_killed"
     assert resume(here, whole, *flags) == 0
     rows = steps_of(whole)

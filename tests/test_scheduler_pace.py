@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_post import cost
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.scheduler.pace import Overlapped, Split, TimeShared
+from jaxrl_post.scheduler.pace import Interleaved, Overlapped, Split, TimeShared
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 from racing_ring import names, policy, trained, turn
 from test_scheduler_pipeline import Late, PipedEngine
@@ -24,8 +24,12 @@ def test_steps_of_a_split_learner_by_hand():
                              start_clock=0, finish_clock=1) for i, n in enumerate((3, 5)))
     group = Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(2), scored=np.ones(2, bool))
     engine = Replica(slots=6, kv_tokens=999, cost=cost.DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.0))
-    assert Split(engine, token_s=0.5, step_s=2.0).steps([group]) == pytest.approx(10 / 1.36)
+    work = Split(engine, token_s=0.5, step_s=2.0)
+    assert work.steps([group]) == pytest.approx(10 / 1.36)
     assert TimeShared().steps([group]) == 0
+    assert Interleaved(work, ratio=0.5, piece=1).steps([group]) == pytest.approx(5 / 1.36)
+    assert [Interleaved(work, ratio=0.5, piece=size).pieces([group] * 3) for size in (1, 16, 24, 500)] == [3, 3, 2, 1]
+    assert work.pieces([group] * 3) == TimeShared().pieces([group] * 3) == 1
 
 
 class Parts:

@@ -21,7 +21,7 @@ CASES = dict(
     count=st.integers(4, 40), staleness=st.integers(0, 5), ahead=st.integers(0, 9), unscored=st.integers(0, 12),
     filtered=st.booleans(), wander=st.booleans(), replicas=st.integers(1, 3), slots=st.integers(1, 40),
     dispatch=st.integers(1, 6), order=st.one_of(st.none(), st.integers(0, 99)), drift=st.sampled_from([0.0, 0.05]),
-    every=st.sampled_from([3, 11, 50]), failing=st.sampled_from([0.0, 0.2]), late=st.integers(0, 30))
+    every=st.sampled_from([3, 11, 50]), failing=st.sampled_from([0.0, 0.2]), late=st.integers(0, 30), pieces=st.integers(1, 6))
 
 
 class PipedEngine(RacingEngine):
@@ -33,13 +33,16 @@ class PipedEngine(RacingEngine):
 
 
 class Late:
-    """A Pace: every step keeps its weights back for so many engine steps."""
+    """A Pace: every step keeps its weights back for so many engine steps, and is handed over in so many pieces."""
 
-    def __init__(self, steps):
-        self._steps = steps
+    def __init__(self, steps, pieces=1):
+        self._steps, self._pieces = steps, pieces
 
     def steps(self, groups):
         return float(self._steps)
+
+    def pieces(self, groups):
+        return min(self._pieces, len(groups))
 
 
 class Judge:
@@ -50,6 +53,7 @@ class Judge:
         self._unscored, self._scheduler = unscored or size, Restarting(make, seed, every)
         self.lines, self.open, self.whole, self.ended = [], {}, {}, Counter()
         self._got, self._kept, self._asked = Counter(), {}, set()
+        self._due = []  # begun and not handed over
         self.step = self.version = self.slots = self.oldest = 0
 
     @property
@@ -101,12 +105,17 @@ class Judge:
     def take(self):
         parts = self._scheduler.take()
         for part in parts:
-            keys = [_key(group) for group in part.groups]
+            keys = [_key(group) for group in part.fresh]
             order = [key for key in self.open if key in self._kept]
             assert part.commit or not part.publish
-            if part.groups:
+            assert part.fresh or part.groups or part.commit, "a part of nothing"
+            self._due += keys
+            handed, self._due = self._due[:len(part.groups)], self._due[len(part.groups):]
+            assert handed == [_key(group) for group in part.groups], "not what the step has begun with"
+            assert not (part.commit and self._due), "a step ends without some of its groups"
+            if part.fresh:
                 assert keys == order[:self._size], "not the oldest whole groups"
-                for group in part.groups:
+                for group in part.fresh:
                     assert [r.id.sample for r in group.rollouts] == list(range(self._group))
                     ages = np.concatenate([self.step - r.versions for r in group.rollouts])
                     assert ages.min() >= 0 and ages.max() <= self._bound, "a token is older than the bound"
@@ -155,7 +164,7 @@ def piped(case, every, **more):
             ToyPrompts(case["count"], case["seed"]), run_seed=7, steps=case["steps"], prompts_per_step=case["size"],
             group_size=case["group"], sampling=SAMPLING, max_tokens=24, max_staleness=case["staleness"], ahead=case["ahead"],
             max_unscored=case["unscored"] and case["unscored"] + case["size"], filter_groups=filtered, max_waves=10_000,
-            replicas=case["replicas"], pace=Late(case["late"]) if case["late"] > 9 else None,
+            replicas=case["replicas"], pace=Late(case["late"], case["pieces"]) if case["late"] > 9 else None,
             placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]), **more)
 
     judge = Judge(make, size=case["size"], group=case["group"], staleness=case["staleness"], ahead=case["ahead"],
@@ -171,7 +180,7 @@ def holds(case):
     chaos, again, _ = piped(case, case["every"])
     assert chaos.lines == calm.lines and trained(again) == trained(learned)
     assert max(calm.ended.values()) == 1
-    assert [len(groups) for groups in learned.parts if groups] == [case["size"]] * case["steps"]
+    assert sum(map(len, learned.parts)) == case["size"] * case["steps"]
     if not case["filtered"] or case["group"] == 1:
         positions = [ToyPrompts(case["count"], case["seed"]).at(at) for at in range(case["size"] * case["steps"])]
         assert calm.ended == Counter((epoch, prompt.id) for epoch, prompt in positions) and not calm.open
@@ -185,13 +194,31 @@ def test_every_promise_holds(case):
 
 
 BASE = dict(seed=3, size=3, group=3, steps=9, count=40, staleness=2, ahead=3, unscored=0, filtered=False, wander=False,
-            replicas=2, slots=20, dispatch=2, order=5, drift=0.05, every=11, failing=0.0, late=0)
+            replicas=2, slots=20, dispatch=2, order=5, drift=0.05, every=11, failing=0.0, late=0, pieces=1)
 
 
 def test_the_base_of_the_planted_faults_is_sound_and_reaches_its_bound():
     judge, restarts = holds(BASE)
     assert judge.oldest == 2 and restarts > 30
     assert holds(BASE | {"filtered": True})[1] > 30 and holds(BASE | {"late": 15, "unscored": 4})[1] > 30
+    assert holds(PIECES)[1] > 30
+
+
+PIECES = BASE | {"late": 12, "pieces": 3}
+
+
+def test_pieces_are_spread_over_the_step():
+    """Steps of 12 engine steps on three groups, dispatches of 2: a group at once, one after 4 and one after 8, and the commit."""
+    judge, learner, _ = piped(PIECES, 0)
+    clock, handed = 0, []
+    for kind, *told in judge.lines:
+        clock = told[0] if kind == "admit" else clock
+        handed += [(clock, len(groups)) for groups in told[0]] if kind == "take" else []
+    first = [(at - handed[0][0], count) for at, count in handed[:4]]
+    assert first == [(0, 1), (4, 1), (8, 1), (12, 0)]
+    assert [len(groups) for groups in learner.parts][:16] == [1, 1, 1, 0] * 4
+    whole = piped(PIECES | {"pieces": 1}, 0)[1]
+    assert learner.batches == whole.batches and learner.params == whole.params
 
 
 def one_group_too_many(patch):
@@ -233,14 +260,19 @@ def last_steps_are_forgotten(patch):
         "open": [opened | {"until": 99} for opened in state["open"]]})
 
 
-FAULTS = [one_group_too_many, one_step_too_old, nobody_is_waited_for, all_are_waited_for, newest_first, half_the_slots,
+def pieces_are_forgotten(patch):
+    whole = pipeline.Pipeline.load_state_dict
+    patch.setattr(pipeline.Pipeline, "load_state_dict", lambda self, state: (whole(self, state), self._left.clear()))
+
+
+FAULTS = [pieces_are_forgotten, one_group_too_many, one_step_too_old, nobody_is_waited_for, all_are_waited_for, newest_first, half_the_slots,
           kept_groups_are_forgotten, last_steps_are_forgotten]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault, monkeypatch):
     fault(monkeypatch)
-    for case in (BASE, BASE | {"steps": 20, "slots": 12, "size": 2}, BASE | {"filtered": True, "steps": 20}):
+    for case in (BASE, PIECES, BASE | {"steps": 20, "slots": 12, "size": 2}, BASE | {"filtered": True, "steps": 20}):
         try:
             holds(case)
         except (AssertionError, AttributeError, KeyError, RuntimeError):

@@ -25,12 +25,18 @@ class Pace(Protocol):
     def steps(self, groups: Sequence[Group]) -> float:
         """Of a step on these; 0: the engine rests until it is done."""
 
+    def pieces(self, groups: Sequence[Group]) -> int:
+        """In how many of like size the learner gets them over that time, the first at once."""
+
 
 class TimeShared:
     """A Pace: learner and engine share their devices, so one rests while the other works."""
 
     def steps(self, groups: Sequence[Group]) -> float:
         return 0.0
+
+    def pieces(self, groups: Sequence[Group]) -> int:
+        return 1
 
 
 class Split:
@@ -41,11 +47,33 @@ class Split:
         self._engine, self._token_s, self._step_s = engine, token_s, step_s
 
     def steps(self, groups: Sequence[Group]) -> float:
-        prompts = sum(group.prompt.tokens.size * len(group.rollouts) for group in groups)
         lengths = [len(rollout) for group in groups for rollout in group.rollouts]
-        slots, context = self._engine.slots, (prompts + sum(lengths) / 2) / len(lengths)
+        slots, context = self._engine.slots, (_tokens(groups) - sum(lengths) / 2) / len(lengths)
         step_s = float(np.max(self._engine.cost(np.array([slots]), np.array([slots * context]))))
-        return (self._step_s + self._token_s * (prompts + sum(lengths))) / step_s
+        return (self._step_s + self._token_s * _tokens(groups)) / step_s
+
+    def pieces(self, groups: Sequence[Group]) -> int:
+        return 1
+
+
+class Interleaved:
+    """A Pace: learner and engine share their devices and take turns within an optimizer step, a micro-batch of `piece` tokens
+    and then engine steps of `ratio` times its seconds, which `work` foresees. Time is decode plus training work in any order: no
+    step of either is saved, but no answer stands still for a whole optimizer step, and new weights come that much later."""
+
+    def __init__(self, work: Split, *, ratio: float, piece: int):
+        self._work, self._ratio, self._piece = work, ratio, piece
+
+    def steps(self, groups: Sequence[Group]) -> float:
+        return self._ratio * self._work.steps(groups)
+
+    def pieces(self, groups: Sequence[Group]) -> int:
+        return min(max(round(_tokens(groups) / self._piece), 1), len(groups))
+
+
+def _tokens(groups: Sequence[Group]) -> int:
+    """That go through the learner."""
+    return sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
 
 
 def begins(*, clock: int, until: float, ended: int) -> float:

@@ -21,15 +21,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_post.scheduler.groups import Open, PromptOrder
+from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
 from jaxrl_post.scheduler.ledger import Ledger
 from jaxrl_post.scheduler.pace import Pace, TimeShared, begins
 from jaxrl_post.scheduler.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 
-_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "ended", "busy", "paused", "answers", "groups",
-          "longest")
+_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "ended", "busy", "pieces", "paused", "answers",
+          "groups", "longest")
 _PAUSED = ("paused_steps", "paused_slot_steps")
 
 
@@ -83,6 +83,8 @@ class Pipeline(Ledger):
         self._left_out = 0  # groups filtered since the last step
         self._busy = self._until = 0.0  # engine steps that the last step takes, and the clock at which it is due
         self._ended = -1  # clock at which its weights were published
+        self._pieces = 1  # in which the learner gets its groups
+        self._left: list[Open] = []  # of them, those that it has not got yet
         self._paused = 0  # answers that the bound held back since `clock`
         self._answers = self._groups = self._longest = 0  # of whole groups so far; tokens of each one's longest
         self._kept: list[Open] = []  # scored and kept, to be trained on
@@ -181,14 +183,27 @@ class Pipeline(Ledger):
         if self._version < self._step:
             works = self._flying > 0 or len(self._open) < self._credit
             if works and self._clock < self._until:
-                return []
+                more = self._hand_over(self._owed)
+                return [Part(fresh=(), groups=more, commit=False, publish=False)] if more else []
             self._version, self._ended = self._step, self._clock
-            return [Part(fresh=(), groups=(), commit=True, publish=True)]
+            return [Part(fresh=(), groups=self._hand_over(0), commit=True, publish=True)]
         parts = []
         self._kept.sort(key=_age)
         while self._version == self._step < self._steps and len(self._kept) >= self._size and self._can_wait():
             parts.append(self._train())
         return [dataclasses.replace(part, publish=False) for part in parts[:-1]] + parts[-1:]
+
+    @property
+    def _owed(self) -> int:
+        """Groups of the step under way that the learner need not have by now: pieces are spread evenly over its time."""
+        passed = (self._clock - self._until + self._busy) / self._busy
+        return self._size - self._size * min(1 + int(passed * self._pieces), self._pieces) // self._pieces
+
+    def _hand_over(self, keep: int) -> tuple[Group, ...]:
+        """What the learner gets so that no more than `keep` are left."""
+        at = max(len(self._left) - keep, 0)
+        handed, self._left = self._left[:at], self._left[at:]
+        return tuple(opened.group for opened in handed)
 
     def _can_wait(self) -> bool:
         """Whether all that are open but the oldest kept ones can be trained on in time after the next step."""
@@ -198,25 +213,26 @@ class Pipeline(Ledger):
 
     def _train(self) -> Part:
         """Begins a step on the oldest kept ones."""
-        batch, self._kept = self._kept[:self._size], self._kept[self._size:]
-        groups = tuple(opened.group for opened in batch)
-        for opened in batch:
+        self._left, self._kept = self._kept[:self._size], self._kept[self._size:]
+        groups = tuple(opened.group for opened in self._left)
+        for opened in self._left:
             del self._open[opened.key]
         self._counts["num_groups_trained"] += len(groups)
         self._step, self._left_out = self._step + 1, 0
-        self._busy = self._pace.steps(groups)
+        self._busy, self._pieces = self._pace.steps(groups), self._pace.pieces(groups)
         self._until = begins(clock=self._clock, until=self._until, ended=self._ended) + self._busy
         at_once = self._busy == 0 or self._step == self._steps
         self._version = self._step if at_once else self._version
-        return Part(fresh=groups, groups=groups, commit=at_once, publish=at_once)
+        return Part(fresh=groups, groups=self._hand_over(0 if at_once else self._owed), commit=at_once, publish=at_once)
 
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
         self._held_back = dict(state["held_back"])
+        self._left = [revived(opened, self._prompts) for opened in state["left"]]
         self._kept = [opened for opened in self._open.values() if opened.group is not None]
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {"held_back": dict(self._held_back)}
+        return super().state_dict() | {"held_back": dict(self._held_back), "left": [written(opened) for opened in self._left]}
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call; engine steps, and free slots times steps, in which the bound held admission back; groups

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxrl_post import cost, rollout_log
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.scheduler.pace import Pace, Split
+from jaxrl_post.scheduler.pace import Interleaved, Pace, Split
 from jaxrl_post.sim import pace as paces
 from jaxrl_post.sim import workloads
 from jaxrl_post.sim.answers import Answers
@@ -87,8 +87,11 @@ def replica(given: Cluster) -> Replica:
 
 def pace(given: Simulation) -> Pace | None:
     """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests."""
-    learner = given.learner
-    return Split(replica(given.cluster), token_s=learner.token_s, step_s=learner.step_s) if learner.apart else None
+    learner, ratio = given.learner, given.scheduler.interleave
+    if not learner.apart and not ratio:
+        return None
+    work = Split(replica(given.cluster), token_s=learner.token_s, step_s=learner.step_s)
+    return Interleaved(work, ratio=ratio, piece=learner.piece) if ratio else work
 
 
 def wall(given: Simulation, engine: SimEngine | SimElastic, learner: SimLearner) -> Wall:

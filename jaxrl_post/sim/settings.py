@@ -64,11 +64,12 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token. `apart`: on devices of its own, which are
-    none of the cluster's, while the engine goes on with the weights before."""
+    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token, `piece` of them a micro-batch. `apart`: on
+    devices of its own, which are none of the cluster's, while the engine goes on with the weights before."""
 
     token_s: float = at_least(0.0, 0.0)
     step_s: float = at_least(0.0, 0.0)
+    piece: int = at_least(1 << 16, 1)
     apart: bool = False
 
 
@@ -121,6 +122,9 @@ class Simulation:
         if self.learner.apart and (s.updates > 1 or s.long_batches > 1):
             raise ValueError(f"learner.apart publishes after each optimizer step: scheduler.mini_batches={s.mini_batches}, "
                              f"scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1")
+        if s.interleave and (s.name != "pipeline" or self.learner.apart):
+            raise ValueError(f"scheduler.interleave={s.interleave} is of scheduler.name='pipeline' on shared devices: with scheduler."
+                             f"name={s.name!r} and learner.apart={self.learner.apart} it must be 0")
         if s.name == "pipeline" and (s.updates != 1 or s.stream or self.cluster.layouts
                                      or s.placement not in ("least_loaded", "divided")):
             raise ValueError("scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "

@@ -1,0 +1,22 @@
+"""The pipelined demo in which training and generation take turns by micro-batch: no answer stands still for an optimizer step.
+
+Recipe: that of configs/demo_pipeline.py. While an optimizer step is under way the engine gets as many seconds as the learner,
+reckoned from the step costs, so that a repetition takes the same turns. On shared devices this saves no time: decode plus
+training work is what it was, and new weights come later, so that tokens are older. It is for answers that are waited for.
+Hardware: 2 CPU cores.
+Command: python -m jaxrl_post.main --config=configs/demo_interleaved.py
+Expected: as configs/demo_pipeline.py, with a larger off_policy/mean.
+"""
+
+from pathlib import Path
+
+from jaxrl_post.config import load
+
+HERE = Path(__file__).resolve().parent
+
+
+def get_config():
+    c = load(str(HERE / "demo_pipeline.py"))
+    c.name, c.scheduler.interleave = "demo_interleaved", 1.0
+    c.batch.rows = 8
+    return c
