@@ -38,13 +38,14 @@ LASTING = 8  # dispatches over which what beginning to draft takes is spread
 class StepCost:
     """Seconds of a step at each measured row count; between them linear, outside at the nearest slope. `drafting`: seconds
     that the drafter adds to a step; `opening`: seconds until it can, once steps were made without it (tables are built, texts
-    learned)."""
+    learned). `training`: seconds of a trained token on the learner's devices; 0: not measured."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     source: str
     drafting: float = 0.0
     opening: float = 0.0
+    training: float = 0.0
 
     def __post_init__(self):
         if len(self.rows) != len(self.seconds) or not self.rows:
@@ -63,7 +64,8 @@ class StepCost:
     @property
     def digest(self) -> str:
         """Of the numbers: 16 hex digits of SHA-256."""
-        numbers = [self.rows, self.seconds, self.drafting, *([self.opening] if self.opening else [])]
+        numbers = [self.rows, self.seconds, self.drafting, *([self.opening] if self.opening else []),
+                   *([0, self.training] if self.training else [])]
         return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
 
@@ -186,18 +188,18 @@ def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes:
 
 
 def load(path: str) -> StepCost:
-    """Reads {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002, "opening_s": 0.05}}, as scripts/bench.py cost
-    writes it."""
+    """Reads {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002, "opening_s": 0.05, "train_token_s": 0.0001}}, as
+    scripts/bench.py cost writes it."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"engine.cost_table={path}: no such file; write one with scripts/bench.py cost --json {path}")
     try:
         figures: Mapping[str, Mapping[str, float]] = json.loads(file.read_text())["figures"]
         pairs = sorted((int(rows), float(seconds)) for rows, seconds in figures["step_s"].items())
-        drafting, opening = (float(figures.get(name, 0.0)) for name in ("drafting_s", "opening_s"))
+        others = [float(figures.get(name, 0.0)) for name in ("drafting_s", "opening_s", "train_token_s")]
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"engine.cost_table={path}: expected figures.step_s with rows -> seconds, got {error!r}") from None
-    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), drafting, opening)
+    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), *others)
 
 
 def best_size(cost: StepCost, sizes: Sequence[int], running: int, backlog: float, worth: Callable[[int], float],

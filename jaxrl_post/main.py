@@ -193,7 +193,7 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
     rewards.check((*start.train, *start.held_out))
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     replica = functools.partial(parts.replica, config, start.model, start.cost)
-    scheduler = schedulers.made(config, start.train, start.sampling, history.of, replica, parts.pace(config, replica))
+    scheduler = schedulers.made(config, start.train, start.sampling, history.of, replica, parts.pace(config, replica, start.cost))
     if config.engine.layouts:
         scheduler = schedulers.planned(scheduler, parts.replicas(config, start.model, start.cost))
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))

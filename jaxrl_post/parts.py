@@ -65,14 +65,15 @@ def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
     return meshes.make_mesh(*((m.data, m.fsdp) if own else (layout.replicas, 1)), layout.tensor)
 
 
-def pace(config: Config, replica: Callable[[], Replica]) -> Pace | None:
-    """How long an optimizer step keeps new weights from an engine that goes on meanwhile, a trained token being GRADIENT
-    forward passes; None: it rests."""
+def pace(config: Config, replica: Callable[[], Replica], table: cost.StepCost | None) -> Pace | None:
+    """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests. `table`: the run's
+    own costs. Where it does not tell that of a trained token, this is GRADIENT forward passes."""
     ratio, batch = config.scheduler.interleave, config.batch
     if not config.mesh.engine and not ratio:
         return None
     first = replica()
-    work = Split(first, token_s=GRADIENT * first.cost.prefill_s * config.mesh.tensor / config.mesh.learner)
+    forward_s = first.cost.prefill_s * config.mesh.tensor / config.mesh.learner
+    work = Split(first, token_s=table.training if table and table.training else GRADIENT * forward_s)
     return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
 
 

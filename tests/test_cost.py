@@ -92,10 +92,11 @@ def test_file(tmp_path):
     good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}}}))
     table = cost.load(str(good))
     assert table.rows == (64, 128) and table.drafting == 0.0
-    good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}, "drafting_s": 0.0005, "opening_s": 0.25}}))
+    good.write_text(json.dumps({"figures": {"step_s": {"128": 0.004, "64": 0.002}, "drafting_s": 0.0005, "opening_s": 0.25,
+                                            "train_token_s": 0.125}}))
     whole = cost.load(str(good))
-    assert (whole.drafting, whole.opening) == (0.0005, 0.25)
-    assert len({t.digest for t in (table, whole, dataclasses.replace(whole, opening=0.0))}) == 3
+    assert (whole.drafting, whole.opening, whole.training) == (0.0005, 0.25, 0.125)
+    assert len({t.digest for t in (table, whole, dataclasses.replace(whole, opening=0.0), dataclasses.replace(whole, training=0.0))}) == 4
     with pytest.raises(ValueError, match="no such file; write one with scripts/bench.py cost"):
         cost.load(str(tmp_path / "none.json"))
     bad = tmp_path / "bad.json"

@@ -59,5 +59,7 @@ def test_how_long_a_step_is_foreseen_to_take():
     given = config.resolve(config.default(), ["model.preset=tiny", "mesh.fsdp=2", "mesh.tensor=2", "mesh.engine=4"])
     replica = Replica(slots=8, kv_tokens=99, cost=TableCost(table=StepCost((16, 32), (1e-3, 2e-3), "by hand")))
     assert given.replicas == 2 and given.devices == 8 and parts.layouts(given)[0] == (2, 2)
-    assert parts.pace(given, lambda: replica)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
-    assert parts.pace(config.resolve(config.default(), ["model.preset=tiny"]), lambda: replica) is None
+    assert parts.pace(given, lambda: replica, None)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
+    measured = StepCost((64,), (0.01,), "hand", training=0.5)
+    assert parts.pace(given, lambda: replica, measured)._token_s == 0.5
+    assert parts.pace(config.resolve(config.default(), ["model.preset=tiny"]), lambda: replica, measured) is None

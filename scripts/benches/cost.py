@@ -1,5 +1,5 @@
-"""The step-cost table: seconds of one engine step at each row size while all slots are busy, what drafting adds, and what
-beginning to draft takes.
+"""The step-cost table: seconds of one engine step at each row size while all slots are busy, what drafting adds, what
+beginning to draft takes, and seconds of a trained token.
 
     python scripts/bench.py cost --json FILE --config=configs/demo.py [--config.engine.row_sizes=(64,96,128) ...]
 
@@ -7,7 +7,8 @@ The model, sizes, mesh and drafter are those of the config; name the file in eng
 same requests, prompts long enough that each step has work for all of its rows, in turns so that a disturbance of the machine
 falls on all sizes; a figure is the median over turns. Where the config has a drafter, each turn comes without and with
 drafts, and prompts have been answered in all epochs that are remembered. A row that the prompts' attention makes dearer or
-cheaper than one of your own is not told apart.
+cheaper than one of your own is not told apart. A trained token is one of a whole optimizer step on the learner's mesh, whose
+answers are of all lengths that the config allows and all have a gradient.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def bench(record) -> None:
     record.figure("step_s", {str(size): seconds for size, seconds in steps.items()})
     record.figure("drafting_s", drafting)
     record.figure("opening_s", opening)
+    learner = parts.learner(config, start.model, start.load_params, parts.learner_mesh(config))
+    record.figure("train_token_s", trained(learner, _groups(config, start), TURNS))
     record.figure("config", {"file": path, "overrides": overrides, "slots": c.slots, "page_size": c.page_size,
                              "max_length": c.max_length})
 
@@ -60,6 +63,39 @@ def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float
     median = {key: statistics.median(seconds[1:]) for key, seconds in times.items()}
     added = statistics.median(median[size, kinds[-1]] - median[size, False] for size in sizes)
     return {size: median[size, False] for size in sizes}, max(0.0, added), max(0.0, statistics.median(openings))
+
+
+def trained(learner, groups: list, turns: int) -> float:
+    """Seconds of a token, prompts included, in an optimizer step on these groups: the median over turns."""
+    import jax
+    tokens = sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
+    seconds = []
+    for _ in range(1 + turns):
+        begun = time.perf_counter()
+        learner.prepare(groups)
+        learner.accumulate(groups)
+        learner.commit()
+        jax.block_until_ready(learner.params)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds[1:]) / tokens
+
+
+def _groups(config, start) -> list:
+    """A batch of the run's own prompts, answered by random tokens."""
+    import numpy as np
+
+    from jaxrl_post.types import Finish, Group, Rollout, RolloutId
+    noise, size, most = np.random.default_rng(0), config.scheduler.group_size, config.sampling.max_tokens
+
+    def answer(prompt, sample: int, count: int) -> Rollout:
+        return Rollout(id=RolloutId(0, "train", 0, prompt.id, sample), prompt=prompt,
+                       tokens=noise.integers(0, start.model.vocab_size, count), sampled=[True] * count, logprobs=[-1.0] * count,
+                       entropies=[1.0] * count, versions=[0] * count, drafted=[False] * count, finish=Finish.LENGTH, start_clock=0,
+                       finish_clock=count)
+
+    prompts = [start.train.at(position)[1] for position in range(config.scheduler.prompts)]
+    return [Group(prompt=prompt, rollouts=tuple(answer(prompt, sample, int(noise.integers(1, most + 1))) for sample in range(size)),
+                  rewards=np.arange(size) % 2, scored=np.ones(size, bool)) for prompt in prompts]
 
 
 def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
