@@ -124,3 +124,24 @@ def test_what_a_learner_apart_is_compared_with_is_synchronous(tmp_path):
     stages = simulate.stages(given)
     found = {name: simulate.turn(stage) for name, stage in stages.items()}
     assert found["sync"]["staleness"] == 0 < found[given.name]["staleness"]
+
+
+def test_turns_by_micro_batch_save_no_time_and_age_tokens():
+    """Decode plus training work is what it was, and weights come the later, the more of the time is the engine's."""
+    from jaxrl_post import loop
+    took, aged = [], []
+    for ratio in (0.0, 0.5, 1.0):
+        given = settings.resolve(settings.default(), (
+            "rounds=24", "workload.name=lognormal", "workload.mean=300.0", "workload.tail=1.0", "workload.cap=2048",
+            "workload.prompts=2000", "cluster.replicas=4", "cluster.slots=64", "cluster.step_s=0.01", "scheduler.name=pipeline",
+            "scheduler.max_staleness=6", "scheduler.prompts=16", "scheduler.group_size=8", "learner.token_s=0.00002",
+            f"scheduler.interleave={ratio}"))
+        ring = simulate.assemble(given)
+        loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, given.rounds)
+        rounds = ring.tally.rounds[6:]
+        took.append(sum(one.step_s for one in rounds) / sum(one.batches for one in rounds))
+        aged.append(sum(one.staleness for one in rounds) / len(rounds))
+    assert took == pytest.approx([took[0]] * 3, rel=0.1)
+    assert aged[0] + 0.5 < aged[1] < aged[2] - 0.5
+    with pytest.raises(ValueError, match="scheduler.interleave=0.5 is of scheduler.name='pipeline' on shared devices"):
+        settings.resolve(settings.default(), ("scheduler.name=pipeline", "learner.apart=True", "scheduler.interleave=0.5"))

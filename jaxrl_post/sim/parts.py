@@ -86,12 +86,13 @@ def replica(given: Cluster) -> Replica:
 
 
 def pace(given: Simulation) -> Pace | None:
-    """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests."""
+    """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests. Where both take turns
+    a micro-batch is a group."""
     learner, ratio = given.learner, given.scheduler.interleave
     if not learner.apart and not ratio:
         return None
     work = Split(replica(given.cluster), token_s=learner.token_s, step_s=learner.step_s)
-    return Interleaved(work, ratio=ratio, piece=learner.piece) if ratio else work
+    return Interleaved(work, ratio=ratio, piece=1) if ratio else work
 
 
 def wall(given: Simulation, engine: SimEngine | SimElastic, learner: SimLearner) -> Wall:

@@ -64,12 +64,11 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token, `piece` of them a micro-batch. `apart`: on
-    devices of its own, which are none of the cluster's, while the engine goes on with the weights before."""
+    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token. `apart`: on devices of its own, which are
+    none of the cluster's, while the engine goes on with the weights before."""
 
     token_s: float = at_least(0.0, 0.0)
     step_s: float = at_least(0.0, 0.0)
-    piece: int = at_least(1 << 16, 1)
     apart: bool = False
 
 
