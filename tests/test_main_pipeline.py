@@ -1,6 +1,8 @@
 """The command without rounds: killed in mid-generation and resumed it ends as the one that was not, also with a gate and
 every rule for answers on their way; at learning rate 0 it trains on the answers of synchronous rounds."""
 
+import json
+
 import jax
 import pytest
 from test_main import go
@@ -28,6 +30,9 @@ def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F
     assert sum(row["sched/recomputed_older_versions"] for row in rows if "sched/recomputed_older_versions" in row) > 0
     if flags is KEPT:
         assert 0 < sum(row["training/gated_updates"] for row in rows) < 7
+    if flags is TURNS:
+        lines = map(json.loads, (whole / "scheduler_log.jsonl").read_text().splitlines())
+        assert any(line["event"] == "take" and line["groups"] and not line["fresh"] for line in lines), "no step was handed over in pieces"
     kill(here, target, checkpoint, "manifest", 3, flags=flags)  # in a save
     assert saved(target)
     kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)

@@ -3,9 +3,8 @@
 Two workloads with long tails, five seeds: the demo's (configs/demo_long_tail.py), and stories260K (configs/stories.py), which
 tells the first paragraph of a story or ends as soon as it has said the word that pays. First a table of step costs is measured,
 which every arm is given. Then each arm takes the settings with the fewest seconds a step in short runs: slots and as
-many rows of 16, 32 or 64, over-subscription, and for the pipeline learner and engine on one device or each on its own. On two
-cores synchronous rounds are the slower for being split over two devices, so those keep to one. `ours` is the fastest pipelined
-one, at a staleness of at most 4.
+many rows of 16, 32 or 64, over-subscription, and for the pipeline learner and engine on one device or each on its own; rounds have
+one. `ours` is the fastest pipelined one, at a staleness of at most 4.
 
 Seconds are those of whole training steps (generation, rewards, learner, swaps, logs), without evaluation, until the mean reward
 of ten steps first reaches 90 % of the synchronous run's of that seed in its last ten; arms take turns, seed by seed. The ratio is

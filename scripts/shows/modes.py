@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MINUTES = 12.0
+MINUTES = 15.0
 BOUNDS, SEEDS, STEPS, LAST = (1, 2, 4, 8), (0, 1), 150, 30
 SMALL = ("scheduler.prompts=8", "scheduler.group_size=4", "engine.steps_per_dispatch=4", "engine.refill_slots=2", "eval.prompts=0",
          "eval.every=0", "checkpoint.every=0")
