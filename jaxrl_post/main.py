@@ -18,7 +18,6 @@ import contextlib
 import difflib
 import functools
 import json
-import math
 import os
 import shutil
 import sys
@@ -32,6 +31,7 @@ import jax
 from jaxrl_post import config as configs
 from jaxrl_post import checkpoint, evaluate, loop, metrics, parts, report
 from jaxrl_post.bias import BiasMeter
+from jaxrl_post.chores import Chores, PutOff
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.engine import RowEngine
@@ -39,7 +39,7 @@ from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import allocation, compilation, distributed, folder, inputs, plan, resume
 from jaxrl_post.models import hf
-from jaxrl_post.observers import FirstScores, Observers, Remembering, Stopwatch, Timed
+from jaxrl_post.observers import AtWork, FirstScores, Observers, Remembering, Stopwatch, Timed
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
@@ -290,13 +290,17 @@ def turn(run: Run) -> None:
     """Evaluation before, the loop, evaluation after, export, summary."""
     config, watch = run.config, run.watch
     log = RolloutLog(run.mine / "rollouts")
+    chores = Chores()
     timed = Timed(run.rewards, {"start": "reward", "join": "reward"}, watch)
-    rewards = Remembering(FirstScores(timed, config.scheduler.prompts), run.records)
+    graded = PutOff(FirstScores(timed, config.scheduler.prompts), chores, later=("start",), after=("join",))
+    rewards = Remembering(graded, run.records)
     observe = Observers(
         engine=run.engine, scheduler=run.scheduler, rewards=rewards, meter=run.meter, write=run.writer.write, log=log.write,
         evaluate=lambda version: examine(run, version), when=config.evaluated_at,
         save=lambda version: save(run, observe, version), saved_at=config.saved_at, warm=run.guard.arm, watch=watch,
-        devices=config.devices)
+        devices=config.devices, chores=chores)
+    for at_work in run.engines:
+        at_work.meanwhile = chores.run
     if run.saved is None:
         examine(run, 0)
     else:
@@ -304,12 +308,15 @@ def turn(run: Run) -> None:
     watch.drain()
     engine = Timed(run.engine, {"submit": "gen", "step": "gen", "relayout": "relayout"}, watch)
     learner = Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch)
+    apart = [AtWork(lambda: run.learner.at_work, watch)] if config.mesh.engine else []
+    trainer = PutOff(learner, chores, later=("prepare", "accumulate"), after=("commit",))
     with jax.transfer_guard_host_to_device("disallow"):
         loop.run(
-            Watched(engine, [run.meter, *run.traces]), run.scheduler, rewards,
-            Heard(learner, {"prepare": [run.meter.trained]}),
+            Watched(engine, [run.meter, *apart, *run.traces]), run.scheduler, rewards,
+            Heard(trainer, {"prepare": [run.meter.trained]}),
             Heard(observe, {"published": [trace.published for trace in run.traces]}),
             lambda learner, engine: publish(run), config.steps)
+    chores.run()
     observe.flush()
     examine(run, run.learner.step)
     run.guard.disarm()
@@ -372,7 +379,7 @@ def finish(run: Run, tokens: int) -> None:
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())
     forget_aside(run.mine)
-    say("\n".join([*answers(run), *headline(run, summary), *folder.contents(run.folder)]))
+    say("\n".join([*answers(run), *report.headline(summary, run.config.eval.samples), *folder.contents(run.folder)]))
 
 
 def answers(run: Run) -> list[str]:
@@ -388,22 +395,6 @@ def answers(run: Run) -> list[str]:
             text = run.start.tokenizer.decode(group.rollouts[0].tokens)
             lines.append(f"  {word:<6}  {mark:<8}  {text!r}")
     return lines
-
-
-def headline(run: Run, summary: dict) -> list[str]:
-    before, after = summary["eval"]["before"], summary["eval"]["after"]
-    where = report.text(summary["device_time"])
-    if before is None:
-        return ["", where]
-    mean = f"mean_at_{run.config.eval.samples}"
-    shown = {name: [found[name] for found in (before, after)] for name in ("greedy", mean)}
-    lines = [f"{name}: {_number(a)} before, {_number(b)} after" for name, (a, b) in shown.items()]
-    return ["", *lines, f"{before['n']} held-out prompts, {summary['steps']} steps, {summary['tokens']:,} sampled "
-            f"tokens, {summary['seconds']:.1f} s", where]
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def say(text: str) -> None:

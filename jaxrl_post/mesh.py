@@ -175,13 +175,19 @@ def put(tree: Any, shardings: Any) -> Any:
     """
     if isinstance(shardings, jax.sharding.Sharding):
         one = shardings
+        if one.is_fully_addressable:  # all in one call, which costs a small leaf a third of its own
+            return jax.device_put(jax.tree.map(_host, tree), one)
         return jax.tree.map(lambda leaf: _place(leaf, one), tree)
     return jax.tree.map(_place, tree, shardings)
 
 
-def _place(leaf, sharding) -> jax.Array:
+def _host(leaf) -> np.ndarray:
     host = np.asarray(leaf)
-    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+
+
+def _place(leaf, sharding) -> jax.Array:
+    host = _host(leaf)
     if sharding.is_fully_addressable:
         return jax.device_put(host, sharding)
     # An explicit transfer, though jax counts this way as an implicit one. dtype is given because a process that owns no

@@ -15,40 +15,78 @@ from typing import Any
 import jax
 
 from jaxrl_post.bias import BiasMeter
+from jaxrl_post.chores import Chores
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.metrics import describe
 from jaxrl_post.protocols import Engine, Rewards, Scheduler
 from jaxrl_post.rewards import NoScores
-from jaxrl_post.types import Group, Part, Rollout
+from jaxrl_post.types import Group, Part, Request, Rollout
 
 
 class Stopwatch:
     """Seconds per phase of the ring, under verl's names where it has one: gen, reward, old_log_prob, update_actor,
-    update_weights, testing, save_checkpoint, log. Each of `listeners` gets (phase, begun, ended) of every call."""
+    update_weights, testing, save_checkpoint, log; of a learner with devices of its own also train, whatever the ring does
+    then. What is done within another phase, as chores are within gen, is called overlapped. Each of `listeners` gets (phase,
+    begun, ended) of every call."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self.now, self._begun, self._seconds = now, now(), Counter()
+        self._within = False
         self.listeners: list[Callable[[str, float, float], object]] = []
 
     def timing(self, phase: str, call: Callable) -> Callable:
         """`call`, with its seconds added to `phase`."""
         def timed(*arguments):
-            begun = self.now()
+            begun, outer, self._within = self.now(), self._within, True
             try:
                 return call(*arguments)
             finally:
-                ended = self.now()
-                self._seconds[phase] += ended - begun
+                ended, self._within = self.now(), outer
+                self._seconds["overlapped" if outer else phase] += ended - begun
                 for listener in self.listeners:
                     listener(phase, begun, ended)
         return timed
+
+    def spent(self, phase: str, begun: float, ended: float) -> None:
+        """Adds what was not a call."""
+        self._seconds[phase] += ended - begun
+        for listener in self.listeners:
+            listener(phase, begun, ended)
 
     def drain(self) -> dict[str, float]:
         """Since the last call: timing_s/PHASE of each, and timing_s/step, everything together."""
         now, seconds = self.now(), self._seconds
         whole, self._begun, self._seconds = now - self._begun, now, Counter()
         return {f"timing_s/{phase}": seconds[phase] for phase in sorted(seconds)} | {"timing_s/step": whole}
+
+
+class AtWork:
+    """A watched.Watcher that looks before and after every dispatch whether a learner with devices of its own is at work there:
+    seconds of phase `train`, which begin and end in the middle between two looks."""
+
+    def __init__(self, at_work: Callable[[], bool], watch: Stopwatch):
+        self._at_work, self._watch = at_work, watch
+        self._then, self._was = watch.now(), False
+
+    def launched(self, requests: Sequence[Request], clock: int, version: int) -> None:
+        pass
+
+    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int, cancelled: bool) -> None:
+        pass
+
+    def stepping(self, clock: int) -> None:
+        self._look()
+
+    def stepped(self, finished: Sequence[Rollout], clock: int) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        now, is_now = self._watch.now(), self._at_work()
+        middle = (self._then + now) / 2
+        if self._was or is_now:
+            self._watch.spent("train", self._then if self._was else middle, now if is_now else middle)
+        self._then, self._was = now, is_now
 
 
 class Timed:
@@ -121,18 +159,22 @@ class Observers:
       save: gets the version; called last of a publish, where `saved_at(version before, version)` is true.
       warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
       devices: number of them, for tokens per second and device.
+      chores: where rows and logs are put off to.
     """
 
     def __init__(self, *, engine: Engine, scheduler: Scheduler, rewards: Rewards, meter: BiasMeter,
                  write: Callable[[int, Mapping], None], log: Callable[[int, Sequence[Group]], None],
                  evaluate: Callable[[int], None], when: Callable[[int, int], bool], save: Callable[[int], None],
-                 saved_at: Callable[[int, int], bool], warm: Callable[[], None], watch: Stopwatch, devices: int):
+                 saved_at: Callable[[int, int], bool], warm: Callable[[], None], watch: Stopwatch, devices: int,
+                 chores: Chores):
         self._engine, self._scheduler, self._rewards, self._meter = engine, scheduler, rewards, meter
         self._write, self._log = write, log
         self._evaluate, self._when, self._warm = evaluate, when, warm
         self._save, self._saved_at = save, saved_at
-        self._watch, self._devices = watch, devices
-        self._waiting: tuple[Mapping, dict] | None = None
+        self._watch, self._devices, self._chores = watch, devices, chores
+        self._waiting: tuple[Mapping, dict, Sequence[Group]] | None = None
+        self._seconds: dict[str, float] | None = None  # of the step that waits, once its weights are published
+        self._cpu_s = time.process_time()
         self._warmed = False
         self._version = 0  # published last
         self.step = 0
@@ -142,21 +184,25 @@ class Observers:
         self.flush()
         self.step += 1
         self.tokens += sum(int(r.sampled.sum()) for group in part.fresh for r in group.rollouts)
-        row = {"training/global_step": float(self.step)} | describe(part.groups, self.step - 1)
+        row = {"training/global_step": float(self.step)}
         for part_of_ring in (self._engine, self._scheduler, self._rewards):
             row |= part_of_ring.metrics()
         row |= self._meter.metrics("long" if row.get("sched/num_long_rounds") else "short")
-        self._waiting = metrics, row
+        self._waiting = metrics, row, part.groups
         if part.fresh:  # a round's rollouts are logged once, with its first step
-            self._watch.timing("log", self._log)(self.step, part.fresh)
+            self._chores.later(self._watch.timing("log", self._log), self.step, part.fresh)
 
     def published(self, version: int) -> None:
         """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
-        self.flush()
+        self._seconds = self._drained() if self._waiting else None
+        self._chores.later(self.flush)
         before, self._version = self._version, version
-        if self._when(before, version):
+        evaluated, saved = self._when(before, version), self._saved_at(before, version)
+        if evaluated or saved or not self._warmed:
+            self._chores.run()
+        if evaluated:
             self._watch.timing("testing", self._evaluate)(version)
-        if self._saved_at(before, version):
+        if saved:
             self._watch.timing("save_checkpoint", self._save)(version)
         if not self._warmed:
             self._warmed = True
@@ -173,13 +219,20 @@ class Observers:
         """Writes the row of the last commit."""
         if self._waiting is None:
             return
-        metrics, row = self._waiting
+        metrics, row, groups = self._waiting
         self._waiting = None
+        row |= describe(groups, self.step - 1)
         row |= {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
         self._write(self.step, row | self._speed(row))
 
-    def _speed(self, row: Mapping[str, float]) -> dict[str, float]:
+    def _drained(self) -> dict[str, float]:
+        """Seconds since the last call, and how many of the host's cores this process kept busy meanwhile."""
+        before, self._cpu_s = self._cpu_s, time.process_time()
         seconds = self._watch.drain()
+        return seconds | {"perf/host_cores_busy": (self._cpu_s - before) / max(seconds["timing_s/step"], 1e-9)}
+
+    def _speed(self, row: Mapping[str, float]) -> dict[str, float]:
+        seconds, self._seconds = self._seconds or self._drained(), None
         whole, tokens = seconds["timing_s/step"], row["rollout/num_tokens"]
         return seconds | {"perf/time_per_step": whole, "perf/total_num_tokens": tokens,
                           "perf/throughput": tokens / whole / self._devices,

@@ -20,6 +20,7 @@ from jaxrl_post.types import Request, Rollout, RolloutId
 
 RING = "ring"
 THREADS = {"reward": "reward", "old_log_prob": "learner", "update_actor": "learner", "update_weights": "swap",
+           "train": "learner's devices",
            "testing": "evaluation", "save_checkpoint": "checkpoint"}  # phase of the stopwatch -> thread
 NEAR_S = 1e-3  # spans of one phase that are closer than that are one
 

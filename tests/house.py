@@ -16,14 +16,14 @@ FLOORS = {
     0: ("types", "config"),
     1: ("protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes", "estimates", "bias", "mesh", "metrics",
         "trace", "rollout_log", "algorithms", "rewards", "kernels"),
-    2: ("corpus", "index", "watched", "slots", "scheduler", "batch", "data", "models", "weights", "checkpoint"),
+    2: ("corpus", "index", "watched", "chores", "slots", "scheduler", "batch", "data", "models", "weights", "checkpoint"),
     3: ("engine", "sim", "trainer", "launch"),
     4: ("loop", "evaluate", "report", "observers", "parts"),
     5: ("main", "simulate"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = ("types", "config", "protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes",
-        "estimates", "bias", "watched", "corpus", "index", "slots", "scheduler", "sim", "rewards")
+        "estimates", "bias", "watched", "chores", "corpus", "index", "slots", "scheduler", "sim", "rewards")
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 ARRAY_FREE = ("rowplan",)  # array code over whatever module it is handed
 FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base", "core", "manager", "managers", "hub"}

@@ -125,7 +125,7 @@ def test_probe_drops_a_size_that_differs(monkeypatch):
     def off(size, *args, **settings):
         state, told = real(size, *args, **settings)
         if size == 64:
-            told = told._replace(out=told.out.copy())
+            told = told._replace(out=np.array(told.out))
             told.out[..., OUT_WINDOW + several.sizes.emit] ^= 1
         return state, told
 

@@ -183,7 +183,7 @@ def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
         drafted.append(drafts)
         state, told = real(size, drafts, *args, **settings)
         if (size, drafts) == (wrong, True):
-            told = told._replace(out=told.out.copy())
+            told = told._replace(out=np.array(told.out))
             told.out[..., OUT_WINDOW + one.sizes.emit] ^= 1
         return state, told
 

@@ -9,8 +9,9 @@ from test_main_pipeline import FLAGS
 from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
 from test_main_tail_batching import steps_of
 
-from jaxrl_post import checkpoint, config, parts, rollout_log
+from jaxrl_post import checkpoint, chores, config, parts, rollout_log
 from jaxrl_post.cost import StepCost, TableCost
+from jaxrl_post.engine import engine
 from jaxrl_post.scheduler.forecast import Replica
 
 TABLE = "--config.engine.cost_table={here}/cost.json"
@@ -32,6 +33,7 @@ def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa
     taken = [json.loads(line) for line in (whole / "scheduler_log.jsonl").read_text().splitlines() if '"take"' in line]
     begins, ends = ([line["clock"] for line in taken if line["commit"] is kind] for kind in (False, True))
     assert len(begins) == 6 and len(ends) == 7  # the last step begins as it ends
+    assert sum(row.get("timing_s/train", 0.0) for row in rows) > 0 and "learner's devices at work" in capsys.readouterr().out
     assert all(a <= b for a, b in zip(begins, ends)) and any(a < b for a, b in zip(begins, ends))
     kill(here, target, checkpoint, "manifest", 3, flags=flags)
     assert saved(target)
@@ -39,6 +41,23 @@ def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa
     assert resume(here, target, *flags) == 0
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(whole, target)
+
+
+@pytest.mark.parametrize("where", ["at once", "never under a dispatch"])
+def test_when_chores_are_done_changes_nothing(here, where, monkeypatch):  # noqa: F811
+    """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
+    it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""
+    (here / "cost.json").write_text(COSTS)
+    flags = (*SPLIT, TABLE.format(here=here))
+    whole, other = here / "split_pipeline_whole", here / f"split_chores_{where.replace(' ', '_')}"
+    if not whole.exists():
+        assert resume(here, whole, *flags) == 0
+    if where == "at once":
+        monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
+    else:
+        monkeypatch.setattr(engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
+    assert resume(here, other, *flags) == 0
+    same_run(whole, other)
 
 
 def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here):  # noqa: F811

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_post.observers import FirstScores, Observers, Stopwatch, Timed
+from jaxrl_post.chores import Chores
+from jaxrl_post.observers import AtWork, FirstScores, Observers, Stopwatch, Timed
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.types import Finish, Group, Part, Prompt, Rollout, RolloutId
 
@@ -62,12 +63,13 @@ def watched(**changed):
                  write=lambda step, row: rows.append((step, row)),
                  log=lambda step, groups: logged.append((step, groups)), evaluate=evaluate, when=lambda before, version: version == 2,
                  meter=Meter(), save=lambda version: None, saved_at=lambda before, version: False,
-                 warm=lambda: warm.append(len(rows)), watch=watch, devices=2)
+                 warm=lambda: warm.append(len(rows)), watch=watch, devices=2, chores=Chores())
     return Observers(**(given | changed)), clock, watch, sources, rows, logged, asked, warm
 
 
 def test_a_row_per_step_and_evaluations_between():
-    observe, clock, watch, sources, rows, logged, asked, warm = watched()
+    chores = Chores()
+    observe, clock, watch, sources, rows, logged, asked, warm = watched(chores=chores)
     part = Part(fresh=GROUPS, groups=GROUPS, commit=True, publish=True)
     engine = Timed(Source("z"), {"metrics": "gen"}, watch)
     for version in range(1, 5):
@@ -77,6 +79,8 @@ def test_a_row_per_step_and_evaluations_between():
         clock.now += 1
         assert engine.metrics() == {"z": 0.0} and engine.name == "z"
         observe.published(version)
+    assert [step for step, _ in rows] == [1, 2, 2, 3]  # what nobody waits for is put off
+    chores.run()
     observe.flush()
     assert [step for step, _ in rows] == [1, 2, 2, 3, 4] and asked == [2] and warm == [1]
     steps = [row for _, row in rows if "training/global_step" in row]
@@ -143,6 +147,38 @@ def test_the_stopwatch_counts_a_call_that_fails():
     clock.now += 1
     assert watch.drain() == {"timing_s/gen": 2, "timing_s/step": 3}
     assert watch.drain() == {"timing_s/step": 0}
+
+
+def test_what_is_done_within_a_phase_is_overlapped():
+    clock = Clock()
+    watch = Stopwatch(clock)
+    heard = []
+    watch.listeners.append(lambda phase, begun, ended: heard.append((phase, begun, ended)))
+
+    def takes(seconds, then=None):
+        clock.now += seconds
+        if then:
+            then()
+
+    watch.timing("gen", takes)(1, lambda: watch.timing("reward", takes)(2))
+    watch.timing("reward", takes)(4)
+    assert watch.drain() == {"timing_s/gen": 3, "timing_s/overlapped": 2, "timing_s/reward": 4, "timing_s/step": 7}
+    assert heard == [("reward", 1, 3), ("gen", 0, 3), ("reward", 3, 7)]
+
+
+def test_a_learner_apart_is_looked_at_before_and_after_dispatches():
+    """At work from 2 on, seen at 3; still at 5; done at 8, seen at 9. Half of the intervals where it changed."""
+    clock = Clock()
+    watch, spans = Stopwatch(clock), []
+    looks = iter([False, True, True, False, False])
+    watch.listeners.append(lambda *span: spans.append(span))
+    at_work = AtWork(lambda: next(looks), watch)
+    for now, look in ((1, at_work.stepping), (3, lambda clock: at_work.stepped([], clock)), (5, at_work.stepping),
+                      (9, lambda clock: at_work.stepped([], clock)), (12, at_work.stepping)):
+        clock.now = now
+        look(0)
+    assert spans == [("train", 2, 3), ("train", 3, 5), ("train", 5, 7)]
+    assert watch.drain() == {"timing_s/train": 5, "timing_s/step": 12}
 
 
 class Graded:

@@ -20,6 +20,13 @@ def test_shares_by_hand():
     assert report.text(found).startswith("device time: 57.5% useful; generating 37.5%, training 20.0%, else 10.0%")
 
 
+def test_a_learner_apart_is_told_beside_the_shares():
+    found = report.device_time([{**STEP, "timing_s/train": 4.0}])
+    assert found.pop(report.LEARNER) == pytest.approx(0.4) and found == report.device_time([STEP])
+    said = report.text(report.device_time([{**STEP, "timing_s/train": 4.0}]))
+    assert said == report.text(found) + "; learner's devices at work 40.0%, else waiting for a whole batch or its clock"
+
+
 def test_steps_add_up_by_their_seconds():
     plain = {"timing_s/step": 30.0, "timing_s/gen": 30.0}  # an engine that counts no rows
     assert report.device_time([STEP, plain])["generating"] == pytest.approx((3.75 + 30) / 40)

@@ -245,3 +245,21 @@ def test_planted_faults(monkeypatch, fault):
     twin = twin_of(real.engine, by_tokens(rollouts))
     twin.run(ASKED)
     assert twin.seen != real.seen
+
+
+def test_the_host_has_one_turn_in_every_dispatch_and_changes_nothing_by_it():
+    """After the device has begun and before anything is collected: what finished in it is not known yet."""
+    engine = compiled()
+    plain = lab.run(engine, ASKED)
+    engine.reset()
+    seen, dispatches = [], []
+    engine.report = lambda dispatch: dispatches.append(dispatch.clock)
+    engine.meanwhile = lambda: seen.append((engine.clock, engine.pending))
+    out, pending = {}, []
+    engine.submit(ASKED)
+    while engine.pending:
+        pending.append((engine.clock, engine.pending))
+        out.update((r.id, r) for r in engine.step())
+    engine.report = engine.meanwhile = None
+    assert seen == pending and [clock for clock, _ in seen] == dispatches
+    assert lab.same_bits(plain, out)

@@ -63,6 +63,16 @@ class Elastic:
         for engine in self.engines.values():
             engine.report = report
 
+    @property
+    def meanwhile(self) -> Callable[[], object] | None:
+        """Where set, it is called while a dispatch is on its way, in any layout."""
+        return self._engine.meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, meanwhile: Callable[[], object] | None) -> None:
+        for engine in self.engines.values():
+            engine.meanwhile = meanwhile
+
     # ---- what the loop sees
 
     @property

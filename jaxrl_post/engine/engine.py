@@ -6,6 +6,7 @@ refuses what does not fit the model, and it never recompiles.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jaxrl_post import mesh as meshes
 from jaxrl_post import weights
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.drafts import Off
+from jaxrl_post.engine import programs
 from jaxrl_post.engine.programs import Programs
 from jaxrl_post.models import decoder
 from jaxrl_post.slots.carry import Carry
@@ -69,10 +71,10 @@ class RowEngine(RowHost):
             self._tables = self._programs.upload(self._tables, *piece)
         self._tables = self._programs.rated(self._tables, rates)
 
-    def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool) -> Told:
+    def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool) -> Callable[[], Told]:
         self._state, told = self._programs.dispatch(rows, drafts, self._params, self._tables, self._state, packed,
                                                     steps=self.sizes.steps, freed=freed, clones=clones)
-        return told
+        return functools.partial(programs.read, told)
 
     def _exchange(self, params: Any) -> None:
         self._layout.check(self._params, params)

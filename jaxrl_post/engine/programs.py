@@ -122,11 +122,10 @@ class Programs:
 
     def dispatch(self, rows: int, drafts: bool, params: Any, tables: Any, state: State, packed: np.ndarray, *, steps: int,
                  freed: int, clones: bool) -> tuple[State, Told]:
-        """One dispatch; the new state, and on the host what it told."""
+        """Begins one dispatch; the new state, and what it tells, to be `read`."""
         run, tables = self._dispatches[rows, drafts], tables if drafts else ()
-        packed, scalars = (meshes.put(x, self._whole) for x in (packed, np.array([steps, freed, clones], np.int32)))
-        state, told = self._through(lambda state: run(params, tables, state, packed, scalars), drafts, state)
-        return state, read(told)
+        packed, scalars = meshes.put((packed, np.array([steps, freed, clones], np.int32)), self._whole)
+        return self._through(lambda state: run(params, tables, state, packed, scalars), drafts, state)
 
     def insert(self, state: State, entry: Entry, drafts: bool) -> State:
         """Puts texts and copies pages, `Sizes.inserts` a replica at once; where it `drafts`, the drafter sees them too."""

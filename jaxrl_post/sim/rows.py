@@ -84,7 +84,8 @@ class RowTwin(RowHost):
         if layout.replicas != self.sizes.replicas:
             raise ValueError(f"the twin is of one layout, of {self.sizes.replicas} replicas; {layout} was asked for")
 
-    def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool) -> c.Told:
+    def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool
+                  ) -> Callable[[], c.Told]:
         blocks = [self._block(*each) for each in zip(self._replicas, packed, self._texts)]
         emit, steps = self.sizes.emit, 0
         while steps < self.sizes.steps and _goes_on(blocks, emit, freed):
@@ -92,7 +93,8 @@ class RowTwin(RowHost):
                 _step(block, steps, rows, self.sizes, drafts)
             steps += 1
         told = self._told(blocks, steps)
-        return self._drafting_told(told, rows) if drafts else told
+        told = self._drafting_told(told, rows) if drafts else told
+        return lambda: told
 
     def _block(self, replica: Any, packed: np.ndarray, text: np.ndarray) -> Block:
         S, T = text.shape

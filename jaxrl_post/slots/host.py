@@ -31,10 +31,12 @@ NEVER = 1 << 30
 
 class RowHost(abc.ABC):
     """protocols.Engine but for the device, which a subclass is. Sizes are per replica. `drafting`: see engine/drafting.py;
-    `watched`: positions of a slot of which the likeliest token is kept. `report`, where set, is shown every dispatch."""
+    `watched`: positions of a slot of which the likeliest token is kept. `report`, where set, is shown every dispatch;
+    `meanwhile` is called while one is on its way."""
 
     watched = 0
     report: Callable[[Dispatch], object] | None = None
+    meanwhile: Callable[[], object] | None = None
 
     def __init__(self, sizes: Sizes, *, row_sizes: Sequence[int], refill_slots: int, cost: costs.StepCost, drafting: Any,
                  vocab_size: int, decode: Callable[[np.ndarray], str] | None = None, version: int = 0,
@@ -65,9 +67,9 @@ class RowHost(abc.ABC):
         """Shows a drafter new pieces of its tables and the rates of its classes."""
 
     @abc.abstractmethod
-    def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool) -> Told:
-        """Up to `sizes.steps` steps of `rows` rows; it leaves once `freed` slots of a replica finished, a watched prompt is
-        ready, nothing is left to do, or a slot has no room."""
+    def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool) -> Callable[[], Told]:
+        """Begins up to `sizes.steps` steps of `rows` rows, and gives what waits for them; they end once `freed` slots of a
+        replica finished, a watched prompt is ready, nothing is left to do, or a slot has no room."""
 
     @abc.abstractmethod
     def _exchange(self, params: Any) -> None:
@@ -316,7 +318,10 @@ class RowHost(abc.ABC):
         if drafts:
             self._show(lives, packed)
         clones = self._clone(lives, packed, size) if drafts and not waiting else []
-        told = self._dispatch(size, drafts, packed, freed=self._refill if waiting else NEVER, clones=bool(clones))
+        wait = self._dispatch(size, drafts, packed, freed=self._refill if waiting else NEVER, clones=bool(clones))
+        if self.meanwhile is not None:
+            self.meanwhile()
+        told = wait()
         for replica, pages in clones:
             replica.pages.release(pages)
         clock, steps = self._clock[purpose], int(told.steps)

@@ -68,6 +68,7 @@ class Learner:
         self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
+        self._newest: jax.Array | None = None  # of what was begun last
         self._step = 0
         self._forget()
         self._count_from_here()
@@ -76,6 +77,11 @@ class Learner:
     def step(self) -> int:
         """Commits so far, skipped ones included: the version of `params`."""
         return self._step
+
+    @property
+    def at_work(self) -> bool:
+        """Whether its devices are: a look, which waits for nothing."""
+        return self._newest is not None and not self._newest.is_ready()
 
     @property
     def params(self) -> Any:
@@ -190,6 +196,7 @@ class Learner:
         for batch in batches:
             self._sums, logps = self._programs[program](self.params, self._sums, self._put(batch), start)
             results.append(logps)
+            self._newest = logps
         fresh = [group for group in groups if self._unscored.pop(group.rollouts[0].id, None)]
         if fresh:
             self._unread.append((fresh, results, places))
@@ -227,6 +234,7 @@ class Learner:
             self._sums = self._programs["zeros"]()
         self.state, self._sums, metrics = self._programs["commit"](self.state, self._sums)
         self._step += 1
+        self._newest = metrics["actor/grad_norm"]
         self._committed = True
         metrics = {**metrics, **self._host_metrics()}
         if self.gate.watches:
