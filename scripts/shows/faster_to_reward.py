@@ -11,6 +11,8 @@ of ten steps first reaches 90 % of the synchronous run's of that seed in its las
 of medians over seeds, with a bootstrap interval; final rewards are means of the last twenty steps, with Welch's interval of the
 difference. What had been trained on by then, in answers, stands beside it. `at_64_rows`: seconds a step of synchronous rounds over
 the pipeline's, both on one device with 64 slots and rows: nearer to an accelerator, where few rows take as long as many.
+`host_cores_busy`: CPU seconds of the run's process a second. Where all devices are threads of one host, `most_by_overlap`, the
+host's cores over those that synchronous rounds keep busy, is what any overlap of the same work could gain.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ SIZES = (16, 32, 64)
 
 
 def shape(slots: int) -> tuple[str, ...]:
-    """As many rows; a dispatch of 16 steps ends early where a quarter of the slots are free."""
-    return (f"engine.slots={slots}", f"engine.row_sizes=[{slots}]", "engine.steps_per_dispatch=16", f"engine.refill_slots={slots // 4}")
+    """As many rows; a dispatch of 16 steps ends early where half of the slots are free."""
+    return (f"engine.slots={slots}", f"engine.row_sizes=[{slots}]", "engine.steps_per_dispatch=16", f"engine.refill_slots={slots // 2}")
 
 
 CANDIDATES = {
@@ -84,6 +86,10 @@ def _compare(record, workload: str, runs: dict, ours: str) -> None:
         record.figure(f"{workload}.{arm}.seconds_to_reward", [found["seconds"] for found in reached[arm]])
         record.figure(f"{workload}.{arm}.answers_to_reward", [found["answers"] for found in reached[arm]])
         record.figure(f"{workload}.{arm}.seconds_per_step", statistics.median(statistics.mean(run["seconds"][WARM:]) for run in mine))
+        busy = statistics.median(run["cores_busy"] for run in mine)
+        record.figure(f"{workload}.{arm}.host_cores_busy", busy)
+        if arm == "sync":
+            record.figure(f"{workload}.most_by_overlap", os.cpu_count() / busy)
         record.figure(f"{workload}.{arm}.final_reward", [_final(run) for run in mine])
         record.figure(f"{workload}.{arm}.first_reward", [statistics.mean(run["rewards"][:WINDOW]) for run in mine])
         record.figure(f"{workload}.{arm}.reward_by_answers", _curve(mine))
@@ -177,5 +183,6 @@ def _run(record, workload: str, table: dict, settings: Sequence[str], seed: int)
     return {"rewards": [row["critic/score/mean"] for row in rows],
             "seconds": [row["timing_s/step"] - sum(row.get(f"timing_s/{name}", 0.0) for name in ("testing", "save_checkpoint"))
                         for row in rows],
+            "cores_busy": statistics.mean(row["perf/host_cores_busy"] for row in rows[WARM:]),
             "answers": size["prompts"] * size["group_size"], "oldest": max(row["off_policy/max"] for row in rows),
             "stale": statistics.mean(row["off_policy/mean"] for row in rows)}
