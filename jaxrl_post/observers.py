@@ -27,11 +27,12 @@ from jaxrl_post.types import Group, Part, Request, Rollout
 class Stopwatch:
     """Seconds per phase of the ring, under verl's names where it has one: gen, reward, old_log_prob, update_actor,
     update_weights, testing, save_checkpoint, log; of a learner with devices of its own also train, whatever the ring does
-    then. What is done within another phase, as chores are within gen, is called overlapped. Each of `listeners` gets (phase,
-    begun, ended) of every call."""
+    then. What is done within another phase, as chores are within gen, is called overlapped and is a part of that phase. Each
+    of `listeners` gets (phase, begun, ended) of every call. `cpu`: CPU seconds of this process."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter):
+    def __init__(self, now: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.process_time):
         self.now, self._begun, self._seconds = now, now(), Counter()
+        self._cpu, self._used = cpu, cpu()
         self._within = False
         self.listeners: list[Callable[[str, float, float], object]] = []
 
@@ -55,19 +56,28 @@ class Stopwatch:
             listener(phase, begun, ended)
 
     def drain(self) -> dict[str, float]:
-        """Since the last call: timing_s/PHASE of each, and timing_s/step, everything together."""
-        now, seconds = self.now(), self._seconds
+        """Since the last call: timing_s/PHASE of each, timing_s/step, everything together, and how many of the host's cores this
+        process kept busy, graders not among it."""
+        now, used, seconds = self.now(), self._cpu(), self._seconds
         whole, self._begun, self._seconds = now - self._begun, now, Counter()
-        return {f"timing_s/{phase}": seconds[phase] for phase in sorted(seconds)} | {"timing_s/step": whole}
+        busy, self._used = (used - self._used) / max(whole, 1e-9), used
+        return {f"timing_s/{phase}": seconds[phase] for phase in sorted(seconds)} | {
+            "timing_s/step": whole, "perf/host_cores_busy": busy}
 
 
 class AtWork:
-    """A watched.Watcher that looks before and after every dispatch whether a learner with devices of its own is at work there:
-    seconds of phase `train`, which begin and end in the middle between two looks."""
+    """A watched.Watcher that looks before and after every dispatch, and after every phase of the stopwatch, whether a learner
+    with devices of its own is at work there: seconds of phase `train`. Work begins and ends in the middle between two looks, or
+    where the ring has waited for it, which update_actor does."""
 
     def __init__(self, at_work: Callable[[], bool], watch: Stopwatch):
         self._at_work, self._watch = at_work, watch
         self._then, self._was = watch.now(), False
+        watch.listeners.append(self.phase)
+
+    def phase(self, name: str, begun: float, ended: float) -> None:
+        if name != "train":
+            self._look(waited=name == "update_actor")
 
     def launched(self, requests: Sequence[Request], clock: int, version: int) -> None:
         pass
@@ -81,12 +91,12 @@ class AtWork:
     def stepped(self, finished: Sequence[Rollout], clock: int) -> None:
         self._look()
 
-    def _look(self) -> None:
-        now, is_now = self._watch.now(), self._at_work()
-        middle = (self._then + now) / 2
-        if self._was or is_now:
-            self._watch.spent("train", self._then if self._was else middle, now if is_now else middle)
+    def _look(self, waited: bool = False) -> None:
+        then, was, now, is_now = self._then, self._was, self._watch.now(), self._at_work()
         self._then, self._was = now, is_now
+        middle = (then + now) / 2
+        if was or is_now:
+            self._watch.spent("train", then if was else middle, now if is_now or waited else middle)
 
 
 class Timed:
@@ -174,7 +184,6 @@ class Observers:
         self._watch, self._devices, self._chores = watch, devices, chores
         self._waiting: tuple[Mapping, dict, Sequence[Group]] | None = None
         self._seconds: dict[str, float] | None = None  # of the step that waits, once its weights are published
-        self._cpu_s = time.process_time()
         self._warmed = False
         self._version = 0  # published last
         self.step = 0
@@ -194,8 +203,8 @@ class Observers:
 
     def published(self, version: int) -> None:
         """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
-        self._seconds = self._drained() if self._waiting else None
-        self._chores.later(self.flush)
+        self._seconds = self._watch.drain() if self._waiting else None
+        self._chores.later(self._watch.timing("log", self.flush))
         before, self._version = self._version, version
         evaluated, saved = self._when(before, version), self._saved_at(before, version)
         if evaluated or saved or not self._warmed:
@@ -225,14 +234,8 @@ class Observers:
         row |= {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
         self._write(self.step, row | self._speed(row))
 
-    def _drained(self) -> dict[str, float]:
-        """Seconds since the last call, and how many of the host's cores this process kept busy meanwhile."""
-        before, self._cpu_s = self._cpu_s, time.process_time()
-        seconds = self._watch.drain()
-        return seconds | {"perf/host_cores_busy": (self._cpu_s - before) / max(seconds["timing_s/step"], 1e-9)}
-
     def _speed(self, row: Mapping[str, float]) -> dict[str, float]:
-        seconds, self._seconds = self._seconds or self._drained(), None
+        seconds, self._seconds = self._seconds or self._watch.drain(), None
         whole, tokens = seconds["timing_s/step"], row["rollout/num_tokens"]
         return seconds | {"perf/time_per_step": whole, "perf/total_num_tokens": tokens,
                           "perf/throughput": tokens / whole / self._devices,

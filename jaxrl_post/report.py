@@ -21,7 +21,7 @@ def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Shares of the time between the first step's begin and the last one's end, largest first, by cause: those of USEFUL, and
     bubbles. Of generation: rows that stood empty since the bound on staleness held answers back, that stood empty else (a
     round's tail, a dispatch's rest), that were computed again after a swap, and drafts that proved wrong. Where learner and
-    engine have devices of their own it is the engine's, and training what it waited for; LEARNER says of the others for which
+    engine have devices of their own it is the engine's, and training what the ring waited for; LEARNER says of the others for which
     share they worked, which adds to nothing else.
 
     Args:

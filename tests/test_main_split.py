@@ -13,6 +13,7 @@ from jaxrl_post import checkpoint, chores, config, parts, rollout_log
 from jaxrl_post.cost import StepCost, TableCost
 from jaxrl_post.engine import engine
 from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.trainer import learner
 
 TABLE = "--config.engine.cost_table={here}/cost.json"
 COSTS = '{"figures": {"step_s": {"16": 0.001, "32": 0.002}}}'  # a trained token takes 3 / 16 of a step's time
@@ -33,7 +34,7 @@ def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa
     taken = [json.loads(line) for line in (whole / "scheduler_log.jsonl").read_text().splitlines() if '"take"' in line]
     begins, ends = ([line["clock"] for line in taken if line["commit"] is kind] for kind in (False, True))
     assert len(begins) == 6 and len(ends) == 7  # the last step begins as it ends
-    assert sum(row.get("timing_s/train", 0.0) for row in rows) > 0 and "learner's devices at work" in capsys.readouterr().out
+    assert sum(row.get("timing_s/overlapped", 0.0) > 0 for row in rows) >= 4
     assert all(a <= b for a, b in zip(begins, ends)) and any(a < b for a, b in zip(begins, ends))
     kill(here, target, checkpoint, "manifest", 3, flags=flags)
     assert saved(target)
@@ -44,7 +45,7 @@ def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa
 
 
 @pytest.mark.parametrize("where", ["at once", "never under a dispatch"])
-def test_when_chores_are_done_changes_nothing(here, where, monkeypatch):  # noqa: F811
+def test_when_chores_are_done_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
     """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""
     (here / "cost.json").write_text(COSTS)
@@ -52,12 +53,17 @@ def test_when_chores_are_done_changes_nothing(here, where, monkeypatch):  # noqa
     whole, other = here / "split_pipeline_whole", here / f"split_chores_{where.replace(' ', '_')}"
     if not whole.exists():
         assert resume(here, whole, *flags) == 0
+    monkeypatch.setattr(learner.Learner, "at_work", property(lambda self: self.step > 0))
     if where == "at once":
         monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
     else:
         monkeypatch.setattr(engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
     assert resume(here, other, *flags) == 0
     same_run(whole, other)
+    rows = steps_of(other)
+    worked, lasted = (sum(row.get(f"timing_s/{phase}", 0.0) for row in rows) for phase in ("train", "step"))
+    assert 0 < worked < lasted and "learner's devices at work" in capsys.readouterr().out
+    assert not any("timing_s/overlapped" in row for row in rows)
 
 
 def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here):  # noqa: F811

@@ -57,7 +57,7 @@ def watched(**changed):
         asked.append(version)
         rows.append((version, {"val-core/s/acc/mean@4": 0.5}))
 
-    watch = Stopwatch(clock)
+    watch = Stopwatch(clock, lambda: clock.now / 2)
     sources = [Source("sched/x"), Source("rows/y"), Source("reward/z")]
     given = dict(engine=sources[1], scheduler=sources[0], rewards=sources[2],
                  write=lambda step, row: rows.append((step, row)),
@@ -90,7 +90,7 @@ def test_a_row_per_step_and_evaluations_between():
     assert [row["sched/x"] for row in steps] == [1, 2, 3, 4] and all("bias/short" in row for row in steps)
     assert [row["timing_s/step"] for row in steps] == [4, 4, 11, 4]
     assert [row.get("timing_s/testing") for row in steps] == [None, None, 7, None]
-    assert steps[0]["perf/throughput"] == 34 / 4 / 2
+    assert steps[0]["perf/throughput"] == 34 / 4 / 2 and {row["perf/host_cores_busy"] for row in steps} == {0.5}
     assert logged == [(n, GROUPS) for n in (1, 2, 3, 4)] and observe.tokens == 4 * 18
 
 
@@ -136,7 +136,7 @@ def test_a_save_comes_last_and_is_asked_for_by_the_versions_around_it():
 
 def test_the_stopwatch_counts_a_call_that_fails():
     clock = Clock()
-    watch = Stopwatch(clock)
+    watch = Stopwatch(clock, lambda: clock.now * 1.5)
 
     def fail():
         clock.now += 2
@@ -145,13 +145,13 @@ def test_the_stopwatch_counts_a_call_that_fails():
     with pytest.raises(KeyError):
         watch.timing("gen", fail)()
     clock.now += 1
-    assert watch.drain() == {"timing_s/gen": 2, "timing_s/step": 3}
-    assert watch.drain() == {"timing_s/step": 0}
+    assert watch.drain() == {"timing_s/gen": 2, "timing_s/step": 3, "perf/host_cores_busy": 1.5}
+    assert watch.drain() == {"timing_s/step": 0, "perf/host_cores_busy": 0}
 
 
 def test_what_is_done_within_a_phase_is_overlapped():
     clock = Clock()
-    watch = Stopwatch(clock)
+    watch = Stopwatch(clock, lambda: 0.0)
     heard = []
     watch.listeners.append(lambda phase, begun, ended: heard.append((phase, begun, ended)))
 
@@ -162,23 +162,34 @@ def test_what_is_done_within_a_phase_is_overlapped():
 
     watch.timing("gen", takes)(1, lambda: watch.timing("reward", takes)(2))
     watch.timing("reward", takes)(4)
-    assert watch.drain() == {"timing_s/gen": 3, "timing_s/overlapped": 2, "timing_s/reward": 4, "timing_s/step": 7}
+    assert watch.drain() == {"timing_s/gen": 3, "timing_s/overlapped": 2, "timing_s/reward": 4, "timing_s/step": 7,
+                             "perf/host_cores_busy": 0}
     assert heard == [("reward", 1, 3), ("gen", 0, 3), ("reward", 3, 7)]
 
 
 def test_a_learner_apart_is_looked_at_before_and_after_dispatches():
-    """At work from 2 on, seen at 3; still at 5; done at 8, seen at 9. Half of the intervals where it changed."""
+    """At work from 2 on, seen at 3; still at 5; done at 8, seen at 9: half of the intervals where it changed. At work again, seen
+    at 13, till the ring has waited for it, from 14 to 20: all of that. An evaluation from 20 to 80 is no work of it."""
     clock = Clock()
-    watch, spans = Stopwatch(clock), []
-    looks = iter([False, True, True, False, False])
+    watch, spans = Stopwatch(clock, lambda: 0.0), []
+    looks = iter([False, True, True, False, False, True, False, False, False])
     watch.listeners.append(lambda *span: spans.append(span))
     at_work = AtWork(lambda: next(looks), watch)
+
+    def until(now):
+        clock.now = now
+
     for now, look in ((1, at_work.stepping), (3, lambda clock: at_work.stepped([], clock)), (5, at_work.stepping),
-                      (9, lambda clock: at_work.stepped([], clock)), (12, at_work.stepping)):
+                      (9, lambda clock: at_work.stepped([], clock)), (11, at_work.stepping),
+                      (13, lambda clock: at_work.stepped([], clock))):
         clock.now = now
         look(0)
-    assert spans == [("train", 2, 3), ("train", 3, 5), ("train", 5, 7)]
-    assert watch.drain() == {"timing_s/train": 5, "timing_s/step": 12}
+    watch.timing("update_actor", until)(20)
+    watch.timing("testing", until)(80)
+    at_work.stepping(0)
+    assert [span[1:] for span in spans if span[0] == "train"] == [(2, 3), (3, 5), (5, 7), (12, 13), (13, 20)]
+    assert watch.drain() == {"timing_s/train": 13, "timing_s/update_actor": 7, "timing_s/testing": 60, "timing_s/step": 80,
+                             "perf/host_cores_busy": 0}
 
 
 class Graded:

@@ -11,6 +11,7 @@ import pytest
 import engine_lab as lab
 from jaxrl_post import mesh as meshes
 from jaxrl_post.cost import StepCost
+from jaxrl_post.engine import programs
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.drafts import Off
 from jaxrl_post.sim import rows as twin_file
@@ -247,19 +248,16 @@ def test_planted_faults(monkeypatch, fault):
     assert twin.seen != real.seen
 
 
-def test_the_host_has_one_turn_in_every_dispatch_and_changes_nothing_by_it():
-    """After the device has begun and before anything is collected: what finished in it is not known yet."""
+def test_the_host_has_one_turn_in_every_dispatch_and_changes_nothing_by_it(monkeypatch):
+    """After the device has begun and before it is waited for."""
     engine = compiled()
     plain = lab.run(engine, ASKED)
     engine.reset()
-    seen, dispatches = [], []
-    engine.report = lambda dispatch: dispatches.append(dispatch.clock)
-    engine.meanwhile = lambda: seen.append((engine.clock, engine.pending))
-    out, pending = {}, []
-    engine.submit(ASKED)
-    while engine.pending:
-        pending.append((engine.clock, engine.pending))
-        out.update((r.id, r) for r in engine.step())
-    engine.report = engine.meanwhile = None
-    assert seen == pending and [clock for clock, _ in seen] == dispatches
-    assert lab.same_bits(plain, out)
+    events, dispatches = [], []
+    begin, read = engine._programs.dispatch, programs.read
+    monkeypatch.setattr(engine._programs, "dispatch", lambda *given, **more: events.append("begins") or begin(*given, **more))
+    monkeypatch.setattr(programs, "read", lambda told: events.append("is waited for") or read(told))
+    monkeypatch.setattr(engine, "report", dispatches.append)
+    monkeypatch.setattr(engine, "meanwhile", lambda: events.append("the host's turn"))
+    assert lab.same_bits(plain, lab.run(engine, ASKED))
+    assert len(dispatches) > 5 and events == ["begins", "the host's turn", "is waited for"] * len(dispatches)

@@ -11,8 +11,9 @@ of ten steps first reaches 90 % of the synchronous run's of that seed in its las
 of medians over seeds, with a bootstrap interval; final rewards are means of the last twenty steps, with Welch's interval of the
 difference. What had been trained on by then, in answers, stands beside it. `at_64_rows`: seconds a step of synchronous rounds over
 the pipeline's, both on one device with 64 slots and rows: nearer to an accelerator, where few rows take as long as many.
-`host_cores_busy`: CPU seconds of the run's process a second. Where all devices are threads of one host, `most_by_overlap`, the
-host's cores over those that synchronous rounds keep busy, is what any overlap of the same work could gain.
+`host_cores_busy`: CPU seconds of the run's process a second; graders are not among them, threads that spin are. Where all devices
+are threads of one host, `most_by_overlap`, the host's cores over those that synchronous rounds keep busy, estimates what overlap
+of the same work could gain at most.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _compare(record, workload: str, runs: dict, ours: str) -> None:
         busy = statistics.median(run["cores_busy"] for run in mine)
         record.figure(f"{workload}.{arm}.host_cores_busy", busy)
         if arm == "sync":
-            record.figure(f"{workload}.most_by_overlap", os.cpu_count() / busy)
+            record.figure(f"{workload}.most_by_overlap", len(os.sched_getaffinity(0)) / busy)
         record.figure(f"{workload}.{arm}.final_reward", [_final(run) for run in mine])
         record.figure(f"{workload}.{arm}.first_reward", [statistics.mean(run["rewards"][:WINDOW]) for run in mine])
         record.figure(f"{workload}.{arm}.reward_by_answers", _curve(mine))
