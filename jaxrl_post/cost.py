@@ -50,8 +50,12 @@ class StepCost:
     def __post_init__(self):
         if len(self.rows) != len(self.seconds) or not self.rows:
             raise ValueError(f"step-cost table {self.source}: {len(self.rows)} row counts, {len(self.seconds)} times")
-        if sorted(set(self.rows)) != list(self.rows) or min(self.seconds) <= 0:
+        if sorted(set(self.rows)) != list(self.rows) or not all(0 < one < math.inf for one in self.seconds):
             raise ValueError(f"step-cost table {self.source}: row counts must ascend and times be positive")
+        for name in ("drafting", "opening", "training"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"step-cost table {self.source}: the seconds of {name} are {getattr(self, name)} and must be at "
+                                 "least 0; 0 says that they were not measured")
 
     def __call__(self, rows: int) -> float:
         """Seconds of a step of `rows` rows."""

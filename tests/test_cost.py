@@ -103,6 +103,14 @@ def test_file(tmp_path):
     bad.write_text("{}")
     with pytest.raises(ValueError, match="expected figures.step_s"):
         cost.load(str(bad))
+    for name, value, what in (("train_token_s", "-0.1", "seconds of training are -0.1 and"), ("drafting_s", "NaN", "drafting are nan"),
+                              ("opening_s", "Infinity", "opening are inf")):
+        bad.write_text(f'{{"figures": {{"step_s": {{"64": 0.002}}, "{name}": {value}}}}}')
+        with pytest.raises(ValueError, match=what):
+            cost.load(str(bad))
+    bad.write_text('{"figures": {"step_s": {"64": NaN}}}')
+    with pytest.raises(ValueError, match="times be positive"):
+        cost.load(str(bad))
 
 
 SEVEN = cost.SHAPES["qwen2.5-7b"]
