@@ -28,18 +28,18 @@ def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
       rows: of metrics.jsonl; those without a step's seconds count nothing.
     """
     seconds: Counter[str] = Counter()
+    apart = 0.0
     for row in rows:
         if _STEP not in row:
             continue
         seconds["all"] += row[_STEP]
-        seconds[LEARNER] += row.get("timing_s/train", 0.0)
+        apart += row.get("timing_s/train", 0.0)
         for phase, cause in _PHASES.items():
             seconds[cause] += row.get(f"timing_s/{phase}", 0.0)
         seconds.update(_generation(row))
     whole = seconds.pop("all", 0.0)
     if not whole:
         return {}
-    apart = seconds.pop(LEARNER, 0.0)
     seconds["else"] = max(whole - sum(seconds.values()), 0.0)
     seconds[LEARNER] = apart
     return dict(sorted(((cause, spent / whole) for cause, spent in seconds.items() if spent), key=lambda one: -one[1]))

@@ -16,10 +16,9 @@ import numpy as np
 from jaxrl_post import cost as costs
 from jaxrl_post import mesh as meshes
 from jaxrl_post import weights
+from jaxrl_post.engine import programs
 from jaxrl_post.engine.drafting import Drafting
 from jaxrl_post.engine.drafts import Off
-from jaxrl_post.engine import programs
-from jaxrl_post.engine.programs import Programs
 from jaxrl_post.models import decoder
 from jaxrl_post.slots.carry import Carry
 from jaxrl_post.slots.columns import Entry, Sizes, Told
@@ -58,7 +57,7 @@ class RowEngine(RowHost):
         self.case = self._layout.case(params)
         self._params = self._layout.place(params)
         self._owned = self._params is not params
-        self._programs = Programs(model, mesh, sizes, self.row_sizes, dtype, drafting.drafter)
+        self._programs = programs.Programs(model, mesh, sizes, self.row_sizes, dtype, drafting.drafter)
         self._programs.compile(self._params)
         self._state, self._tables = self._programs.blank()
         self.watched = self._programs.watched(drafting.drafter)
