@@ -147,6 +147,9 @@ class Scheduler:
     on shared devices, seconds of generation for each second of training while an optimizer step is under way, in turns by
     micro-batch, reckoned from the step costs; 0: the engine rests, and weights are there the sooner.
 
+    `lend`: where rounds are streamed, half of the engine's replicas are lent to the learner once that share of a round's answers
+    is done and the others fit into the rest, until the round is full; 0: never. On shared devices whole groups wait for that.
+
     `placement`: least_loaded gives a group to the replica with the fewest answers on their way; divided binds an answer when
     a slot is free; longest_first does so by what probes and history tell; rank_groups gives replicas of their own to prompts
     of like length. Only with more answers than slots do the middle two differ from the first, and the last only pays where
@@ -164,6 +167,7 @@ class Scheduler:
     ahead: int = at_least(0, 0)
     max_unscored: int = at_least(0, 0)
     interleave: float = at_least(0.0, 0.0)
+    lend: float = at_least(0.0, 0.0, 1.0)
     prompts: int = at_least(32, 1)
     group_size: int = at_least(8, 1)
     filter_groups: bool = False
@@ -357,6 +361,16 @@ class Config:
     def replicas(self) -> int:
         """Of the engine."""
         return self.generating // self.mesh.tensor
+
+    @property
+    def staying(self) -> int:
+        """Replicas that are never lent."""
+        return self.replicas - self.replicas // 2 if self.scheduler.lend else self.replicas
+
+    @property
+    def lent(self) -> int:
+        """Devices that are lent at times."""
+        return (self.replicas - self.staying) * self.mesh.tensor
 
     def evaluated_at(self, before: int, version: int) -> bool:
         """Whether there is an evaluation during the run at `version`, published after `before`; the one at its end is another
@@ -588,6 +602,23 @@ def _split_makes_sense(c: Config) -> None:
           f"{s.mini_batches}, scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1")
 
 
+def _loans_make_sense(c: Config) -> None:
+    s = c.scheduler
+    if s.lend == 0:
+        return
+    told, none = f"scheduler.lend={s.lend:g} lends", "; the nearest valid lend is 0"
+    _need(c.replicas > 1, f"{told} half of the engine's replicas, and it has one{none}")
+    _need(not c.engine.layouts, f"{told} replicas within a round, and engine.layouts={c.engine.layouts} are changed between two: "
+          "leave one of them empty or 0")
+    _need(s.stream > 0, f"{told} devices to a learner that gets groups while others are generated: scheduler.stream=0 gives it "
+          "none before the round is over; the nearest valid stream is 1")
+    _need(s.placement == "least_loaded", f"{told} replicas in the midst of a round, of which scheduler.placement="
+          f"{s.placement!r} keeps its own account; the nearest valid value is 'least_loaded'")
+    more = c.lent // c.mesh.tensor
+    _need(c.batch.rows % more == 0, f"{told} {more} shards for micro-batches of batch.rows={c.batch.rows}, which must be a "
+          f"multiple of it; the nearest valid value is {-(-c.batch.rows // more) * more}")
+
+
 def _rewards_make_sense(c: Config) -> None:
     r = c.reward
     _need(len(r.weights) in (0, len(r.functions)), f"reward.weights has {len(r.weights)} entries, "
@@ -597,7 +628,7 @@ def _rewards_make_sense(c: Config) -> None:
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
-          _races_make_sense, _streams_make_sense, _pipelines_make_sense, _split_makes_sense,
+          _races_make_sense, _streams_make_sense, _pipelines_make_sense, _split_makes_sense, _loans_make_sense,
           _loss_makes_sense, _thresholds_make_sense, _rewards_make_sense, _demonstrations_are_imitated,
           _evaluations_are_reached, _layouts_fit, _placements_know)
 

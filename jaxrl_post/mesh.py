@@ -68,6 +68,24 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Me
     return _mesh(learners, (data, fsdp, tensor)), _mesh(engines, (engine // tensor, 1, tensor))
 
 
+def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
+    """An engine's mesh in two: of its first `stay` replicas, which go on generating, and of the others, lent to that learner. They
+    lie there as its own do: along fsdp where it splits weights, else along data.
+
+    Raises:
+      ValueError: several processes, of which some would be left without a device that generates.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(f"scheduler.lend lends devices within one process, and this job has {jax.process_count()}; the nearest "
+                         "valid value is 0")
+    tensor = engine.shape[TENSOR]
+    by_replica = engine.devices.reshape(-1, tensor)
+    kept, gone = by_replica[:stay], by_replica[stay:]
+    more = len(gone)
+    sizes = (1, more, tensor) if learner.shape[FSDP] > 1 else (more, 1, tensor)
+    return _mesh(list(kept.flat), (stay, 1, tensor)), _mesh(list(gone.flat), sizes)
+
+
 def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:
     # Spelled out: the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
     return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)

@@ -40,12 +40,19 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.s
         model, params, mesh, algorithm=config.algorithm, optimizer=config.optimizer, batch=config.batch,
         temperature=config.sampling.temperature, steps=config.steps, max_tokens=config.sampling.max_tokens,
         reference=params if config.algorithm.needs_reference else None, remat=config.model.remat,
-        compute_dtype=config.model.compute_dtype)
+        compute_dtype=config.model.compute_dtype, lent=_divided(config, mesh)[1] if config.lent else None)
 
 
 def layouts(config: Config) -> tuple[Layout, ...]:
     """Those that the engine is compiled for; the first is that of the mesh, where it begins."""
-    return tuple(Layout(config.generating // tensor, tensor) for tensor in (config.mesh.tensor, *config.engine.layouts))
+    tensors = config.mesh.tensor, *config.engine.layouts
+    lending = [Layout(config.staying, config.mesh.tensor)] if config.lent else []
+    return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
+
+
+def _divided(config: Config, learner: jax.sharding.Mesh) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
+    """The engine's mesh while devices are lent, and theirs."""
+    return meshes.divided(mesh_of(config, layouts(config)[0]), config.staying, learner)
 
 
 def learner_mesh(config: Config) -> jax.sharding.Mesh:
@@ -61,8 +68,10 @@ def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
     """The engine's: its own devices, or the learner's mesh for the layout where it begins."""
     m, own = config.mesh, layout.tensor == config.mesh.tensor
     if m.engine:
-        return meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)[1]
-    return meshes.make_mesh(*((m.data, m.fsdp) if own else (layout.replicas, 1)), layout.tensor)
+        mesh = meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)[1]
+    else:
+        mesh = meshes.make_mesh(*((m.data, m.fsdp) if own else (config.generating // layout.tensor, 1)), layout.tensor)
+    return mesh if layout.devices == mesh.size else meshes.divided(mesh, layout.replicas, learner_mesh(config))[0]
 
 
 def pace(config: Config, replica: Callable[[], Replica], table: cost.StepCost | None) -> Pace | None:
@@ -114,7 +123,9 @@ def engine(config: Config, start: Inputs, learner: Learner, history: History,
     """The engine; of several layouts, one for each and all ready."""
     make = {layout: functools.partial(_engine, config, start, learner, history, say, layout)
             for layout in layouts(config)}
-    return Elastic(make, learner.params) if len(make) > 1 else next(iter(make.values()))()
+    if len(make) == 1:
+        return next(iter(make.values()))()
+    return Elastic(make, learner.params, learner if config.lent else None)
 
 
 def _engine(config: Config, start: Inputs, learner: Learner, history: History, say: Callable[[str], object],

@@ -88,8 +88,8 @@ class Scheduler(Protocol):
         until there is nothing; after the last commit of what it gives at once comes a publish."""
 
     def layout(self) -> Layout | None:
-        """Asked before every `admit`: how the engine shall lie from now on; None: as it does. It changes between two rounds
-        only."""
+        """Asked before every `admit`: how the engine shall lie from now on; None: as it does. It changes between two rounds, or
+        within one to fewer replicas of the same kind and back, when all that it admitted is with the engine."""
 
     def held(self) -> Sequence[Rollout]:
         """Finished rollouts whose group is not scored: graders that know of none of them, after `load_state_dict`, must be

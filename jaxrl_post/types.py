@@ -246,10 +246,14 @@ class Stop:
 
 
 class Layout(NamedTuple):
-    """How the engine lies on its devices: so many replicas, each over `tensor` of them."""
+    """How the engine lies on its devices: so many replicas, each over `tensor` of them. Those it leaves free are the last."""
 
     replicas: int
     tensor: int
+
+    @property
+    def devices(self) -> int:
+        return self.replicas * self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ class Layout:
         self._first = jax.jit(self._cast, out_shardings=shardings)
         self._into = jax.jit(lambda old, new: self._cast(new), out_shardings=shardings, donate_argnums=0, keep_unused=True)
         self._narrow = jax.jit(self._cast)
+        self._copy = jax.jit(jnp.copy)
 
     def _cast(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(self.dtype), tree)
@@ -67,47 +68,59 @@ class Layout:
         """What the compiler says of the program that `replace` runs in case `cast` (`memory_analysis()`)."""
         return self._into.lower(old, new).compile().memory_analysis()
 
-    def replace(self, old: Any, new: Any) -> Any:
-        """The next weights; `old` is used up unless shared.
+    def replace(self, old: Any, new: Any, owned: bool = True) -> Any:
+        """The next weights; `old` is used up unless shared, or not `owned`: others use its buffers too.
 
         Raises:
           Torn: the device or its runtime failed.
         """
         try:
-            return self._replaced(old, new)
+            return self._replaced(old, new, owned)
         except jax.errors.JaxRuntimeError as error:
             raise Torn(f"the swap to new weights failed after its checks, and the old ones may be used up: {error}") from error
 
-    def _replaced(self, old: Any, new: Any) -> Any:
+    def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
         case = self.case(new)
         if case == "shared":
             return new
-        return self._into(old, new) if case == "cast" else jax.tree.map(self._move, old, new, self.shardings)
+        if case == "cast":
+            return self._into(old, new)
+        return jax.tree.map(lambda old, new, sharding: self._move(old, new, sharding, owned), old, new, self.shardings)
 
-    def bring(self, held: Any, owned: bool) -> Any:
-        """Weights that lie as another layout wants them, of the same dtype; where `owned`, each leaf is given up once its
-        successor is there."""
-        return jax.tree.map(lambda leaf, sharding: self._bring(leaf, sharding, owned), held, self.shardings)
+    def bring(self, held: Any, owned: bool) -> tuple[Any, bool]:
+        """Weights that lie as another layout wants them, of the same dtype, and whether nobody but the engine uses them. Where
+        `owned`, each leaf is given up once its successor is there. On fewer devices or on more, the two share what stays where it
+        is, so old leaves are only let go of, and weights that were not the engine's own are not now."""
+        shares = _shares(jax.tree.leaves(held)[0].sharding, jax.tree.leaves(self.shardings)[0])
+        give_up = owned and not shares
+        return jax.tree.map(lambda leaf, sharding: self._bring(leaf, sharding, give_up), held, self.shardings), owned or not shares
 
     @staticmethod
-    def _bring(leaf: jax.Array, sharding: Any, owned: bool) -> jax.Array:
+    def _bring(leaf: jax.Array, sharding: Any, give_up: bool) -> jax.Array:
         brought = jax.block_until_ready(jax.device_put(leaf, sharding, may_alias=False))
-        if owned:
+        if give_up:
             leaf.delete()
         return brought
 
-    def _move(self, old: jax.Array, new: jax.Array, sharding: Any) -> jax.Array:
+    def _move(self, old: jax.Array, new: jax.Array, sharding: Any, owned: bool) -> jax.Array:
         """The successor of one leaf."""
-        old.delete()
+        if owned:
+            old.delete()
         return self._sent(new, sharding)
 
     def _sent(self, new: jax.Array, sharding: Any) -> jax.Array:
         """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
         collectives, which on CPU is slower (scripts/results/swap-live.json holds the times); between processes it cannot."""
-        narrow = new if new.dtype == self.dtype else self._narrow(new)
+        narrow = self._narrow(new) if new.dtype != self.dtype else self._copy(new) if _shares(new.sharding, sharding) else new
         if self._apart(new) and jax.process_count() > 1:
             return handed_over(narrow, sharding)
         return jax.device_put(narrow, sharding, may_alias=False)
+
+
+def _shares(one: Any, other: Any) -> bool:
+    """Whether `device_put` from one sharding to the other takes pieces over that lie on devices of both, whatever may_alias says
+    (jax 0.10)."""
+    return one.device_set != other.device_set and not one.device_set.isdisjoint(other.device_set)
 
 
 def handed_over(new: jax.Array, home: NamedSharding) -> jax.Array:

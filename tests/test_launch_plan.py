@@ -93,6 +93,42 @@ def test_the_process_by_hand():
     assert with_it - plan.resident() >= 0.9 * size or not plan.Path("/proc/self/status").is_file()
 
 
+LENDS = "scheduler.stream=1", "scheduler.lend=0.5", "batch.rows=4", "checkpoint.every=0"
+
+
+def test_a_device_that_is_lent_by_hand():
+    """Four devices that generate beside two that learn, of which two are lent: for each a half of the weights and of the gradient,
+    which the learner's two have as well."""
+    lends = config(*LENDS, "mesh.fsdp=2", "mesh.engine=4")
+    held = plan.memory(lends, TINY)
+    kinds = plan.by_kind(lends, held)
+    lent, learns, generates = (kinds[f"device {kind}"] for kind in ("while it is lent", "that learns", "that generates"))
+    assert lent["weights (float32)"] == lent["gradient (float32)"] == learns[plan.WEIGHTS] == held[plan.WEIGHTS]
+    assert lent["all"] == 2 * held[plan.WEIGHTS] + lent[plan.ESTIMATE] and "KV pages" in " ".join(generates)
+    assert held["all"] == sum(kinds[kind]["all"] for kind in ("device that learns", "device that generates"))
+    # Generating takes 100 a device, and what a lent one has instead 2 * 70: the process is at its highest while two are lent.
+    held = {plan.WEIGHTS: 10, plan.PAGES: 100, f"{plan.LENT}weights (float32)": 70, f"{plan.LENT}gradient (float32)": 70,
+            plan.LENT + plan.ESTIMATE: 5, plan.MOMENTS: 0, plan.ESTIMATE: 7, "all": 117}
+    assert plan.process(lends, held, {"commit": 1}, 1000, True)["process at its highest"] == 1000 + 20 + 200 + 280 + 6
+    held |= {plan.PAGES: 200}  # now it is while none is
+    assert plan.process(lends, held, {"commit": 1}, 1000, True)["process at its highest"] == 1000 + 20 + 800 + 6
+
+
+def test_a_shared_device_that_is_lent_keeps_what_learns():
+    """Whole weights are the learner's own; of quarters, halves are made."""
+    for sizes, more in ((4, 1, 1), 0), ((1, 4, 1), 1):
+        lends, whole = config(*LENDS, f"mesh.data={sizes[0]}", f"mesh.fsdp={sizes[1]}"), meshes.make_mesh(*sizes)
+        shardings = meshes.param_shardings(meshes.divided(whole, 2, whole)[1], decoder.axes(TINY), "learner")
+        placed = meshes.put(decoder.init(TINY, 0), shardings)
+        there = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed))
+        held = plan.memory(lends, TINY)
+        kinds = plan.by_kind(lends, held)
+        lent, device = kinds["device while it is lent"], kinds["device"]
+        assert lent["weights (float32)"] == more * there and lent["gradient (float32)"] == there
+        assert lent[plan.MOMENTS] == device[plan.MOMENTS] and not any(name.startswith(plan.PAGES) for name in lent)
+        assert device["all"] == held["all"]
+
+
 def test_a_mesh_that_does_not_divide_is_one_sentence():
     with pytest.raises(ValueError, match="mesh.tensor=4 does not divide the model's kv_heads=2; the nearest .* 2"):
         plan.memory(config("mesh.tensor=4"), TINY)

@@ -47,11 +47,11 @@ def test_a_swap_that_fails_in_its_midst_says_restart_and_is_resumed(here, monkey
         assert resume(here, whole, *KEPT) == 0
     calls, sound = [], weights.Layout._replaced
 
-    def fails(self, old, new):
+    def fails(self, *given):
         calls.append(1)
         if len(calls) == 4:
             raise jax.errors.JaxRuntimeError("INTERNAL: planted")
-        return sound(self, old, new)
+        return sound(self, *given)
 
     monkeypatch.setattr(weights.Layout, "_replaced", fails)
     assert resume(here, torn, *KEPT) == 42

@@ -97,3 +97,27 @@ def test_unknown_room_and_name():
         mesh.param_shardings(m, {"w": ("embed",)}, "kitchen")
     with pytest.raises(ValueError, match="unknown logical axis 'embd'"):
         mesh.param_shardings(m, {"w": ("embd",)}, "learner")
+
+
+@pytest.mark.parametrize("sizes, axis", [((4, 1, 1), "data"), ((1, 4, 1), "fsdp"), ((2, 1, 2), "data"), ((1, 2, 2), "fsdp")])
+def test_a_mesh_in_two_keeps_replicas_whole(sizes, axis):
+    """The last replicas go, each with all its devices, along the axis that splits the learner's weights."""
+    whole = mesh.make_mesh(*sizes)
+    stays, goes = mesh.divided(whole, mesh.replicas(whole) // 2, whole)
+    ids = [[device.id for device in part.devices.flat] for part in (whole, stays, goes)]
+    assert ids[1] + ids[2] == ids[0] and len(ids[1]) == len(ids[2]) == 2
+    assert stays.shape["tensor"] == goes.shape["tensor"] == sizes[2] and goes.shape[axis] == 2 // sizes[2]
+
+
+def test_of_three_replicas_one_goes():
+    whole = mesh.make_mesh(3)
+    stays, goes = mesh.divided(whole, 2, whole)
+    assert (stays.size, goes.size) == (2, 1)
+
+
+def test_several_processes_lend_nothing(monkeypatch):
+    whole = mesh.make_mesh(4)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="scheduler.lend lends devices within one process, and this job has 2; the nearest valid "
+                                         "value is 0"):
+        mesh.divided(whole, 2, whole)

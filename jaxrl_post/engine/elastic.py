@@ -1,20 +1,31 @@
 """An engine that can lie on its devices in several ways: one row engine for each layout, compiled ahead.
 
 RollPacker's elastic parallelism (arXiv 2509.21009, section 4): few replicas of many devices each where the KV pages of one
-replica are short, many replicas where they are not. Invariant: at any time one layout alone holds pages, tables and weights,
-and a move of the weights needs at most one leaf more. What was pending goes on with its tokens forced, as after a checkpoint.
-Tokens drawn under another layout have another numerics key: the same law, equal but for near ties.
+replica are short, many replicas where they are not; and its stream trainer (section 5.3): fewer replicas while a round drains,
+whose devices the learner gets. Invariant: at any time one layout alone holds pages, tables and weights, and a move of the weights
+needs at most one leaf more. What was pending goes on with its tokens forced, as after a checkpoint. Tokens drawn under another
+layout have another numerics key: the same law, equal but for near ties; with fewer replicas of like size, the same programs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from jaxrl_post.engine.engine import RowEngine, drop
 from jaxrl_post.slots.dispatches import Dispatch
 from jaxrl_post.types import Capacity, Group, Layout, Prompt, Request, Rollout, RolloutId
+
+
+class Borrower(Protocol):
+    """Gets the devices that a layout leaves free."""
+
+    def borrow(self) -> None:
+        """The engine has left them."""
+
+    def give_back(self) -> None:
+        """The engine is about to need them: whatever lies there must go."""
 
 
 class Elastic:
@@ -24,12 +35,13 @@ class Elastic:
       make: builds, and may probe, the engine of a layout. The first one is where it begins. Each is called once, while no
         other layout holds anything.
       params: the learner's weights. Each layout rehearses a swap to them, so that a later swap compiles nothing.
+      borrower: of the devices that the first layout has and another one has not; None: they rest.
 
     Raises:
       ValueError: a layout that the model or the devices do not allow.
     """
 
-    def __init__(self, make: Mapping[Layout, Callable[[], RowEngine]], params: Any):
+    def __init__(self, make: Mapping[Layout, Callable[[], RowEngine]], params: Any, borrower: Borrower | None = None):
         first, *others = make
         self.engines: dict[Layout, RowEngine] = {}
         for layout in (*others, first):
@@ -39,7 +51,7 @@ class Elastic:
             if layout != first:
                 held = engine.lay_down()
                 drop(held.params if held.owned else ())
-        self._engine = engine
+        self._engine, self._borrower = engine, borrower
         self._prompts: dict[RolloutId, Prompt] = {}
         self._counts: Counter[str] = Counter()
         self.drafting = Drafts(self)
@@ -124,23 +136,27 @@ class Elastic:
             near = min(self.engines, key=lambda known: (abs(known.tensor - layout.tensor), known))
             raise ValueError(f"engine: {layout} was asked for, compiled are {', '.join(map(str, self.engines))}; the nearest "
                              f"is {near}")
-        before, state = self.layout, self._engine.state_dict()
+        state = self._engine.state_dict()
         self._counts.update(num_relayouts=1, num_moved=len(state["lives"]))
         self._move(layout)
-        self._load(state, before)
+        self._load(state)
 
     def _move(self, layout: Layout) -> None:
         """Weights and version, to an engine that knows of no request."""
-        version, held = self.version, self._engine.lay_down()
+        version, more = self.version, layout.devices - self.layout.devices
+        held = self._engine.lay_down()
+        if self._borrower and more > 0:
+            self._borrower.give_back()
         self._engine = self.engines[layout]
         self._engine.take_up(held, version)
+        if self._borrower and more < 0:
+            self._borrower.borrow()
 
-    def _load(self, state: Mapping, before: Layout) -> None:
-        """Requests, clocks and counters of the engine that lay so before."""
+    def _load(self, state: Mapping) -> None:
+        """Requests, clocks and counters of the engine before."""
         here = {"row_sizes": self._engine.row_sizes, "cost": self._engine.cost.digest}
         prompts = {prompt.id: prompt for prompt in self._prompts.values()}
-        replicas = moved([(live["id"], live["replica"]) for live in state["lives"]], before.replicas,
-                         self.layout.replicas)
+        replicas = moved([(live["id"], live["replica"]) for live in state["lives"]], self.layout.replicas)
         lives = [live | {"replica": replica} for live, replica in zip(state["lives"], replicas, strict=True)]
         self._engine.load_state_dict(state | here | {"lives": lives}, prompts)
 
@@ -162,7 +178,8 @@ class Elastic:
         counts, self._counts = self._counts, Counter()
         return self._engine.metrics() | {"engine/num_relayouts": float(counts["num_relayouts"]),
                                          "engine/num_moved_rollouts": float(counts["num_moved"]),
-                                         "engine/tensor": float(self.layout.tensor)}
+                                         "engine/tensor": float(self.layout.tensor),
+                                         "engine/replicas": float(self.layout.replicas)}
 
 
 class Drafts:
@@ -178,15 +195,12 @@ class Drafts:
         return self._elastic.engine.drafting.metrics()
 
 
-def moved(lives: Sequence[tuple[Sequence, int]], before: int, after: int) -> list[int]:
-    """The replicas, of `after`, of rollouts (id, replica of `before`), in order. A replica's become another's when there are
-    fewer; when there are more, its prompts take turns among those that it became. Samples of a prompt that shared a replica
-    still do."""
-    seen: dict[int, dict[str, int]] = {}
-    out = []
-    for id, replica in lives:
-        turns = seen.setdefault(replica, {})
-        turn = turns.setdefault(RolloutId(*id).prompt_id, len(turns))
-        first, end = replica * after // before, max((replica + 1) * after // before, replica * after // before + 1)
-        out.append(first + turn % (end - first))
-    return out
+def moved(lives: Sequence[tuple[Sequence, int]], replicas: int) -> list[int]:
+    """New replicas, of so many, for rollouts (id, replica), in order. Samples of a prompt that shared a replica still do; each
+    such group goes where the fewest rollouts are by then."""
+    groups = Counter((RolloutId(*id).prompt_id, replica) for id, replica in lives)
+    load, home = [0] * replicas, {}
+    for group, size in groups.items():  # in order of first appearance
+        home[group] = load.index(min(load))
+        load[home[group]] += size
+    return [home[RolloutId(*id).prompt_id, replica] for id, replica in lives]

@@ -77,7 +77,7 @@ class RowEngine(RowHost):
 
     def _exchange(self, params: Any) -> None:
         self._layout.check(self._params, params)
-        self._params = self._layout.replace(self._params, params)
+        self._params = self._layout.replace(self._params, params, self._owned)
         self._owned = self._params is not params
 
     # ---- layouts
@@ -104,7 +104,8 @@ class RowEngine(RowHost):
     def take_up(self, held: Held, version: int) -> None:
         """Weights that an engine of another layout laid down, used up where it owned them; pages and tables are empty."""
         assert self._params is None, "it holds weights already"
-        self._params, self._owned, self._version = self._layout.bring(held.params, held.owned), True, version
+        self._params, self._owned = self._layout.bring(held.params, held.owned)
+        self._version = version
         self._state, self._tables = self._programs.blank()
 
 

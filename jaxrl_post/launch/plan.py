@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import resource
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ WEIGHTS, ESTIMATE = "weights (learner, float32)", "activations (estimate)"
 SAVED = "copy of weights and moments for a checkpoint"
 MOMENTS = "optimizer (two moments, float32)"
 ENGINE, PAGES, DRAFTING = "weights (engine", "KV pages", "drafting (tables of one replica)"
+_GENERATES = ENGINE, PAGES, DRAFTING
+LENT, _WHILE_LENT = "lent: ", "device while it is lent"  # the first begins what lies on the second
 
 
 def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, int | float]:
@@ -77,22 +80,40 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dic
         "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
         f"{PAGES} ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
         DRAFTING: drafting,
-        ESTIMATE: _activations(config, model),
+        ESTIMATE: _activations(config, model, config.mesh.shards),
     }
-    return out | {"all": sum(out.values())}
+    return out | {"all": sum(out.values())} | (_lent(config, model) if config.lent else {})
+
+
+def _lent(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
+    """Bytes on a device while it is lent; `memory` on its mesh: mesh.divided."""
+    shards, shapes, axes = config.lent // config.mesh.tensor, decoder.abstract(model), decoder.axes(model)
+    sizes = (1, shards) if config.mesh.fsdp > 1 else (shards, 1)
+    mesh = AbstractMesh((*sizes, config.mesh.tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR), axis_types=(AxisType.Auto,) * 3)
+    meshes.check_divisible(mesh, axes, shapes, "learner")
+    weights = 4 * _elements(shapes, meshes.param_shardings(mesh, axes, "learner"))
+    there = config.mesh.engine == 0 and config.mesh.fsdp == 1  # the learner's own are the same
+    return {f"{LENT}weights (float32)": 0 if there else weights, f"{LENT}gradient (float32)": weights,
+            LENT + ESTIMATE: _activations(config, model, shards)}
 
 
 def by_kind(config: Config, held: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """What `memory` says, by the kind of device that it lies on: one where learner and engine share them."""
-    if not config.mesh.engine:
-        return {"device": dict(held)}
-    parts = [{name: size for name, size in held.items() if name != "all" and _generates(name) is kind} for kind in (False, True)]
-    return {kind: part | {"all": sum(part.values())}
-            for kind, part in zip(("device that learns", "device that generates"), parts)}
+    """What `memory` says, by the kind of device that it lies on: one where learner and engine share them. A device that is lent
+    holds meanwhile nothing that generates, and what is said of it beside."""
+    parts: dict[str, dict[str, int]] = {}
+    for name, size in held.items():
+        for kind in _kinds(config, name) if name != "all" else ():
+            parts.setdefault(kind, {})[name.removeprefix(LENT)] = size
+    return {kind: part | {"all": sum(part.values())} for kind, part in parts.items()}
 
 
-def _generates(name: str) -> bool:
-    return name.startswith((ENGINE, PAGES, DRAFTING))
+def _kinds(config: Config, name: str) -> tuple[str, ...]:
+    generates, shared = name.startswith(_GENERATES), config.mesh.engine == 0
+    if name.startswith(LENT):
+        return (_WHILE_LENT,)
+    if shared:
+        return ("device", _WHILE_LENT) if config.lent and not generates and ESTIMATE not in name else ("device",)
+    return ("device that generates",) if generates else ("device that learns",)
 
 
 def process(config: Config, held: Mapping[str, int], temporaries: Mapping[str, int], resident: int,
@@ -109,20 +130,31 @@ def process(config: Config, held: Mapping[str, int], temporaries: Mapping[str, i
     While a checkpoint is written the process holds a copy of weights and moments; no program runs then, so the larger of
     the two needs counts. An export reads what is there: on the CPU the arrays themselves.
     """
-    kept = {name: size for name, size in held.items() if name not in ("all", ESTIMATE) and size}
-    kinds = [{name: size for name, size in part.items() if name in kept} for part in by_kind(config, held).values()]
+    kept = {name: size for name, size in held.items() if not name.endswith(("all", ESTIMATE)) and size}
+    kinds = by_kind(config, kept).values()
     largest, shards = max(temporaries, key=temporaries.get), config.mesh.fsdp * config.mesh.tensor
     saved = {SAVED: (held[WEIGHTS] + held[MOMENTS]) * shards} if config.checkpoint.every else {}
     if not on_host:
         staged = saved or {"weights on their way (float32)": held[WEIGHTS] * shards}
         inside = {"process itself (compiled, no weights yet)": resident, **staged}
         return inside | {"process at its highest": sum(inside.values()),
-                         "each device at its highest": max(sum(kind.values()) for kind in kinds) + temporaries[largest]}
+                         "each device at its highest": max(kind["all"] for kind in kinds) + temporaries[largest]}
     program = {f"largest program beside it ({largest})": temporaries[largest] * config.devices}
-    inside = {"process itself (compiled, no weights yet)": resident,
-              **{name: size * (config.generating if _generates(name) else config.mesh.learner) for name, size in kept.items()},
+    totals = [_on_all(config, kept, lent) for lent in (0, config.lent)]
+    inside = {"process itself (compiled, no weights yet)": resident, **max(totals, key=lambda lines: sum(lines.values())),
               **max(program, saved, key=lambda line: sum(line.values()))}
     return inside | {"process at its highest": sum(inside.values())}
+
+
+def _on_all(config: Config, held: Mapping[str, int], lent: int) -> dict[str, int]:
+    """`held`, which is per device, on all of them together while so many are lent."""
+    count = {"device": config.devices - lent, "device that learns": config.mesh.learner, _WHILE_LENT: lent,
+             "device that generates": config.generating - lent}
+    out: Counter[str] = Counter()
+    for kind, part in by_kind(config, held).items():
+        for name, size in part.items():
+            out[name] += size * count[kind] if name != "all" else 0
+    return dict(+out)
 
 
 def resident() -> int:
@@ -158,11 +190,11 @@ def _cache(config: Config, model: decoder.ModelConfig) -> int:
     return 2 * model.layers * positions * heads * model.head_dim * _bytes(config.engine.dtype)
 
 
-def _activations(config: Config, model: decoder.ModelConfig) -> int:
+def _activations(config: Config, model: decoder.ModelConfig, shards: int) -> int:
     """Of one micro-batch's backward pass: per layer the residual stream twice, q, k, v, o, the two halves of the gated
     feed-forward and the attention weights (with remat one layer of that and the stream of each), and the head's
     logits with their gradient, head_chunk at a time."""
-    tokens = config.batch.rows // config.mesh.shards * config.batch.tokens
+    tokens = config.batch.rows // shards * config.batch.tokens
     ways = config.mesh.tensor
     inner = (2 * model.heads + 2 * model.kv_heads) * model.head_dim // ways + 3 * model.ffw // ways
     weights = model.heads // ways * config.batch.tokens

@@ -42,7 +42,7 @@ class Placement(Protocol):
 
 class LeastLoaded:
     """A Placement that releases all at once, each group into the replica with the fewest requests on their way, the lowest
-    of equals. It migrates nothing."""
+    of equals. It migrates nothing; where the engine does, in the midst of a round, that is the engine's matter."""
 
     def __init__(self, replicas: int):
         self._empty(replicas)
@@ -62,7 +62,7 @@ class LeastLoaded:
             self._add(replica, len(group))
 
     def release(self, capacity: Capacity) -> list[Request]:
-        if len(capacity.slots) != len(self._load):
+        if self._waiting and len(capacity.slots) != len(self._load):
             self._deal_again(len(capacity.slots))
         out, self._waiting = self._waiting, []
         return out

@@ -118,6 +118,9 @@ class Races(Rounds):
         opened.launched = opened.size
         return self._again(opened)
 
+    def late(self) -> list[Open]:
+        return super().late() if self._long else []
+
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
         """The last one that the wave waits for ends the race."""
         stop = super()._became_whole(opened, clock)

@@ -70,7 +70,7 @@ class Recorder:
 
     def layout(self) -> Layout | None:
         layout = self._scheduler.layout()
-        if layout != self._layout:
+        if layout not in (None, self._layout):
             self._layout = layout
             self._line("layout", {"layout": layout})
         return layout

@@ -138,9 +138,23 @@ class Rounds(Ledger):
         return self._round >= self._steps
 
     @property
-    def ready(self) -> bool:
-        """Whether there is something to take."""
-        return bool(self._delivery.parts(self._kept, self._room == 0, self._batches))
+    def full(self) -> bool:
+        """Whether all groups of the round are there, and not all were taken."""
+        return bool(self._kept) and self._room == 0
+
+    @property
+    def answers(self) -> int:
+        """Of the round."""
+        return self._wanted * self._group_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Of an answer."""
+        return self._max_tokens
+
+    def late(self) -> list[Open]:
+        """Groups on their way that lack answers, where the round waits for all of them: in a race it does not."""
+        return [opened for opened in self._open.values() if not opened.whole]
 
     def take(self) -> list[Part]:
         """What the delivery hands out now; groups by admission."""

@@ -10,8 +10,9 @@ from jaxrl_post.scheduler.balance import RankGroups
 from jaxrl_post.scheduler.delivery import Streamed
 from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.scheduler.groups import PromptOrder
-from jaxrl_post.scheduler.longest_first import Divided, LongestFirst
 from jaxrl_post.scheduler.ledger import Ledger
+from jaxrl_post.scheduler.lending import Lending
+from jaxrl_post.scheduler.longest_first import Divided, LongestFirst
 from jaxrl_post.scheduler.pace import Overlapped, Pace
 from jaxrl_post.scheduler.pipeline import Pipeline
 from jaxrl_post.scheduler.placement import LeastLoaded, Placement
@@ -50,7 +51,7 @@ PLACEMENTS: dict[str, Callable[[int, Pasts, Callable[[], Replica]], Placement]] 
 
 
 def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling, past: Pasts,
-         replica: Callable[[], Replica], pace: Pace | None = None) -> Ledger | Overlapped:
+         replica: Callable[[], Replica], pace: Pace | None = None) -> Ledger | Lending | Overlapped:
     """The scheduler of a run.
 
     Args:
@@ -63,6 +64,10 @@ def made(config: configs.Config, prompts: PromptOrder, sampling: Sampling, past:
         prompts, run_seed=config.seed, group_size=s.group_size, sampling=sampling, max_tokens=config.sampling.max_tokens,
         filter_groups=s.filter_groups, max_waves=s.max_waves, replicas=config.replicas,
         placement=PLACEMENTS[s.placement](config.replicas, past, replica), **_OWN[s.name](config, past, pace))
+    if s.lend:
+        all_of_them, half = (Layout(count, config.mesh.tensor) for count in (config.replicas, config.staying))
+        scheduler = Lending(scheduler, all_of_them=all_of_them, half=half, share=s.lend, replica=replica(), past=past,
+                            apart=config.mesh.engine > 0)
     return scheduler if pace is None or s.name == "pipeline" else Overlapped(scheduler, pace)
 
 

@@ -1,9 +1,9 @@
 """Replicas lent to the learner while a round drains (RollPacker, arXiv 2509.21009, section 5.3), as seconds of a step.
 
 When a share of a round's answers is done, part of the devices train on groups that are whole while the others go on
-generating; what is left at the end is trained on by all. This needs programs of their own for both, which one mesh shared in
-time has not, so it exists here only. Invariant: a step with lending never takes longer than without, and what is trained on is
-the same: the sum is exact, only its order is not. Left out: the slower steps of the fuller replicas, at most 1 % by the paper.
+generating; what is left at the end is trained on by all. A run does so by `scheduler.lend`; here it is reckoned beside a round
+that was simulated without. Invariant: a step with lending never takes longer than without, and what is trained on is the same: the
+sum is exact, only its order is not. Left out: the slower steps of the fuller replicas, at most 1 % by the paper.
 """
 
 from __future__ import annotations

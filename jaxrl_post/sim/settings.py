@@ -124,6 +124,9 @@ class Simulation:
         if s.interleave and (s.name != "pipeline" or self.learner.apart):
             raise ValueError(f"scheduler.interleave={s.interleave} is of scheduler.name='pipeline' on shared devices: with scheduler."
                              f"name={s.name!r} and learner.apart={self.learner.apart} it must be 0")
+        if s.lend:
+            raise ValueError(f"scheduler.lend={s.lend:g} moves answers in the midst of a round, which the simulator does not: what a "
+                             "loan would make of each step is its lent_step_s; the nearest valid lend is 0")
         if s.name == "pipeline" and (s.updates != 1 or s.stream or self.cluster.layouts
                                      or s.placement not in ("least_loaded", "divided")):
             raise ValueError("scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "

@@ -24,10 +24,11 @@ from jaxrl_post import mesh as meshes
 from jaxrl_post.algorithms import advantages, correction, credit, losses
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder
+from jaxrl_post.trainer import guest as guests
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import programs
 from jaxrl_post.trainer.gate import Gate
-from jaxrl_post.trainer.state import TrainState
+from jaxrl_post.trainer.state import TrainState, abstract, is_abstract, owned, struct
 from jaxrl_post.types import Group, Rollout, RolloutId
 
 GRADIENT = 3  # what a micro-batch's gradient costs, in forward passes
@@ -39,7 +40,8 @@ class Learner:
 
     def __init__(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, *, algorithm: config.Algorithm,
                  optimizer: config.Optimizer, batch: config.Batch, temperature: float, steps: int, max_tokens: int,
-                 reference: Any = None, remat: bool = False, compute_dtype: str = "float32"):
+                 reference: Any = None, remat: bool = False, compute_dtype: str = "float32",
+                 lent: jax.sharding.Mesh | None = None):
         """
         Args:
           params: the policy, host or device arrays; kept as float32 (float64 if given so and x64 is on). Of
@@ -50,8 +52,10 @@ class Learner:
           max_tokens: longest answer of the run: of seq-mean-token-sum-norm and of the penalty for length.
           reference: frozen weights like `params`, or None.
           compute_dtype: of activations; weights, gradients and moments stay wide.
+          lent: devices that alone, or beside others, add up gradients between `borrow` and `give_back` (trainer/guest.py).
         """
-        _check(model, mesh, algorithm, batch, reference)
+        for one in (mesh, lent) if lent else (mesh,):
+            _check(model, one, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
         self._recipe = programs.Recipe(
             model=model, algorithm=algorithm, temperature=temperature or 1.0, head_chunk=batch.head_chunk,
@@ -63,9 +67,10 @@ class Learner:
         self._shardings = meshes.param_shardings(mesh, axes, "learner")
         self._transform = optimizers.transform(optimizer, optimizers.matrices(axes))
         self._rate = optimizers.rate(optimizer, steps)
-        self._reference = None if reference is None else _owned(reference, self._shardings)
-        self.state = self._first_state(_owned(params, self._shardings))
+        self._reference = None if reference is None else owned(reference, self._shardings)
+        self.state = self._first_state(owned(params, self._shardings))
         self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
+        self._guest = guests.Guest(lent, model, host=mesh) if lent else None
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # of what was begun last
@@ -80,8 +85,9 @@ class Learner:
 
     @property
     def at_work(self) -> bool:
-        """Whether its devices are: a look, which waits for nothing."""
-        return self._newest is not None and not self._newest.is_ready()
+        """Whether its devices are, lent ones among them: a look, which waits for nothing."""
+        newest = (self._newest, self._guest.newest if self._guest else None)
+        return any(result is not None and not result.is_ready() for result in newest)
 
     @property
     def params(self) -> Any:
@@ -89,29 +95,42 @@ class Learner:
         return self.state.params["policy"]
 
     def jitted(self) -> dict[str, tuple[Any, tuple]]:
-        """Every program by name, not compiled, with the shapes of its arguments."""
-        one = meshes.replicated(self._mesh)
-        batch = self._blank(old=self._needs_old, reference=self._kl_in_loss, corrected=self._algorithm.corrects_rollouts,
-                            prox=self._algorithm.prox_logp_method == "loglinear")
-        state, recipe = _abstract(self.state), self._recipe
-        policy = state.params["policy"]
-        shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
-        home = jax.tree.map(lambda _: one, shape)
-        home = dataclasses.replace(home, grads=self._shardings)
-        sums = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shape, home)
-        states = jax.tree.map(lambda x: x.sharding, state)
-        return {
-            "zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ()),
+        """Every program by name, not compiled, with the shapes of its arguments; those of lent devices begin with "lent "."""
+        one, recipe = meshes.replicated(self._mesh), self._recipe
+        own = self._adding(self._mesh, self._shardings)
+        policy, sums, *_ = own["accumulate"][1]
+        state = abstract(self.state)
+        states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
+        out = own | {
             "score": (jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
-                      (policy, self._blank(old=False, reference=False, corrected=False))),
-            **{name: (jax.jit(lambda p, s, b, start, run=run: run(p, s, b, recipe, start), donate_argnums=1,
-                              out_shardings=(home, one)),
-                      (policy, sums, batch, jax.ShapeDtypeStruct((), bool, sharding=one)))
-               for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))
-               if name == "accumulate" or self._of_advantages},
+                      (policy, self._blank(self._mesh, old=False, reference=False, corrected=False))),
             "divided": (jax.jit(programs.divided, out_shardings=self._shardings), (sums,)),
             "commit": (jax.jit(lambda s, g: programs.commit(s, g, self._transform, self._rate), donate_argnums=(0, 1),
                                out_shardings=(states, home, one)), (state, sums)),
+        }
+        if self._guest:
+            lent = self._adding(self._guest.mesh, self._guest.shardings)
+            out |= {f"lent {name}": found for name, found in lent.items()}
+            out["join"] = jax.jit(guests.join, donate_argnums=0, out_shardings=home), (sums, sums)
+        return out
+
+    def _adding(self, mesh: jax.sharding.Mesh, shardings: Any) -> dict[str, tuple[Any, tuple]]:
+        """The programs that make sums on `mesh`, with the shapes of their arguments."""
+        one, corrected = meshes.replicated(mesh), self._algorithm.corrects_rollouts
+        batch = self._blank(mesh, old=self._needs_old, reference=self._kl_in_loss, corrected=corrected,
+                            prox=self._algorithm.prox_logp_method == "loglinear")
+        recipe = dataclasses.replace(self._recipe, rows=meshes.batch_sharding(mesh), heads=meshes.heads_sharding(mesh))
+        policy = jax.tree.map(struct, self.params, shardings)
+        shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
+        home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=shardings)
+        sums = jax.tree.map(struct, shape, home)
+        start = jax.ShapeDtypeStruct((), bool, sharding=one)
+        return {
+            "zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ()),
+            **{name: (jax.jit(lambda p, s, b, start, run=run: run(p, s, b, recipe, start), donate_argnums=1,
+                              out_shardings=(home, one)), (policy, sums, batch, start))
+               for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))
+               if name == "accumulate" or self._of_advantages},
         }
 
     def compile(self) -> None:
@@ -119,7 +138,10 @@ class Learner:
         if self._programs:
             return
         self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in self.jitted().items()}
-        if not _is_abstract(self.state):
+        if self._guest:
+            lent = {name.removeprefix("lent "): program for name, program in self._programs.items() if name.startswith("lent ")}
+            self._guest.compiled(lent, self._programs["join"])
+        if not is_abstract(self.state):
             self._sums = self._programs["zeros"]()
 
     def temporaries(self) -> dict[str, int]:
@@ -194,6 +216,10 @@ class Learner:
         start = meshes.put(np.bool_(self._at_start), meshes.replicated(self._mesh))
         results = []
         for batch in batches:
+            if self._guest and self._guest.takes():
+                results.append(self._guest.add(program, self.params, batch, np.bool_(self._at_start)))
+                self._lent_batches += 1
+                continue
             self._sums, logps = self._programs[program](self.params, self._sums, self._put(batch), start)
             results.append(logps)
             self._newest = logps
@@ -212,23 +238,38 @@ class Learner:
     def _has_no_gradient(self, group: Group) -> bool:
         return self._of_advantages and not any(self._credits[rollout.id].advantages.any() for rollout in group.rollouts)
 
+    def borrow(self) -> None:
+        """From now on the lent devices take their share of what is accumulated."""
+        self._guest.borrow()
+
+    def give_back(self) -> None:
+        """What was summed on the lent devices is added to its own; then these hold nothing of the learner's."""
+        self._join()
+        self._guest.here = False
+
     def restore(self, read: Callable[[TrainState], TrainState], step: int) -> None:
         """Goes on from a checkpoint taken between two rounds. `read` gets the state as ShapeDtypeStructs and gives the
         saved one; the buffers of the present one are freed before it is called."""
-        abstract = _abstract(self.state)
+        shapes = abstract(self.state)
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
-        self.state, self._step = read(abstract), step
+        self.state, self._step = read(shapes), step
 
     def gradient(self) -> Any:
         """What `commit` would step along, before clipping: the divided gradient, in the learner's layout."""
         self.compile()
+        self._join()
         return self._programs["divided"](self._sums)
+
+    def _join(self) -> None:
+        if self._guest:
+            self._sums = self._guest.joined(self._sums)
 
     def commit(self) -> Mapping[str, Any]:
         """One optimizer step from what was accumulated. Device scalars, and host floats for what the host knew."""
         self.compile()
         self._settle()
+        self._join()
         lets = self.gate.lets(self._pairs, [r.versions[r.sampled] for r, _ in self._seen], self._step)
         if not lets:
             self._sums = self._programs["zeros"]()
@@ -281,8 +322,8 @@ class Learner:
         shapes = jax.eval_shape(self._transform.init, policy)
         homes = optax.tree_utils.tree_map_params(self._transform, lambda _, sharding: sharding, shapes, self._shardings,
                                                  transform_non_params=lambda _: one)
-        if _is_abstract(policy):
-            return TrainState(params={"policy": policy}, opt_state=jax.tree.map(_struct, shapes, homes),
+        if is_abstract(policy):
+            return TrainState(params={"policy": policy}, opt_state=jax.tree.map(struct, shapes, homes),
                               step=jax.ShapeDtypeStruct((), np.int32, sharding=one))
         moments = jax.jit(self._transform.init, out_shardings=homes)(policy)
         return TrainState(params={"policy": policy}, opt_state=moments, step=meshes.put(np.int32(0), one))
@@ -301,11 +342,11 @@ class Learner:
         self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
         self._found: list[credit.Found] = []
         self._seen: list[tuple[Rollout, credit.Credit]] = []
-        self._filled, self._room = 0, 0
+        self._filled, self._room, self._lent_batches = 0, 0, 0
 
-    def _blank(self, **leaves: bool) -> door.Batch:
+    def _blank(self, mesh: jax.sharding.Mesh, **leaves: bool) -> door.Batch:
         """The shape of a micro-batch, where it lives."""
-        rows = meshes.batch_sharding(self._mesh)
+        rows = meshes.batch_sharding(mesh)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
                             door.blank(self._batch.rows, self._batch.tokens, self._wide, **leaves))
 
@@ -333,6 +374,8 @@ class Learner:
     def _host_metrics(self) -> dict[str, float]:
         out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0}
         out |= credit.describe(self._found, self._algorithm)
+        if self._guest:
+            out["training/lent_micro_batches"] = float(self._lent_batches)
         if self._seen:
             values = np.concatenate([given.advantages[rollout.sampled] for rollout, given in self._seen])
             out |= _spread("critic/advantages", values)
@@ -348,36 +391,6 @@ def _spread(name: str, values: np.ndarray) -> dict[str, float]:
     """verl's three statistics; none of nothing."""
     found = {"mean": values.mean(), "max": values.max(), "min": values.min()} if values.size else {}
     return {f"{name}/{statistic}": float(value) for statistic, value in found.items()}
-
-
-def _abstract(tree: Any) -> Any:
-    return jax.tree.map(lambda x: _struct(x, x.sharding), tree)
-
-
-def _struct(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def _is_abstract(tree: Any) -> bool:
-    return all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
-
-
-def _owned(tree: Any, shardings: Any) -> Any:
-    """A copy of `tree` as float32 or wider in the learner's layout: the state is donated, the caller's arrays are
-    not."""
-    def host(leaf, sharding):
-        return meshes.put(np.array(leaf, np.promote_types(leaf.dtype, np.float32)), sharding)
-
-    if callable(tree):
-        return tree(shardings)
-    if _is_abstract(tree):
-        return jax.tree.map(_struct, tree, shardings)
-    if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)):
-        def wide(leaf):
-            return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32), copy=True)
-
-        return jax.jit(lambda t: jax.tree.map(wide, t), out_shardings=shardings)(tree)
-    return jax.tree.map(host, tree, shardings)
 
 
 def _check(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, algorithm: config.Algorithm, batch: config.Batch,
