@@ -309,7 +309,7 @@ def turn(run: Run) -> None:
     engine = Timed(run.engine, {"submit": "gen", "step": "gen", "relayout": "relayout"}, watch)
     engine = PutOff(engine, chores, later=(), after=("relayout",))  # what a learner was given, it was given where it lay then
     learner = Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch)
-    apart = [AtWork(lambda: run.learner.at_work, watch)] if config.mesh.engine else []
+    apart = [AtWork(lambda: run.learner.at_work, watch)] if config.mesh.engine or config.lent else []
     trainer = PutOff(learner, chores, later=("prepare", "accumulate"), after=("commit",))
     with jax.transfer_guard_host_to_device("disallow"):
         loop.run(

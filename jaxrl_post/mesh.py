@@ -69,21 +69,29 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Me
 
 
 def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
-    """An engine's mesh in two: of its first `stay` replicas, which go on generating, and of the others, lent to that learner. They
-    lie there as its own do: along fsdp where it splits weights, else along data.
+    """An engine's mesh in two: of `stay` replicas, the first of each process, which go on generating, and of the others, lent to
+    that learner. They lie there as its own do: along fsdp where it splits weights, else along data.
 
     Raises:
-      ValueError: several processes, of which some would be left without a device that generates.
+      ValueError: of several processes each must have as many replicas that stay as that go, and all that they need from the
+        learner's weights.
     """
-    if jax.process_count() > 1:
-        raise ValueError(f"scheduler.lend lends devices within one process, and this job has {jax.process_count()}; the nearest "
-                         "valid value is 0")
-    tensor = engine.shape[TENSOR]
-    by_replica = engine.devices.reshape(-1, tensor)
-    kept, gone = by_replica[:stay], by_replica[stay:]
-    more = len(gone)
+    tensor, processes = engine.shape[TENSOR], jax.process_count()
+    homes: dict[int, list[np.ndarray]] = {}
+    for replica in engine.devices.reshape(-1, tensor):
+        homes.setdefault(replica[0].process_index, []).append(replica)
+    apart = set(engine.devices.flat).isdisjoint(learner.devices.flat)
+    if processes > 1 and (apart or learner.shape[FSDP] > 1 or tensor > jax.local_device_count()
+                          or any(len(own) % 2 for own in homes.values())):
+        raise ValueError(f"scheduler.lend: each of {processes} processes lends half of its replicas and brings them their weights "
+                         f"itself: mesh.engine and mesh.fsdp must be 0 and 1, and a process's {jax.local_device_count()} devices "
+                         f"an even number of replicas of mesh.tensor={tensor}; the nearest valid lend is 0")
+    counts = {process: stay * len(own) // len(engine.devices.reshape(-1, tensor)) for process, own in homes.items()}
+    kept, gone = ([device for process, own in homes.items() for replica in own[part(counts[process])] for device in replica]
+                  for part in (lambda count: slice(count), lambda count: slice(count, None)))
+    more = len(gone) // tensor
     sizes = (1, more, tensor) if learner.shape[FSDP] > 1 else (more, 1, tensor)
-    return _mesh(list(kept.flat), (stay, 1, tensor)), _mesh(list(gone.flat), sizes)
+    return _mesh(kept, (stay, 1, tensor)), _mesh(gone, sizes)
 
 
 def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:

@@ -21,8 +21,8 @@ def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Shares of the time between the first step's begin and the last one's end, largest first, by cause: those of USEFUL, and
     bubbles. Of generation: rows that stood empty since the bound on staleness held answers back, that stood empty else (a
     round's tail, a dispatch's rest), that were computed again after a swap, and drafts that proved wrong. Where learner and
-    engine have devices of their own it is the engine's, and training what the ring waited for; LEARNER says of the others for which
-    share they worked, which adds to nothing else.
+    engine have devices of their own, or some are lent, it is the engine's, and training what the ring waited for; LEARNER says for
+    which share there was training on any device, which adds to nothing else.
 
     Args:
       rows: of metrics.jsonl; those without a step's seconds count nothing.
@@ -64,7 +64,7 @@ def text(shares: Mapping[str, float]) -> str:
     """One line."""
     useful = sum(shares.get(cause, 0.0) for cause in USEFUL)
     told = ", ".join(f"{cause} {share:.1%}" for cause, share in shares.items() if share >= 0.0005 and cause != LEARNER)
-    apart = f"; {LEARNER} {shares[LEARNER]:.1%}, else waiting for a whole batch or its clock" if shares.get(LEARNER) else ""
+    apart = f"; {LEARNER} {shares[LEARNER]:.1%}" if shares.get(LEARNER) else ""
     return f"device time: {useful:.1%} useful; {told}{apart}"
 
 

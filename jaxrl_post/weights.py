@@ -97,7 +97,7 @@ class Layout:
 
     @staticmethod
     def _bring(leaf: jax.Array, sharding: Any, give_up: bool) -> jax.Array:
-        brought = jax.block_until_ready(jax.device_put(leaf, sharding, may_alias=False))
+        brought = jax.block_until_ready(brought_to(leaf, sharding))
         if give_up:
             leaf.delete()
         return brought
@@ -112,15 +112,39 @@ class Layout:
         """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
         collectives, which on CPU is slower (scripts/results/swap-live.json holds the times); between processes it cannot."""
         narrow = self._narrow(new) if new.dtype != self.dtype else self._copy(new) if _shares(new.sharding, sharding) else new
-        if self._apart(new) and jax.process_count() > 1:
-            return handed_over(narrow, sharding)
-        return jax.device_put(narrow, sharding, may_alias=False)
+        if jax.process_count() == 1 or new.sharding.device_set == sharding.device_set:
+            return jax.device_put(narrow, sharding, may_alias=False)
+        return within_processes(narrow, sharding) if _shares(new.sharding, sharding) else handed_over(narrow, sharding)
 
 
 def _shares(one: Any, other: Any) -> bool:
     """Whether `device_put` from one sharding to the other takes pieces over that lie on devices of both, whatever may_alias says
     (jax 0.10)."""
     return one.device_set != other.device_set and not one.device_set.isdisjoint(other.device_set)
+
+
+def brought_to(leaf: jax.Array, sharding: Any) -> jax.Array:
+    """`leaf` as `sharding` wants it. On other devices, some of them the same, it takes over pieces that stay where they are."""
+    if jax.process_count() == 1 or leaf.sharding.device_set == sharding.device_set:
+        return jax.device_put(leaf, sharding, may_alias=False)
+    return within_processes(leaf, sharding)
+
+
+def within_processes(leaf: jax.Array, sharding: Any) -> jax.Array:
+    """As `brought_to` between processes, where jax.device_put cannot: each device gets its piece from one of its own process that
+    has it, itself first."""
+    there = {shard.device: shard.data for shard in leaf.addressable_shards}
+    having = {_bounds(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
+    before = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+    pieces = []
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        same = device in there and _bounds(before[device], leaf.shape) == _bounds(index, leaf.shape)
+        pieces.append(there[device] if same else jax.device_put(having[_bounds(index, leaf.shape)], device, may_alias=False))
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, pieces)
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple:
+    return tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
 
 
 def handed_over(new: jax.Array, home: NamedSharding) -> jax.Array:

@@ -2,15 +2,18 @@
 cannot be lent is one sentence."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from test_main import go
 from test_main_resume import here, kill, resume, same_run  # noqa: F401  (a fixture, and what it is for)
 from test_main_tail_batching import steps_of
 
-from jaxrl_post import checkpoint, chores, rollout_log
+from jaxrl_post import checkpoint, chores, metrics, rollout_log
 from jaxrl_post.engine import engine
 
+ROOT = Path(__file__).parents[1]
 COSTS = '{"figures": {"step_s": {"32": 0.002}, "train_token_s": 0.00013}}'
 FLAGS = ("--config.scheduler.stream=1", "--config.scheduler.lend=0.2", "--config.steps=5", "--config.checkpoint.every=1",
          "--config.checkpoint.keep_last=5", "--config.sampling.max_tokens=24", "--config.engine.steps_per_dispatch=2",
@@ -99,6 +102,23 @@ def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing
         found[lend] = rollouts(folder)
     assert sum(row["engine/num_moved_rollouts"] for row in steps_of(here / f"frozen_{name}_0.2")) > 10
     assert found["0.2"] == found["0.0"] and len(found["0.0"]) == 80
+
+
+@pytest.mark.slow
+def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
+    """They decide, sample and measure alike, and at learning rate 0 every answer is that of two processes which lend nothing."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import processes
+    folders = {lend: here / f"two_{lend}" for lend in ("0.2", "0.0")}
+    for lend, folder in folders.items():
+        flags = [*RUNS["shared"], f"--config.scheduler.lend={lend}", "--config.optimizer.lr=0.0", "--config.eval.prompts=0"]
+        processes.run(ROOT, ["-m", "jaxrl_post.main", f"--config={here / 'toy.py'}", f"--run-dir={folder}", *flags], processes=2,
+                      devices=2, timeout_s=240)
+    one, two = (folders["0.2"] / f"process_{index}" for index in range(2))
+    assert (one / "scheduler_log.jsonl").read_bytes() == (two / "scheduler_log.jsonl").read_bytes()
+    rows = [[metrics.deterministic(row) for row in metrics.read(folder / "metrics.jsonl")] for folder in (one, two)]
+    assert rows[0] == rows[1] and sum(row.get("training/lent_micro_batches", 0) for row in rows[0]) >= 2
+    assert rollouts(one) == rollouts(two) == rollouts(folders["0.0"] / "process_0") and len(rollouts(one)) == 80
 
 
 @pytest.mark.parametrize("flags, sentence", [

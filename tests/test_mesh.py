@@ -1,5 +1,7 @@
 """Who gets which piece: the shards themselves, and what is refused."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -115,9 +117,32 @@ def test_of_three_replicas_one_goes():
     assert (stays.size, goes.size) == (2, 1)
 
 
-def test_several_processes_lend_nothing(monkeypatch):
-    whole = mesh.make_mesh(4)
+class Device:
+    """One of several processes."""
+
+    def __init__(self, id, process_index):
+        self.id, self.process_index = id, process_index
+
+
+def of_two(monkeypatch, sizes):
+    """A mesh over the devices of two processes."""
+    count = int(np.prod(sizes))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="scheduler.lend lends devices within one process, and this job has 2; the nearest valid "
-                                         "value is 0"):
-        mesh.divided(whole, 2, whole)
+    monkeypatch.setattr(jax, "local_device_count", lambda: count // 2)
+    devices = np.array([Device(n, 2 * n // count) for n in range(count)], object).reshape(sizes)
+    return SimpleNamespace(devices=devices, shape=dict(zip(("data", "fsdp", "tensor"), sizes)), size=devices.size)
+
+
+def test_of_two_processes_each_keeps_half_of_its_replicas(monkeypatch):
+    monkeypatch.setattr(mesh, "_mesh", lambda devices, sizes: ([device.id for device in devices], sizes))
+    whole = of_two(monkeypatch, (4, 1, 1))
+    assert mesh.divided(whole, 2, whole) == (([0, 2], (2, 1, 1)), ([1, 3], (2, 1, 1)))
+
+
+@pytest.mark.parametrize("sizes, apart", [((2, 1, 1), False), ((1, 4, 1), False), ((2, 1, 2), False), ((4, 1, 1), True)])
+def test_what_several_processes_cannot_lend_is_one_sentence(sizes, apart, monkeypatch):
+    """One replica a process, split weights, a replica that is all of a process, devices of its own."""
+    whole = of_two(monkeypatch, sizes)
+    learner = of_two(monkeypatch, sizes) if apart else whole
+    with pytest.raises(ValueError, match="scheduler.lend: each of 2 processes lends half of its replicas .* the nearest valid lend is 0"):
+        mesh.divided(whole, whole.size // sizes[2] // 2, learner)

@@ -24,7 +24,7 @@ def test_a_learner_apart_is_told_beside_the_shares():
     found = report.device_time([{**STEP, "timing_s/train": 4.0}])
     assert found.pop(report.LEARNER) == pytest.approx(0.4) and found == report.device_time([STEP])
     said = report.text(report.device_time([{**STEP, "timing_s/train": 4.0}]))
-    assert said == report.text(found) + "; learner's devices at work 40.0%, else waiting for a whole batch or its clock"
+    assert said == report.text(found) + "; learner's devices at work 40.0%"
 
 
 def test_steps_add_up_by_their_seconds():

@@ -93,6 +93,7 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
     (["--config=nowhere.py"], "--config=nowhere.py: no such Python file"),
     (["--config=FILE", "--config.workload.capp=5"], "unknown name 'workload.capp'; nearest valid name is 'workload.cap'"),
     (["--config=FILE", "--config.scheduler.over=1.5"], "scheduler.name='sync' waits for all it launches"),
+    (["--config=FILE", "--config.scheduler.lend=0.5"], "scheduler.lend=0.5 moves answers in the midst of a round, which the "),
     (["--config=FILE", "--config.parts=['nothing']"], "parts: 'nothing' must be a name, a colon and overrides"),
     (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
     (["--config=FILE", "--config.learner.apart=True", "--config.cluster.layouts=[2]", "--config.cluster.step_s=0.0"], "learner.apart publishes in the midst of"),

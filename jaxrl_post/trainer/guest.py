@@ -18,6 +18,7 @@ from jaxrl_post import batch as door
 from jaxrl_post import mesh as meshes
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer.programs import Sums
+from jaxrl_post.weights import brought_to
 
 
 class Guest:
@@ -60,7 +61,7 @@ class Guest:
     def add(self, program: str, policy: Any, batch: door.Batch, start: Any) -> jax.Array:
         """A micro-batch, from the host, at the learner's `policy`, which is not to change before `joined`; its log-probs."""
         if self._policy is None:
-            self._policy = jax.device_put(policy, self.shardings, may_alias=False)
+            self._policy = jax.tree.map(brought_to, policy, self.shardings)
             self._sums = self._programs["zeros"]()
         placed = meshes.put(batch, meshes.batch_sharding(self.mesh))
         at_start = meshes.put(start, meshes.replicated(self.mesh))
@@ -73,9 +74,8 @@ class Guest:
         self._begin()
         if self._policy is None:
             return sums
-        homes = jax.tree.map(lambda leaf: leaf.sharding, sums)
-        whole = self._join(sums, jax.device_put(self._sums, homes, may_alias=False))
-        # Let go of, not deleted: jax takes over pieces that lie where they shall, may_alias or not, so some may be the learner's.
+        whole = self._join(sums, jax.tree.map(lambda one, home: brought_to(one, home.sharding), self._sums, sums))
+        # Let go of, not deleted: pieces that lie where they shall are taken over, so some may be the learner's.
         self._policy = self._sums = None
         return whole
 
