@@ -607,6 +607,10 @@ def _loans_make_sense(c: Config) -> None:
     if s.lend == 0:
         return
     told, none = f"scheduler.lend={s.lend:g} lends", "; the nearest valid lend is 0"
+    _need(s.lend < 1, "scheduler.lend=1 is the share of a round's answers that is done before devices are lent to train on it, and "
+          "of all of them none is left to wait for: it must be below 1; 0.4 is usual")
+    _need(s.name != "pipeline", f"{told} devices while a round drains, and scheduler.name='pipeline' has no rounds{none}")
+    _need(c.engine.name == "rows", f"{told} devices that generate, and engine.name={c.engine.name!r} does not{none}")
     _need(c.replicas > 1, f"{told} half of the engine's replicas, and it has one{none}")
     _need(not c.engine.layouts, f"{told} replicas within a round, and engine.layouts={c.engine.layouts} are changed between two: "
           "leave one of them empty or 0")
@@ -628,7 +632,7 @@ def _rewards_make_sense(c: Config) -> None:
 
 
 _RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
-          _races_make_sense, _streams_make_sense, _pipelines_make_sense, _split_makes_sense, _loans_make_sense,
+          _loans_make_sense, _races_make_sense, _streams_make_sense, _pipelines_make_sense, _split_makes_sense,
           _loss_makes_sense, _thresholds_make_sense, _rewards_make_sense, _demonstrations_are_imitated,
           _evaluations_are_reached, _layouts_fit, _placements_know)
 

@@ -8,6 +8,7 @@ not constrained. What it refuses: a division that leaves a remainder, with one s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Me
 
 def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
     """An engine's mesh in two: of `stay` replicas, the first of each process, which go on generating, and of the others, lent to
-    that learner. They lie there as its own do: along fsdp where it splits weights, else along data.
+    that learner (`along`).
 
     Raises:
       ValueError: of several processes each must have as many replicas that stay as that go, and all that they need from the
@@ -89,9 +90,14 @@ def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
     counts = {process: stay * len(own) // len(engine.devices.reshape(-1, tensor)) for process, own in homes.items()}
     kept, gone = ([device for process, own in homes.items() for replica in own[part(counts[process])] for device in replica]
                   for part in (lambda count: slice(count), lambda count: slice(count, None)))
-    more = len(gone) // tensor
-    sizes = (1, more, tensor) if learner.shape[FSDP] > 1 else (more, 1, tensor)
-    return _mesh(kept, (stay, 1, tensor)), _mesh(gone, sizes)
+    return _mesh(kept, (stay, 1, tensor)), _mesh(gone, (*along(len(gone) // tensor, learner.shape[FSDP]), tensor))
+
+
+def along(shards: int, fsdp: int) -> tuple[int, int]:
+    """(data, fsdp) of so many shards of devices that are lent: weights split as a learner's with `fsdp` are, or in fewer pieces
+    that are whole numbers of those, so that what it divides they do."""
+    ways = math.gcd(shards, fsdp)
+    return shards // ways, ways
 
 
 def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:

@@ -5,7 +5,8 @@ counters ("C") and names ("M"), times in microseconds. Process "ring" has a thre
 "replica N" one for each slot, with a counter of the answers that run.
 
 Invariant: spans of one thread never overlap. Of what is inside a dispatch only engine steps are known: their times are
-spread evenly over it, and a slot is any one that was free, the lowest first. The clock is whoever's `now` is given, seconds of
+spread evenly over it, and a slot is any one that was free, the lowest first, of the replica that the answer was submitted to:
+where the engine moves it to another one later (thread "layout") it stays drawn there. The clock is whoever's `now` is given, seconds of
 the wall or of a simulation. It refuses to write after it was closed, and a whole file is written only by `close`.
 """
 
@@ -20,7 +21,7 @@ from jaxrl_post.types import Request, Rollout, RolloutId
 
 RING = "ring"
 THREADS = {"reward": "reward", "old_log_prob": "learner", "update_actor": "learner", "update_weights": "swap",
-           "train": "learner's devices",
+           "train": "learner's devices", "relayout": "layout",
            "testing": "evaluation", "save_checkpoint": "checkpoint"}  # phase of the stopwatch -> thread
 NEAR_S = 1e-3  # spans of one phase that are closer than that are one
 

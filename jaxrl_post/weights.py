@@ -91,6 +91,8 @@ class Layout:
         """Weights that lie as another layout wants them, of the same dtype, and whether nobody but the engine uses them. Where
         `owned`, each leaf is given up once its successor is there. On fewer devices or on more, the two share what stays where it
         is, so old leaves are only let go of, and weights that were not the engine's own are not now."""
+        if not owned and self.case(held) == "shared":
+            return held, False
         shares = _shares(jax.tree.leaves(held)[0].sharding, jax.tree.leaves(self.shardings)[0])
         give_up = owned and not shares
         return jax.tree.map(lambda leaf, sharding: self._bring(leaf, sharding, give_up), held, self.shardings), owned or not shares

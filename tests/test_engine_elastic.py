@@ -254,6 +254,8 @@ def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     engine.step(), engine.step()
     engine.relayout(Layout(4, 1))
     assert borrower.told == [("borrow", 2), ("give back", 0)]  # those that stay; nobody
+    own = [leaf is other for leaf, other in zip(*map(jax.tree.leaves, (engine.engine._params, params)), strict=True)]
+    assert all(own) if shared else not any(own)  # nothing was copied back
     assert lab.same_bits(want, finish(engine))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
     new = learner(1, mesh=mesh)

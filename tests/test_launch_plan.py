@@ -103,11 +103,12 @@ def test_a_device_that_is_lent_by_hand():
     held = plan.memory(lends, TINY)
     kinds = plan.by_kind(lends, held)
     lent, learns, generates = (kinds[f"device {kind}"] for kind in ("while it is lent", "that learns", "that generates"))
-    assert lent["weights (float32)"] == lent["gradient (float32)"] == learns[plan.WEIGHTS] == held[plan.WEIGHTS]
+    assert lent["weights (lent, float32)"] == lent["gradient (lent, float32)"] == learns[plan.WEIGHTS] == held[plan.WEIGHTS]
+    assert learns["gradient of lent devices, as it is added (float32)"] == learns["gradient (float32)"]
     assert lent["all"] == 2 * held[plan.WEIGHTS] + lent[plan.ESTIMATE] and "KV pages" in " ".join(generates)
     assert held["all"] == sum(kinds[kind]["all"] for kind in ("device that learns", "device that generates"))
     # Generating takes 100 a device, and what a lent one has instead 2 * 70: the process is at its highest while two are lent.
-    held = {plan.WEIGHTS: 10, plan.PAGES: 100, f"{plan.LENT}weights (float32)": 70, f"{plan.LENT}gradient (float32)": 70,
+    held = {plan.WEIGHTS: 10, plan.PAGES: 100, f"{plan.LENT}weights": 70, f"{plan.LENT}gradient": 70,
             plan.LENT + plan.ESTIMATE: 5, plan.MOMENTS: 0, plan.ESTIMATE: 7, "all": 117}
     assert plan.process(lends, held, {"commit": 1}, 1000, True)["process at its highest"] == 1000 + 20 + 200 + 280 + 6
     held |= {plan.PAGES: 200}  # now it is while none is
@@ -124,7 +125,9 @@ def test_a_shared_device_that_is_lent_keeps_what_learns():
         held = plan.memory(lends, TINY)
         kinds = plan.by_kind(lends, held)
         lent, device = kinds["device while it is lent"], kinds["device"]
-        assert lent["weights (float32)"] == more * there and lent["gradient (float32)"] == there
+        assert lent["weights (lent, float32)"] == more * there and lent["gradient (lent, float32)"] == there
+        assert lent["gradient (float32)"] == device["gradient (float32)"] == held[plan.WEIGHTS]
+        assert lent["all"] == sum(lent.values()) - lent["all"]
         assert lent[plan.MOMENTS] == device[plan.MOMENTS] and not any(name.startswith(plan.PAGES) for name in lent)
         assert device["all"] == held["all"]
 

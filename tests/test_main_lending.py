@@ -126,6 +126,11 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
      "is 0"),
     (["--config.mesh.engine=0", "--config.mesh.data=2", "--config.batch.rows=4", "--config.engine.layouts=[2]"], "lends replicas "
      "within a round, and engine.layouts=(2,) are changed between two: leave one of them empty or 0"),
+    (["--config.scheduler.name=pipeline"], "lends devices while a round drains, and scheduler.name='pipeline' has no rounds; the "
+     "nearest valid lend is 0"),
+    (["--config.scheduler.lend=1.0"], "of all of them none is left to wait for: it must be below 1; 0.4 is usual"),
+    (["--config.engine.name=demonstrations", "--config.algorithm.loss_mode=sft", "--config.algorithm.adv_estimator=ones"],
+     "lends devices that generate, and engine.name='demonstrations' does not; the nearest valid lend is 0"),
     (["--config.scheduler.stream=0"], "scheduler.stream=0 gives it none before the round is over; the nearest valid stream is 1"),
     (["--config.scheduler.placement=divided"], "scheduler.placement='divided' keeps its own account; the nearest valid value is "
      "'least_loaded'"),

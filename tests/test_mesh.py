@@ -111,6 +111,11 @@ def test_a_mesh_in_two_keeps_replicas_whole(sizes, axis):
     assert stays.shape["tensor"] == goes.shape["tensor"] == sizes[2] and goes.shape[axis] == 2 // sizes[2]
 
 
+@pytest.mark.parametrize("shards, fsdp, want", [(2, 1, (2, 1)), (2, 4, (1, 2)), (3, 2, (3, 1)), (6, 4, (3, 2)), (1, 8, (1, 1))])
+def test_lent_shards_divide_what_the_learner_divides(shards, fsdp, want):
+    assert mesh.along(shards, fsdp) == want
+
+
 def test_of_three_replicas_one_goes():
     whole = mesh.make_mesh(3)
     stays, goes = mesh.divided(whole, 2, whole)

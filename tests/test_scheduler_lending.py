@@ -1,5 +1,7 @@
 """When devices are lent, and for how long: at counts, once a round, never in a race, and back before the next one admits."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -135,6 +137,24 @@ def test_a_sibling_that_is_done_tells_how_long_the_other_may_be():
         one = lending(share=0.1, slots=8, kv_tokens=kv_tokens)
         requests = one.admit(capacity(), 0)
         assert (turn(one, requests, [0], 3, length=30)[0] == HALF) is lends
+
+
+def test_what_a_group_had_when_it_was_put_off_tells_how_long_it_is():
+    """The four that lose a race have 30 tokens of each answer; in the long round, where all that is done is one answer of 5, seven
+    are missing: six of 33, and the other of that group, 33 too."""
+    for kv_tokens, lends in ((115, False), (116, True)):
+        one = lending(share=0.1, slots=16, kv_tokens=kv_tokens, rounds=TailBatching, over=2.0, prefix_mode="verify")
+        requests = one.admit(capacity(), 0)
+        for request in requests[:7]:
+            one.complete(answer(request, 5, 4))
+        parked = one.complete(answer(requests[7], 5, 5)).park
+        one.parked([dataclasses.replace(answer(request, 30, 5), finish=Finish.PARKED) for request in requests
+                    if request.rollout_id in parked])
+        score(one)
+        assert one.take()[-1].publish and one.layout() is None
+        more = one.admit(capacity(), 6)
+        assert [len(request.prefix) for request in more] == [30] * 8
+        assert (turn(one, more, [0], 7)[0] == HALF) is lends
 
 
 def test_a_race_lends_nothing_a_long_round_does():

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxrl_post.engine.engine import RowEngine, drop
+from jaxrl_post.engine.engine import Held, RowEngine, drop
 from jaxrl_post.slots.dispatches import Dispatch
 from jaxrl_post.types import Capacity, Group, Layout, Prompt, Request, Rollout, RolloutId
 
@@ -52,6 +52,7 @@ class Elastic:
                 held = engine.lay_down()
                 drop(held.params if held.owned else ())
         self._engine, self._borrower = engine, borrower
+        self._others: tuple[Layout, Held] | None = None  # the learner's own weights, as a larger layout used them
         self._prompts: dict[RolloutId, Prompt] = {}
         self._counts: Counter[str] = Counter()
         self.drafting = Drafts(self)
@@ -128,6 +129,7 @@ class Elastic:
 
     def swap(self, params: Any, version: int) -> None:
         self._engine.swap(params, version)
+        self._others = None
 
     def relayout(self, layout: Layout) -> None:
         if layout == self.layout:
@@ -142,9 +144,12 @@ class Elastic:
         self._load(state)
 
     def _move(self, layout: Layout) -> None:
-        """Weights and version, to an engine that knows of no request."""
-        version, more = self.version, layout.devices - self.layout.devices
-        held = self._engine.lay_down()
+        """Weights and version, to an engine that knows of no request. What the learner owns is not copied back where it was."""
+        version, before, more = self.version, self.layout, layout.devices - self.layout.devices
+        held, others = self._engine.lay_down(), self._others
+        self._others = (before, held) if more < 0 and not held.owned else None
+        if others and others[0] == layout:
+            held = others[1]
         if self._borrower and more > 0:
             self._borrower.give_back()
         self._engine = self.engines[layout]

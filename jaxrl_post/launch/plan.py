@@ -76,6 +76,7 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dic
         WEIGHTS: 4 * learner,
         MOMENTS: 8 * learner,
         "gradient (float32)": 4 * learner,
+        "gradient of lent devices, as it is added (float32)": 4 * learner if config.lent else 0,
         f"{ENGINE}, {dtype}, {case})": _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0,
         "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
         f"{PAGES} ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
@@ -88,12 +89,11 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dic
 def _lent(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
     """Bytes on a device while it is lent; `memory` on its mesh: mesh.divided."""
     shards, shapes, axes = config.lent // config.mesh.tensor, decoder.abstract(model), decoder.axes(model)
-    sizes = (1, shards) if config.mesh.fsdp > 1 else (shards, 1)
-    mesh = AbstractMesh((*sizes, config.mesh.tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR), axis_types=(AxisType.Auto,) * 3)
-    meshes.check_divisible(mesh, axes, shapes, "learner")
+    mesh = AbstractMesh((*meshes.along(shards, config.mesh.fsdp), config.mesh.tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR),
+                        axis_types=(AxisType.Auto,) * 3)
     weights = 4 * _elements(shapes, meshes.param_shardings(mesh, axes, "learner"))
     there = config.mesh.engine == 0 and config.mesh.fsdp == 1  # the learner's own are the same
-    return {f"{LENT}weights (float32)": 0 if there else weights, f"{LENT}gradient (float32)": weights,
+    return {f"{LENT}weights (lent, float32)": 0 if there else weights, f"{LENT}gradient (lent, float32)": weights,
             LENT + ESTIMATE: _activations(config, model, shards)}
 
 

@@ -4,7 +4,8 @@ RollPacker's stream trainer (arXiv 2509.21009, section 5.3) halves the replicas 
 are done, if the KV of the others fits, and trains on groups that are whole meanwhile. So does this, at counts: from a given share
 on, as soon as every answer that is not done finds a slot in half of the replicas. Invariant: devices are lent at most once a
 round, never in a race, whose losers leave anyway, and they are back before a round's last groups are handed out and the next one
-admits anything; what is trained on, and by which weights, is decided without it.
+admits anything; which groups a round trains on is decided without it. Where weights come in the midst of rounds, they come at
+other clocks with loans than without, and an answer that moves gets the KV of its older tokens anew (counted by the engine).
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ class Lending:
         return done >= self._share and sum(map(self._expected, late)) <= half * self._replica.kv_tokens
 
     def _expected(self, opened: Open) -> int:
-        """Tokens of KV that a group's missing answers will need: as long as its longest sibling or last time's longest, and
-        where nobody knows as long as can be."""
-        past = self._past(opened.prompt.id)
-        known = [len(rollout) for rollout in opened.rollouts.values()] + [int(max(record.lengths)) for record in past[:1]]
+        """Tokens of KV that a group's missing answers will need: as many as its longest sibling has, or had when it was put off,
+        or last time's longest, and where nobody knows as many as can be."""
+        here = [*opened.rollouts.values(), *opened.prefixes.values()]
+        known = [*map(len, here), *(int(max(record.lengths)) for record in self._past(opened.prompt.id)[:1])]
         return len(opened.missing) * (opened.prompt.tokens.size + max(known, default=self._rounds.max_tokens))
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:

@@ -23,7 +23,8 @@ from jaxrl_post.weights import brought_to
 
 class Guest:
     """Devices of `mesh`, in the learner's layout of weights, while they are here. `host`: the learner's own mesh. Where that has
-    them too, as it shares all devices with an engine, the others generate meanwhile and everything goes here."""
+    them too, as it shares all devices with an engine, the others generate meanwhile and all micro-batches go here; passes for
+    reference and old log-probs do not, and wait for a dispatch to end."""
 
     def __init__(self, mesh: jax.sharding.Mesh, model: decoder.ModelConfig, *, host: jax.sharding.Mesh):
         self.mesh = mesh
