@@ -22,10 +22,10 @@ def run(file: str, arguments: list[str]) -> int:
     from jaxrl_post.weights import Layout
     replace = Layout.replace
 
-    def watched(layout: Layout, old, new):
+    def watched(layout: Layout, old, new, owned):
         jax.block_until_ready(new)
         begun = time.perf_counter()
-        arrived = jax.block_until_ready(replace(layout, old, new))
+        arrived = jax.block_until_ready(replace(layout, old, new, owned))
         seconds = time.perf_counter() - begun
         pieces, differing = _compared(arrived, new)
         line = {"seconds": seconds, "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arrived)), "pieces": pieces,
