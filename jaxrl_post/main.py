@@ -307,7 +307,7 @@ def turn(run: Run) -> None:
         observe.load_state_dict(run.saved.host["observers"])
     watch.drain()
     engine = Timed(run.engine, {"submit": "gen", "step": "gen", "relayout": "relayout"}, watch)
-    engine = PutOff(engine, chores, later=(), after=("relayout",))  # what a learner was given, it was given where it lay then
+    engine = PutOff(engine, chores, later=(), after=("relayout",))  # a group is packed for devices lent when it was given
     learner = Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch)
     apart = [AtWork(lambda: run.learner.at_work, watch)] if config.mesh.engine or config.lent else []
     trainer = PutOff(learner, chores, later=("prepare", "accumulate"), after=("commit",))

@@ -79,18 +79,21 @@ def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
     """
     tensor, processes = engine.shape[TENSOR], jax.process_count()
     homes: dict[int, list[np.ndarray]] = {}
+    straddles = False
     for replica in engine.devices.reshape(-1, tensor):
         homes.setdefault(replica[0].process_index, []).append(replica)
+        straddles |= len({device.process_index for device in replica}) > 1
     apart = set(engine.devices.flat).isdisjoint(learner.devices.flat)
-    if processes > 1 and (apart or learner.shape[FSDP] > 1 or tensor > jax.local_device_count()
-                          or any(len(own) % 2 for own in homes.values())):
+    if processes > 1 and (apart or straddles or learner.shape[FSDP] > 1 or any(len(own) % 2 for own in homes.values())):
         raise ValueError(f"scheduler.lend: each of {processes} processes lends half of its replicas and brings them their weights "
                          f"itself: mesh.engine and mesh.fsdp must be 0 and 1, and a process's {jax.local_device_count()} devices "
                          f"an even number of replicas of mesh.tensor={tensor}; the nearest valid lend is 0")
-    counts = {process: stay * len(own) // len(engine.devices.reshape(-1, tensor)) for process, own in homes.items()}
-    kept, gone = ([device for process, own in homes.items() for replica in own[part(counts[process])] for device in replica]
-                  for part in (lambda count: slice(count), lambda count: slice(count, None)))
-    return _mesh(kept, (stay, 1, tensor)), _mesh(gone, (*along(len(gone) // tensor, learner.shape[FSDP]), tensor))
+    kept, gone = [], []
+    for own in homes.values():
+        at = stay * len(own) // replicas(engine)
+        kept, gone = kept + own[:at], gone + own[at:]
+    of = [[device for replica in some for device in replica] for some in (kept, gone)]
+    return _mesh(of[0], (stay, 1, tensor)), _mesh(of[1], (*along(len(gone), learner.shape[FSDP]), tensor))
 
 
 def along(shards: int, fsdp: int) -> tuple[int, int]:

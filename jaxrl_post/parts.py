@@ -71,7 +71,7 @@ def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
         mesh = meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)[1]
     else:
         mesh = meshes.make_mesh(*((m.data, m.fsdp) if own else (config.generating // layout.tensor, 1)), layout.tensor)
-    return mesh if layout.devices == mesh.size else meshes.divided(mesh, layout.replicas, learner_mesh(config))[0]
+    return mesh if layout.devices == mesh.size else _divided(config, learner_mesh(config))[0]
 
 
 def pace(config: Config, replica: Callable[[], Replica], table: cost.StepCost | None) -> Pace | None:

@@ -6,8 +6,8 @@ counters ("C") and names ("M"), times in microseconds. Process "ring" has a thre
 
 Invariant: spans of one thread never overlap. Of what is inside a dispatch only engine steps are known: their times are
 spread evenly over it, and a slot is any one that was free, the lowest first, of the replica that the answer was submitted to:
-where the engine moves it to another one later (thread "layout") it stays drawn there. The clock is whoever's `now` is given, seconds of
-the wall or of a simulation. It refuses to write after it was closed, and a whole file is written only by `close`.
+where the engine moves it to another one later (thread "layout") it stays drawn there. The clock is whoever's `now` is given,
+seconds of the wall or of a simulation. It refuses to write after it was closed, and a whole file is written only by `close`.
 """
 
 from __future__ import annotations

@@ -246,7 +246,8 @@ class Stop:
 
 
 class Layout(NamedTuple):
-    """How the engine lies on its devices: so many replicas, each over `tensor` of them. Those it leaves free are the last."""
+    """How the engine lies on its devices: so many replicas, each over `tensor` of them. Fewer than there could be leave the last
+    ones of each process free."""
 
     replicas: int
     tensor: int

@@ -114,9 +114,8 @@ class Layout:
         """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
         collectives, which on CPU is slower (scripts/results/swap-live.json holds the times); between processes it cannot."""
         narrow = self._narrow(new) if new.dtype != self.dtype else self._copy(new) if _shares(new.sharding, sharding) else new
-        if jax.process_count() == 1 or new.sharding.device_set == sharding.device_set:
-            return jax.device_put(narrow, sharding, may_alias=False)
-        return within_processes(narrow, sharding) if _shares(new.sharding, sharding) else handed_over(narrow, sharding)
+        apart = new.sharding.device_set.isdisjoint(sharding.device_set)
+        return handed_over(narrow, sharding) if apart and jax.process_count() > 1 else brought_to(narrow, sharding)
 
 
 def _shares(one: Any, other: Any) -> bool:

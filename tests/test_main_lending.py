@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from test_main import go
 from test_main_resume import here, kill, resume, same_run  # noqa: F401  (a fixture, and what it is for)
+from test_main_split import WHERE, done
 from test_main_tail_batching import steps_of
 
-from jaxrl_post import checkpoint, chores, metrics, rollout_log
-from jaxrl_post.engine import engine
+from jaxrl_post import checkpoint, metrics, rollout_log
 
 ROOT = Path(__file__).parents[1]
 COSTS = '{"figures": {"step_s": {"32": 0.002}, "train_token_s": 0.00013}}'
@@ -77,15 +77,12 @@ def test_killed_while_devices_are_lent(here, whole, capsys):  # noqa: F811
     same_run(one, target)
 
 
-@pytest.mark.parametrize("where", ["at once", "never under a dispatch"])
+@pytest.mark.parametrize("where", WHERE)
 def test_when_chores_are_done_changes_nothing(here, whole, where, monkeypatch):  # noqa: F811
     """A micro-batch goes to lent devices if they were there when its group was handed over, not when it was packed."""
     one, flags = whole
     other = here / f"{one.name}_chores_{where.replace(' ', '_')}"
-    if where == "at once":
-        monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
-    else:
-        monkeypatch.setattr(engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
+    done(where, monkeypatch)
     assert resume(here, other, *flags) == 0
     same_run(one, other)
 

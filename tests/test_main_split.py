@@ -44,7 +44,18 @@ def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa
     same_run(whole, target)
 
 
-@pytest.mark.parametrize("where", ["at once", "never under a dispatch"])
+WHERE = ["at once", "never under a dispatch"]
+
+
+def done(where, monkeypatch):
+    """From now on chores are, elsewhere than under a dispatch that runs."""
+    if where == "at once":
+        monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
+    else:
+        monkeypatch.setattr(engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
+
+
+@pytest.mark.parametrize("where", WHERE)
 def test_when_chores_are_done_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
     """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""
@@ -54,10 +65,7 @@ def test_when_chores_are_done_changes_nothing(here, where, monkeypatch, capsys):
     if not whole.exists():
         assert resume(here, whole, *flags) == 0
     monkeypatch.setattr(learner.Learner, "at_work", property(lambda self: self.step > 0))
-    if where == "at once":
-        monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
-    else:
-        monkeypatch.setattr(engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
+    done(where, monkeypatch)
     assert resume(here, other, *flags) == 0
     same_run(whole, other)
     rows = steps_of(other)

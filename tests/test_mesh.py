@@ -144,9 +144,10 @@ def test_of_two_processes_each_keeps_half_of_its_replicas(monkeypatch):
     assert mesh.divided(whole, 2, whole) == (([0, 2], (2, 1, 1)), ([1, 3], (2, 1, 1)))
 
 
-@pytest.mark.parametrize("sizes, apart", [((2, 1, 1), False), ((1, 4, 1), False), ((2, 1, 2), False), ((4, 1, 1), True)])
+@pytest.mark.parametrize("sizes, apart", [((2, 1, 1), False), ((1, 4, 1), False), ((2, 1, 2), False), ((2, 1, 4), False),
+                                          ((1, 1, 4), False), ((4, 1, 1), True)])
 def test_what_several_processes_cannot_lend_is_one_sentence(sizes, apart, monkeypatch):
-    """One replica a process, split weights, a replica that is all of a process, devices of its own."""
+    """One replica a process, split weights, a replica that is all of a process or lies in both, devices of its own."""
     whole = of_two(monkeypatch, sizes)
     learner = of_two(monkeypatch, sizes) if apart else whole
     with pytest.raises(ValueError, match="scheduler.lend: each of 2 processes lends half of its replicas .* the nearest valid lend is 0"):

@@ -3,7 +3,7 @@
 RollPacker's stream trainer (arXiv 2509.21009, section 5.3) lets devices that generation needs no more train on groups that are
 whole. Here they hold the policy and sums of their own, which are added to the learner's before these are divided: so which
 devices made a term of the sum is a matter of its order alone. Invariant: which micro-batches go there follows from counts, and a
-guest that is not here holds nothing on its devices.
+guest that is not here holds nothing on its devices but log-probs that are still to be read.
 """
 
 from __future__ import annotations

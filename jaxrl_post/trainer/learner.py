@@ -1,4 +1,4 @@
-"""The learner: groups in, new weights out, on one mesh.
+"""The learner: groups in, new weights out, on one mesh, which at times gets help of devices that are lent.
 
 Invariant: every program is compiled once, for one shape, before it first runs; another shape is an error, never a
 second compilation. Gradients are sums until `commit` divides once. What `prepare` found stays until the first groups of
@@ -243,7 +243,8 @@ class Learner:
         self._guest.borrow()
 
     def give_back(self) -> None:
-        """What was summed on the lent devices is added to its own; then these hold nothing of the learner's."""
+        """What was summed on the lent devices is added to its own; then these hold nothing of the learner's but
+        log-probs that the commit will read."""
         self._join()
         self._guest.here = False
 
