@@ -219,10 +219,11 @@ class Borrower:
     """Writes down what it is told, and how many devices hold pages then."""
 
     def __init__(self, others):
-        self.told, self.others = [], {id(array) for array in others}
+        self.told, self.others = [], others
 
     def _devices(self):
-        return len({shard.device for array in jax.live_arrays() if array.ndim == 5 and id(array) not in self.others
+        theirs = {id(array) for array in self.others}  # of arrays that are kept: an id alone may come again
+        return len({shard.device for array in jax.live_arrays() if array.ndim == 5 and id(array) not in theirs
                     for shard in array.addressable_shards})
 
     def borrow(self):
