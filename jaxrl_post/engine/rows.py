@@ -5,7 +5,8 @@ settled, samples it. Positions below `known` are settled; those from `known` to 
 equals its candidate lets the next candidate row count; the first that differs is written and the rest dropped. So prefill,
 decode, verification and recomputation are this one program. Where a slot has no candidates, a drafter may guess some from
 what was written before; slots that stand in for another one (clones: same text and seed, its pages and own copies of those
-still written) try other guesses, and after the step all take over the farthest.
+still written) try other guesses, and after the step all take over the farthest. Replicas meet once a step, to agree on whether
+there is another one.
 
 Invariant: what a position gets depends on the weights, the tokens before it, the seed and the temperature; never on slot,
 page, company, candidates, or on how many steps a dispatch has. A dispatch ends early only on the state itself.
@@ -98,7 +99,7 @@ def _accept(plan: rowplan.Plan, guess: Array, sampled: Array, ended: Array) -> t
 def _step(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, drafter: Drafter, spread: Callable, params: Any,
           tables: Any, packed: Array, carry: State, slots: Slots, number: Array, clones: Array) -> tuple[State, Slots]:
     """One step of one replica; packed [S, columns], tokens [S, T]; `clones`: whether a slot stands in for another. `spread`
-    gives a kernel to the devices."""
+    has every device attend for itself."""
     cache, tokens, favourites, memory = carry
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     bound = _bound(packed, sizes)
@@ -141,8 +142,7 @@ def _attending(at: attention.Rows, spread: Callable) -> Callable:
     """The decoder's `attend`: writes the rows' keys and values, then looks at their slots' pages."""
     def attend(layer, q, k, v, cache, **how):
         written = attention.write(cache[layer], k, v, at)
-        run = functools.partial(attention.attention, **how)
-        run = spread(run) if attention.serving(q, written) else run
+        run = spread(functools.partial(attention.attention, **how))
         return run(q, written, at), (*cache[:layer], written, *cache[layer + 1:])
 
     return attend
@@ -248,8 +248,9 @@ def dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, d
         going = (packed[..., ACTIVE] > 0) & (slots.done == 0)
         stalled = going & (slots.known > _bound(packed, sizes))
         ready = (packed[..., WATCH] > 0) & (slots.filled >= packed[..., WATCH])
-        freed = jnp.max(jnp.sum(slots.done, axis=-1))
-        return (number < scalars[0]) & jnp.any(going) & ~jnp.any(stalled) & ~jnp.any(ready) & (freed < scalars[1])
+        ends = jnp.any(stalled | ready, axis=-1) | (jnp.sum(slots.done, axis=-1) >= scalars[1])
+        wants = jnp.where(ends, 2, jnp.any(going, axis=-1).astype(jnp.int32))  # one number a replica: one collective a step
+        return (number < scalars[0]) & (jnp.max(wants) == 1)
 
     def body(carry):
         number, state, slots = carry
