@@ -10,7 +10,6 @@ Every wait is bounded: a starting worker by START_LIMIT_S, a working one by `tim
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import multiprocessing.connection
 import os
@@ -29,6 +28,7 @@ import numpy as np
 from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
 from jaxrl_post.rewards import worker as child
 from jaxrl_post.rewards.limits import Fixed, Limits
+from jaxrl_post.rewards.sharing import Sharing
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
 START_LIMIT_S = 60.0
@@ -129,7 +129,7 @@ class Pool:
       decode: the text of a rollout's token ids.
       shuffle: the control that must learn nothing: training scores of a group are handed to its rollouts in an order
         that depends on (seed, prompt id, epoch) alone; components, "acc" among them, and the journal keep the truth.
-      share: of a job of several processes: float64 vector -> process 0's. Called twice per join, in every process.
+      share: of a job of several processes: sharing.Sharing's, called in every process.
       compute: False in the processes other than 0: they check the paths, score nothing and take what `share` brings.
       journal: an object with write(record: dict), called for every score before `join` returns it.
       journaled: rollout_log.Journaled, or what has its `find` and `take`: an answer whose record it has is not graded
@@ -171,7 +171,8 @@ class Pool:
             raise ValueError("a reward pool that computes nothing needs `share`")
         self._functions, self._names = tuple(functions), _names(functions)
         self._weights = tuple(weights) or (1.0,) * len(functions)
-        self._timeout_s, self._decode, self._share, self._journal = timeout_s, decode, share, journal
+        self._timeout_s, self._decode, self._journal = timeout_s, decode, journal
+        self._sharing = Sharing(share) if share is not None else None
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
         self._arguments = {"verl": _four, "trl": self._batched}
@@ -208,6 +209,8 @@ class Pool:
 
     def start(self, rollout: Rollout) -> None:
         """Queues it and returns at once. A rollout that comes again (it was taken up once more) is scored anew."""
+        if self._sharing is not None:
+            self._sharing.forget(rollout.id)
         if not self._compute:
             return
         digest = _digest(rollout)
@@ -231,11 +234,11 @@ class Pool:
           ValueError: a rollout was never started.
           RuntimeError: a fresh worker cannot be started any more.
         """
-        begun = time.monotonic()
-        found = self._collect(group) if self._compute else None
-        self._waited_s += time.monotonic() - begun
-        if self._share is not None:
-            found = _shared(self._share, found)
+        ids = [rollout.id for rollout in group.rollouts]
+        if self._sharing is None:
+            found = self._collect(ids)
+        else:
+            found = self._sharing.take(ids, (lambda ids: self._collect(ids) + self._ready()) if self._compute else None)
         for record in found:
             for name in _COUNTERS:
                 self._counts[name] += record["counts"][name]
@@ -275,16 +278,26 @@ class Pool:
             worker.ready = "ready" in message
         self._signatures = message["ready"]
 
-    def _collect(self, group: Group) -> list[Mapping]:
-        unknown = [rollout.id for rollout in group.rollouts if rollout.id not in self._jobs]
+    def _collect(self, ids: Sequence[RolloutId]) -> list[Mapping]:
+        """Their records, waited for."""
+        begun = time.monotonic()
+        unknown = [id for id in ids if id not in self._jobs]
         if unknown:
-            raise ValueError(f"group {group.prompt.id!r}: rollout {unknown[0]} is joined but was never started")
+            raise ValueError(f"group {unknown[0].prompt_id!r}: rollout {unknown[0]} is joined but was never started")
         if not self._workers:
-            raise ValueError(f"group {group.prompt.id!r} is joined after the reward pool was closed")
-        jobs = [self._jobs[rollout.id] for rollout in group.rollouts]
+            raise ValueError(f"group {ids[0].prompt_id!r} is joined after the reward pool was closed")
+        jobs = [self._jobs[id] for id in ids]
         while any(job.pending for job in jobs):
             nearest = min(worker.deadline for worker in self._workers if worker.task or not worker.ready)
             self._turn(max(0.0, nearest - time.monotonic()))
+        self._waited_s += time.monotonic() - begun
+        return self._taken(jobs)
+
+    def _ready(self) -> list[Mapping]:
+        """The records of all others that were graded by now."""
+        return self._taken([job for job in self._jobs.values() if not job.pending and job.journaled is None])
+
+    def _taken(self, jobs: Sequence[_Job]) -> list[Mapping]:
         for job in jobs:
             del self._jobs[job.rollout]
         return [self._record(job) for job in jobs]
@@ -422,11 +435,3 @@ def _hash(*parts) -> bytes:
 def _digest(rollout: Rollout) -> str:
     """Says which tokens were scored, so that a journal cannot be read for others."""
     return hashlib.blake2b(rollout.tokens.astype("<i4").tobytes(), digest_size=8).hexdigest()
-
-
-def _shared(share: Callable[[np.ndarray], np.ndarray], found: list | None) -> list[dict]:
-    """Process 0's findings in every process: their length in bytes first, then the bytes, as float64 vectors."""
-    body = np.frombuffer(json.dumps(found).encode(), np.uint8).astype(np.float64) if found is not None else None
-    size = int(share(np.array([0 if body is None else body.size], np.float64))[0])
-    received = share(np.zeros(size) if body is None else body)
-    return json.loads(np.asarray(received).astype(np.uint8).tobytes())
