@@ -187,8 +187,8 @@ def cache_sharding(mesh: Mesh) -> NamedSharding:
 
 def by_heads(mesh: Mesh, attend: Callable) -> Callable:
     """`attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]` of one replica, run by every device on its own
-    heads, as it must be where the compiler cannot split it: a kernel written by hand, or a loop that each replica ends by itself,
-    of which all would run as many turns as the longest, and meet at every one. To be mapped over replicas by
+    heads. A kernel written by hand needs it, which the compiler cannot split; and so does a loop over pages, which vmap would make
+    one loop for all replicas: as long as the longest, with a collective at every turn. To be mapped over replicas by
     vmap(..., spmd_axis_name=REPLICAS)."""
     heads, pages = PartitionSpec(None, TENSOR), PartitionSpec(None, None, TENSOR)
     return jax.shard_map(attend, mesh=mesh, in_specs=(heads, pages, PartitionSpec()), out_specs=heads, check_vma=False)

@@ -67,8 +67,8 @@ class Stopwatch:
 
 class AtWork:
     """A watched.Watcher that looks before and after every dispatch, and after every phase of the stopwatch, whether a learner
-    with devices of its own, or lent ones, is at work there: seconds of phase `train`. Work begins and ends in the middle between two looks;
-    what ends within update_actor, where the ring waits for it, ends with that."""
+    with devices of its own, or lent ones, is at work there: seconds of phase `train`. Work begins and ends in the middle between
+    two looks; what ends within update_actor, where the ring waits for it, ends with that."""
 
     def __init__(self, at_work: Callable[[], bool], watch: Stopwatch):
         self._at_work, self._watch = at_work, watch

@@ -249,7 +249,8 @@ def dispatch(rows: int, sizes: Sizes, config: decoder.ModelConfig, dtype: Any, d
         stalled = going & (slots.known > _bound(packed, sizes))
         ready = (packed[..., WATCH] > 0) & (slots.filled >= packed[..., WATCH])
         ends = jnp.any(stalled | ready, axis=-1) | (jnp.sum(slots.done, axis=-1) >= scalars[1])
-        wants = jnp.where(ends, 2, jnp.any(going, axis=-1).astype(jnp.int32))  # one number a replica: one collective a step
+        # One number a replica, so that a step has one collective: 0 has nothing to do, 1 goes on, 2 ends the dispatch.
+        wants = jnp.where(ends, 2, jnp.any(going, axis=-1).astype(jnp.int32))
         return (number < scalars[0]) & (jnp.max(wants) == 1)
 
     def body(carry):

@@ -1,8 +1,8 @@
 """What one process of a job found out about answers, in every process.
 
 Invariant: all processes ask for the same answers in the same order, and all know what has come: so they agree on when something
-must be sent. What is found is sent as soon as somebody must wait for a part of it, all that is ready together: a round's groups
-come in a message or two, not in one each.
+must be sent. A message goes when a record is wanted that has not come, and brings all that are ready with it: graders that keep up
+have many groups in one.
 """
 
 from __future__ import annotations
