@@ -74,8 +74,8 @@ class Engine:
     is, of several the probe drops those whose bits differ from the largest one's. `pages` 0: enough for every slot at
     `max_length`. `cost_table`: a file written by scripts/bench.py cost; empty: the analytic table of the device kind.
     `layouts`: further tensor parallelisms, for example (2, 4), compiled at the start; a planner chooses one for each round by
-    its forecasts (scheduler/planner.py). A replica of n times as many devices has n times the slots, pages and rows.
-    `carry_over`: what becomes of answers on their way when weights are published (slots/carry.py); at most `carry_share` of all
+    its forecasts (scheduler/rounds/layout_planner.py). A replica of n times as many devices has n times the slots, pages and rows.
+    `carry_over`: what becomes of answers on their way when weights are published (engine/host/swap_policy.py); at most `carry_share` of all
     rows are computed again for it, 1: any number."""
 
     name: str = one_of("rows", "rows", "demonstrations")
@@ -96,7 +96,7 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """Drafting of rollouts from history. `drafter`: its name (engine/drafter.py); off compiles no drafting at all. `width`:
+    """Drafting of rollouts from history. `drafter`: its name (engine/speculation/registry.py); off compiles no drafting at all. `width`:
     tokens of a draft at most. Sizes per replica, in entries of 4 bytes (12 for histospec): `prompt_entries` for the past
     answers to the prompts in slots, `shared_entries` for the last answers to all prompts, `live_entries` for what the
     running answers to one prompt share. Only `ours` reads the last two. `clones`: slots that nobody waits for try other
@@ -185,12 +185,19 @@ class Scheduler:
 class Algorithm:
     """verl's words; algorithms/PARITY.md says where other projects mean something else by them."""
 
-    adv_estimator: str = one_of("grpo", "grpo", "dr_grpo", "rloo", "opo", "maxrl", "reinforce_plus_plus",
-                                "reinforce_plus_plus_baseline", "ones")
+    adv_estimator: str = one_of(
+        "grpo", "grpo", "dr_grpo", "rloo", "opo", "maxrl", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ones"
+    )
     gamma: float = at_least(1.0, 0.0, 1.0)  # discount per token, of reinforce_plus_plus
     loss_mode: str = one_of("vanilla", "vanilla", "gspo", "cispo", "sapo", "sft")
-    loss_agg_mode: str = one_of("token-mean", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
-                                "seq-mean-token-sum-norm", "prompt-mean")
+    loss_agg_mode: str = one_of(
+        "token-mean",
+        "token-mean",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+        "prompt-mean",
+    )
     clip_ratio_low: float = at_least(0.2, 0.0)
     clip_ratio_high: float = at_least(0.2, 0.0)
     clip_ratio_c: float = at_least(0.0, 0.0)  # dual clip of the vanilla loss; 0: off
@@ -203,13 +210,22 @@ class Algorithm:
     entropy_coef: float = at_least(0.0, 0.0)
     rollout_is: str = one_of("none", "none", "token", "span", "sequence")  # importance weights pi_old / mu
     rollout_is_threshold: tuple[float, ...] = (2.0,)  # (upper,) truncates, (lower, upper) sets to 0 outside
-    rollout_rs: str = one_of("none", "none", *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean")
-                                               for kind in ("k1", "k2", "k3")), "seq_max_k2", "seq_max_k3")
+    rollout_rs: str = one_of(
+        "none",
+        "none",
+        *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
+        "seq_max_k2",
+        "seq_max_k3",
+    )
     rollout_rs_threshold: tuple[float, ...] = (2.0,)  # (upper,), or for k1 (lower, upper)
     # pi_old: the learner's own pass; the engine's log-probs; between both by how old a token is, without a pass (A-3PO)
     prox_logp_method: str = one_of("recompute", "recompute", "rollout", "loglinear")
-    min_ess: float = at_least(0.0, 0.0, 1.0)  # effective sample size of tokens below which a batch moves nothing; 0: none
-    max_rollout_kl: float = at_least(0.0, 0.0)  # nats a token between engine and learner above which it moves nothing; 0: none
+    min_ess: float = at_least(
+        0.0, 0.0, 1.0
+    )  # effective sample size of tokens below which a batch moves nothing; 0: none
+    max_rollout_kl: float = at_least(
+        0.0, 0.0
+    )  # nats a token between engine and learner above which it moves nothing; 0: none
     overlong_buffer: int = at_least(0, 0)  # tokens before max_tokens in which the reward sinks; 0: none
     overlong_penalty: float = at_least(1.0, 0.0)  # at max_tokens
     overlong_filtering: bool = False  # answers cut at max_tokens stay in the baseline and leave the loss
@@ -408,198 +424,349 @@ def _need(condition: bool, sentence: str) -> None:
 
 
 def _model_given(c: Config) -> None:
-    _need(bool(c.model.path or c.model.preset), "model.path and model.preset are both empty: name a checkpoint "
-          "(model.path) or a preset for random weights (model.preset)")
+    _need(
+        bool(c.model.path or c.model.preset),
+        "model.path and model.preset are both empty: name a checkpoint "
+        "(model.path) or a preset for random weights (model.preset)",
+    )
 
 
 def _rows_fit(c: Config) -> None:
     sizes = c.engine.row_sizes
     _need(min(sizes, default=0) > 0, f"engine.row_sizes must hold at least one positive size, got {sizes}")
-    _need(max(sizes) >= c.engine.slots, f"engine.row_sizes {sizes} must reach engine.slots={c.engine.slots}: every "
-          f"running slot needs a row; nearest valid size is {c.engine.slots}")
-    _need(c.head_rows >= c.engine.slots, f"engine.head_rows={c.engine.head_rows} must be 0 or at least "
-          f"engine.slots={c.engine.slots}")
+    _need(
+        max(sizes) >= c.engine.slots,
+        f"engine.row_sizes {sizes} must reach engine.slots={c.engine.slots}: every "
+        f"running slot needs a row; nearest valid size is {c.engine.slots}",
+    )
+    _need(
+        c.head_rows >= c.engine.slots,
+        f"engine.head_rows={c.engine.head_rows} must be 0 or at least engine.slots={c.engine.slots}",
+    )
 
 
 def _lengths_fit(c: Config) -> None:
-    _need(c.sampling.max_tokens < c.engine.max_length, f"sampling.max_tokens={c.sampling.max_tokens} must be below "
-          f"engine.max_length={c.engine.max_length}, which holds prompt and answer")
-    _need(c.batch.tokens >= c.engine.max_length, f"batch.tokens={c.batch.tokens} cannot hold a rollout of "
-          f"engine.max_length={c.engine.max_length} tokens; nearest valid value is {c.engine.max_length}")
+    _need(
+        c.sampling.max_tokens < c.engine.max_length,
+        f"sampling.max_tokens={c.sampling.max_tokens} must be below "
+        f"engine.max_length={c.engine.max_length}, which holds prompt and answer",
+    )
+    _need(
+        c.batch.tokens >= c.engine.max_length,
+        f"batch.tokens={c.batch.tokens} cannot hold a rollout of "
+        f"engine.max_length={c.engine.max_length} tokens; nearest valid value is {c.engine.max_length}",
+    )
     pages = -(-c.engine.max_length // c.engine.page_size)
-    _need(c.pages >= pages, f"engine.pages={c.engine.pages} cannot hold one rollout of engine.max_length="
-          f"{c.engine.max_length} tokens: at least {pages} pages of {c.engine.page_size} are needed")
+    _need(
+        c.pages >= pages,
+        f"engine.pages={c.engine.pages} cannot hold one rollout of engine.max_length="
+        f"{c.engine.max_length} tokens: at least {pages} pages of {c.engine.page_size} are needed",
+    )
 
 
 def _something_can_be_drawn(c: Config) -> None:
-    _need(c.sampling.top_p > 0, f"sampling.top_p={c.sampling.top_p} leaves nothing to draw: it must be above 0 and at "
-          "most 1; 1 keeps every id")
+    _need(
+        c.sampling.top_p > 0,
+        f"sampling.top_p={c.sampling.top_p} leaves nothing to draw: it must be above 0 and at most 1; 1 keeps every id",
+    )
 
 
 def _shards_fit(c: Config) -> None:
     shards = c.mesh.shards
-    _need(c.batch.rows % shards == 0, f"batch.rows={c.batch.rows} must be a multiple of mesh.data*mesh.fsdp={shards}; "
-          f"nearest valid value is {-(-c.batch.rows // shards) * shards}")
+    _need(
+        c.batch.rows % shards == 0,
+        f"batch.rows={c.batch.rows} must be a multiple of mesh.data*mesh.fsdp={shards}; "
+        f"nearest valid value is {-(-c.batch.rows // shards) * shards}",
+    )
 
 
 def _groups_make_sense(c: Config) -> None:
     grouped = c.algorithm.adv_estimator not in ("ones", "reinforce_plus_plus")
-    _need(not grouped or c.scheduler.group_size >= 2, f"algorithm.adv_estimator={c.algorithm.adv_estimator!r} compares "
-          f"the answers of a group: scheduler.group_size={c.scheduler.group_size} must be at least 2")
+    _need(
+        not grouped or c.scheduler.group_size >= 2,
+        f"algorithm.adv_estimator={c.algorithm.adv_estimator!r} compares "
+        f"the answers of a group: scheduler.group_size={c.scheduler.group_size} must be at least 2",
+    )
 
 
 def _demonstrations_are_imitated(c: Config) -> None:
     imitates, loss, estimator = c.engine.name == "demonstrations", c.algorithm.loss_mode, c.algorithm.adv_estimator
-    _need(imitates == (loss == "sft") and (not imitates or estimator == "ones"),
-          f"engine.name={c.engine.name!r} with algorithm.loss_mode={loss!r} and algorithm.adv_estimator={estimator!r}: "
-          "supervised training is 'demonstrations' with 'sft' and 'ones', and neither of the first two goes without the other")
+    _need(
+        imitates == (loss == "sft") and (not imitates or estimator == "ones"),
+        f"engine.name={c.engine.name!r} with algorithm.loss_mode={loss!r} and algorithm.adv_estimator={estimator!r}: "
+        "supervised training is 'demonstrations' with 'sft' and 'ones', and neither of the first two goes without the other",
+    )
 
 
 def _layouts_fit(c: Config) -> None:
     own, given = c.mesh.tensor, c.engine.layouts
     fitting = [n for n in range(2 * own, c.generating + 1, own) if c.generating % n == 0]
     for tensor in given:
-        _need(tensor in fitting, f"engine.layouts={given}: {tensor} devices a replica must be a multiple of mesh.tensor={own} "
-              f"above it that divides the {c.generating} devices; " + (
-                  f"the nearest valid value is {min(fitting, key=lambda n: (abs(n - tensor), n))}" if fitting else
-                  "there is none, leave it empty"))
+        _need(
+            tensor in fitting,
+            f"engine.layouts={given}: {tensor} devices a replica must be a multiple of mesh.tensor={own} "
+            f"above it that divides the {c.generating} devices; "
+            + (
+                f"the nearest valid value is {min(fitting, key=lambda n: (abs(n - tensor), n))}"
+                if fitting
+                else "there is none, leave it empty"
+            ),
+        )
     _need(len(set(given)) == len(given), f"engine.layouts={given} names a layout twice")
-    _need(not given or c.engine.name == "rows", f"engine.layouts={given} is of engine.name='rows': {c.engine.name!r} lies on "
-          "no devices")
-    _need(not (given and c.engine.cost_table), f"engine.cost_table={c.engine.cost_table!r} was measured in one layout and "
-          f"engine.layouts={given} compares several: leave one of them empty")
+    _need(
+        not given or c.engine.name == "rows",
+        f"engine.layouts={given} is of engine.name='rows': {c.engine.name!r} lies on no devices",
+    )
+    _need(
+        not (given and c.engine.cost_table),
+        f"engine.cost_table={c.engine.cost_table!r} was measured in one layout and "
+        f"engine.layouts={given} compares several: leave one of them empty",
+    )
 
 
 def _placements_know(c: Config) -> None:
     ranks = c.scheduler.placement == "rank_groups"
-    _need(not ranks or c.history.epochs > 0, "scheduler.placement='rank_groups' ranks prompts by their past answers: "
-          "history.epochs=0 must be at least 1")
-    _need(not ranks or c.replicas > 1, "scheduler.placement='rank_groups' needs replicas to choose from, mesh.data*mesh.fsdp="
-          "1 gives one; the nearest valid value is 'least_loaded'")
+    _need(
+        not ranks or c.history.epochs > 0,
+        "scheduler.placement='rank_groups' ranks prompts by their past answers: history.epochs=0 must be at least 1",
+    )
+    _need(
+        not ranks or c.replicas > 1,
+        "scheduler.placement='rank_groups' needs replicas to choose from, mesh.data*mesh.fsdp="
+        "1 gives one; the nearest valid value is 'least_loaded'",
+    )
 
 
 def _rounds_divide(c: Config) -> None:
     s, updates = c.scheduler, c.scheduler.updates
-    _need(s.prompts % s.mini_batches == 0, f"scheduler.mini_batches={s.mini_batches} must divide scheduler.prompts="
-          f"{s.prompts}; nearest valid value is {max(n for n in range(1, s.mini_batches + 1) if s.prompts % n == 0)}")
+    _need(
+        s.prompts % s.mini_batches == 0,
+        f"scheduler.mini_batches={s.mini_batches} must divide scheduler.prompts="
+        f"{s.prompts}; nearest valid value is {max(n for n in range(1, s.mini_batches + 1) if s.prompts % n == 0)}",
+    )
     for name, step in (("steps", c.steps), ("eval.every", c.eval.every), *(("eval.at", at) for at in c.eval.at)):
-        _need(step % updates == 0, f"{name}={step} must be a multiple of the {updates} optimizer steps of a round "
-              f"(scheduler.mini_batches * scheduler.ppo_epochs); nearest valid value is {-(-step // updates) * updates}")
+        _need(
+            step % updates == 0,
+            f"{name}={step} must be a multiple of the {updates} optimizer steps of a round "
+            f"(scheduler.mini_batches * scheduler.ppo_epochs); nearest valid value is {-(-step // updates) * updates}",
+        )
 
 
 def _evaluations_are_reached(c: Config) -> None:
     beyond = [at for at in c.eval.at if not 0 <= at <= c.steps]
-    _need(not beyond, f"eval.at={beyond[:1]} is never reached: it must be at least 0 and at most steps={c.steps}, where "
-          "there is an evaluation anyway")
+    _need(
+        not beyond,
+        f"eval.at={beyond[:1]} is never reached: it must be at least 0 and at most steps={c.steps}, where "
+        "there is an evaluation anyway",
+    )
 
 
 def _loss_makes_sense(c: Config) -> None:
     a = c.algorithm
-    _need(a.clip_ratio_c == 0 or a.clip_ratio_c > 1, f"algorithm.clip_ratio_c={a.clip_ratio_c} must be 0 (off) or above 1; "
-          "3 is usual")
-    _need(a.clip_ratio_c == 0 or a.loss_mode == "vanilla", f"algorithm.clip_ratio_c={a.clip_ratio_c} is of algorithm."
-          f"loss_mode='vanilla' and not of {a.loss_mode!r}; nearest valid value is 0")
+    _need(
+        a.clip_ratio_c == 0 or a.clip_ratio_c > 1,
+        f"algorithm.clip_ratio_c={a.clip_ratio_c} must be 0 (off) or above 1; 3 is usual",
+    )
+    _need(
+        a.clip_ratio_c == 0 or a.loss_mode == "vanilla",
+        f"algorithm.clip_ratio_c={a.clip_ratio_c} is of algorithm."
+        f"loss_mode='vanilla' and not of {a.loss_mode!r}; nearest valid value is 0",
+    )
     off_policy = a.use_kl_in_reward or a.corrects_rollouts or a.min_ess > 0 or a.max_rollout_kl > 0
-    _need(a.loss_mode != "sft" or not off_policy, "algorithm.loss_mode='sft' has no old log-probs: leave "
-          "algorithm.use_kl_in_reward, algorithm.rollout_is, algorithm.rollout_rs, algorithm.min_ess and algorithm.max_rollout_kl "
-          "at their defaults")
+    _need(
+        a.loss_mode != "sft" or not off_policy,
+        "algorithm.loss_mode='sft' has no old log-probs: leave "
+        "algorithm.use_kl_in_reward, algorithm.rollout_is, algorithm.rollout_rs, algorithm.min_ess and algorithm.max_rollout_kl "
+        "at their defaults",
+    )
     told = f"algorithm.prox_logp_method={a.prox_logp_method!r}"
-    _need(a.prox_logp_method == "recompute" or (a.loss_mode != "sft" and not a.use_kl_in_reward and a.rollout_rs == "none"),
-          f"{told} makes no pass for old log-probs, which algorithm.loss_mode='sft' has no use for and algorithm.use_kl_in_reward "
-          "and algorithm.rollout_rs need; the nearest valid value is 'recompute'")
-    _need(a.prox_logp_method != "rollout" or a.rollout_is == "none", f"{told} takes the engine's log-probs for pi_old, so pi_old / "
-          f"mu is 1: algorithm.rollout_is={a.rollout_is!r} must be 'none'")
-    _need(a.prox_logp_method != "loglinear" or (a.rollout_is in ("none", "token") and len(a.rollout_is_threshold) == 1),
-          f"{told} weighs token by token on the device and truncates: algorithm.rollout_is={a.rollout_is!r} must be 'token' or "
-          f"'none', algorithm.rollout_is_threshold={a.rollout_is_threshold} one number")
-    _need(a.overlong_buffer <= c.sampling.max_tokens, f"algorithm.overlong_buffer={a.overlong_buffer} is above "
-          f"sampling.max_tokens={c.sampling.max_tokens}, which is the nearest valid value")
+    _need(
+        a.prox_logp_method == "recompute"
+        or (a.loss_mode != "sft" and not a.use_kl_in_reward and a.rollout_rs == "none"),
+        f"{told} makes no pass for old log-probs, which algorithm.loss_mode='sft' has no use for and algorithm.use_kl_in_reward "
+        "and algorithm.rollout_rs need; the nearest valid value is 'recompute'",
+    )
+    _need(
+        a.prox_logp_method != "rollout" or a.rollout_is == "none",
+        f"{told} takes the engine's log-probs for pi_old, so pi_old / "
+        f"mu is 1: algorithm.rollout_is={a.rollout_is!r} must be 'none'",
+    )
+    _need(
+        a.prox_logp_method != "loglinear" or (a.rollout_is in ("none", "token") and len(a.rollout_is_threshold) == 1),
+        f"{told} weighs token by token on the device and truncates: algorithm.rollout_is={a.rollout_is!r} must be 'token' or "
+        f"'none', algorithm.rollout_is_threshold={a.rollout_is_threshold} one number",
+    )
+    _need(
+        a.overlong_buffer <= c.sampling.max_tokens,
+        f"algorithm.overlong_buffer={a.overlong_buffer} is above "
+        f"sampling.max_tokens={c.sampling.max_tokens}, which is the nearest valid value",
+    )
     lowers = a.use_kl_in_reward or a.overlong_buffer > 0
-    _need(a.adv_estimator != "maxrl" or not lowers, "algorithm.adv_estimator='maxrl' needs rewards of at least 0: leave "
-          "algorithm.use_kl_in_reward and algorithm.overlong_buffer at their defaults")
+    _need(
+        a.adv_estimator != "maxrl" or not lowers,
+        "algorithm.adv_estimator='maxrl' needs rewards of at least 0: leave "
+        "algorithm.use_kl_in_reward and algorithm.overlong_buffer at their defaults",
+    )
 
 
 def _thresholds_make_sense(c: Config) -> None:
     a = c.algorithm
-    for name, given, most in (("rollout_is", a.rollout_is_threshold, 2),
-                              ("rollout_rs", a.rollout_rs_threshold, 2 if a.rollout_rs.endswith("k1") else 1)):
+    for name, given, most in (
+        ("rollout_is", a.rollout_is_threshold, 2),
+        ("rollout_rs", a.rollout_rs_threshold, 2 if a.rollout_rs.endswith("k1") else 1),
+    ):
         whole = 1 <= len(given) <= most and all(bound > 0 for bound in given) and list(given) == sorted(given)
-        _need(whole, f"algorithm.{name}_threshold={given} must be [upper]" + " or [lower, upper]" * (most - 1)
-              + f", above 0 and rising, for algorithm.{name}={getattr(a, name)!r}")
+        _need(
+            whole,
+            f"algorithm.{name}_threshold={given} must be [upper]"
+            + " or [lower, upper]" * (most - 1)
+            + f", above 0 and rising, for algorithm.{name}={getattr(a, name)!r}",
+        )
 
 
 def _races_make_sense(c: Config) -> None:
     s = c.scheduler
-    _need(s.name != "sync" or s.over == s.over_samples == 1, f"scheduler.name='sync' waits for all it launches: scheduler."
-          f"over={s.over} and scheduler.over_samples={s.over_samples} must be 1, or the name tail_batching")
-    _need(s.name != "tail_batching" or s.over > 1 == s.over_samples, f"scheduler.name='tail_batching' races prompts and "
-          f"drops no answer: scheduler.over={s.over} must be above 1, 1.25 is usual, and scheduler.over_samples="
-          f"{s.over_samples} must be 1")
-    _need(s.name != "rollpacker" or s.over > 1 or s.over_samples > 1, "scheduler.name='rollpacker' races nobody with "
-          "scheduler.over and scheduler.over_samples at 1: the paper has 1.25 for both")
-    _need(s.name == "sync" or c.engine.name == "rows", f"scheduler.name={s.name!r} needs answers that take their time: "
-          f"engine.name={c.engine.name!r} has none; the nearest valid name is 'sync'")
-    _need(s.name != "tail_batching" or s.lane == 0 or c.history.epochs > 0, f"scheduler.lane={s.lane} asks the history which "
-          "prompts are long, and history.epochs=0 remembers nothing; the nearest valid lane is 0")
-    _need(s.name != "rollpacker" or c.speculation.drafter == "off", "scheduler.name='rollpacker' drops who needs most engine "
-          f"steps: with speculation.drafter={c.speculation.drafter!r} those would be the answers that are hard to draft, not "
-          "the long ones; the nearest valid drafter is 'off'")
+    _need(
+        s.name != "sync" or s.over == s.over_samples == 1,
+        f"scheduler.name='sync' waits for all it launches: scheduler."
+        f"over={s.over} and scheduler.over_samples={s.over_samples} must be 1, or the name tail_batching",
+    )
+    _need(
+        s.name != "tail_batching" or s.over > 1 == s.over_samples,
+        f"scheduler.name='tail_batching' races prompts and "
+        f"drops no answer: scheduler.over={s.over} must be above 1, 1.25 is usual, and scheduler.over_samples="
+        f"{s.over_samples} must be 1",
+    )
+    _need(
+        s.name != "rollpacker" or s.over > 1 or s.over_samples > 1,
+        "scheduler.name='rollpacker' races nobody with "
+        "scheduler.over and scheduler.over_samples at 1: the paper has 1.25 for both",
+    )
+    _need(
+        s.name == "sync" or c.engine.name == "rows",
+        f"scheduler.name={s.name!r} needs answers that take their time: "
+        f"engine.name={c.engine.name!r} has none; the nearest valid name is 'sync'",
+    )
+    _need(
+        s.name != "tail_batching" or s.lane == 0 or c.history.epochs > 0,
+        f"scheduler.lane={s.lane} asks the history which "
+        "prompts are long, and history.epochs=0 remembers nothing; the nearest valid lane is 0",
+    )
+    _need(
+        s.name != "rollpacker" or c.speculation.drafter == "off",
+        "scheduler.name='rollpacker' drops who needs most engine "
+        f"steps: with speculation.drafter={c.speculation.drafter!r} those would be the answers that are hard to draft, not "
+        "the long ones; the nearest valid drafter is 'off'",
+    )
 
 
 def _streams_make_sense(c: Config) -> None:
     s, a = c.scheduler, c.algorithm
-    _need(s.long_batches == 1 or (s.name == "tail_batching" and s.stream == 0), f"scheduler.long_batches="
-          f"{s.long_batches} is of the long rounds of 'tail_batching', where only the last batch could be streamed: with "
-          f"scheduler.name={s.name!r} and scheduler.stream={s.stream} it must be 1")
-    _need(s.stream <= s.prompts, f"scheduler.stream={s.stream} is above scheduler.prompts={s.prompts}, the nearest valid "
-          "value, which is the whole round")
-    _need(s.stream == 0 or s.updates == 1, f"scheduler.stream={s.stream} adds up a gradient while rollouts are generated, "
-          f"so weights stand still until the round's one commit: scheduler.mini_batches={s.mini_batches} and "
-          f"scheduler.ppo_epochs={s.ppo_epochs} must be 1, or the stream 0")
-    _need(s.stream == 0 or not s.filter_groups, f"scheduler.stream={s.stream} hands groups on before it is known which of "
-          "those that scheduler.filter_groups keeps are the round's first; the nearest valid stream is 0")
-    _need(s.stream == 0 or not a.adv_estimator.startswith("reinforce_plus_plus"), f"algorithm.adv_estimator="
-          f"{a.adv_estimator!r} whitens over all tokens of a round, which scheduler.stream={s.stream} hands on in pieces; the "
-          "nearest valid stream is 0")
+    _need(
+        s.long_batches == 1 or (s.name == "tail_batching" and s.stream == 0),
+        f"scheduler.long_batches="
+        f"{s.long_batches} is of the long rounds of 'tail_batching', where only the last batch could be streamed: with "
+        f"scheduler.name={s.name!r} and scheduler.stream={s.stream} it must be 1",
+    )
+    _need(
+        s.stream <= s.prompts,
+        f"scheduler.stream={s.stream} is above scheduler.prompts={s.prompts}, the nearest valid "
+        "value, which is the whole round",
+    )
+    _need(
+        s.stream == 0 or s.updates == 1,
+        f"scheduler.stream={s.stream} adds up a gradient while rollouts are generated, "
+        f"so weights stand still until the round's one commit: scheduler.mini_batches={s.mini_batches} and "
+        f"scheduler.ppo_epochs={s.ppo_epochs} must be 1, or the stream 0",
+    )
+    _need(
+        s.stream == 0 or not s.filter_groups,
+        f"scheduler.stream={s.stream} hands groups on before it is known which of "
+        "those that scheduler.filter_groups keeps are the round's first; the nearest valid stream is 0",
+    )
+    _need(
+        s.stream == 0 or not a.adv_estimator.startswith("reinforce_plus_plus"),
+        f"algorithm.adv_estimator="
+        f"{a.adv_estimator!r} whitens over all tokens of a round, which scheduler.stream={s.stream} hands on in pieces; the "
+        "nearest valid stream is 0",
+    )
 
 
 def _pipelines_make_sense(c: Config) -> None:
     s, piped = c.scheduler, c.scheduler.name == "pipeline"
     for name in ("max_staleness", "ahead", "max_unscored", "interleave"):
-        _need(piped or getattr(s, name) == 0, f"scheduler.{name}={getattr(s, name)} is of scheduler.name='pipeline'; for "
-              f"{s.name!r} it must be 0")
-    _need(not piped or s.updates == 1, f"scheduler.name='pipeline' publishes after every optimizer step, on new answers each: "
-          f"scheduler.mini_batches={s.mini_batches} and scheduler.ppo_epochs={s.ppo_epochs} must be 1")
-    _need(not piped or s.over == s.over_samples == 1, f"scheduler.name='pipeline' has no rounds to race in: scheduler.over="
-          f"{s.over} and scheduler.over_samples={s.over_samples} must be 1, or the name tail_batching")
-    _need(not piped or s.stream == 0, f"scheduler.stream={s.stream} hands over pieces of a round, scheduler.name='pipeline' "
-          "whole batches; the nearest valid stream is 0")
-    _need(not piped or s.placement in ("least_loaded", "divided"), f"scheduler.placement={s.placement!r} orders the answers of "
-          "a round, which scheduler.name='pipeline' has not; the nearest valid value is 'divided'")
-    _need(not piped or not c.engine.layouts, f"engine.layouts={c.engine.layouts} are changed between rounds, which scheduler."
-          "name='pipeline' has not; leave it empty")
+        _need(
+            piped or getattr(s, name) == 0,
+            f"scheduler.{name}={getattr(s, name)} is of scheduler.name='pipeline'; for {s.name!r} it must be 0",
+        )
+    _need(
+        not piped or s.updates == 1,
+        f"scheduler.name='pipeline' publishes after every optimizer step, on new answers each: "
+        f"scheduler.mini_batches={s.mini_batches} and scheduler.ppo_epochs={s.ppo_epochs} must be 1",
+    )
+    _need(
+        not piped or s.over == s.over_samples == 1,
+        f"scheduler.name='pipeline' has no rounds to race in: scheduler.over="
+        f"{s.over} and scheduler.over_samples={s.over_samples} must be 1, or the name tail_batching",
+    )
+    _need(
+        not piped or s.stream == 0,
+        f"scheduler.stream={s.stream} hands over pieces of a round, scheduler.name='pipeline' "
+        "whole batches; the nearest valid stream is 0",
+    )
+    _need(
+        not piped or s.placement in ("least_loaded", "divided"),
+        f"scheduler.placement={s.placement!r} orders the answers of "
+        "a round, which scheduler.name='pipeline' has not; the nearest valid value is 'divided'",
+    )
+    _need(
+        not piped or not c.engine.layouts,
+        f"engine.layouts={c.engine.layouts} are changed between rounds, which scheduler."
+        "name='pipeline' has not; leave it empty",
+    )
     e = c.engine
-    _need(piped or (e.carry_over == "keep" and e.carry_share == 1), f"engine.carry_over={e.carry_over!r} and engine.carry_share="
-          f"{e.carry_share} are of answers that run while weights are published: with scheduler.name={s.name!r} there are none; "
-          "leave them at 'keep' and 1")
-    _need(s.max_unscored == 0 or s.max_unscored >= s.prompts, f"scheduler.max_unscored={s.max_unscored} never holds a batch: "
-          f"it must be 0 or at least scheduler.prompts={s.prompts}, the nearest valid value")
+    _need(
+        piped or (e.carry_over == "keep" and e.carry_share == 1),
+        f"engine.carry_over={e.carry_over!r} and engine.carry_share="
+        f"{e.carry_share} are of answers that run while weights are published: with scheduler.name={s.name!r} there are none; "
+        "leave them at 'keep' and 1",
+    )
+    _need(
+        s.max_unscored == 0 or s.max_unscored >= s.prompts,
+        f"scheduler.max_unscored={s.max_unscored} never holds a batch: "
+        f"it must be 0 or at least scheduler.prompts={s.prompts}, the nearest valid value",
+    )
 
 
 def _split_makes_sense(c: Config) -> None:
     own, tensor, s = c.mesh.engine, c.mesh.tensor, c.scheduler
     if own == 0:
         return
-    _need(s.interleave == 0, f"scheduler.interleave={s.interleave} divides the time of shared devices, and mesh.engine={own} "
-          "generate alone; the nearest valid interleave is 0")
-    _need(own % tensor == 0, f"mesh.engine={own} must be a multiple of mesh.tensor={tensor}, the devices of a replica; the "
-          f"nearest valid value is {max(own // tensor, 1) * tensor}")
-    _need(c.engine.name == "rows", f"mesh.engine={own} devices would generate, and engine.name={c.engine.name!r} does not; the "
-          "nearest valid value is 0")
-    _need(not c.engine.layouts, f"mesh.engine={own}: weights come in the midst of a round, and engine.layouts={c.engine.layouts} "
-          "are changed between two; leave one of them empty")
-    _need(s.updates == s.long_batches == 1, f"mesh.engine={own} publishes after each optimizer step: scheduler.mini_batches="
-          f"{s.mini_batches}, scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1")
+    _need(
+        s.interleave == 0,
+        f"scheduler.interleave={s.interleave} divides the time of shared devices, and mesh.engine={own} "
+        "generate alone; the nearest valid interleave is 0",
+    )
+    _need(
+        own % tensor == 0,
+        f"mesh.engine={own} must be a multiple of mesh.tensor={tensor}, the devices of a replica; the "
+        f"nearest valid value is {max(own // tensor, 1) * tensor}",
+    )
+    _need(
+        c.engine.name == "rows",
+        f"mesh.engine={own} devices would generate, and engine.name={c.engine.name!r} does not; the "
+        "nearest valid value is 0",
+    )
+    _need(
+        not c.engine.layouts,
+        f"mesh.engine={own}: weights come in the midst of a round, and engine.layouts={c.engine.layouts} "
+        "are changed between two; leave one of them empty",
+    )
+    _need(
+        s.updates == s.long_batches == 1,
+        f"mesh.engine={own} publishes after each optimizer step: scheduler.mini_batches="
+        f"{s.mini_batches}, scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1",
+    )
 
 
 def _loans_make_sense(c: Config) -> None:
@@ -607,34 +774,73 @@ def _loans_make_sense(c: Config) -> None:
     if s.lend == 0:
         return
     told, none = f"scheduler.lend={s.lend:g} lends", "; the nearest valid lend is 0"
-    _need(s.lend < 1, "scheduler.lend=1 is the share of a round's answers that is done before devices are lent to train on it, and "
-          "of all of them none is left to wait for: it must be below 1; 0.4 is usual")
-    _need(s.name != "pipeline", f"{told} devices while a round drains, and scheduler.name='pipeline' has no rounds{none}")
+    _need(
+        s.lend < 1,
+        "scheduler.lend=1 is the share of a round's answers that is done before devices are lent to train on it, and "
+        "of all of them none is left to wait for: it must be below 1; 0.4 is usual",
+    )
+    _need(
+        s.name != "pipeline", f"{told} devices while a round drains, and scheduler.name='pipeline' has no rounds{none}"
+    )
     _need(c.engine.name == "rows", f"{told} devices that generate, and engine.name={c.engine.name!r} does not{none}")
     _need(c.replicas > 1, f"{told} half of the engine's replicas, and it has one{none}")
-    _need(not c.engine.layouts, f"{told} replicas within a round, and engine.layouts={c.engine.layouts} are changed between two: "
-          "leave one of them empty or 0")
-    _need(s.stream > 0, f"{told} devices to a learner that gets groups while others are generated: scheduler.stream=0 gives it "
-          "none before the round is over; the nearest valid stream is 1")
-    _need(s.placement == "least_loaded", f"{told} replicas in the midst of a round, of which scheduler.placement="
-          f"{s.placement!r} keeps its own account; the nearest valid value is 'least_loaded'")
+    _need(
+        not c.engine.layouts,
+        f"{told} replicas within a round, and engine.layouts={c.engine.layouts} are changed between two: "
+        "leave one of them empty or 0",
+    )
+    _need(
+        s.stream > 0,
+        f"{told} devices to a learner that gets groups while others are generated: scheduler.stream=0 gives it "
+        "none before the round is over; the nearest valid stream is 1",
+    )
+    _need(
+        s.placement == "least_loaded",
+        f"{told} replicas in the midst of a round, of which scheduler.placement="
+        f"{s.placement!r} keeps its own account; the nearest valid value is 'least_loaded'",
+    )
     more = c.lent // c.mesh.tensor
-    _need(c.batch.rows % more == 0, f"{told} {more} shards for micro-batches of batch.rows={c.batch.rows}, which must be a "
-          f"multiple of it; the nearest valid value is {-(-c.batch.rows // more) * more}")
+    _need(
+        c.batch.rows % more == 0,
+        f"{told} {more} shards for micro-batches of batch.rows={c.batch.rows}, which must be a "
+        f"multiple of it; the nearest valid value is {-(-c.batch.rows // more) * more}",
+    )
 
 
 def _rewards_make_sense(c: Config) -> None:
     r = c.reward
-    _need(len(r.weights) in (0, len(r.functions)), f"reward.weights has {len(r.weights)} entries, "
-          f"reward.functions {len(r.functions)}: give none or one each")
-    _need(r.timeout_s >= r.limit_s, f"reward.timeout_s={r.timeout_s:g} ends a grader before the program that it judges reaches "
-          f"its limit of {r.limit_s:g} s (reward.test_limit_s, reward.adaptive_limit); the nearest valid value is {r.limit_s:g}")
+    _need(
+        len(r.weights) in (0, len(r.functions)),
+        f"reward.weights has {len(r.weights)} entries, reward.functions {len(r.functions)}: give none or one each",
+    )
+    _need(
+        r.timeout_s >= r.limit_s,
+        f"reward.timeout_s={r.timeout_s:g} ends a grader before the program that it judges reaches "
+        f"its limit of {r.limit_s:g} s (reward.test_limit_s, reward.adaptive_limit); the nearest valid value is {r.limit_s:g}",
+    )
 
 
-_RULES = (_model_given, _rows_fit, _lengths_fit, _something_can_be_drawn, _shards_fit, _groups_make_sense, _rounds_divide,
-          _loans_make_sense, _races_make_sense, _streams_make_sense, _pipelines_make_sense, _split_makes_sense,
-          _loss_makes_sense, _thresholds_make_sense, _rewards_make_sense, _demonstrations_are_imitated,
-          _evaluations_are_reached, _layouts_fit, _placements_know)
+_RULES = (
+    _model_given,
+    _rows_fit,
+    _lengths_fit,
+    _something_can_be_drawn,
+    _shards_fit,
+    _groups_make_sense,
+    _rounds_divide,
+    _loans_make_sense,
+    _races_make_sense,
+    _streams_make_sense,
+    _pipelines_make_sense,
+    _split_makes_sense,
+    _loss_makes_sense,
+    _thresholds_make_sense,
+    _rewards_make_sense,
+    _demonstrations_are_imitated,
+    _evaluations_are_reached,
+    _layouts_fit,
+    _placements_know,
+)
 
 
 def default(schema: type = Config) -> ml_collections.ConfigDict:
@@ -665,8 +871,20 @@ def _mirror(schema) -> ml_collections.ConfigDict:
 
 
 # Whatever Python itself raises while a config file runs; it is the user's own code, so its mistakes are the file's.
-_MISTAKES = (ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, NameError, OSError,
-             RuntimeError, SyntaxError, TypeError, ValueError)
+_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 def load(path: str) -> ml_collections.ConfigDict:
@@ -674,8 +892,9 @@ def load(path: str) -> ml_collections.ConfigDict:
     file = Path(path)
     if not (file.is_file() and file.suffix == ".py"):
         near = difflib.get_close_matches(f"{file.stem}.py", [p.name for p in file.parent.glob("*.py")], n=1)
-        raise ValueError(f"--config={path}: no such Python file"
-                         + (f"; nearest is {file.parent / near[0]}" if near else ""))
+        raise ValueError(
+            f"--config={path}: no such Python file" + (f"; nearest is {file.parent / near[0]}" if near else "")
+        )
     spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -683,8 +902,11 @@ def load(path: str) -> ml_collections.ConfigDict:
         given = module.get_config()
     except _MISTAKES as error:
         raise ValueError(_mistake(file, error)) from error
-    _need(isinstance(given, ml_collections.ConfigDict), f"--config={path}: get_config() must return the ConfigDict of "
-          f"jaxrl_post.config.default(), got {type(given).__name__}")
+    _need(
+        isinstance(given, ml_collections.ConfigDict),
+        f"--config={path}: get_config() must return the ConfigDict of "
+        f"jaxrl_post.config.default(), got {type(given).__name__}",
+    )
     return given
 
 
@@ -724,14 +946,16 @@ def _override(values: dict, override: str, root: type) -> None:
             kind = _fields(schema)[name][0]
             schema = kind if dataclasses.is_dataclass(kind) else None
         where = where.setdefault(name, {})
-        _need(isinstance(where, dict), f"--config.{path}: {'.'.join(parents[:depth + 1])} has no fields")
+        _need(isinstance(where, dict), f"--config.{path}: {'.'.join(parents[: depth + 1])} has no fields")
     kind = None
     if schema is not None:  # else inside a mapping
         _known(schema, leaf, ".".join(parents), root)
         kind = _fields(schema)[leaf][0]
         if dataclasses.is_dataclass(kind):
-            raise ValueError(f"--config.{path} is a section: set one of its fields, for example "
-                             f"--config.{path}.{dataclasses.fields(kind)[0].name}=VALUE")
+            raise ValueError(
+                f"--config.{path} is a section: set one of its fields, for example "
+                f"--config.{path}.{dataclasses.fields(kind)[0].name}=VALUE"
+            )
     where[leaf] = text if kind is str else _literal(text)
 
 
@@ -748,8 +972,10 @@ def _known(schema, name: str, where: str, root: type) -> None:
     names = list(_fields(schema))
     if name not in names:
         near = _nearest(name, schema, where, root)
-        raise ValueError(f"config: unknown name {(f'{where}.{name}' if where else name)!r}"
-                         + (f"; nearest valid name is {near!r}" if near else f"; valid names are {', '.join(names)}"))
+        raise ValueError(
+            f"config: unknown name {(f'{where}.{name}' if where else name)!r}"
+            + (f"; nearest valid name is {near!r}" if near else f"; valid names are {', '.join(names)}")
+        )
 
 
 def _nearest(name: str, schema, where: str, root: type = Config) -> str | None:
@@ -782,10 +1008,14 @@ def _checked(full: str, kind, f: dataclasses.Field, value):
     low, high, choices = (f.metadata.get(key) for key in ("low", "high", "choices"))
     if choices is not None and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3)
-        raise ValueError(f"config: {full}={value!r} is not one of {', '.join(choices)}"
-                         + (f"; nearest is {near[0]!r}" if near else ""))
+        raise ValueError(
+            f"config: {full}={value!r} is not one of {', '.join(choices)}"
+            + (f"; nearest is {near[0]!r}" if near else "")
+        )
     _need(low is None or value >= low, f"config: {full}={value!r} is below its bound; the nearest valid value is {low}")
-    _need(high is None or value <= high, f"config: {full}={value!r} is above its bound; the nearest valid value is {high}")
+    _need(
+        high is None or value <= high, f"config: {full}={value!r} is above its bound; the nearest valid value is {high}"
+    )
     return value
 
 
@@ -802,8 +1032,10 @@ def _coerced(full: str, kind, value):
         return value
     if typing.get_origin(kind) is tuple:
         member = typing.get_args(kind)[0]
-        _need(isinstance(value, (tuple, list)), f"config: {full} must be a list of {member.__name__}, got {value!r}; "
-              f"write [{value!r}]")
+        _need(
+            isinstance(value, (tuple, list)),
+            f"config: {full} must be a list of {member.__name__}, got {value!r}; write [{value!r}]",
+        )
         return tuple(_coerced(f"{full}[{i}]", member, v) for i, v in enumerate(value))
     _need(isinstance(value, Mapping), wrong)
     return types.MappingProxyType(dict(value))
@@ -811,10 +1043,12 @@ def _coerced(full: str, kind, value):
 
 def to_dict(config: Config) -> dict:
     """Plain nested dict, ready for JSON."""
+
     def plain(value):
         if dataclasses.is_dataclass(value):
             return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         if isinstance(value, Mapping):
             return {k: plain(v) for k, v in value.items()}
         return [plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
     return plain(config)

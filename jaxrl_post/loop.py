@@ -12,8 +12,15 @@ from jaxrl_post.protocols import Engine, Learner, Observer, Rewards, Scheduler
 from jaxrl_post.types import Part
 
 
-def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner, observe: Observer,
-        publish: Callable[[Learner, Engine], int], steps: int) -> None:
+def run(
+    engine: Engine,
+    scheduler: Scheduler,
+    rewards: Rewards,
+    learner: Learner,
+    observe: Observer,
+    publish: Callable[[Learner, Engine], int],
+    steps: int,
+) -> None:
     """Turns until the learner has taken `steps` optimizer steps. `publish` hands its weights to the engine and returns
     their version.
 
@@ -40,9 +47,11 @@ def run(engine: Engine, scheduler: Scheduler, rewards: Rewards, learner: Learner
         if learner.step >= steps:
             return
         if not moves:
-            raise RuntimeError(f"the ring stands still at learner step {learner.step} of {steps}: nothing was "
-                               f"admitted, finished, due or taken and the engine's clock stays at {engine.clock} with "
-                               f"{engine.pending} requests pending; scheduler: {scheduler}")
+            raise RuntimeError(
+                f"the ring stands still at learner step {learner.step} of {steps}: nothing was "
+                f"admitted, finished, due or taken and the engine's clock stays at {engine.clock} with "
+                f"{engine.pending} requests pending; scheduler: {scheduler}"
+            )
         before = engine.clock
         if (layout := scheduler.layout()) is not None:
             engine.relayout(layout)

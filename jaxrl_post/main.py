@@ -29,28 +29,36 @@ from typing import Any
 import jax
 
 from jaxrl_post import config as configs
-from jaxrl_post import checkpoint, evaluate, loop, metrics, parts, report
-from jaxrl_post.bias import BiasMeter
-from jaxrl_post.chores import Chores, PutOff
+from jaxrl_post import evaluation, loop
+from jaxrl_post.checkpoint import log_marks, store
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
-from jaxrl_post.engine.engine import RowEngine
+from jaxrl_post.engine.host import dispatch_log
+from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
-from jaxrl_post.launch import allocation, compilation, distributed, folder, inputs, plan, resume
+from jaxrl_post.launch import build as parts
+from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume
+from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.models import hf
-from jaxrl_post.observers import AtWork, FirstScores, Observers, Remembering, Stopwatch, Timed
+from jaxrl_post.parallel import processes
+from jaxrl_post.parallel.weight_sync import Torn
 from jaxrl_post.rewards import NoScores
+from jaxrl_post.rewards.chain import FirstScores
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rollout_log import Journal, RolloutLog, forget_aside, read, read_aside, read_journal
-from jaxrl_post.scheduler import schedulers
-from jaxrl_post.scheduler.recorder import Recorder
-from jaxrl_post.slots import dispatches
-from jaxrl_post.trace import RingTrace
+from jaxrl_post.scheduler import registry
+from jaxrl_post.scheduler.decision_log import Recorder
+from jaxrl_post.telemetry import metrics, report
+from jaxrl_post.telemetry.chores import Chores, PutOff
+from jaxrl_post.telemetry.journal import Journal, forget_aside, read_aside, read_journal
+from jaxrl_post.telemetry.length_bias import BiasMeter
+from jaxrl_post.telemetry.observer import Observers, Remembering, Timed
+from jaxrl_post.telemetry.rollout_log import RolloutLog, read
+from jaxrl_post.telemetry.timing import AtWork, Stopwatch
+from jaxrl_post.telemetry.trace import RingTrace
+from jaxrl_post.telemetry.watched import Heard, Watched
 from jaxrl_post.trainer.learner import Learner
-from jaxrl_post.watched import Heard, Watched
-from jaxrl_post.weights import Torn
 
 RESTART = 42  # exit code: the run is sound up to its last checkpoint and goes on with --resume
 
@@ -86,8 +94,14 @@ def parse(arguments: Sequence[str]) -> Flags:
         elif name == "--resume" and (value or not equals):
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
-            known = ("--config=FILE", "--config.a.b=VALUE", "--dry-run", "--run-dir=FOLDER", "--resume",
-                     "--resume=FOLDER")
+            known = (
+                "--config=FILE",
+                "--config.a.b=VALUE",
+                "--dry-run",
+                "--run-dir=FOLDER",
+                "--resume",
+                "--resume=FOLDER",
+            )
             near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
             raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
     if "config" not in given:
@@ -102,10 +116,15 @@ def parse(arguments: Sequence[str]) -> Flags:
 
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
     """Batch arithmetic and memory per device, as text."""
-    numbers = plan.arithmetic(config, len(start.train), start.longest_prompt)
-    kinds = plan.by_kind(config, parts.memory(config, start))
-    return "\n".join([plan.text("Batch", numbers), *(plan.text(f"Memory per {kind}", held, "B") for kind, held in kinds.items()),
-                      f"Weights reach the engine: {plan.swap_case(config)}"])
+    numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt)
+    kinds = memory_plan.by_kind(config, parts.memory(config, start))
+    return "\n".join(
+        [
+            memory_plan.text("Batch", numbers),
+            *(memory_plan.text(f"Memory per {kind}", held, "B") for kind, held in kinds.items()),
+            f"Weights reach the engine: {memory_plan.swap_case(config)}",
+        ]
+    )
 
 
 # ---- 3. The parts
@@ -121,7 +140,7 @@ class Run:
     start: inputs.Inputs
     folder: Path
     mine: Path
-    guard: compilation.CompileGuard
+    guard: compile_guard.CompileGuard
     watch: Stopwatch
     learner: Learner
     engine: Any
@@ -133,10 +152,10 @@ class Run:
     meter: BiasMeter
     traces: list[RingTrace]
     writer: metrics.Several
-    saves: checkpoint.Checkpoints
-    saved: checkpoint.Saved | None
+    saves: store.Checkpoints
+    saved: store.Saved | None
     about: dict
-    evaluations: list[evaluate.Evaluation] = field(default_factory=list)
+    evaluations: list[evaluation.Evaluation] = field(default_factory=list)
 
     @property
     def records(self) -> list[Any]:
@@ -152,17 +171,17 @@ class Run:
 def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
     """From the command line to a run that is ready to turn; None when only the plan was asked for."""
     flags = parse(arguments)
-    allocation.return_large_blocks()
+    malloc.return_large_blocks()
     config = configs.resolve(configs.load(flags.config), flags.overrides)
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)
         print(planned(config, start), flush=True)
-        compilation.use_cache(os.environ)
+        compile_guard.use_cache(os.environ)
         print(parts.foreseen(config, start))
         return None
-    distributed.start(os.environ)
-    compilation.use_cache(os.environ)
+    processes.start(os.environ)
+    compile_guard.use_cache(os.environ)
     start = inputs.gather(config)
     words = planned(config, start)
     devices = parts.learner_mesh(config)
@@ -180,31 +199,40 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         raise
 
 
-def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Mesh, place: Path, new: bool,
-          stack: contextlib.ExitStack) -> Run:
+def build(
+    config: configs.Config,
+    start: inputs.Inputs,
+    devices: jax.sharding.Mesh,
+    place: Path,
+    new: bool,
+    stack: contextlib.ExitStack,
+) -> Run:
     """Every part, once. What was saved and graders first: they need no device and may refuse."""
     mine, decode, watch = folder.own(place), start.tokenizer.decode, Stopwatch()
     about = resume.about(config, start, resume.versions())
-    saves = checkpoint.Checkpoints(place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say,
-                                   share=distributed.share_text)
+    saves = store.Checkpoints(
+        place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say, share=processes.share_text
+    )
     saved = None if new else resume.point(saves, place, mine, about, say)
     rewards = stack.enter_context(graders(config, decode, mine / "rewards.jsonl", stack, shuffle=config.reward.shuffle))
     judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
     rewards.check((*start.train, *start.held_out))
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     replica = functools.partial(parts.replica, config, start.model, start.cost)
-    scheduler = schedulers.made(config, start.train, start.sampling, history.of, replica, parts.pace(config, replica, start.cost))
+    scheduler = registry.made(
+        config, start.train, start.sampling, history.of, replica, parts.pace(config, replica, start.cost)
+    )
     if config.engine.layouts:
-        scheduler = schedulers.planned(scheduler, parts.replicas(config, start.model, start.cost))
+        scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
 
-    guard = stack.enter_context(compilation.CompileGuard())
+    guard = stack.enter_context(compile_guard.CompileGuard())
     learner = parts.learner(config, start.model, start.load_params, devices)
     learner.compile()
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
     engine, evaluator = ENGINES[config.engine.name](config, start, learner, history)
-    stack.enter_context(dispatches.logged({engine, evaluator}, mine / "dispatches.jsonl"))
+    stack.enter_context(dispatch_log.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
@@ -217,17 +245,34 @@ def build(config: configs.Config, start: inputs.Inputs, devices: jax.sharding.Me
         traces = [RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)]
         watch.listeners.append(traces[0].phase)
         stack.callback(traces[0].close)
-    run = Run(config=config, start=start, folder=place, mine=mine, guard=guard, watch=watch, learner=learner, engine=engine,
-              evaluator=evaluator, scheduler=Recorder(scheduler, decisions.write), rewards=rewards,
-              judge=judge, history=history, meter=BiasMeter(), traces=traces, writer=writer, saves=saves, saved=saved,
-              about=about)
+    run = Run(
+        config=config,
+        start=start,
+        folder=place,
+        mine=mine,
+        guard=guard,
+        watch=watch,
+        learner=learner,
+        engine=engine,
+        evaluator=evaluator,
+        scheduler=Recorder(scheduler, decisions.write),
+        rewards=rewards,
+        judge=judge,
+        history=history,
+        meter=BiasMeter(),
+        traces=traces,
+        writer=writer,
+        saves=saves,
+        saved=saved,
+        about=about,
+    )
     if saved is not None:
         revive(run, saved)
-    allocation.give_back()
+    malloc.give_back()
     return run
 
 
-def revive(run: Run, saved: checkpoint.Saved) -> None:
+def revive(run: Run, saved: store.Saved) -> None:
     """Everything on the host as it was; the first and the latest evaluation are read from their log."""
     prompts = {prompt.id: prompt for prompt in run.start.train}
     run.history.load_state_dict(saved.host["history"])
@@ -239,7 +284,7 @@ def revive(run: Run, saved: checkpoint.Saved) -> None:
     for rollout in run.scheduler.held():
         run.rewards.start(rollout)
     files = sorted((run.mine / "evaluations").glob("step_*.npz"))
-    run.evaluations += [evaluate.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
+    run.evaluations += [evaluation.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
 
 
 def graders(config: configs.Config, decode: Any, journal: Path, stack: contextlib.ExitStack, *, shuffle: bool) -> Pool:
@@ -252,11 +297,22 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
     before = read_aside(journal)
     if len(before):
         say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
-    return Pool(config.reward.functions, config.reward.weights, workers=config.reward.workers,
-                timeout_s=config.reward.timeout_s, decode=decode, shuffle=shuffle, seed=config.seed,
-                share=functools.partial(distributed.share, mesh=parts.mesh_of(config, parts.layouts(config)[0]))
-                if jax.process_count() > 1 else None, compute=jax.process_index() == 0,
-                journal=log, journaled=before, limits=limits)
+    return Pool(
+        config.reward.functions,
+        config.reward.weights,
+        workers=config.reward.workers,
+        timeout_s=config.reward.timeout_s,
+        decode=decode,
+        shuffle=shuffle,
+        seed=config.seed,
+        share=functools.partial(processes.share, mesh=parts.mesh_of(config, parts.layouts(config)[0]))
+        if jax.process_count() > 1
+        else None,
+        compute=jax.process_index() == 0,
+        journal=log,
+        journaled=before,
+        limits=limits,
+    )
 
 
 def rows_for_all(config, start, learner, history) -> tuple[Any, RowEngine | Elastic | None]:
@@ -276,8 +332,14 @@ ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
 
 def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:
     """What the run was keyed by beside its config."""
-    out = {"versions": resume.versions(), "device": jax.devices()[0].device_kind, "devices": jax.device_count(),
-           "processes": jax.process_count(), "sampling_law": sampling.LAW, "swap": plan.swap_case(config)}
+    out = {
+        "versions": resume.versions(),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+        "sampling_law": sampling.LAW,
+        "swap": memory_plan.swap_case(config),
+    }
     if evaluator is not None:
         out |= parts.keys(evaluator)
     return out
@@ -295,10 +357,21 @@ def turn(run: Run) -> None:
     graded = PutOff(FirstScores(timed, config.scheduler.prompts), chores, later=("start",), after=("join",))
     rewards = Remembering(graded, run.records)
     observe = Observers(
-        engine=run.engine, scheduler=run.scheduler, rewards=rewards, meter=run.meter, write=run.writer.write, log=log.write,
-        evaluate=lambda version: examine(run, version), when=config.evaluated_at,
-        save=lambda version: save(run, observe, version), saved_at=config.saved_at, warm=run.guard.arm, watch=watch,
-        devices=config.devices, chores=chores)
+        engine=run.engine,
+        scheduler=run.scheduler,
+        rewards=rewards,
+        meter=run.meter,
+        write=run.writer.write,
+        log=log.write,
+        evaluate=lambda version: examine(run, version),
+        when=config.evaluated_at,
+        save=lambda version: save(run, observe, version),
+        saved_at=config.saved_at,
+        warm=run.guard.arm,
+        watch=watch,
+        devices=config.devices,
+        chores=chores,
+    )
     for at_work in run.engines:
         at_work.meanwhile = chores.run
     if run.saved is None:
@@ -307,16 +380,24 @@ def turn(run: Run) -> None:
         observe.load_state_dict(run.saved.host["observers"])
     watch.drain()
     engine = Timed(run.engine, {"submit": "gen", "step": "gen", "relayout": "relayout"}, watch)
-    engine = PutOff(engine, chores, later=(), after=("relayout",))  # a group is packed for devices lent when it was given
-    learner = Timed(run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch)
+    engine = PutOff(
+        engine, chores, later=(), after=("relayout",)
+    )  # a group is packed for devices lent when it was given
+    learner = Timed(
+        run.learner, {"prepare": "old_log_prob", "accumulate": "update_actor", "commit": "update_actor"}, watch
+    )
     apart = [AtWork(lambda: run.learner.at_work, watch)] if config.mesh.engine or config.lent else []
     trainer = PutOff(learner, chores, later=("prepare", "accumulate"), after=("commit",))
     with jax.transfer_guard_host_to_device("disallow"):
         loop.run(
-            Watched(engine, [run.meter, *apart, *run.traces]), run.scheduler, rewards,
+            Watched(engine, [run.meter, *apart, *run.traces]),
+            run.scheduler,
+            rewards,
             Heard(trainer, {"prepare": [run.meter.trained]}),
             Heard(observe, {"published": [trace.published for trace in run.traces]}),
-            lambda learner, engine: publish(run), config.steps)
+            lambda learner, engine: publish(run),
+            config.steps,
+        )
     chores.run()
     observe.flush()
     examine(run, run.learner.step)
@@ -336,12 +417,18 @@ def publish(run: Run) -> int:
 def save(run: Run, observe: Observers, version: int) -> None:
     """The whole run as one unit, and how far its logs have come. Every engine rests, so that this run and one that resumes
     go on alike."""
-    host = {"engines": [engine.state_dict() for engine in run.engines], "scheduler": run.scheduler.state_dict(),
-            "history": run.history.state_dict(), "meter": run.meter.state_dict(), "observers": observe.state_dict(),
-            "gate": run.learner.gate.state_dict(), "marks": checkpoint.marks(run.mine)}
+    host = {
+        "engines": [engine.state_dict() for engine in run.engines],
+        "scheduler": run.scheduler.state_dict(),
+        "history": run.history.state_dict(),
+        "meter": run.meter.state_dict(),
+        "observers": observe.state_dict(),
+        "gate": run.learner.gate.state_dict(),
+        "marks": log_marks.marks(run.mine),
+    }
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):  # processes meet in programs that Orbax makes
         run.saves.save(version, run.learner.state, host, run.about)
-    allocation.give_back()
+    malloc.give_back()
 
 
 def examine(run: Run, version: int) -> None:
@@ -349,10 +436,16 @@ def examine(run: Run, version: int) -> None:
     if run.evaluator is None:
         return
     config = run.config
-    found = evaluate.evaluate(
-        run.evaluator, run.judge, run.start.held_out, samples=config.eval.samples, run_seed=config.seed,
-        sampling=run.start.sampling, max_tokens=config.sampling.max_tokens,
-        replicas=len(run.evaluator.capacity.slots))
+    found = evaluation.evaluate(
+        run.evaluator,
+        run.judge,
+        run.start.held_out,
+        samples=config.eval.samples,
+        run_seed=config.seed,
+        sampling=run.start.sampling,
+        max_tokens=config.sampling.max_tokens,
+        replicas=len(run.evaluator.capacity.slots),
+    )
     run.evaluations[1:] = [found]  # the first and the latest
     RolloutLog(run.mine / "evaluations").write(version, found.sampled + found.greedy)
     counted = run.evaluator.metrics() | {f"eval/{name}": n for name, n in run.judge.metrics().items()}
@@ -364,19 +457,32 @@ def examine(run: Run, version: int) -> None:
 
 def finish(run: Run, tokens: int) -> None:
     """The policy, the summary, and what to look at."""
-    policy = distributed.whole(run.learner.params)
+    policy = processes.whole(run.learner.params)
     if jax.process_index() != 0:
         return
     words = run.start.tokenizer
-    hf.save(run.folder / "policy", run.start.model, policy, tokenizer_files=run.start.files, eos_ids=words.eos_ids,
-            bos_id=words.bos_id)
+    hf.save(
+        run.folder / "policy",
+        run.start.model,
+        policy,
+        tokenizer_files=run.start.files,
+        eos_ids=words.eos_ids,
+        bos_id=words.bos_id,
+    )
     figures = [found.figures() for found in run.evaluations] or [None]
     summary = {
-        "name": run.config.name, "seed": run.config.seed, "eval": {"before": figures[0], "after": figures[-1]},
-        "steps": run.learner.step, "tokens": tokens, "versions": resume.versions(), "device": jax.devices()[0].device_kind,
-        "devices": jax.device_count(), "processes": jax.process_count(),
+        "name": run.config.name,
+        "seed": run.config.seed,
+        "eval": {"before": figures[0], "after": figures[-1]},
+        "steps": run.learner.step,
+        "tokens": tokens,
+        "versions": resume.versions(),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
         "seconds": round(time.monotonic() - BEGAN, 3),
-        "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl"))}
+        "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
+    }
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())
     forget_aside(run.mine)

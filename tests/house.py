@@ -14,16 +14,63 @@ from pathlib import Path
 
 FLOORS = {
     0: ("types", "config"),
-    1: ("protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes", "estimates", "bias", "mesh", "metrics",
-        "trace", "rollout_log", "algorithms", "rewards", "kernels"),
-    2: ("corpus", "index", "watched", "chores", "slots", "scheduler", "batch", "data", "models", "weights", "checkpoint"),
+    1: (
+        "protocols",
+        "history",
+        "cost",
+        "rowplan",
+        "pages",
+        "ngrams",
+        "suffixes",
+        "estimates",
+        "bias",
+        "mesh",
+        "metrics",
+        "trace",
+        "rollout_log",
+        "algorithms",
+        "rewards",
+        "kernels",
+    ),
+    2: (
+        "corpus",
+        "index",
+        "watched",
+        "chores",
+        "slots",
+        "scheduler",
+        "batch",
+        "data",
+        "models",
+        "weights",
+        "checkpoint",
+    ),
     3: ("engine", "sim", "trainer", "launch"),
     4: ("loop", "evaluate", "report", "observers", "parts"),
     5: ("main", "simulate"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
-HOST = ("types", "config", "protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes",
-        "estimates", "bias", "watched", "chores", "corpus", "index", "slots", "scheduler", "sim", "rewards")
+HOST = (
+    "types",
+    "config",
+    "protocols",
+    "history",
+    "cost",
+    "rowplan",
+    "pages",
+    "ngrams",
+    "suffixes",
+    "estimates",
+    "bias",
+    "watched",
+    "chores",
+    "corpus",
+    "index",
+    "slots",
+    "scheduler",
+    "sim",
+    "rewards",
+)
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 ARRAY_FREE = ("rowplan",)  # array code over whatever module it is handed
 FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base", "core", "manager", "managers", "hub"}
@@ -43,8 +90,10 @@ class Tree:
     def modules(self) -> dict[str, ast.Module]:
         """Dotted name -> syntax tree, of the package and of kernels/."""
         files = [(path, path.relative_to(self.root)) for path in sorted((self.root / self.package).rglob("*.py"))]
-        files += [(path, Path(self.package) / path.relative_to(self.root))
-                  for path in sorted((self.root / "kernels").rglob("*.py"))]
+        files += [
+            (path, Path(self.package) / path.relative_to(self.root))
+            for path in sorted((self.root / "kernels").rglob("*.py"))
+        ]
         return {_dotted(relative): ast.parse(path.read_text(), str(path)) for path, relative in files}
 
     @cached_property
@@ -55,7 +104,7 @@ class Tree:
         return {path.relative_to(self.root).as_posix(): ast.parse(path.read_text(), str(path)) for path in paths}
 
     def room(self, module: str) -> str:
-        """`jaxrl_post.engine.rows` -> engine; the package itself -> ''."""
+        """`jaxrl_post.engine.row_program` -> engine; the package itself -> ''."""
         return module.partition(".")[2].partition(".")[0]
 
     def imports(self, module: str) -> Iterator[str]:
@@ -79,7 +128,7 @@ class Tree:
         if not node.level:
             return node.module
         is_folder = module == self.package or any(name.startswith(f"{module}.") for name in self.modules)
-        parts = module.split(".")[:len(module.split(".")) - node.level + is_folder]
+        parts = module.split(".")[: len(module.split(".")) - node.level + is_folder]
         return ".".join(parts + ([node.module] if node.module else []))
 
     def _is_folder(self, name: str) -> bool:
@@ -97,8 +146,11 @@ def _last(node: ast.expr) -> str:
 
 
 def unknown_rooms(tree: Tree) -> list[str]:
-    return [f"{module}: room {tree.room(module)!r} is not in the table of floors"
-            for module in tree.modules if tree.room(module) and tree.room(module) not in FLOOR]
+    return [
+        f"{module}: room {tree.room(module)!r} is not in the table of floors"
+        for module in tree.modules
+        if tree.room(module) and tree.room(module) not in FLOOR
+    ]
 
 
 def upward_imports(tree: Tree) -> list[str]:
@@ -115,13 +167,15 @@ def upward_imports(tree: Tree) -> list[str]:
 
 
 def cycles(tree: Tree) -> list[str]:
-    graph = {module: sorted({name for name in tree.inner_imports(module) if name in tree.modules and name != module})
-             for module in tree.modules}
+    graph = {
+        module: sorted({name for name in tree.inner_imports(module) if name in tree.modules and name != module})
+        for module in tree.modules
+    }
     out, done = [], set()
 
     def visit(module, path):
         if module in path:
-            out.append(" -> ".join([*path[path.index(module):], module]))
+            out.append(" -> ".join([*path[path.index(module) :], module]))
         elif module not in done:
             for target in graph[module]:
                 visit(target, [*path, module])
@@ -144,27 +198,48 @@ def host_imports(tree: Tree) -> list[str]:
 
 def loop_imports(tree: Tree) -> list[str]:
     """The loop knows only types and protocols."""
-    return [f"{module} imports {name}" for module in tree.modules if tree.room(module) == "loop"
-            for name in tree.inner_imports(module) if tree.room(name) not in LOOP_KNOWS]
+    return [
+        f"{module} imports {name}"
+        for module in tree.modules
+        if tree.room(module) == "loop"
+        for name in tree.inner_imports(module)
+        if tree.room(name) not in LOOP_KNOWS
+    ]
 
 
 def config_dicts(tree: Tree) -> list[str]:
     """`resolve` ends the life of a ConfigDict: other rooms receive values."""
-    return [f"{module} imports {name}" for module in tree.modules if tree.room(module) not in CONFIG_DICT_ROOMS
-            for name in tree.imports(module) if name.split(".")[0] == "ml_collections"]
+    return [
+        f"{module} imports {name}"
+        for module in tree.modules
+        if tree.room(module) not in CONFIG_DICT_ROOMS
+        for name in tree.imports(module)
+        if name.split(".")[0] == "ml_collections"
+    ]
 
 
 def forbidden_names(tree: Tree) -> list[str]:
     """Of files and folders, word by word (train_utils counts), tests included."""
-    paths = [path.relative_to(tree.root) for top in (tree.package, "kernels", "configs", "scripts", "tests")
-             for path in sorted((tree.root / top).rglob("*")) if path.is_dir() or path.suffix == ".py"]
-    return [f"{path.as_posix()}: a name from {', '.join(sorted(words))}" for path in paths
-            if (words := set(path.stem.lower().split("_")) & FORBIDDEN_NAMES)]
+    paths = [
+        path.relative_to(tree.root)
+        for top in (tree.package, "kernels", "configs", "scripts", "tests")
+        for path in sorted((tree.root / top).rglob("*"))
+        if path.is_dir() or path.suffix == ".py"
+    ]
+    return [
+        f"{path.as_posix()}: a name from {', '.join(sorted(words))}"
+        for path in paths
+        if (words := set(path.stem.lower().split("_")) & FORBIDDEN_NAMES)
+    ]
 
 
 def type_checking(tree: Tree) -> list[str]:
-    return [f"{path}:{node.lineno}: TYPE_CHECKING" for path, source in tree.sources.items() for node in ast.walk(source)
-            if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) == "TYPE_CHECKING"]
+    return [
+        f"{path}:{node.lineno}: TYPE_CHECKING"
+        for path, source in tree.sources.items()
+        for node in ast.walk(source)
+        if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) == "TYPE_CHECKING"
+    ]
 
 
 def broad_excepts(tree: Tree) -> list[str]:
@@ -188,8 +263,11 @@ def simulator_in_scheduler(tree: Tree) -> list[str]:
     out = []
     for module in (m for m in tree.modules if tree.room(m) == "scheduler"):
         out += [f"{module} imports {name}" for name in tree.inner_imports(module) if tree.room(name) == "sim"]
-        out += [f"{module}: identifier {name}" for name in sorted(set(_identifiers(tree.modules[module])))
-                if set(re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_")) & SIMULATOR_WORDS]
+        out += [
+            f"{module}: identifier {name}"
+            for name in sorted(set(_identifiers(tree.modules[module])))
+            if set(re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_")) & SIMULATOR_WORDS
+        ]
     return out
 
 
@@ -202,7 +280,7 @@ def _identifiers(source: ast.Module) -> Iterator[str]:
 
 
 def partition_specs(tree: Tree) -> list[str]:
-    """PartitionSpec lives in mesh.py; jax.P is another name of it."""
+    """PartitionSpec lives in parallel/mesh.py; jax.P is another name of it."""
     out = []
     for path, source in tree.sources.items():
         if path == f"{tree.package}/mesh.py":
@@ -216,17 +294,22 @@ def partition_specs(tree: Tree) -> list[str]:
             if isinstance(node, ast.Attribute) and node.attr == "P" and _last(node.value) in ("jax", "sharding"):
                 spelled.add("PartitionSpec")
             if "PartitionSpec" in spelled:
-                out.append(f"{path}:{node.lineno}: PartitionSpec outside mesh.py")
+                out.append(f"{path}:{node.lineno}: PartitionSpec outside parallel/mesh.py")
     return out
 
 
 def package_folders(tree: Tree) -> list[str]:
     """Every folder of the package has an __init__.py, else no wheel holds it; kernels/ has none anywhere."""
     inside = {path.parent for path in (tree.root / tree.package).rglob("*.py")}
-    out = [f"{folder.relative_to(tree.root).as_posix()}/ lacks __init__.py" for folder in sorted(inside)
-           if not (folder / "__init__.py").is_file()]
-    return out + [f"{path.relative_to(tree.root).as_posix()} must not exist"
-                  for path in sorted((tree.root / "kernels").rglob("__init__.py"))]
+    out = [
+        f"{folder.relative_to(tree.root).as_posix()}/ lacks __init__.py"
+        for folder in sorted(inside)
+        if not (folder / "__init__.py").is_file()
+    ]
+    return out + [
+        f"{path.relative_to(tree.root).as_posix()} must not exist"
+        for path in sorted((tree.root / "kernels").rglob("__init__.py"))
+    ]
 
 
 def long_files(tree: Tree, limit: int = FILE_LINES) -> dict[str, int]:
@@ -258,5 +341,6 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDe
 
 def unsettled(found: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:
     """What is too long without a reason, and reasons that no longer have a case."""
-    return [f"{name}: {count} lines and no reason given" for name, count in found.items() if not reasons.get(name)] \
-        + [f"{name}: has a reason and is not too long any more" for name in reasons if name not in found]
+    return [f"{name}: {count} lines and no reason given" for name, count in found.items() if not reasons.get(name)] + [
+        f"{name}: has a reason and is not too long any more" for name in reasons if name not in found
+    ]

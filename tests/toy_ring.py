@@ -63,7 +63,7 @@ class ToyEngine:
         if not chosen or self._stuck:
             return []
         self.clock += chosen[0][0].purpose == "train"
-        picked = self._rng.permutation(len(chosen))[:self._slots]
+        picked = self._rng.permutation(len(chosen))[: self._slots]
         done = []
         for live in (chosen[i] for i in picked):
             live[1] -= 1
@@ -78,9 +78,19 @@ class ToyEngine:
         if request.sampling.temperature == 0:
             tokens = np.arange(1, n + 1)
         zeros = np.zeros(n)
-        return Rollout(id=request.rollout_id, prompt=request.prompt, tokens=tokens, sampled=zeros == 0, logprobs=zeros,
-                       entropies=zeros, versions=zeros + self.version, drafted=zeros, finish=Finish.EOS,
-                       start_clock=0, finish_clock=self.clock)
+        return Rollout(
+            id=request.rollout_id,
+            prompt=request.prompt,
+            tokens=tokens,
+            sampled=zeros == 0,
+            logprobs=zeros,
+            entropies=zeros,
+            versions=zeros + self.version,
+            drafted=zeros,
+            finish=Finish.EOS,
+            start_clock=0,
+            finish_clock=self.clock,
+        )
 
     def swap(self, params, version):
         assert version > self.version
@@ -105,8 +115,9 @@ class ToyRewards:
         self.joined.append(group.rollouts[0].id[2:4])
         scores = [self._accuracy(rollout) for rollout in group.rollouts]
         acc = np.array([0.0 if s is None else s for s in scores])
-        return dataclasses.replace(group, rewards=acc - 0.25, scored=[s is not None for s in scores],
-                                   components={"acc": acc})
+        return dataclasses.replace(
+            group, rewards=acc - 0.25, scored=[s is not None for s in scores], components={"acc": acc}
+        )
 
     def metrics(self):
         return {}

@@ -70,13 +70,20 @@ class _Worker:
     def __init__(self, functions: Sequence[str]):
         ours, theirs = socket.socketpair()
         # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
-        code = (f"import sys; sys.path[:] = {sys.path!r}; from jaxrl_post.rewards.worker import main; "
-                f"main({theirs.fileno()}, {os.getpid()})")
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from jaxrl_post.rewards.worker import main; "
+            f"main({theirs.fileno()}, {os.getpid()})"
+        )
         env = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
-            self.process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL,
-                                            stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=env,
-                                            start_new_session=True)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=env,
+                start_new_session=True,
+            )
         self.socket, self.buffer = ours, bytearray()
         self.task: _Task | None = None
         self.ready = False
@@ -156,15 +163,28 @@ class Pool:
       ValueError: a path is wrong, a function is missing or has neither signature, or weights do not fit.
     """
 
-    def __init__(self, functions: Sequence[str], weights: Sequence[float] = (), *, workers: int, timeout_s: float,
-                 decode: Callable[[np.ndarray], str], shuffle: bool = False, seed: int = 0,
-                 share: Callable[[np.ndarray], np.ndarray] | None = None, compute: bool = True,
-                 journal: object | None = None, journaled: object | None = None, limits: Limits = Fixed(5.0)):
+    def __init__(
+        self,
+        functions: Sequence[str],
+        weights: Sequence[float] = (),
+        *,
+        workers: int,
+        timeout_s: float,
+        decode: Callable[[np.ndarray], str],
+        shuffle: bool = False,
+        seed: int = 0,
+        share: Callable[[np.ndarray], np.ndarray] | None = None,
+        compute: bool = True,
+        journal: object | None = None,
+        journaled: object | None = None,
+        limits: Limits = Fixed(5.0),
+    ):
         if not functions:
             raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
         if len(weights) not in (0, len(functions)):
-            raise ValueError(f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none "
-                             "or one each")
+            raise ValueError(
+                f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none or one each"
+            )
         if workers < 1 or not timeout_s > 0:
             raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")
         if not compute and share is None:
@@ -204,8 +224,10 @@ class Pool:
                 columns = _columns(prompt)
                 missing = [need for need in needs if need not in columns]
                 if missing:
-                    raise ValueError(f"reward function {name!r} needs the column {missing[0]!r}, which prompt "
-                                     f"{prompt.id!r} has not; its columns are {', '.join(columns)}")
+                    raise ValueError(
+                        f"reward function {name!r} needs the column {missing[0]!r}, which prompt "
+                        f"{prompt.id!r} has not; its columns are {', '.join(columns)}"
+                    )
 
     def start(self, rollout: Rollout) -> None:
         """Queues it and returns at once. A rollout that comes again (it was taken up once more) is scored anew."""
@@ -216,14 +238,23 @@ class Pool:
         digest = _digest(rollout)
         known = self._journaled.find(rollout.id, digest) if self._journaled is not None else None
         limit_s = self._limits.of(rollout.id.prompt_id)
-        job = _Job(rollout=rollout.id, digest=digest, numbers=[None] * len(self._functions), journaled=known,
-                   limit_s=limit_s, pending=0 if known else len(self._functions))
+        job = _Job(
+            rollout=rollout.id,
+            digest=digest,
+            numbers=[None] * len(self._functions),
+            journaled=known,
+            limit_s=limit_s,
+            pending=0 if known else len(self._functions),
+        )
         self._jobs[rollout.id] = job
         if known:
             return
         text, about = self._decode(rollout.tokens), _about(rollout, limit_s)
         for index in range(len(self._functions)):
-            message = {"function": index, "arguments": self._arguments[self._signatures[index][0]](rollout, text, about)}
+            message = {
+                "function": index,
+                "arguments": self._arguments[self._signatures[index][0]](rollout, text, about),
+            }
             self._queue.append(_Task(job=job, function=index, message=child.pack(message)))
         self._turn(0.0)
 
@@ -261,7 +292,10 @@ class Pool:
         said = [{"role": "assistant", "content": text}] if prompt.messages else text
         asked = [dict(message) for message in prompt.messages] or self._decode(prompt.tokens)
         return {name: [value] for name, value in (_columns(prompt) | {"rollout": about}).items()} | {
-            "prompts": [asked], "completions": [said], "completion_ids": [rollout.tokens.tolist()]}
+            "prompts": [asked],
+            "completions": [said],
+            "completion_ids": [rollout.tokens.tolist()],
+        }
 
     def _check(self, worker: _Worker) -> None:
         while not worker.ready:
@@ -305,8 +339,13 @@ class Pool:
     def _record(self, job: _Job) -> Mapping:
         if job.journaled is not None:
             return self._journaled.take(job.rollout, job.digest)
-        out = job.rollout._asdict() | {"digest": job.digest, "scored": job.scored, "reward": 0.0, "components": {},
-                                       "counts": job.counts}
+        out = job.rollout._asdict() | {
+            "digest": job.digest,
+            "scored": job.scored,
+            "reward": 0.0,
+            "components": {},
+            "counts": job.counts,
+        }
         used = [numbers.pop("cpu_s") for numbers in job.numbers if numbers and "cpu_s" in numbers]
         if used:
             out |= {"limit_s": job.limit_s, "cpu_s": max(used)}
@@ -329,8 +368,9 @@ class Pool:
         components = {name: np.array([record["components"].get(name, np.nan) for record in records]) for name in names}
         if self._shuffle:
             self._permute(group, rewards, scored)
-        return Group(prompt=group.prompt, rollouts=group.rollouts, rewards=rewards, scored=scored,
-                     components=components)
+        return Group(
+            prompt=group.prompt, rollouts=group.rollouts, rewards=rewards, scored=scored, components=components
+        )
 
     def _permute(self, group: Group, rewards: np.ndarray, scored: np.ndarray) -> None:
         """In place, among the scored training rollouts: position i gets the score of the i-th smallest hash."""
@@ -357,8 +397,12 @@ class Pool:
 
     def _feed(self) -> None:
         for worker in list(self._workers):
-            if worker.ready and worker.task is None and self._queue and not worker.give(self._queue.popleft(),
-                                                                                        self._timeout_s):
+            if (
+                worker.ready
+                and worker.task is None
+                and self._queue
+                and not worker.give(self._queue.popleft(), self._timeout_s)
+            ):
                 self._failed(worker, None)
 
     def _answered(self, worker: _Worker, message: dict) -> None:

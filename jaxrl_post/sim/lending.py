@@ -14,8 +14,16 @@ from collections.abc import Callable, Sequence
 from jaxrl_post.types import Group, Request, Rollout
 
 
-def step_s(done: Sequence[float], groups: Sequence[tuple[float, float]], *, rollout_s: float, train_s: float,
-           first: float = 0.2, share: float = 0.5, migrate_s: float = 3.0) -> float:
+def step_s(
+    done: Sequence[float],
+    groups: Sequence[tuple[float, float]],
+    *,
+    rollout_s: float,
+    train_s: float,
+    first: float = 0.2,
+    share: float = 0.5,
+    migrate_s: float = 3.0,
+) -> float:
     """Seconds of a step.
 
     Args:
@@ -60,7 +68,11 @@ class Moments:
         """`step_s` of the round that ends; what an earlier round finished was whole at the start."""
         tokens = [sum(map(len, group.rollouts)) for group in groups]
         whole = [max(self._at.get(rollout.finish_clock, 0.0) for rollout in group.rollouts) for group in groups]
-        found = step_s(self._done, [(end, own / sum(tokens)) for end, own in zip(whole, tokens)], rollout_s=rollout_s,
-                       train_s=train_s)
+        found = step_s(
+            self._done,
+            [(end, own / sum(tokens)) for end, own in zip(whole, tokens)],
+            rollout_s=rollout_s,
+            train_s=train_s,
+        )
         self._at, self._done, self._begun = {}, [], self._now()
         return found

@@ -103,40 +103,59 @@ class Simulation:
         c = self.cluster
         unfit = [tensor for tensor in c.layouts if tensor % c.tensor or c.replicas * c.tensor % tensor]
         if unfit or (c.layouts and (c.step_s or c.cost_table)):
-            raise ValueError(f"cluster.layouts={c.layouts} must be multiples of cluster.tensor={c.tensor} that divide the "
-                             f"{c.replicas * c.tensor} devices, and need the analytic cost: no step_s, no cost_table")
+            raise ValueError(
+                f"cluster.layouts={c.layouts} must be multiples of cluster.tensor={c.tensor} that divide the "
+                f"{c.replicas * c.tensor} devices, and need the analytic cost: no step_s, no cost_table"
+            )
         unknown = sorted(set(self.fitted) - set(self.published))
         if unknown:
             raise ValueError(f"fitted={unknown[0]!r} names no figure of published: {', '.join(self.published)}")
         s = self.scheduler
         if s.name == "sync" and not s.over == s.over_samples == 1:
-            raise ValueError(f"scheduler.name='sync' waits for all it launches: scheduler.over={s.over} and scheduler."
-                             f"over_samples={s.over_samples} must be 1")
+            raise ValueError(
+                f"scheduler.name='sync' waits for all it launches: scheduler.over={s.over} and scheduler."
+                f"over_samples={s.over_samples} must be 1"
+            )
         if s.name == "tail_batching" and s.over_samples != 1:
-            raise ValueError(f"scheduler.name='tail_batching' drops no answer: scheduler.over_samples={s.over_samples} must "
-                             "be 1")
+            raise ValueError(
+                f"scheduler.name='tail_batching' drops no answer: scheduler.over_samples={s.over_samples} must be 1"
+            )
         if self.learner.apart and c.layouts:
-            raise ValueError(f"learner.apart publishes in the midst of a round and cluster.layouts={c.layouts} are changed between "
-                             "two: leave one of them as it is")
+            raise ValueError(
+                f"learner.apart publishes in the midst of a round and cluster.layouts={c.layouts} are changed between "
+                "two: leave one of them as it is"
+            )
         if self.learner.apart and (s.updates > 1 or s.long_batches > 1):
-            raise ValueError(f"learner.apart publishes after each optimizer step: scheduler.mini_batches={s.mini_batches}, "
-                             f"scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1")
+            raise ValueError(
+                f"learner.apart publishes after each optimizer step: scheduler.mini_batches={s.mini_batches}, "
+                f"scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1"
+            )
         if s.interleave and (s.name != "pipeline" or self.learner.apart):
-            raise ValueError(f"scheduler.interleave={s.interleave} is of scheduler.name='pipeline' on shared devices: with scheduler."
-                             f"name={s.name!r} and learner.apart={self.learner.apart} it must be 0")
+            raise ValueError(
+                f"scheduler.interleave={s.interleave} is of scheduler.name='pipeline' on shared devices: with scheduler."
+                f"name={s.name!r} and learner.apart={self.learner.apart} it must be 0"
+            )
         if s.lend:
-            raise ValueError(f"scheduler.lend={s.lend:g} moves answers in the midst of a round, which the simulator does not: what a "
-                             "loan would make of each step is its lent_step_s; the nearest valid lend is 0")
-        if s.name == "pipeline" and (s.updates != 1 or s.stream or self.cluster.layouts
-                                     or s.placement not in ("least_loaded", "divided")):
-            raise ValueError("scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "
-                             "scheduler.stream 0, cluster.layouts empty, scheduler.placement 'least_loaded' or 'divided'")
+            raise ValueError(
+                f"scheduler.lend={s.lend:g} moves answers in the midst of a round, which the simulator does not: what a "
+                "loan would make of each step is its lent_step_s; the nearest valid lend is 0"
+            )
+        if s.name == "pipeline" and (
+            s.updates != 1 or s.stream or self.cluster.layouts or s.placement not in ("least_loaded", "divided")
+        ):
+            raise ValueError(
+                "scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "
+                "scheduler.stream 0, cluster.layouts empty, scheduler.placement 'least_loaded' or 'divided'"
+            )
         nameless = [part for part in self.parts if not all(map(str.strip, part.partition(":")))]
         if nameless:
-            raise ValueError(f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: "
-                             "scheduler.lane=0.5'")
+            raise ValueError(
+                f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: scheduler.lane=0.5'"
+            )
         if self.workload.name in ("trace", "rollouts") and not self.workload.path:
-            raise ValueError(f"workload.name={self.workload.name!r} needs workload.path, the file or folder of its lengths")
+            raise ValueError(
+                f"workload.name={self.workload.name!r} needs workload.path, the file or folder of its lengths"
+            )
 
 
 def default() -> Any:

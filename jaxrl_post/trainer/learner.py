@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_post import batch as door
 from jaxrl_post import config
-from jaxrl_post import mesh as meshes
 from jaxrl_post.algorithms import advantages, correction, credit, losses
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder
-from jaxrl_post.trainer import guest as guests
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.trainer import lent_devices as guests
 from jaxrl_post.trainer import optimizer as optimizers
+from jaxrl_post.trainer import packing as door
 from jaxrl_post.trainer import programs
-from jaxrl_post.trainer.gate import Gate
 from jaxrl_post.trainer.state import TrainState, abstract, is_abstract, owned, struct
+from jaxrl_post.trainer.update_gate import Gate
 from jaxrl_post.types import Group, Rollout, RolloutId
 
 GRADIENT = 3  # what a micro-batch's gradient costs, in forward passes
@@ -38,10 +38,23 @@ class Learner:
     """Satisfies protocols.Learner. `state` is the only tree that changes; it is donated at every commit, so arrays
     taken from `params` die at the next commit unless they were copied."""
 
-    def __init__(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, *, algorithm: config.Algorithm,
-                 optimizer: config.Optimizer, batch: config.Batch, temperature: float, steps: int, max_tokens: int,
-                 reference: Any = None, remat: bool = False, compute_dtype: str = "float32",
-                 lent: jax.sharding.Mesh | None = None):
+    def __init__(
+        self,
+        model: decoder.ModelConfig,
+        params: Any,
+        mesh: jax.sharding.Mesh,
+        *,
+        algorithm: config.Algorithm,
+        optimizer: config.Optimizer,
+        batch: config.Batch,
+        temperature: float,
+        steps: int,
+        max_tokens: int,
+        reference: Any = None,
+        remat: bool = False,
+        compute_dtype: str = "float32",
+        lent: jax.sharding.Mesh | None = None,
+    ):
         """
         Args:
           params: the policy, host or device arrays; kept as float32 (float64 if given so and x64 is on). Of
@@ -52,15 +65,21 @@ class Learner:
           max_tokens: longest answer of the run: of seq-mean-token-sum-norm and of the penalty for length.
           reference: frozen weights like `params`, or None.
           compute_dtype: of activations; weights, gradients and moments stay wide.
-          lent: devices that alone, or beside others, add up gradients between `borrow` and `give_back` (trainer/guest.py).
+          lent: devices that alone, or beside others, add up gradients between `borrow` and `give_back` (trainer/lent_devices.py).
         """
         for one in (mesh, lent) if lent else (mesh,):
             _check(model, one, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
         self._recipe = programs.Recipe(
-            model=model, algorithm=algorithm, temperature=temperature or 1.0, head_chunk=batch.head_chunk,
-            dtype=jnp.dtype(compute_dtype), remat=remat, rows=meshes.batch_sharding(mesh),
-            heads=meshes.heads_sharding(mesh))
+            model=model,
+            algorithm=algorithm,
+            temperature=temperature or 1.0,
+            head_chunk=batch.head_chunk,
+            dtype=jnp.dtype(compute_dtype),
+            remat=remat,
+            rows=meshes.batch_sharding(mesh),
+            heads=meshes.heads_sharding(mesh),
+        )
         self._max_tokens = max_tokens
         self._wide = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
         axes = decoder.axes(model)
@@ -102,11 +121,19 @@ class Learner:
         state = abstract(self.state)
         states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
         out = own | {
-            "score": (jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
-                      (policy, self._blank(self._mesh, old=False, reference=False, corrected=False))),
+            "score": (
+                jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
+                (policy, self._blank(self._mesh, old=False, reference=False, corrected=False)),
+            ),
             "divided": (jax.jit(programs.divided, out_shardings=self._shardings), (sums,)),
-            "commit": (jax.jit(lambda s, g: programs.commit(s, g, self._transform, self._rate), donate_argnums=(0, 1),
-                               out_shardings=(states, home, one)), (state, sums)),
+            "commit": (
+                jax.jit(
+                    lambda s, g: programs.commit(s, g, self._transform, self._rate),
+                    donate_argnums=(0, 1),
+                    out_shardings=(states, home, one),
+                ),
+                (state, sums),
+            ),
         }
         if self._guest:
             lent = self._adding(self._guest.mesh, self._guest.shardings)
@@ -117,8 +144,13 @@ class Learner:
     def _adding(self, mesh: jax.sharding.Mesh, shardings: Any) -> dict[str, tuple[Any, tuple]]:
         """The programs that make sums on `mesh`, with the shapes of their arguments."""
         one, corrected = meshes.replicated(mesh), self._algorithm.corrects_rollouts
-        batch = self._blank(mesh, old=self._needs_old, reference=self._kl_in_loss, corrected=corrected,
-                            prox=self._algorithm.prox_logp_method == "loglinear")
+        batch = self._blank(
+            mesh,
+            old=self._needs_old,
+            reference=self._kl_in_loss,
+            corrected=corrected,
+            prox=self._algorithm.prox_logp_method == "loglinear",
+        )
         recipe = dataclasses.replace(self._recipe, rows=meshes.batch_sharding(mesh), heads=meshes.heads_sharding(mesh))
         policy = jax.tree.map(struct, self.params, shardings)
         shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
@@ -127,10 +159,18 @@ class Learner:
         start = jax.ShapeDtypeStruct((), bool, sharding=one)
         return {
             "zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ()),
-            **{name: (jax.jit(lambda p, s, b, start, run=run: run(p, s, b, recipe, start), donate_argnums=1,
-                              out_shardings=(home, one)), (policy, sums, batch, start))
-               for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))
-               if name == "accumulate" or self._of_advantages},
+            **{
+                name: (
+                    jax.jit(
+                        lambda p, s, b, start, run=run: run(p, s, b, recipe, start),
+                        donate_argnums=1,
+                        out_shardings=(home, one),
+                    ),
+                    (policy, sums, batch, start),
+                )
+                for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))
+                if name == "accumulate" or self._of_advantages
+            },
         }
 
     def compile(self) -> None:
@@ -139,7 +179,11 @@ class Learner:
             return
         self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in self.jitted().items()}
         if self._guest:
-            lent = {name.removeprefix("lent "): program for name, program in self._programs.items() if name.startswith("lent ")}
+            lent = {
+                name.removeprefix("lent "): program
+                for name, program in self._programs.items()
+                if name.startswith("lent ")
+            }
             self._guest.compiled(lent, self._programs["join"])
         if not is_abstract(self.state):
             self._sums = self._programs["zeros"]()
@@ -171,8 +215,10 @@ class Learner:
         if self._committed:
             self._forget()
         if self._credits and self._algorithm.adv_estimator in advantages.WHOLE_ROUND:
-            raise ValueError(f"learner: algorithm.adv_estimator={self._algorithm.adv_estimator!r} whitens over all tokens of "
-                             "a round and this round's groups came in pieces; the nearest valid scheduler.stream is 0")
+            raise ValueError(
+                f"learner: algorithm.adv_estimator={self._algorithm.adv_estimator!r} whitens over all tokens of "
+                "a round and this round's groups came in pieces; the nearest valid scheduler.stream is 0"
+            )
         door.check_lengths(groups, self._batch.tokens)
         if self._old_in_credits:
             self._found_old(groups, self.logprobs(groups))
@@ -180,8 +226,9 @@ class Learner:
             self._unscored.update((group.rollouts[0].id, group) for group in groups)
         if self._reference is not None:
             self._ref.update(self._scored(groups, self._reference))
-        credits, found = credit.assign(groups, self._algorithm, max_tokens=self._max_tokens, old=self._old,
-                                       reference=self._ref)
+        credits, found = credit.assign(
+            groups, self._algorithm, max_tokens=self._max_tokens, old=self._old, reference=self._ref
+        )
         self._credits.update(credits)
         self._found.append(found)
 
@@ -198,18 +245,26 @@ class Learner:
             return
         for rollout in _rollouts(groups):
             if rollout.id not in self._credits:
-                raise ValueError(f"learner: rollout {tuple(rollout.id)} was not prepared in this round; call prepare "
-                                 f"with its group first")
+                raise ValueError(
+                    f"learner: rollout {tuple(rollout.id)} was not prepared in this round; call prepare "
+                    f"with its group first"
+                )
         still = [self._has_no_gradient(group) for group in groups]
         moving, others = ([group for group, one in zip(groups, still) if one is kind] for kind in (False, True))
-        all_of_them, mine, theirs = (door.count(some, self._batch.rows, self._batch.tokens) for some in (groups, moving, others))
+        all_of_them, mine, theirs = (
+            door.count(some, self._batch.rows, self._batch.tokens) for some in (groups, moving, others)
+        )
         if GRADIENT * mine + theirs < GRADIENT * all_of_them:
             self._add("accumulate", moving)
             self._add("measure", others)
         else:
             self._add("accumulate", groups)
-        self._seen += [(rollout, self._credits[rollout.id]) for group in groups
-                       for rollout, scored in zip(group.rollouts, group.scored, strict=True) if scored]
+        self._seen += [
+            (rollout, self._credits[rollout.id])
+            for group in groups
+            for rollout, scored in zip(group.rollouts, group.scored, strict=True)
+            if scored
+        ]
 
     def _add(self, program: str, groups: Sequence[Group]) -> None:
         batches, places = self._packed(groups)
@@ -316,16 +371,22 @@ class Learner:
     @property
     def _kl_in_loss(self) -> bool:
         """Also at coefficient 0, where the reference is there for nothing else: then it is only reported."""
-        return self._reference is not None and (self._algorithm.kl_loss_coef > 0 or not self._algorithm.use_kl_in_reward)
+        return self._reference is not None and (
+            self._algorithm.kl_loss_coef > 0 or not self._algorithm.use_kl_in_reward
+        )
 
     def _first_state(self, policy: Any) -> TrainState:
         one = meshes.replicated(self._mesh)
         shapes = jax.eval_shape(self._transform.init, policy)
-        homes = optax.tree_utils.tree_map_params(self._transform, lambda _, sharding: sharding, shapes, self._shardings,
-                                                 transform_non_params=lambda _: one)
+        homes = optax.tree_utils.tree_map_params(
+            self._transform, lambda _, sharding: sharding, shapes, self._shardings, transform_non_params=lambda _: one
+        )
         if is_abstract(policy):
-            return TrainState(params={"policy": policy}, opt_state=jax.tree.map(struct, shapes, homes),
-                              step=jax.ShapeDtypeStruct((), np.int32, sharding=one))
+            return TrainState(
+                params={"policy": policy},
+                opt_state=jax.tree.map(struct, shapes, homes),
+                step=jax.ShapeDtypeStruct((), np.int32, sharding=one),
+            )
         moments = jax.jit(self._transform.init, out_shardings=homes)(policy)
         return TrainState(params={"policy": policy}, opt_state=moments, step=meshes.put(np.int32(0), one))
 
@@ -348,8 +409,10 @@ class Learner:
     def _blank(self, mesh: jax.sharding.Mesh, **leaves: bool) -> door.Batch:
         """The shape of a micro-batch, where it lives."""
         rows = meshes.batch_sharding(mesh)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
-                            door.blank(self._batch.rows, self._batch.tokens, self._wide, **leaves))
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
+            door.blank(self._batch.rows, self._batch.tokens, self._wide, **leaves),
+        )
 
     def _put(self, batch: door.Batch) -> door.Batch:
         return meshes.put(batch, meshes.batch_sharding(self._mesh))
@@ -360,11 +423,20 @@ class Learner:
             old = {r.id: np.zeros(len(r)) for r in rollouts}
         elif method != "recompute":
             old = {r.id: r.logprobs for r in rollouts}
-        prox = {r.id: correction.prox_weights(r.versions, self._step) for r in rollouts} if method == "loglinear" else None
-        return door.pack(groups, self._credits, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._wide,
-                         old_logprobs=old if self._needs_old else None,
-                         ref_logprobs=self._ref if self._kl_in_loss else None,
-                         corrected=self._algorithm.corrects_rollouts, prox_weights=prox)
+        prox = (
+            {r.id: correction.prox_weights(r.versions, self._step) for r in rollouts} if method == "loglinear" else None
+        )
+        return door.pack(
+            groups,
+            self._credits,
+            rows=self._batch.rows,
+            tokens=self._batch.tokens,
+            dtype=self._wide,
+            old_logprobs=old if self._needs_old else None,
+            ref_logprobs=self._ref if self._kl_in_loss else None,
+            corrected=self._algorithm.corrects_rollouts,
+            prox_weights=prox,
+        )
 
     def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:
         """Log-probs of every answer under `policy`, on the host."""
@@ -394,14 +466,23 @@ def _spread(name: str, values: np.ndarray) -> dict[str, float]:
     return {f"{name}/{statistic}": float(value) for statistic, value in found.items()}
 
 
-def _check(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, algorithm: config.Algorithm, batch: config.Batch,
-           reference: Any) -> None:
+def _check(
+    model: decoder.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    algorithm: config.Algorithm,
+    batch: config.Batch,
+    reference: Any,
+) -> None:
     meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
     ways = meshes.replicas(mesh)
     if batch.rows % ways:
-        raise ValueError(f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
-                         f"value is {-(-batch.rows // ways) * ways}")
+        raise ValueError(
+            f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
+            f"value is {-(-batch.rows // ways) * ways}"
+        )
     if algorithm.needs_reference and reference is None:
-        raise ValueError(f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
-                         f"{algorithm.use_kl_in_reward} needs a reference model and none was given; the nearest valid "
-                         f"values are 0 and False")
+        raise ValueError(
+            f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
+            f"{algorithm.use_kl_in_reward} needs a reference model and none was given; the nearest valid "
+            f"values are 0 and False"
+        )
