@@ -31,13 +31,12 @@ PER_TOKEN = {
 
 
 class Finish(enum.Enum):
-    """Why a rollout stopped. PARKED goes back into the engine; CANCELLED is never trained on."""
+    """Why a rollout stopped. PARKED goes back into the engine."""
 
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
     PARKED = "parked"
-    CANCELLED = "cancelled"
 
 
 class RolloutId(NamedTuple):
@@ -252,9 +251,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Rollout ids that the engine shall cancel or park, because another one finished."""
+    """Ids of rollouts that the engine parks, because another one finished."""
 
-    cancel: tuple[RolloutId, ...] = ()
     park: tuple[RolloutId, ...] = ()
 
 

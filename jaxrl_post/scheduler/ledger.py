@@ -92,7 +92,7 @@ class Ledger:
 
     def complete(self, rollout: Rollout) -> Stop:
         """Keeps it by sample index. Who loses a race is parked; so is what shall go on in another replica."""
-        assert rollout.finish not in (Finish.PARKED, Finish.CANCELLED), f"{rollout.id} came back {rollout.finish}"
+        assert rollout.finish is not Finish.PARKED, f"{rollout.id} came back {rollout.finish}"
         self._counts["num_rollouts_completed"] += 1
         stop = list(self._placement.learn(rollout))
         opened = self._open.get((rollout.id.epoch, rollout.id.prompt_id))

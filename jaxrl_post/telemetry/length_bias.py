@@ -2,7 +2,7 @@
 
 A scheduler that drops what is slow trains on shorter answers than the policy gives (RollPacker, arXiv 2509.21009, sections
 4 and 5, says that it only reorders). The meter puts every launched answer into one of three boxes: waiting (on its way,
-parked, or done and not trained on), dropped (cancelled, drawn anew, or still waiting 64 epochs later) and trained. An
+parked, or done and not trained on), dropped (drawn anew, or still waiting 64 epochs later) and trained. An
 answer that left the engine before its end counts with the tokens it had, so the launched mean is at least what is told and
 a shift at least as bad; a simulator knows the length of everything and gives it.
 
@@ -56,7 +56,7 @@ class _Entry:
 
 
 class BiasMeter:
-    """A watched.Watcher; `trained` hears of every group before the learner has it.
+    """A listener of the ring; `trained` hears of every group before the learner has it.
 
     `length(request)`: how long the answer would become under the weights in use, where somebody knows.
     """
@@ -120,20 +120,14 @@ class BiasMeter:
         else:
             self._count("num_tokens_recomputed", entry.had)
 
-    def stepping(self, clock: int) -> None:
-        pass
-
     def stepped(self, finished: Sequence[Rollout], clock: int) -> None:
         for rollout in finished:
             self._leaves(rollout)
 
-    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int, cancelled: bool) -> None:
+    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int) -> None:
         self._version = version
         for rollout in rollouts:
             self._leaves(rollout).left = version
-            if cancelled:
-                self._count("num_tokens_wasted", len(rollout))
-                self._drop(self._waiting[rollout.prompt.id], rollout.id)
 
     def _leaves(self, rollout: Rollout) -> _Entry:
         """Counts what was generated since it came in, and how long it is now."""

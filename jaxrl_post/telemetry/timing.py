@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from jaxrl_post.types import Request, Rollout
+from jaxrl_post.types import Rollout
 
 
 class Stopwatch:
@@ -55,7 +55,7 @@ class Stopwatch:
 
 
 class AtWork:
-    """A watched.Watcher that looks before and after every dispatch, and after every phase of the stopwatch, whether a learner
+    """A listener of the ring that looks before and after every dispatch, and after every phase of the stopwatch, whether a learner
     with devices of its own, or lent ones, is at work there: seconds of phase `train`. Work begins and ends in the middle between
     two looks; what ends within update_actor, where the ring waits for it, ends with that."""
 
@@ -67,12 +67,6 @@ class AtWork:
     def phase(self, name: str, begun: float, ended: float) -> None:
         if name != "train":
             self._look(waited=name == "update_actor")
-
-    def launched(self, requests: Sequence[Request], clock: int, version: int) -> None:
-        pass
-
-    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int, cancelled: bool) -> None:
-        pass
 
     def stepping(self, clock: int) -> None:
         self._look()

@@ -104,7 +104,7 @@ class _Life:
 
 
 class RingTrace:
-    """A watched.Watcher that also hears of the stopwatch's phases and of publishes, and draws `rounds` rounds.
+    """A listener of the ring and of the stopwatch, and draws `rounds` rounds.
 
     Args:
       now: seconds, the clock of the stopwatch.
@@ -165,9 +165,9 @@ class RingTrace:
         if finished and not self.closed:
             self._file.counter(RING, "requests in the engine", ended, len(self._in))
 
-    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int, cancelled: bool) -> None:
+    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int) -> None:
         for rollout in rollouts:
-            self._leaves(rollout, self._now(), "cancelled" if cancelled else "")
+            self._leaves(rollout, self._now())
 
     def published(self, version: int) -> None:
         """A round is over: its slots are drawn."""
@@ -191,7 +191,7 @@ class RingTrace:
 
     # ---- slots
 
-    def _leaves(self, rollout: Rollout, end: float, how: str = "") -> None:
+    def _leaves(self, rollout: Rollout, end: float) -> None:
         life = self._in.pop(rollout.id, None)
         if life is None or self.closed:  # it came before anything was watched, or nobody draws any more
             return
@@ -200,7 +200,7 @@ class RingTrace:
         versions = rollout.versions[rollout.sampled]
         life.about = (
             ("tokens", len(rollout)),
-            ("finish", how or rollout.finish.value),
+            ("finish", rollout.finish.value),
             ("versions", sorted({int(v) for v in versions[[0, -1]]}) if versions.size else []),
         )
         self._done.append((rollout.id, life))

@@ -4,7 +4,7 @@ A row holds several sequences (prompt and answer) one after another, each a segm
 is indexed AT the token: loss_mask[b, t] says that tokens[b, t] was sampled and is trained on, and the log-probs,
 advantage and version there belong to that very token. The model predicts it from the position before (same segment):
 whoever computes log-probs shifts, nobody else. Placing is first-fit-decreasing and a function of the lengths alone.
-What it refuses: a sequence longer than a row, and a rollout that was cancelled or parked.
+What it refuses: a sequence longer than a row, and a parked rollout.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[Rollo
 
 
 def _refuse_unfinished(rollout: Rollout) -> None:
-    if rollout.finish in (Finish.CANCELLED, Finish.PARKED):
+    if rollout.finish is Finish.PARKED:
         raise ValueError(
             f"batch: rollout {tuple(rollout.id)} is {rollout.finish.name}; only finished ones (EOS, STOP, "
             f"LENGTH) can be trained on"

@@ -173,7 +173,7 @@ def _turn(engine, turn: int, vocab: int) -> float:
     for _ in range(DISPATCHES):
         assert not engine.step(), "an answer ended while steps were timed"
     took = (time.perf_counter() - begun) / (engine.clock - before)
-    engine.cancel([request.rollout_id for request in asked])
+    engine.park([request.rollout_id for request in asked])
     return took
 
 

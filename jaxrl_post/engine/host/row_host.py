@@ -146,9 +146,6 @@ class RowHost(abc.ABC):
             else:
                 self._finished.append((live, ending))
 
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        self._take_out(ids)
-
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         lives = self._take_out(ids)
         return sorted(
