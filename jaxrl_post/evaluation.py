@@ -102,21 +102,7 @@ def evaluate(
     """
     if not prompts:
         raise ValueError("evaluation needs at least one prompt, got 0; set eval.prompts=0 to go without")
-    hot, cold = (dataclasses.replace(sampling, temperature=t, top_k=0, top_p=1.0) for t in (1.0, 0.0))
-    requests = []
-    for index, prompt in enumerate(prompts):
-        ids = [(_id(run_seed, prompt, s, 0), hot) for s in range(samples)] + [(_id(run_seed, prompt, 0, GREEDY), cold)]
-        requests += [
-            Request(
-                rollout_id=id,
-                prompt=prompt,
-                seed=id.seed(),
-                max_tokens=max_tokens,
-                sampling=law,
-                replica=index % replicas,
-            )
-            for id, law in ids
-        ]
+    requests = _requests(prompts, samples, run_seed, sampling, max_tokens, replicas)
     engine.submit(requests)
     finished = {}
     while len(finished) < len(requests):
@@ -139,6 +125,28 @@ def evaluate(
             "as the warnings above say"
         )
     return found
+
+
+def _requests(
+    prompts: Sequence[Prompt], samples: int, run_seed: int, sampling: Sampling, max_tokens: int, replicas: int
+) -> list[Request]:
+    """Every prompt `samples` times at temperature 1 and once greedily."""
+    hot, cold = (dataclasses.replace(sampling, temperature=t, top_k=0, top_p=1.0) for t in (1.0, 0.0))
+    requests = []
+    for index, prompt in enumerate(prompts):
+        ids = [(_id(run_seed, prompt, s, 0), hot) for s in range(samples)] + [(_id(run_seed, prompt, 0, GREEDY), cold)]
+        requests += [
+            Request(
+                rollout_id=id,
+                prompt=prompt,
+                seed=id.seed(),
+                max_tokens=max_tokens,
+                sampling=law,
+                replica=index % replicas,
+            )
+            for id, law in ids
+        ]
+    return requests
 
 
 def _id(run_seed: int, prompt: Prompt, sample: int, attempt: int) -> RolloutId:

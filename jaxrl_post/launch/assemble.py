@@ -147,10 +147,7 @@ def build(
     scheduler = recorded_scheduler(config, start, history, mine, stack)
 
     guard = stack.enter_context(compile_guard.CompileGuard())
-    learner = parts.learner(config, start.model, start.load_params, devices)
-    learner.compile()
-    if saved is not None:
-        learner.restore(saved.arrays, saved.step)
+    learner = compiled_learner(config, start, devices, saved)
     engine, evaluator = ENGINES[config.engine.name](config, start, devices, learner, history)
     stack.enter_context(dispatch_log.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     run = Run(
@@ -200,6 +197,17 @@ def both_graders(
     judge = grade(mine / "eval_rewards.jsonl", shuffle=False)
     rewards.check((*start.train, *start.held_out))
     return rewards, judge
+
+
+def compiled_learner(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, saved: store.Saved | None
+) -> Learner:
+    """Builds the learner and compiles its programs, with the state of the checkpoint, if any."""
+    learner = parts.learner(config, start.model, start.load_params, devices)
+    learner.compile()
+    if saved is not None:
+        learner.restore(saved.arrays, saved.step)
+    return learner
 
 
 def recorded_scheduler(

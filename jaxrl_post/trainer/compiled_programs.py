@@ -92,13 +92,7 @@ def lending(
 
 
 def adding(
-    policy: Any,
-    mesh: jax.sharding.Mesh,
-    shardings: Any,
-    shapes: Shapes,
-    recipe: programs.Recipe,
-    *,
-    measures: bool,
+    policy: Any, mesh: jax.sharding.Mesh, shardings: Any, shapes: Shapes, recipe: programs.Recipe, *, measures: bool
 ) -> Jitted:
     """Programs that make and fill sums on `mesh`. `measures`: one that only measures a batch without gradient, too."""
     one, batch = meshes.replicated(mesh), shapes.batch(mesh)
@@ -112,9 +106,7 @@ def adding(
     return {"zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ())} | {
         name: (
             jax.jit(
-                lambda p, s, b, start, run=run: run(p, s, b, recipe, start),
-                donate_argnums=1,
-                out_shardings=(home, one),
+                lambda p, s, b, start, run=run: run(p, s, b, recipe, start), donate_argnums=1, out_shardings=(home, one)
             ),
             (policy, sums, batch, start),
         )
