@@ -1,4 +1,5 @@
 """python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
+python -m jaxrl_post.main --help [SECTION]
 
 The whole run, read from top to bottom: what was asked for, what the run starts from, the plan, the parts (each built
 exactly once), the ring turning, the last words. A mistake in a config, a data file or a checkpoint is one sentence and
@@ -32,6 +33,7 @@ from jaxrl_post import config as configs
 from jaxrl_post import checkpoint, evaluate, loop, metrics, parts, report
 from jaxrl_post.bias import BiasMeter
 from jaxrl_post.chores import Chores, PutOff
+from jaxrl_post.config import reference
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.engine import RowEngine
@@ -87,7 +89,7 @@ def parse(arguments: Sequence[str]) -> Flags:
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
             known = ("--config=FILE", "--config.a.b=VALUE", "--dry-run", "--run-dir=FOLDER", "--resume",
-                     "--resume=FOLDER")
+                     "--resume=FOLDER", "--help", "--help SECTION")
             near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
             raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
     if "config" not in given:
@@ -407,6 +409,9 @@ def say(text: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
+            if "--help" in arguments:
+                print(reference.help_on(arguments, str(__doc__)))
+                return 0
             run = assemble(arguments, stack)
         except ValueError as error:
             return sorry(error)

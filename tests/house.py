@@ -30,7 +30,9 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base
 SIMULATOR_WORDS = {"sim", "simulate", "simulated", "simulator", "simulation"}
 LOOP_KNOWS = {"types", "protocols"}
 FILE_LINES, FUNCTION_LINES = 440, 44  # about 400 and about 40: a tenth of slack
-CONFIG_DICT_ROOMS = {"config", "main", "simulate"}  # the only ones that may see a ConfigDict
+CONFIG_DICT_MODULES = {"config.reader", "main", "simulate"}  # the only ones that may see a ConfigDict
+CONFIG_ORDER = ("conditions", "fields", "relations", "scheduling", "rules", "generation", "training", "schema", "reader",
+                "readers", "reference")  # each imports those before it
 
 
 class Tree:
@@ -150,8 +152,23 @@ def loop_imports(tree: Tree) -> list[str]:
 
 def config_dicts(tree: Tree) -> list[str]:
     """`resolve` ends the life of a ConfigDict: other rooms receive values."""
-    return [f"{module} imports {name}" for module in tree.modules if tree.room(module) not in CONFIG_DICT_ROOMS
+    return [f"{module} imports {name}" for module in tree.modules
+            if module.removeprefix(f"{tree.package}.") not in CONFIG_DICT_MODULES
             for name in tree.imports(module) if name.split(".")[0] == "ml_collections"]
+
+
+def config_order(tree: Tree) -> list[str]:
+    """Inside config/ imports go one way: the rules name options and know no schema."""
+    out, face = [], f"{tree.package}.config"
+    for module in (m for m in tree.modules if m.startswith(f"{face}.")):
+        name = module.removeprefix(f"{face}.")
+        if name not in CONFIG_ORDER:
+            out.append(f"config: {name} is not in the order of its files")
+            continue
+        before = {f"{face}.{other}" for other in CONFIG_ORDER[:CONFIG_ORDER.index(name)]}
+        out += [f"config: {name} imports {target.rpartition('.')[2]}" for target in tree.inner_imports(module)
+                if target.startswith(face) and target not in before]
+    return out
 
 
 def forbidden_names(tree: Tree) -> list[str]:

@@ -19,14 +19,13 @@ from jaxrl_post import config
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LONG_FILES: dict[str, str] = {
-    "jaxrl_post/config.py": "every setting with its range, and the reader that resolves them, are one contract (DESIGN 7)",
-}
+LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "name": "a file's recipe has one, a second run of it gets another by --config.name",
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
     "seed": "a recipe holds for every seed; --config.seed chooses",
+    "reward.test_limit_s": "of programs that are judged without adaptive_limit, which the one config that judges programs has on",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
 }
 OF_PAPERS = {  # values whose default is the paper's own, so that the recipe that names it changes nothing
@@ -35,7 +34,7 @@ OF_PAPERS = {  # values whose default is the paper's own, so that the recipe tha
     "algorithm.kl_loss_type": "grpo", "algorithm.rollout_is_threshold": "cispo", "optimizer.b1": "demo",
 }
 RULES = {f.__name__: f for f in (
-    house.unknown_rooms, house.upward_imports, house.cycles, house.host_imports, house.loop_imports, house.config_dicts,
+    house.unknown_rooms, house.upward_imports, house.cycles, house.host_imports, house.loop_imports, house.config_dicts, house.config_order,
     house.forbidden_names, house.type_checking, house.broad_excepts, house.simulator_in_scheduler,
     house.partition_specs, house.package_folders)}
 
@@ -135,6 +134,10 @@ PLANTED = [
     ("host_imports", {"jaxrl_post/rowplan.py": "import numpy as np"}, "imports numpy"),
     ("loop_imports", {"jaxrl_post/loop.py": "from jaxrl_post import config", "jaxrl_post/config.py": ""}, "config"),
     ("config_dicts", {"jaxrl_post/batch.py": "import ml_collections"}, "ml_collections"),
+    ("config_dicts", {"jaxrl_post/config/schema.py": "import ml_collections"}, "config.schema imports ml_collections"),
+    ("config_order", {"jaxrl_post/config/rules.py": "from jaxrl_post.config.schema import Config", "jaxrl_post/config/schema.py": ""},
+     "rules imports schema"),
+    ("config_order", {"jaxrl_post/config/extra.py": ""}, "extra is not in the order"),
     ("forbidden_names", {"jaxrl_post/trainer/train_utils.py": ""}, "train_utils.py"),
     ("forbidden_names", {"jaxrl_post/core/x.py": ""}, "core"),
     ("forbidden_names", {"tests/helpers.py": ""}, "helpers"),
@@ -224,6 +227,6 @@ def test_config_values_that_nobody_sets_or_reads_are_found(tmp_path):
     assert {"engine.slots", "data.task"} <= contracts.assigned(file)
     assert not {"engine.pages", "steps"} & contracts.assigned(file)
     assert contracts.changed({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, ["a.b", "a.c"]) == {"a.c"}
-    tree = _plant(tmp_path, {"jaxrl_post/config.py": "class C:\n    def p(self): return self.a.b\ndef rule(c): c.a.d",
+    tree = _plant(tmp_path, {"jaxrl_post/config/schema.py": "class C:\n    def p(self): return self.a.b\ndef rule(c): c.a.d",
                              "jaxrl_post/main.py": "config.a.e"})
     assert contracts.unread(tree, ["a.b", "a.d", "a.e"]) == ["a.d"]

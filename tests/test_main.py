@@ -95,7 +95,7 @@ def test_flags():
     ("--run-dir=HERE/reward.py/run", "--run-dir=HERE/reward.py/run: Not a directory"),
     ("--run-dir=HERE/toy.py", "toy.py exists already and is not an empty folder: a run is never written over"),
     ("--config.model.tokenizer=HERE/broken.json", "broken.json is a tokenizer.json that the tokenizers library does not"),
-    ("--config.eval.at=[2,4]", "eval.at=[4] is never reached: it must be at least 0 and at most steps=3"),
+    ("--config.eval.at=[2,4]", "eval.at=(2, 4): 4 is never reached: it must be at least 0 and at most steps=3"),
     ("--config.optimizer.warmup_steps=9", "optimizer.warmup_steps=9 is above the run's steps=3"),
 ])
 def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, flag, sentence):
@@ -120,7 +120,7 @@ def test_a_demonstration_that_is_too_long_is_found_before_anything_is_compiled(h
     rows = [{"id": str(n), "prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2" * n}}
             for n in (3, 8)]
     (here / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = [*SUPERVISED, "--config.eval.prompts=0"]
+    flags = [*SUPERVISED, f"--config.eval.data={here / 'eval.jsonl'}"]
     assert go(here, *flags, f"--config.data.train={here / 'long.jsonl'}") == 1
     assert "the demonstration of prompt '8' has 9 tokens with its end, more than sampling.max_tokens=8; the nearest " \
            "valid value is 9" in capsys.readouterr().err
@@ -136,7 +136,7 @@ def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
     (here / "broken.py").write_text("def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1 / 0\n")
     flags = [f"--config.reward.functions=['{here / 'broken.py'}:broken']", "--config.scheduler.prompts=2",
              "--config.scheduler.group_size=2", "--config.eval.prompts=1", "--config.eval.samples=1"]
-    for name, more, words in (("untrained", ["--config.eval.prompts=0"], "training: none of the first 2 groups' 4"),
+    for name, more, words in (("untrained", ["--config.eval=default", "--config.eval.prompts=0"], "training: none of the first 2 groups' 4"),
                               ("unevaluated", [], "evaluation: none of 2")):
         folder = here / name
         assert go(here, f"--run-dir={folder}", *flags, *more) == 1
@@ -145,7 +145,7 @@ def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
         assert not (folder / "policy").exists()
     # mended, the run goes on where it was: what failed is asked again
     (here / "broken.py").write_text("def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n")
-    assert go(here, f"--run-dir={here / 'untrained'}", "--resume", *flags, "--config.eval.prompts=0") == 0
+    assert go(here, f"--run-dir={here / 'untrained'}", "--resume", *flags, "--config.eval=default", "--config.eval.prompts=0") == 0
 
 
 def test_no_config_at_all(capsys):
@@ -322,7 +322,7 @@ def test_an_implicit_transfer_in_the_loop_fails_the_run(here, monkeypatch):
 def test_dynamic_sampling_and_no_evaluation(here):
     folder = here / "filtered"
     assert go(here, f"--run-dir={folder}", "--config.scheduler.filter_groups=True", "--config.scheduler.max_waves=99",
-              "--config.eval.prompts=0", "--config.steps=2", "--config.eval.data=") == 0
+              "--config.eval=default", "--config.eval.prompts=0", "--config.steps=2") == 0
     rows = metrics.read(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["frac_reward_zero_std"] == 0 and row["sched/num_groups_trained"] == 4 for row in rows)

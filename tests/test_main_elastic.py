@@ -72,14 +72,14 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(run, here):  # noqa: F811
 
 @pytest.mark.parametrize("flags, sentence", [
     (["--config.engine.layouts=[3]"], "engine.layouts=(3,): 3 devices a replica must be a multiple of mesh.tensor=1 above it "
-     "that divides the 2 devices; the nearest valid value is 2"),
+     "that divides the 2 devices; the nearest valid engine.layouts is (2,)"),
     (["--config.mesh.data=1"], "2 devices a replica must be a multiple of mesh.tensor=1 above it that divides the 1 devices; "
-     "there is none, leave it empty"),
+     "the nearest valid engine.layouts is ()"),
     (["--config.engine.layouts=[2,2]"], "engine.layouts=(2, 2) names a layout twice"),
     (["--config.engine.cost_table=table.json"], "engine.cost_table='table.json' was measured in one layout"),
     (["--config.scheduler.placement=rank_groups", "--config.history.epochs=0"], "history.epochs=0 must be at least 1"),
     (["--config.scheduler.placement=rank_groups", "--config.mesh.data=1", "--config.engine.layouts=[]"],
-     "mesh.data*mesh.fsdp=1 gives one; the nearest valid value is 'least_loaded'"),
+     "replicas to choose from, and there is one; the nearest valid scheduler.placement is 'least_loaded'"),
     (["--config.scheduler.placement=longest"], "is not one of least_loaded, divided, longest_first, rank_groups; nearest is "
      "'longest_first'"),
 ])
@@ -94,7 +94,7 @@ def test_rank_groups_turn_the_ring(here):  # noqa: F811
     folders = {own: here / own for own in ("least_loaded", "rank_groups")}
     for own, folder in folders.items():
         assert go(here, folder, "--config.engine.layouts=[]", f"--config.scheduler.placement={own}", "--config.steps=3",
-                  "--config.optimizer.lr=0.0", "--config.eval.prompts=0", "--config.eval.every=0") == 0
+                  "--config.optimizer.lr=0.0", "--config.eval=default", "--config.eval.prompts=0") == 0
     one, two = ([[r.tokens.tolist() for g in rollout_log.read(file) for r in g.rollouts]
                  for file in sorted((folder / "rollouts").glob("*.npz"))] for folder in folders.values())
     assert one == two and len(one) == 3

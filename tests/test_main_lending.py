@@ -95,7 +95,8 @@ def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing
     for lend in ("0.2", "0.0"):
         folder = here / f"frozen_{name}_{lend}"
         assert go(here, f"--run-dir={folder}", *[flag.format(here=here) for flag in RUNS[name]], f"--config.scheduler.lend={lend}",
-                  "--config.optimizer.lr=0.0", "--config.eval.prompts=0", "--config.checkpoint.every=0") == 0
+                  "--config.optimizer.lr=0.0", "--config.eval=default", "--config.eval.prompts=0", "--config.checkpoint=default",
+                  "--config.checkpoint.every=0") == 0
         found[lend] = rollouts(folder)
     assert sum(row["engine/num_moved_rollouts"] for row in steps_of(here / f"frozen_{name}_0.2")) > 10
     assert found["0.2"] == found["0.0"] and len(found["0.0"]) == 80
@@ -108,7 +109,8 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
     import processes
     folders = {lend: here / f"two_{lend}" for lend in ("0.2", "0.0")}
     for lend, folder in folders.items():
-        flags = [*RUNS["shared"], f"--config.scheduler.lend={lend}", "--config.optimizer.lr=0.0", "--config.eval.prompts=0"]
+        flags = [*RUNS["shared"], f"--config.scheduler.lend={lend}", "--config.optimizer.lr=0.0", "--config.eval=default",
+                 "--config.eval.prompts=0"]
         processes.run(ROOT, ["-m", "jaxrl_post.main", f"--config={here / 'toy.py'}", f"--run-dir={folder}", *flags], processes=2,
                       devices=2, timeout_s=240)
     one, two = (folders["0.2"] / f"process_{index}" for index in range(2))
@@ -119,20 +121,20 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    (["--config.mesh.engine=1"], "scheduler.lend=0.2 lends half of the engine's replicas, and it has one; the nearest valid lend "
-     "is 0"),
+    (["--config.mesh.engine=1"], "scheduler.lend=0.2 lends half of the engine's replicas, and it has one; the nearest valid "
+     "scheduler.lend is 0"),
     (["--config.mesh.engine=0", "--config.mesh.data=2", "--config.batch.rows=4", "--config.engine.layouts=[2]"], "lends replicas "
      "within a round, and engine.layouts=(2,) are changed between two: leave one of them empty or 0"),
     (["--config.scheduler.name=pipeline"], "lends devices while a round drains, and scheduler.name='pipeline' has no rounds; the "
-     "nearest valid lend is 0"),
+     "nearest valid scheduler.lend is 0"),
     (["--config.scheduler.lend=1.0"], "of all of them none is left to wait for: it must be below 1; 0.4 is usual"),
     (["--config.engine.name=demonstrations", "--config.algorithm.loss_mode=sft", "--config.algorithm.adv_estimator=ones"],
-     "lends devices that generate, and engine.name='demonstrations' does not; the nearest valid lend is 0"),
-    (["--config.scheduler.stream=0"], "scheduler.stream=0 gives it none before the round is over; the nearest valid stream is 1"),
-    (["--config.scheduler.placement=divided"], "scheduler.placement='divided' keeps its own account; the nearest valid value is "
-     "'least_loaded'"),
+     "lends devices that generate, and engine.name='demonstrations' does not; the nearest valid scheduler.lend is 0"),
+    (["--config.scheduler.stream=0"], "scheduler.stream=0 gives it none before the round is over; the nearest valid scheduler.stream is 1"),
+    (["--config.scheduler.placement=divided"], "scheduler.placement='divided' keeps its own account; the nearest valid "
+     "scheduler.placement is 'least_loaded'"),
     (["--config.mesh.engine=6", "--config.batch.rows=4"], "lends 3 shards for micro-batches of batch.rows=4, which must be a "
-     "multiple of it; the nearest valid value is 6"),
+     "multiple of it; the nearest valid batch.rows is 6"),
 ])
 def test_mistakes_are_one_sentence(here, capsys, flags, sentence):  # noqa: F811
     assert go(here, f"--run-dir={here / 'never'}", *LENDS, *flags) == 1

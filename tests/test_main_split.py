@@ -78,8 +78,8 @@ def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here
     found = {}
     for name, more in (("shared", FLAGS), ("split", (*FLAGS, "--config.mesh.engine=1"))):
         folder = here / f"frozen_{name}"
-        assert go(here, f"--run-dir={folder}", *more, "--config.optimizer.lr=0.0", "--config.eval.prompts=0",
-                  "--config.checkpoint.every=0") == 0
+        assert go(here, f"--run-dir={folder}", *more, "--config.optimizer.lr=0.0", "--config.eval=default",
+                  "--config.eval.prompts=0", "--config.checkpoint.every=0") == 0
         groups = [group for file in sorted((folder / "rollouts").glob("*.npz")) for group in rollout_log.read(file)]
         found[name] = sorted((group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes()) for group in groups
                              for r in group.rollouts)

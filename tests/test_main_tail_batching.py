@@ -55,7 +55,8 @@ def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(her
     found = {}
     for name, more in (("sync", ()), ("tail", VERIFIED), ("partial", PARTIAL)):
         folder = here / f"frozen_{name}"
-        flags = ("--config.optimizer.lr=0.0", "--config.steps=6", "--config.eval.prompts=0", "--config.checkpoint.every=0")
+        flags = ("--config.optimizer.lr=0.0", "--config.steps=6", "--config.eval=default",
+                 "--config.eval.prompts=0", "--config.checkpoint.every=0")
         assert go(here, f"--run-dir={folder}", *more, *flags) == 0
         groups = [group for file in sorted((folder / "rollouts").glob("*.npz")) for group in rollout_log.read(file)]
         assert len(groups) == 24

@@ -55,7 +55,7 @@ def _flat(record) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
         record.run("-m", "jaxrl_post.main", "--config=configs/demo.py", f"--config.steps={STEPS}", "--config.optimizer.lr=0.0",
-                   "--config.eval.prompts=0", f"--run-dir={place}", timeout_s=600)
+                   "--config.eval.prompts=0", "--config.eval.every=0", f"--run-dir={place}", timeout_s=600)
         rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/rollout_logprobs_abs_diff_mean" in row]
     means = [row["training/rollout_logprobs_abs_diff_mean"] for row in rows]
     record.figure("lr0_num_steps", len(rows), equals=STEPS)

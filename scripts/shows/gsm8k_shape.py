@@ -24,7 +24,7 @@ CONFIG = "configs/gsm8k_qwen2_5_0_5b.py"
 SMALL = ("steps=2", "scheduler.prompts=2", "scheduler.group_size=2", "sampling.max_tokens=16", "engine.max_length=384",
          "engine.slots=8", "engine.row_sizes=[32]", "engine.page_size=32", "engine.steps_per_dispatch=4",
          "batch.rows=2", "batch.tokens=384", "batch.head_chunk=192", "eval.prompts=2", "eval.samples=1",
-         "eval.every=0", "eval.show=1", "checkpoint.every=0")
+         "eval.every=0", "eval.show=1", "checkpoint.every=0", "checkpoint.keep_last=3")
 MERGES = 4096  # size of the trained vocabulary
 ROOM_GIB = 16.0  # free memory that the run needs
 ENDS = ("<|im_end|>", "<|endoftext|>")

@@ -136,7 +136,7 @@ def _whole_runs(record) -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Path(folder) / name for name in ("off", "ours", "clones")}
         for name, place in runs.items():
-            flags = {"off": ["--config.speculation.drafter=off"], "ours": [], "clones": ["--config.speculation.clones=True"]}
+            flags = {"off": ["--config.speculation=default"], "ours": [], "clones": ["--config.speculation.clones=True"]}
             seconds = record.run("-m", "jaxrl_post.main", "--config=configs/demo_speculation.py", *SHORT, *flags[name],
                                  f"--run-dir={place}", timeout_s=900)
             record.figure(f"run.{name}.seconds", round(seconds, 2))
