@@ -39,7 +39,7 @@ class Past:
 
     def answer(self, index: int) -> np.ndarray:
         """int32[T], the tokens of one answer."""
-        return self.tokens[self.offsets[index]:self.offsets[index + 1]]
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     @property
     def texts_to_learn(self) -> list[np.ndarray]:
@@ -56,8 +56,14 @@ class Past:
         return sum(getattr(self, name).nbytes for name in _KINDS)
 
 
-_KINDS = {"tokens": np.int32, "favourites": np.int32, "offsets": np.int64, "rewards": np.float32, "scored": bool,
-          "versions": np.int32}
+_KINDS = {
+    "tokens": np.int32,
+    "favourites": np.int32,
+    "offsets": np.int64,
+    "rewards": np.float32,
+    "scored": bool,
+    "versions": np.int32,
+}
 
 
 class History:
@@ -80,12 +86,18 @@ class History:
     def record(self, group: Group) -> None:
         """Takes a scored group; one of the same prompt and epoch is replaced."""
         if self._epochs > 0:
-            self._keep(group.prompt.id, Past(
-                epoch=group.rollouts[0].id.epoch, rewards=group.rewards, scored=group.scored,
-                tokens=frozen(np.concatenate([rollout.tokens for rollout in group.rollouts])),
-                favourites=frozen(np.concatenate([rollout.favourites for rollout in group.rollouts])),
-                offsets=frozen(np.cumsum([0, *map(len, group.rollouts)], dtype=np.int64)),
-                versions=frozen(np.array([_version(rollout) for rollout in group.rollouts], np.int32))))
+            self._keep(
+                group.prompt.id,
+                Past(
+                    epoch=group.rollouts[0].id.epoch,
+                    rewards=group.rewards,
+                    scored=group.scored,
+                    tokens=frozen(np.concatenate([rollout.tokens for rollout in group.rollouts])),
+                    favourites=frozen(np.concatenate([rollout.favourites for rollout in group.rollouts])),
+                    offsets=frozen(np.cumsum([0, *map(len, group.rollouts)], dtype=np.int64)),
+                    versions=frozen(np.array([_version(rollout) for rollout in group.rollouts], np.int32)),
+                ),
+            )
 
     def _keep(self, prompt_id: str, past: Past) -> None:
         if (prompt_id, past.epoch) in self._groups:
@@ -111,19 +123,24 @@ class History:
     def state_dict(self) -> dict:
         """Every group in order of recording, laid end to end: plain values and arrays."""
         pasts = list(self._groups.values())
-        out = {name: np.concatenate([np.zeros(0, kind), *(getattr(past, name) for past in pasts)]).astype(kind)
-               for name, kind in _KINDS.items()}
-        return out | {"prompts": [prompt_id for prompt_id, _ in self._groups], "epochs": [past.epoch for past in pasts],
-                      "sizes": [past.rewards.size for past in pasts]}
+        out = {
+            name: np.concatenate([np.zeros(0, kind), *(getattr(past, name) for past in pasts)]).astype(kind)
+            for name, kind in _KINDS.items()
+        }
+        return out | {
+            "prompts": [prompt_id for prompt_id, _ in self._groups],
+            "epochs": [past.epoch for past in pasts],
+            "sizes": [past.rewards.size for past in pasts],
+        }
 
     def load_state_dict(self, state: Mapping) -> None:
         """Takes the place of what is here. A smaller bound than that of the run that saved it drops the oldest."""
         self._groups, self._of, self.nbytes = OrderedDict(), {}, 0
         answer = token = offset = 0
         for prompt_id, epoch, size in zip(state["prompts"], state["epochs"], state["sizes"], strict=True):
-            offsets = state["offsets"][offset:offset + size + 1]
-            mine = {name: state[name][answer:answer + size] for name in ("rewards", "scored", "versions")}
-            mine |= {name: state[name][token:token + int(offsets[-1])] for name in ("tokens", "favourites")}
+            offsets = state["offsets"][offset : offset + size + 1]
+            mine = {name: state[name][answer : answer + size] for name in ("rewards", "scored", "versions")}
+            mine |= {name: state[name][token : token + int(offsets[-1])] for name in ("tokens", "favourites")}
             mine |= {"offsets": offsets}
             self._keep(prompt_id, Past(epoch=epoch, **{name: frozen(array.copy()) for name, array in mine.items()}))
             answer, offset, token = answer + size, offset + size + 1, token + int(offsets[-1])

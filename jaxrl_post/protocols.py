@@ -5,7 +5,7 @@ Nothing inherits from these classes: an object that has the methods satisfies th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from jaxrl_post.types import Capacity, Group, Layout, Part, Prompt, Request, Rollout, RolloutId, Stop
@@ -28,13 +28,10 @@ class Engine(Protocol):
 
     @property
     def pending(self) -> int:
-        """Requests submitted and not yet returned, cancelled or parked; of evaluation alone while any of those is left."""
+        """Requests submitted and not yet returned or parked; of evaluation alone while any of those is left."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests in this order. ValueError, with nothing queued, when one can never fit."""
-
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        """Drops them, running or waiting. Unknown ids are no-ops."""
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         """Takes them out and returns what they have (finish PARKED), sorted by id. Unknown ids are no-ops."""
@@ -60,9 +57,6 @@ class Engine(Protocol):
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
         """Takes the place of everything but weights and version. `prompts`: those of the data, by id. ValueError when the
         state belongs to an engine that would choose other row sizes."""
-
-    def metrics(self) -> dict[str, float]:
-        """Counters since the last call, by metric name."""
 
 
 class Scheduler(Protocol):
@@ -102,9 +96,6 @@ class Scheduler(Protocol):
     def load_state_dict(self, state: Mapping) -> None:
         """Decides from now on as the one that gave the state."""
 
-    def metrics(self) -> dict[str, float]:
-        """Counters since the last call, by metric name."""
-
 
 class Learner(Protocol):
     """Turns groups into new weights."""
@@ -140,15 +131,25 @@ class Rewards(Protocol):
         """The group with its rewards. Waits, with a deadline. The judged program over its limit is a verdict; a grader
         that fails twice leaves `scored` False."""
 
-    def metrics(self) -> dict[str, float]:
+
+class Source(Protocol):
+    """A part of the run that counts: engine, scheduler, rewards, history, drafting."""
+
+    def metrics(self) -> Mapping[str, float]:
         """Counters since the last call, by metric name."""
 
 
-class Observer(Protocol):
-    """Sees what happened: metrics, rollout log, evaluation. Never changes it."""
+class Ring(Protocol):
+    """What the loop says while it turns: what happens, whose seconds a call counts as, and which calls can wait."""
 
-    def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
-        """After an optimizer step, with the parts since the one before as one."""
+    def tell(self, event: str, *what: Any) -> None:
+        """Tells an event to its listeners. They measure the run and change nothing that it computes."""
 
-    def published(self, version: int) -> None:
-        """After the engine took new weights: the place for evaluation."""
+    def call(self, phase: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls the function and returns its result. Its seconds count as `phase`."""
+
+    def later(self, phase: str, function: Callable[..., object], *arguments: Any) -> None:
+        """Calls the function now, or defers the call until `flush`. Deferred calls keep their order."""
+
+    def flush(self) -> None:
+        """Makes every deferred call: before a call that needs one of them, and while a dispatch is under way."""

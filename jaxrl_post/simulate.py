@@ -18,16 +18,16 @@ from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
-from jaxrl_post.bias import BiasMeter
-from jaxrl_post.scheduler import schedulers
+from jaxrl_post.scheduler import registry
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.rewards import Lengths, SimRewards
 from jaxrl_post.sim.settings import Simulation
 from jaxrl_post.sim.tally import Tally, figures
-from jaxrl_post.trace import RingTrace
+from jaxrl_post.telemetry.events import Ring
+from jaxrl_post.telemetry.length_bias import BiasMeter
+from jaxrl_post.telemetry.trace import RingTrace
 from jaxrl_post.types import Sampling
-from jaxrl_post.watched import Heard, Watched
 
 # ---- 1. What was asked for
 
@@ -68,29 +68,35 @@ def parse(arguments: Sequence[str]) -> Flags:
 
 
 @dataclass(kw_only=True)
-class Ring:
+class Parts:
     """Everything that turns."""
 
     engine: Any
     scheduler: Any
     rewards: SimRewards
-    learner: Any  # SimLearner, heard by the tally
+    learner: SimLearner
     tally: Tally
     meter: BiasMeter
 
 
-def assemble(given: Simulation) -> Ring:
+def assemble(given: Simulation) -> Parts:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
-    scheduler = schedulers.made(given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster),
-                                parts.pace(given))
+    scheduler = registry.made(
+        given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster), parts.pace(given)
+    )
     if given.cluster.layouts:
-        scheduler = schedulers.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
+        scheduler = registry.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     tally = Tally(engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, engine, learner))
-    return Ring(engine=engine, scheduler=scheduler, rewards=SimRewards(slope=given.reward_slope, records=[past]),
-                learner=Heard(learner, {"accumulate": [tally.begun]}), tally=tally,
-                meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)))
+    return Parts(
+        engine=engine,
+        scheduler=scheduler,
+        rewards=SimRewards(slope=given.reward_slope, records=[past]),
+        learner=learner,
+        tally=tally,
+        meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)),
+    )
 
 
 # ---- 3. The ring turns
@@ -101,32 +107,51 @@ def publish(learner: SimLearner, engine: Any) -> int:
     return learner.step
 
 
+def tallied(made: Parts) -> Ring:
+    """A ring whose rounds are tallied and nothing else."""
+    ring = Ring()
+    ring.on("accumulating", made.tally.begun)
+    ring.on("committed", made.tally.commit)
+    ring.on("published", made.tally.published)
+    return ring
+
+
+def listen(ring: Ring, made: Parts, traces: Sequence[RingTrace]) -> None:
+    """Registers the bias meter, the moments of a round, and the traces. Traces draw a publish after it was tallied."""
+    ring.on("preparing", made.meter.trained)
+    ring.on("launched", made.meter.launched, *(trace.launched for trace in traces))
+    ring.on("stepping", *(trace.stepping for trace in traces))
+    ring.on("stepped", made.meter.stepped, made.tally.moments.stepped, *(trace.stepped for trace in traces))
+    ring.on("stopped", made.meter.stopped, *(trace.stopped for trace in traces))
+    ring.on("published", *(trace.published for trace in traces))
+
+
 def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict[str, float]:
     """The figures of a simulation, those of the bias meter among them. `draw` gets pieces of its trace."""
-    ring = assemble(given)
-    traces = [] if draw is None else [RingTrace(draw, ring.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
-    ring.tally.phases += [trace.phase for trace in traces]
-    loop.run(Watched(ring.engine, [ring.meter, ring.tally.moments, *traces]), ring.scheduler, ring.rewards,
-             Heard(ring.learner, {"prepare": [ring.meter.trained]}), _Both(ring.tally, traces), publish,
-             given.rounds * given.scheduler.updates)
-    told = ring.meter.report()
-    return figures(ring.tally.rounds, ring.tally.counts) | {name: float(told[name]) for name in METERED}
+    made = assemble(given)
+    traces = [] if draw is None else [RingTrace(draw, made.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
+    made.tally.phases += [trace.phase for trace in traces]
+    ring = tallied(made)
+    listen(ring, made, traces)
+    loop.run(
+        ring, made.engine, made.scheduler, made.rewards, made.learner, publish, given.rounds * given.scheduler.updates
+    )
+    told = made.meter.report()
+    return figures(made.tally.rounds, made.tally.counts) | {name: float(told[name]) for name in METERED}
 
 
-METERED = ("shift", "shift_so_far", "histogram_distance", "num_dropped", "num_untrained", "longest_park", "most_deferrals",
-           "num_tokens_wasted", "num_tokens_recomputed", "num_rollouts_deferred")
-
-
-class _Both:
-    """The observer, and traces that hear of a publish when its seconds are counted."""
-
-    def __init__(self, tally: Tally, traces: Sequence[RingTrace]):
-        self.commit, self._tally, self._traces = tally.commit, tally, traces
-
-    def published(self, version: int) -> None:
-        self._tally.published(version)
-        for trace in self._traces:
-            trace.published(version)
+METERED = (
+    "shift",
+    "shift_so_far",
+    "histogram_distance",
+    "num_dropped",
+    "num_untrained",
+    "longest_park",
+    "most_deferrals",
+    "num_tokens_wasted",
+    "num_tokens_recomputed",
+    "num_rollouts_deferred",
+)
 
 
 # ---- 4. What comes out
@@ -134,8 +159,12 @@ class _Both:
 
 def stages(given: Simulation) -> dict[str, Simulation]:
     """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
-    plain = configs.Scheduler(prompts=given.scheduler.prompts, group_size=given.scheduler.group_size,
-                              mini_batches=given.scheduler.mini_batches, ppo_epochs=given.scheduler.ppo_epochs)
+    plain = configs.Scheduler(
+        prompts=given.scheduler.prompts,
+        group_size=given.scheduler.group_size,
+        mini_batches=given.scheduler.mini_batches,
+        ppo_epochs=given.scheduler.ppo_epochs,
+    )
     cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=(), move_s=0.0)
     learner = replace(given.learner, apart=False)
     out = {"sync": replace(given, scheduler=plain, cluster=cluster, learner=learner, parts=(), published={}, fitted=())}
@@ -154,22 +183,36 @@ def report(given: Simulation, draw: Callable[[str], object] | None = None) -> di
     wanted = stages(given)
     found = {name: turn(stage, draw if name == list(wanted)[-1] else None) for name, stage in wanted.items()}
     sync, ours = found["sync"], list(found.values())[-1]
-    ours |= {"speedup_over_sync": sync["step_s"] / ours["step_s"],
-             "rollout_speedup_over_sync": sync["rollout_s"] / ours["rollout_s"],
-             "length_bias": ours["mean_length"] / sync["mean_length"] - 1}
+    ours |= {
+        "speedup_over_sync": sync["step_s"] / ours["step_s"],
+        "rollout_speedup_over_sync": sync["rollout_s"] / ours["rollout_s"],
+        "length_bias": ours["mean_length"] / sync["mean_length"] - 1,
+    }
     rows = [_row(name, number, ours, name in given.fitted) for name, number in given.published.items()]
     errors = [row["error"] for row in rows]
-    return {"name": given.name, "rows": rows, "rms_log_error": _rms(errors),
-            "speedup_over_sync": ours["speedup_over_sync"], "length_bias": ours["length_bias"],
-            "tokens_wasted": ours["tokens_wasted"], "part_shares": _shares(found), "stages": found}
+    return {
+        "name": given.name,
+        "rows": rows,
+        "rms_log_error": _rms(errors),
+        "speedup_over_sync": ours["speedup_over_sync"],
+        "length_bias": ours["length_bias"],
+        "tokens_wasted": ours["tokens_wasted"],
+        "part_shares": _shares(found),
+        "stages": found,
+    }
 
 
 def _row(name: str, published: float, ours: Mapping[str, float], fitted: bool) -> dict:
     if name not in ours:
         near = difflib.get_close_matches(name, list(ours), n=1, cutoff=0.0)
         raise ValueError(f"published names {name!r}, which is no figure of this simulation; nearest is {near[0]!r}")
-    return {"name": name, "published": published, "ours": ours[name], "error": math.log(ours[name] / published),
-            "fitted": fitted}
+    return {
+        "name": name,
+        "published": published,
+        "ours": ours[name],
+        "error": math.log(ours[name] / published),
+        "fitted": fitted,
+    }
 
 
 def _rms(errors: Sequence[float]) -> float | None:
@@ -180,18 +223,37 @@ def _shares(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Of the logarithm of the whole speed-up, what each stage adds to it."""
     names, times = list(found), [stage["step_s"] for stage in found.values()]
     whole = math.log(times[0] / times[-1])
-    return {name: math.log(before / after) / whole if whole else 0.0
-            for name, before, after in zip(names[1:], times, times[1:])}
+    return {
+        name: math.log(before / after) / whole if whole else 0.0
+        for name, before, after in zip(names[1:], times, times[1:])
+    }
 
 
 def table(reports: Sequence[Mapping]) -> str:
     """A line for each simulation and for each number of its paper."""
     lines = [("simulation", "figure", "published", "ours", "ln error", "")]
     for one in reports:
-        lines.append((one["name"], "speedup_over_sync", "", f"{one['speedup_over_sync']:.2f}", "",
-                      f"length bias {one['length_bias']:+.1%}, wasted {one['tokens_wasted']:.1%}"))
-        lines += [("", row["name"], f"{row['published']:.4g}", f"{row['ours']:.4g}", f"{row['error']:+.3f}",
-                   "fitted" if row["fitted"] else "predicted") for row in one["rows"]]
+        lines.append(
+            (
+                one["name"],
+                "speedup_over_sync",
+                "",
+                f"{one['speedup_over_sync']:.2f}",
+                "",
+                f"length bias {one['length_bias']:+.1%}, wasted {one['tokens_wasted']:.1%}",
+            )
+        )
+        lines += [
+            (
+                "",
+                row["name"],
+                f"{row['published']:.4g}",
+                f"{row['ours']:.4g}",
+                f"{row['error']:+.3f}",
+                "fitted" if row["fitted"] else "predicted",
+            )
+            for row in one["rows"]
+        ]
     widths = [max(len(line[column]) for line in lines) for column in range(6)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
@@ -207,7 +269,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     if flags.json:
-        Path(flags.json).write_text(json.dumps(reports if len(reports) > 1 else reports[0], indent=1) + "\n", encoding="utf-8")
+        Path(flags.json).write_text(
+            json.dumps(reports if len(reports) > 1 else reports[0], indent=1) + "\n", encoding="utf-8"
+        )
     if flags.trace:
         Path(flags.trace).write_text("".join(pieces), encoding="utf-8")
     print(table(reports), flush=True)

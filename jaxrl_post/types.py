@@ -18,18 +18,25 @@ PURPOSES = ("train", "eval")
 MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
 PREFIX_MODES = ("recompute", "verify", "restart")
 # what a rollout says of each token, by name
-PER_TOKEN = {"tokens": np.int32, "sampled": bool, "logprobs": np.float32, "entropies": np.float32, "versions": np.int32,
-             "drafted": bool, "favourites": np.int32, "clocks": np.int64}
+PER_TOKEN = {
+    "tokens": np.int32,
+    "sampled": bool,
+    "logprobs": np.float32,
+    "entropies": np.float32,
+    "versions": np.int32,
+    "drafted": bool,
+    "favourites": np.int32,
+    "clocks": np.int64,
+}
 
 
 class Finish(enum.Enum):
-    """Why a rollout stopped. PARKED goes back into the engine; CANCELLED is never trained on."""
+    """Why a rollout stopped. PARKED goes back into the engine."""
 
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
     PARKED = "parked"
-    CANCELLED = "cancelled"
 
 
 class RolloutId(NamedTuple):
@@ -146,8 +153,9 @@ class Rollout:
         for name, dtype in PER_TOKEN.items():
             object.__setattr__(self, name, _array(getattr(self, name), dtype))
             if getattr(self, name).shape != self.tokens.shape:
-                raise ValueError(f"rollout {self.id}: {name} has shape {getattr(self, name).shape}, tokens "
-                                 f"{self.tokens.shape}")
+                raise ValueError(
+                    f"rollout {self.id}: {name} has shape {getattr(self, name).shape}, tokens {self.tokens.shape}"
+                )
         if np.any(np.diff(self.versions[self.sampled]) < 0):
             raise ValueError(f"rollout {self.id}: versions decrease")
         if np.any(np.diff(self.clocks) < 0):
@@ -183,8 +191,9 @@ class Request:
         if self.purpose not in PURPOSES:
             raise ValueError(f"request {self.rollout_id}: purpose must be one of {PURPOSES}, got {self.purpose!r}")
         if self.prefix_mode not in PREFIX_MODES:
-            raise ValueError(f"request {self.rollout_id}: prefix_mode must be one of {PREFIX_MODES}, got "
-                             f"{self.prefix_mode!r}")
+            raise ValueError(
+                f"request {self.rollout_id}: prefix_mode must be one of {PREFIX_MODES}, got {self.prefix_mode!r}"
+            )
 
     @property
     def purpose(self) -> str:
@@ -232,16 +241,18 @@ class Part:
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
         """Several, the last of which commits, as the one they amount to."""
-        return cls(fresh=tuple(group for part in parts for group in part.fresh),
-                   groups=tuple(group for part in parts for group in part.groups),
-                   commit=parts[-1].commit, publish=parts[-1].publish)
+        return cls(
+            fresh=tuple(group for part in parts for group in part.fresh),
+            groups=tuple(group for part in parts for group in part.groups),
+            commit=parts[-1].commit,
+            publish=parts[-1].publish,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Rollout ids that the engine shall cancel or park, because another one finished."""
+    """Ids of rollouts that the engine parks, because another one finished."""
 
-    cancel: tuple[RolloutId, ...] = ()
     park: tuple[RolloutId, ...] = ()
 
 

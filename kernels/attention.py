@@ -82,12 +82,16 @@ def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Ca
 def serving(q: Float[Array, "R N H"], cache: Cache) -> dict[str, Callable]:
     """By platform, the kernel that computes these shapes there, where there is one."""
     _, page, combined, H = cache.pages.shape
-    return {platform: kernel.attention for platform, kernel in KERNELS.items()
-            if kernel.serves(q.dtype, cache.pages.dtype, q.shape[1], combined // 2, H, page)}
+    return {
+        platform: kernel.attention
+        for platform, kernel in KERNELS.items()
+        if kernel.serves(q.dtype, cache.pages.dtype, q.shape[1], combined // 2, H, page)
+    }
 
 
-def attention(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None,
-              soft_cap: float | None) -> Float[Array, "R N H"]:
+def attention(
+    q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
+) -> Float[Array, "R N H"]:
     """Causal attention of each row over its slot's cache, grouped queries, up to the longest live length.
 
     `window` w keeps positions > own - w; `soft_cap` c bends scores to c*tanh(score/c). Softmax in float32. Under vmap every
@@ -99,7 +103,9 @@ def attention(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: floa
 @functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap"))
 def _chosen(q: Array, cache: Cache, rows: Rows, **how) -> Array:
     """The kernel of the platform, the reference where it has none. Jitted so that layers alike are traced and lowered once."""
-    kernels = {platform: _one_by_one(functools.partial(kernel, **how)) for platform, kernel in serving(q, cache).items()}
+    kernels = {
+        platform: _one_by_one(functools.partial(kernel, **how)) for platform, kernel in serving(q, cache).items()
+    }
     return jax.lax.platform_dependent(q, cache, rows, default=functools.partial(reference, **how), **kernels)
 
 
@@ -117,8 +123,9 @@ def _one_by_one(kernel: Callable) -> Callable:
     return run
 
 
-def reference(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None,
-              soft_cap: float | None) -> Float[Array, "R N H"]:
+def reference(
+    q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
+) -> Float[Array, "R N H"]:
     """`attention` in jnp."""
     R, N, H = q.shape
     pages, page, combined, _ = cache.pages.shape
@@ -143,12 +150,17 @@ def reference(q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: floa
         high = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, BIG_NEGATIVE), axis=-1))
         shrink = jnp.exp(peak - high)
         weight = jnp.where(seen, jnp.exp(scores - high[..., None]), 0.0)
-        values = jnp.where(seen[:, 0, 0, :, None, None], values, 0)  # a stale value may be infinite, and 0 * inf is not 0
+        values = jnp.where(
+            seen[:, 0, 0, :, None, None], values, 0
+        )  # a stale value may be infinite, and 0 * inf is not 0
         mixed = jnp.einsum("rkgp,rpkh->rkgh", weight.astype(q.dtype), values, preferred_element_type=jnp.float32)
         return high, mass * shrink + jnp.sum(weight, axis=-1), out * shrink[..., None] + mixed
 
     shape = (R, K, N // K)
-    start = (jnp.full(shape, BIG_NEGATIVE, jnp.float32), jnp.zeros(shape, jnp.float32),
-             jnp.zeros((*shape, H), jnp.float32))
+    start = (
+        jnp.full(shape, BIG_NEGATIVE, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, H), jnp.float32),
+    )
     _, mass, out = jax.lax.fori_loop(0, blocks, block, start)
     return (out / jnp.where(mass > 0, mass, 1.0)[..., None]).reshape(R, N, H).astype(q.dtype)

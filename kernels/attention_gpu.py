@@ -35,12 +35,25 @@ BIG_NEGATIVE = -1e30
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
     """Whether the kernel takes these shapes."""
-    return (dtype == cached and jnp.dtype(dtype).itemsize == 2 and head_dim in (64, 128) and page == PAGE
-            and heads // kv_heads <= TILE)
+    return (
+        dtype == cached
+        and jnp.dtype(dtype).itemsize == 2
+        and head_dim in (64, 128)
+        and page == PAGE
+        and heads // kv_heads <= TILE
+    )
 
 
-def attention(q: Float[Array, "R N H"], pages: Float[Array, "pages page KV H"], rows: Any, *, scale: float,
-              window: int | None, soft_cap: float | None, interpret: Any = None) -> Float[Array, "R N H"]:
+def attention(
+    q: Float[Array, "R N H"],
+    pages: Float[Array, "pages page KV H"],
+    rows: Any,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: Any = None,
+) -> Float[Array, "R N H"]:
     """attention.attention, over the cache's pages. `interpret`: plgpu.InterpretGPUParams, to run without a device."""
     R, N, H = q.shape
     K = pages.shape[2] // 2
@@ -50,8 +63,19 @@ def attention(q: Float[Array, "R N H"], pages: Float[Array, "pages page KV H"], 
     packed = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0))).reshape(K, R * padded, H)
     packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads on
-    run = _kernel(R, K, H, q.dtype, tiles=_num_tiles(rows, padded), padded=padded, stretch=stretch,
-                  stretches=-(-blocks // stretch), window=window, soft_cap=soft_cap, interpret=interpret)
+    run = _kernel(
+        R,
+        K,
+        H,
+        q.dtype,
+        tiles=_num_tiles(rows, padded),
+        padded=padded,
+        stretch=stretch,
+        stretches=-(-blocks // stretch),
+        window=window,
+        soft_cap=soft_cap,
+        interpret=interpret,
+    )
     out, stats = run(packed, pages, rows.table, _tiles(rows, TILE // padded, _num_tiles(rows, padded)))
     shape = (-1, K, R, padded)
     out, peak, mass = out.reshape(*shape, H), stats[..., 0].reshape(shape), stats[..., -1].reshape(shape)
@@ -75,13 +99,21 @@ def _tiles(rows: Any, size: int, tiles: int) -> Int[Array, "tiles 4"]:
     tile = jnp.cumsum(opens) - 1
     head = jnp.where(opens, tile, tiles)
     count = jnp.zeros(tiles, jnp.int32).at[jnp.where(rows.real, tile, tiles)].add(1, mode="drop")
-    slot, start, position = (jnp.zeros(tiles, jnp.int32).at[head].set(x.astype(jnp.int32), mode="drop")
-                             for x in (rows.slot, row, rows.position))
+    slot, start, position = (
+        jnp.zeros(tiles, jnp.int32).at[head].set(x.astype(jnp.int32), mode="drop")
+        for x in (rows.slot, row, rows.position)
+    )
     return jnp.stack([slot, start, count, position], axis=-1)
 
 
-def _combined(out: Float[Array, "I K R G H"], peak: Float[Array, "I K R G"], mass: Float[Array, "I K R G"], rows: Any,
-              stretch: int, window: int | None) -> Float[Array, "R K G H"]:
+def _combined(
+    out: Float[Array, "I K R G H"],
+    peak: Float[Array, "I K R G"],
+    mass: Float[Array, "I K R G"],
+    rows: Any,
+    stretch: int,
+    window: int | None,
+) -> Float[Array, "R K G H"]:
     """Softmax-weighted sum over I stretches; those that a row does not reach were never written."""
     begin = jnp.arange(out.shape[0])[:, None] * stretch
     low = jnp.zeros_like(rows.position) if window is None else rows.position - window + 1
@@ -94,27 +126,69 @@ def _combined(out: Float[Array, "I K R G H"], peak: Float[Array, "I K R G"], mas
     return jnp.moveaxis(out / jnp.where(mass > 0, mass, 1.0)[..., None], 0, 1)
 
 
-def _kernel(R: int, K: int, H: int, dtype: Any, *, tiles: int, padded: int, stretch: int, stretches: int,
-            window: int | None, soft_cap: float | None, interpret: Any) -> Any:
+def _kernel(
+    R: int,
+    K: int,
+    H: int,
+    dtype: Any,
+    *,
+    tiles: int,
+    padded: int,
+    stretch: int,
+    stretches: int,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: Any,
+) -> Any:
     """(q [K, R*padded + 64, H], pages, table, tiles [tiles, 4]) -> per stretch the mixed values [stretches, K, R*padded, H]
     and, first and last of 32 columns, peak and mass."""
     half = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     return plgpu.kernel(
         functools.partial(_body, padded=padded, stretch=stretch, window=window, soft_cap=soft_cap),
-        out_type=(jax.ShapeDtypeStruct((stretches, K, R * padded, H), jnp.float32),
-                  jax.ShapeDtypeStruct((stretches, K, R * padded, STATS), jnp.float32)),
-        scratch_types=(plgpu.SMEM((TILE, H), dtype, transforms=half),
-                       plgpu.SMEM((STAGES, PAGE, H), dtype, transforms=half),
-                       plgpu.SMEM((STAGES, PAGE, H), dtype, transforms=half),
-                       plgpu.SMEM((TILE, PAGE), dtype, transforms=half),
-                       plgpu.SMEM((TILE, H), jnp.float32), plgpu.SMEM((TILE, STATS), jnp.float32),
-                       plgpu.Barrier(), plgpu.Barrier(num_barriers=STAGES), plgpu.Barrier(num_barriers=STAGES)),
-        grid=(tiles, K, stretches), grid_names=("tile", "head", "stretch"), interpret=interpret,
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup))
+        out_type=(
+            jax.ShapeDtypeStruct((stretches, K, R * padded, H), jnp.float32),
+            jax.ShapeDtypeStruct((stretches, K, R * padded, STATS), jnp.float32),
+        ),
+        scratch_types=(
+            plgpu.SMEM((TILE, H), dtype, transforms=half),
+            plgpu.SMEM((STAGES, PAGE, H), dtype, transforms=half),
+            plgpu.SMEM((STAGES, PAGE, H), dtype, transforms=half),
+            plgpu.SMEM((TILE, PAGE), dtype, transforms=half),
+            plgpu.SMEM((TILE, H), jnp.float32),
+            plgpu.SMEM((TILE, STATS), jnp.float32),
+            plgpu.Barrier(),
+            plgpu.Barrier(num_barriers=STAGES),
+            plgpu.Barrier(num_barriers=STAGES),
+        ),
+        grid=(tiles, K, stretches),
+        grid_names=("tile", "head", "stretch"),
+        interpret=interpret,
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )
 
 
-def _body(q_ref, pages_ref, table_ref, tiles_ref, out_ref, stats_ref, q_smem, k_smem, v_smem, w_smem, out_smem, stats_smem,
-          q_ready, k_ready, v_ready, *, padded, stretch, window, soft_cap):
+def _body(
+    q_ref,
+    pages_ref,
+    table_ref,
+    tiles_ref,
+    out_ref,
+    stats_ref,
+    q_smem,
+    k_smem,
+    v_smem,
+    w_smem,
+    out_smem,
+    stats_smem,
+    q_ready,
+    k_ready,
+    v_ready,
+    *,
+    padded,
+    stretch,
+    window,
+    soft_cap,
+):
     """One tile, KV head and stretch."""
     tile, head, part = lax.axis_index("tile"), lax.axis_index("head"), lax.axis_index("stretch")
     slot, row, count, position = (tiles_ref[tile, column] for column in range(4))
@@ -161,6 +235,7 @@ def _body(q_ref, pages_ref, table_ref, tiles_ref, out_ref, stats_ref, q_smem, k_
 
 def _product(a, b, columns):
     """a @ b on the tensor cores, float32."""
+
     def multiply(out):
         plgpu.wgmma(out, a, b)
         return out[...]
@@ -174,8 +249,11 @@ def _across(vector, columns):
 
 def _nothing(head_dim):
     """Mixed values, peak and mass before the first page."""
-    return (jnp.full((TILE, head_dim), 0, jnp.float32), jnp.full((TILE,), BIG_NEGATIVE, jnp.float32),
-            jnp.full((TILE,), 0, jnp.float32))
+    return (
+        jnp.full((TILE, head_dim), 0, jnp.float32),
+        jnp.full((TILE,), BIG_NEGATIVE, jnp.float32),
+        jnp.full((TILE,), 0, jnp.float32),
+    )
 
 
 def _seen(base, padded, window):
@@ -208,6 +286,7 @@ def _clear(values, left):
 def _store(count, padded, at, pairs):
     """Writes the tile's rows and no other: `count` as a sum of powers of two, for a copy has a fixed size."""
     for bit in range((TILE // padded).bit_length()):
+
         def copy(bit=bit):
             done, size = (count & ((1 << bit) - 1)) * padded, padded << bit
             for smem, gmem in pairs:

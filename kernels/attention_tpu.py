@@ -27,9 +27,16 @@ def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, pa
     return dtype == cached == jnp.bfloat16 and head_dim % LANES == 0 and page % 8 == 0 and page <= BLOCK and tiled
 
 
-def attention(q: Float[Array, "R N H"], pages: Float[Array, "pages page KV H"], rows: Any, *, scale: float,
-              window: int | None, soft_cap: float | None, kernel: Any = ragged_paged_attention.ragged_paged_attention
-              ) -> Float[Array, "R N H"]:
+def attention(
+    q: Float[Array, "R N H"],
+    pages: Float[Array, "pages page KV H"],
+    rows: Any,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    kernel: Any = ragged_paged_attention.ragged_paged_attention,
+) -> Float[Array, "R N H"]:
     """attention.attention, over the cache's pages. `kernel`: ragged_paged_attention or what has its arguments."""
     R, blocks = q.shape[0], rows.table.shape[1]
     size = max(1, TABLE // blocks)
@@ -41,8 +48,18 @@ def attention(q: Float[Array, "R N H"], pages: Float[Array, "pages page KV H"], 
         length = jnp.where(real, rows.position[some] + 1, 1).astype(jnp.int32)
         table = jnp.clip(rows.table, 0, pages.shape[0] - 1).astype(jnp.int32)[slot]
         last = jnp.max(jnp.where(real, jnp.arange(num, dtype=jnp.int32), 0))
-        out = kernel((q[some] * scale).astype(q.dtype), pages, length, table, jnp.arange(num + 1, dtype=jnp.int32),
-                     last[None] + 1, sm_scale=1.0, sliding_window=window, soft_cap=soft_cap,
-                     num_kv_pages_per_block=min(blocks, BLOCK // pages.shape[1]), num_queries_per_block=min(ROWS, num))
+        out = kernel(
+            (q[some] * scale).astype(q.dtype),
+            pages,
+            length,
+            table,
+            jnp.arange(num + 1, dtype=jnp.int32),
+            last[None] + 1,
+            sm_scale=1.0,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            num_kv_pages_per_block=min(blocks, BLOCK // pages.shape[1]),
+            num_queries_per_block=min(ROWS, num),
+        )
         outs.append(jnp.where(real[:, None, None], out, 0))
     return jnp.concatenate(outs)

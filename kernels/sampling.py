@@ -43,10 +43,12 @@ class Drawn(NamedTuple):
     favourites: Int[Array, " R"]
 
 
-def gumbel(seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]) -> Float[Array, "R W"]:
+def gumbel(
+    seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]
+) -> Float[Array, "R W"]:
     """Standard Gumbel numbers, float32, one for each row and word."""
     bits = threefry.first_word(jnp, seeds[:, :1], seeds[:, 1:], positions[:, None].astype(jnp.uint32), words)
-    u = jnp.minimum(((bits >> 1).astype(jnp.float32) + 0.5) * (2.0 ** -31), 1.0 - 2.0 ** -24)
+    u = jnp.minimum(((bits >> 1).astype(jnp.float32) + 0.5) * (2.0**-31), 1.0 - 2.0**-24)
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
     return -jnp.log(jnp.where(u < 0.01, series, -jnp.log1p(-u)))
 
@@ -59,8 +61,13 @@ def first_highest(scores: Float[Array, "R W"]) -> Int[Array, " R"]:
     return jnp.min(jnp.where(highest, jnp.arange(width, dtype=jnp.int32), width - 1), axis=-1)
 
 
-def sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"],
-           temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None = None) -> Drawn:
+def sample(
+    logits: Float[Array, "R V"],
+    seeds: UInt32[Array, "R 2"],
+    positions: Int[Array, " R"],
+    temperatures: Float[Array, " R"],
+    thresholds: Float[Array, " R"] | None = None,
+) -> Drawn:
     """Draws one token a row.
 
     `positions` are absolute: of the token that is drawn, prompt included. Logits are float32; -inf marks an id that is

@@ -26,15 +26,21 @@ def serves(rows: int, vocab: int) -> bool:
     return vocab >= tiles.TILE and vocab % ALIGNED == 0
 
 
-def statistics(logits: Float[Array, "R V"], lowest: Float[Array, " R"], inverse: Float[Array, " R"], *,
-               interpret: Any = None) -> tiles.Statistics:
+def statistics(
+    logits: Float[Array, "R V"], lowest: Float[Array, " R"], inverse: Float[Array, " R"], *, interpret: Any = None
+) -> tiles.Statistics:
     """Of every tile, from float32 logits; `lowest` and `inverse` as of tiles.row_numbers."""
     rows, vocab = logits.shape
     num = -(-vocab // tiles.TILE)
     out = jax.ShapeDtypeStruct((rows, num), jnp.float32)
     run = plgpu.kernel(
-        _kernel(vocab, num), out_type=(out,) * 4, grid=(rows, -(-num // TILES)), grid_names=("row", "group"),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup), interpret=interpret)
+        _kernel(vocab, num),
+        out_type=(out,) * 4,
+        grid=(rows, -(-num // TILES)),
+        grid_names=("row", "group"),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=interpret,
+    )
     return tiles.Statistics(*run(logits, lowest, inverse))
 
 

@@ -24,8 +24,9 @@ def serves(rows: int, vocab: int) -> bool:
     return vocab >= tiles.TILE
 
 
-def statistics(logits: Float[Array, "R V"], lowest: Float[Array, " R"], inverse: Float[Array, " R"], *,
-               interpret: Any = False) -> tiles.Statistics:
+def statistics(
+    logits: Float[Array, "R V"], lowest: Float[Array, " R"], inverse: Float[Array, " R"], *, interpret: Any = False
+) -> tiles.Statistics:
     """Of every tile, from float32 logits; `lowest` and `inverse` as of tiles.row_numbers."""
     rows, vocab = logits.shape
     num = -(-vocab // tiles.TILE)
@@ -33,12 +34,15 @@ def statistics(logits: Float[Array, "R V"], lowest: Float[Array, " R"], inverse:
     out = pl.pallas_call(
         _kernel(vocab),
         grid=(-(-rows // ROWS), -(-num // TILES)),
-        in_specs=[pl.BlockSpec((ROWS, TILES * tiles.TILE), lambda r, v: (r, v)),
-                  pl.BlockSpec((ROWS, 2), lambda r, v: (r, 0))],
+        in_specs=[
+            pl.BlockSpec((ROWS, TILES * tiles.TILE), lambda r, v: (r, v)),
+            pl.BlockSpec((ROWS, 2), lambda r, v: (r, 0)),
+        ],
         out_specs=pl.BlockSpec((4, ROWS, width), lambda r, v: (0, r, 0)),
         out_shape=jax.ShapeDtypeStruct((4, rows, width), jnp.float32),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
-        interpret=interpret)(logits, jnp.stack([lowest, inverse], axis=1))
+        interpret=interpret,
+    )(logits, jnp.stack([lowest, inverse], axis=1))
     return tiles.Statistics(*out[:, :, :num])
 
 
@@ -55,7 +59,7 @@ def _kernel(vocab: int):
         column = jax.lax.broadcasted_iota(jnp.int32, (ROWS, tiles.TILE), 1)
         for place in range(TILES):
             tile = block * TILES + place
-            logits = logits_ref[:, place * tiles.TILE:(place + 1) * tiles.TILE]
+            logits = logits_ref[:, place * tiles.TILE : (place + 1) * tiles.TILE]
             found = tiles.of_tile(logits, column < vocab - tile * tiles.TILE, lowest, inverse)
             for index, number in enumerate(found):
                 out_ref[index] = jnp.where(lane == tile, number, out_ref[index])

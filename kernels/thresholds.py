@@ -21,8 +21,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 SIGN = np.uint32(1 << 31)
 
 
-def find(logits: Float[Array, "R V"], temperatures: Float[Array, " R"], top_k: Int[Array, " R"],
-         top_p: Float[Array, " R"]) -> Float[Array, " R"]:
+def find(
+    logits: Float[Array, "R V"], temperatures: Float[Array, " R"], top_k: Int[Array, " R"], top_p: Float[Array, " R"]
+) -> Float[Array, " R"]:
     """The lowest logit that is allowed, float32; -inf where nothing is cut: top_k 0 and top_p >= 1, or temperature 0,
     whose argmax no cut can change. Logits are float32; -inf marks an id that is not allowed."""
     vocab = logits.shape[-1]
@@ -53,8 +54,11 @@ def _values(keys: UInt32[Array, " R"]) -> Float[Array, " R"]:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _largest(keys: UInt32[Array, "R V"], enough: Callable[[Bool[Array, "R V"]], Bool[Array, " R"]]) -> UInt32[Array, " R"]:
+def _largest(
+    keys: UInt32[Array, "R V"], enough: Callable[[Bool[Array, "R V"]], Bool[Array, " R"]]
+) -> UInt32[Array, " R"]:
     """The largest key of each row for which the ids at or above it are enough."""
+
     def bit(number, found):
         higher = found | (SIGN >> jnp.uint32(number))
         return jnp.where(enough(keys >= higher[:, None]), higher, found)

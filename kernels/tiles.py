@@ -57,15 +57,23 @@ def of_tile(logits, there, lowest, inverse):
     return peak, whole, jnp.sum(weight, axis=-1, keepdims=True), jnp.sum(weight * scaled, axis=-1, keepdims=True)
 
 
-def row_numbers(temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None
-                ) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
+def row_numbers(
+    temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None
+) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
     """(lowest, inverse): the lowest logit that is allowed, never below a tenth of LOWEST, and 1 / temperature."""
     lowest = jnp.full_like(temperatures, LOWEST / 10) if thresholds is None else jnp.maximum(thresholds, LOWEST / 10)
     return lowest, 1.0 / jnp.where(temperatures == 0, 1.0, temperatures)
 
 
-def part(logits: Float[Array, "R V"], found: Statistics, seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"],
-         temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None, first: Int[Array, ""] | int = 0) -> Part:
+def part(
+    logits: Float[Array, "R V"],
+    found: Statistics,
+    seeds: UInt32[Array, "R 2"],
+    positions: Int[Array, " R"],
+    temperatures: Float[Array, " R"],
+    thresholds: Float[Array, " R"] | None,
+    first: Int[Array, ""] | int = 0,
+) -> Part:
     """Draws among the ids of `logits`, whose first tile is the vocabulary's tile `first`."""
     greedy, (lowest, inverse) = temperatures == 0, row_numbers(temperatures, thresholds)
     allowed = found.mass > 0
@@ -78,10 +86,17 @@ def part(logits: Float[Array, "R V"], found: Statistics, seeds: UInt32[Array, "R
     peak, top = jnp.max(peaks, axis=-1), jnp.max(found.peak, axis=-1)
     share = jnp.where(allowed, jnp.exp(peaks - peak[:, None]), 0.0)
     moment = jnp.where(allowed, share * (found.moment + (peaks - peak[:, None]) * found.mass), 0.0)
-    return Part(score=jnp.max(scores, axis=-1), token=token, logit=logit, peak=peak,
-                mass=jnp.sum(share * found.mass, axis=-1), moment=jnp.sum(moment, axis=-1), top=top,
-                whole=jnp.sum(jnp.exp(found.peak - top[:, None]) * found.whole, axis=-1),
-                favourite=_favourite(logits, found.peak) + first * TILE)
+    return Part(
+        score=jnp.max(scores, axis=-1),
+        token=token,
+        logit=logit,
+        peak=peak,
+        mass=jnp.sum(share * found.mass, axis=-1),
+        moment=jnp.sum(moment, axis=-1),
+        top=top,
+        whole=jnp.sum(jnp.exp(found.peak - top[:, None]) * found.whole, axis=-1),
+        favourite=_favourite(logits, found.peak) + first * TILE,
+    )
 
 
 def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
@@ -105,8 +120,16 @@ def _favourite(logits: Array, peaks: Array) -> Int[Array, " R"]:
     return tile * TILE + sampling.first_highest(jnp.where(there, raw, -jnp.inf))
 
 
-def _inside(logits: Array, best: Array, seeds: Array, positions: Array, greedy: Array, lowest: Array, inverse: Array,
-            first: Array | int) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
+def _inside(
+    logits: Array,
+    best: Array,
+    seeds: Array,
+    positions: Array,
+    greedy: Array,
+    lowest: Array,
+    inverse: Array,
+    first: Array | int,
+) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
     """The id that wins in each row's best tile, and its logit."""
     column, there, raw = _tile(logits, best)
     ids = column + first * TILE
@@ -127,5 +150,10 @@ def drawn(parts: Part, temperatures: Float[Array, " R"]) -> sampling.Drawn:
     moment = jnp.sum(jnp.where(parts.mass > 0, share * (parts.moment + apart * parts.mass), 0.0), axis=0)
     whole = jnp.sum(jnp.exp(parts.top - top) * parts.whole, axis=0)
     likeliest = jnp.take_along_axis(parts.favourite, sampling.first_highest(parts.top.T)[None], axis=0)[0]
-    return sampling.Drawn(token, logit * inverse - peak - jnp.log(mass), jnp.log(mass) - moment / mass,
-                          logit - top - jnp.log(whole), likeliest)
+    return sampling.Drawn(
+        token,
+        logit * inverse - peak - jnp.log(mass),
+        jnp.log(mass) - moment / mass,
+        logit - top - jnp.log(whole),
+        likeliest,
+    )

@@ -31,22 +31,32 @@ class Shards(NamedTuple):
     count: int
 
 
-def verify_sample(logits: Float[Array, "R V"], seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"],
-                  temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None = None,
-                  shards: Shards | None = None) -> sampling.Drawn:
+def verify_sample(
+    logits: Float[Array, "R V"],
+    seeds: UInt32[Array, "R 2"],
+    positions: Int[Array, " R"],
+    temperatures: Float[Array, " R"],
+    thresholds: Float[Array, " R"] | None = None,
+    shards: Shards | None = None,
+) -> sampling.Drawn:
     """sampling.sample. `shards`: how the kernels, which the compiler cannot split, are given to several devices."""
     rows, vocab = logits.shape
     here = vocab if shards is None else _padded(vocab, shards) // shards.count
-    drawing = {platform: drawn_by(kernel.statistics, shards) for platform, kernel in KERNELS.items()
-               if kernel.serves(rows, here)}
+    drawing = {
+        platform: drawn_by(kernel.statistics, shards)
+        for platform, kernel in KERNELS.items()
+        if kernel.serves(rows, here)
+    }
     if not drawing:
         return sampling.sample(logits, seeds, positions, temperatures, thresholds)
-    return jax.lax.platform_dependent(logits, seeds, positions, temperatures, thresholds, default=sampling.sample,
-                                      **drawing)
+    return jax.lax.platform_dependent(
+        logits, seeds, positions, temperatures, thresholds, default=sampling.sample, **drawing
+    )
 
 
 def drawn_by(statistics: Callable, shards: Shards | None = None) -> Callable:
     """sampling.sample out of a kernel for the statistics of tiles."""
+
     def draw(logits, seeds, positions, temperatures, thresholds):
         found = _folded(statistics)(logits, *tiles.row_numbers(temperatures, thresholds))
         first = 0 if shards is None else jax.lax.axis_index(shards.axis) * found.mass.shape[-1]

@@ -19,7 +19,8 @@ def run(file: str, arguments: list[str]) -> int:
     import jax
 
     from jaxrl_post import main
-    from jaxrl_post.weights import Layout
+    from jaxrl_post.parallel.weight_sync import Layout
+
     replace = Layout.replace
 
     def watched(layout: Layout, old, new, owned):
@@ -28,8 +29,12 @@ def run(file: str, arguments: list[str]) -> int:
         arrived = jax.block_until_ready(replace(layout, old, new, owned))
         seconds = time.perf_counter() - begun
         pieces, differing = _compared(arrived, new)
-        line = {"seconds": seconds, "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arrived)), "pieces": pieces,
-                "differing": differing}
+        line = {
+            "seconds": seconds,
+            "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arrived)),
+            "pieces": pieces,
+            "differing": differing,
+        }
         with open(f"{file}.{jax.process_index()}.jsonl", "a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
         return arrived
@@ -42,11 +47,12 @@ def _compared(arrived, new) -> tuple[int, int]:
     """Pieces of the engine's weights in this process, and those with another bit than the learner's, cast alike."""
     import jax
 
-    from jaxrl_post.launch import distributed
+    from jaxrl_post.parallel import processes
+
     pieces = differing = 0
     with jax.transfer_guard("allow"):
         for leaf, own in zip(jax.tree.leaves(arrived), jax.tree.leaves(new), strict=True):
-            whole = distributed.whole(own).astype(leaf.dtype)
+            whole = processes.whole(own).astype(leaf.dtype)
             for shard in leaf.addressable_shards:
                 pieces += 1
                 differing += jax.device_get(shard.data).tobytes() != whole[shard.index].tobytes()

@@ -32,8 +32,10 @@ def benches(folder: Path) -> dict[str, Path]:
 
 def listing(known: dict[str, Path]) -> str:
     width = max(map(len, known), default=0)
-    return "\n".join(f"{name.ljust(width)}  {(ast.get_docstring(ast.parse(file.read_text())) or '').partition(chr(10))[0]}"
-                     for name, file in known.items())
+    return "\n".join(
+        f"{name.ljust(width)}  {(ast.get_docstring(ast.parse(file.read_text())) or '').partition(chr(10))[0]}"
+        for name, file in known.items()
+    )
 
 
 def main(argv: list[str], folder: Path = FOLDER) -> int:
@@ -47,8 +49,11 @@ def main(argv: list[str], folder: Path = FOLDER) -> int:
         return 0
     if options.name not in known:
         near = difflib.get_close_matches(options.name, known, n=1)
-        print(f"no bench is called {options.name!r}" + (f"; nearest is {near[0]!r}" if near else
-                                                        f"; there are {', '.join(known)}"), file=sys.stderr)
+        print(
+            f"no bench is called {options.name!r}"
+            + (f"; nearest is {near[0]!r}" if near else f"; there are {', '.join(known)}"),
+            file=sys.stderr,
+        )
         return 2
     file = known[options.name]
     record = Record(options.name, ["python", "scripts/bench.py", *argv], args)

@@ -17,15 +17,18 @@ def run(file: str, arguments: list[str]) -> int:
     import numpy as np
 
     from jaxrl_post import main
-    from jaxrl_post.launch import distributed
+    from jaxrl_post.parallel import processes
     from jaxrl_post.trainer.learner import Learner
+
     commit = Learner.commit
 
     def saving(learner: Learner):
         if learner.step == 0:
-            gradient = distributed.whole(learner.gradient())
+            gradient = processes.whole(learner.gradient())
             if jax.process_index() == 0:
-                leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)}
+                leaves = {
+                    jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)
+                }
                 np.savez(file, **leaves)
         return commit(learner)
 

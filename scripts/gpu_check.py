@@ -53,13 +53,16 @@ def why_not(devices: list) -> str:
     kind = devices[0]
     if kind.platform == "gpu" and float(getattr(kind, "compute_capability", 0) or 0) >= 9.0:
         return ""
-    return (f"gpu_check needs an NVIDIA GPU of compute capability 9.0 or later, and jax sees {len(devices)} x "
-            f"{kind.device_kind} ({kind.platform}); run it on such a machine, with the extra jaxrl_post[cuda]")
+    return (
+        f"gpu_check needs an NVIDIA GPU of compute capability 9.0 or later, and jax sees {len(devices)} x "
+        f"{kind.device_kind} ({kind.platform}); run it on such a machine, with the extra jaxrl_post[cuda]"
+    )
 
 
 def seconds(run: Callable, *arguments: Any, turns: int = 20) -> float:
     """Of one call, of `turns` calls in a row that are waited for once, after one that compiles and warms up."""
     import jax
+
     jax.block_until_ready(run(*arguments))
     begun = time.perf_counter()
     out = [run(*arguments) for _ in range(turns)]
@@ -71,10 +74,12 @@ def copy_bandwidth(size: int = 1 << 30) -> float:
     """Bytes read and written per second by a plain copy of `size` float32 numbers."""
     import jax
     import jax.numpy as jnp
+
     return 8 * size / seconds(jax.jit(lambda x: x + 1), jnp.zeros(size, jnp.float32), turns=5)
 
 
 # ---- equality
+
 
 def equality(record: Record, count: int = 64) -> None:
     """One engine, the kernels inside it: its tokens, log-probs and entropies must not depend on candidates."""
@@ -82,12 +87,24 @@ def equality(record: Record, count: int = 64) -> None:
     import jax
     import jax.numpy as jnp
     import numpy as np
+
     from jaxrl_post.models.decoder import ModelConfig
-    model = ModelConfig(vocab_size=4096, embed=512, layers=4, heads=8, kv_heads=2, head_dim=128, ffw=1024, max_length=512,
-                        tied=True)
+
+    model = ModelConfig(
+        vocab_size=4096, embed=512, layers=4, heads=8, kv_heads=2, head_dim=128, ffw=1024, max_length=512, tied=True
+    )
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), lab.weights(0, model))
-    engine = lab.engine(params, model, dtype=jnp.bfloat16, max_length=384, page_size=PAGE, pages=128, row_sizes=(128,),
-                        restricted=True, cost=any_cost((128,)))
+    engine = lab.engine(
+        params,
+        model,
+        dtype=jnp.bfloat16,
+        max_length=384,
+        page_size=PAGE,
+        pages=128,
+        row_sizes=(128,),
+        restricted=True,
+        cost=any_cost((128,)),
+    )
     asked = lab.requests(count, vocab=model.vocab_size, longest=96, longest_prompt=200, cuts=((0, 1.0), (50, 0.9)))
     plain, noise = lab.run(engine, asked), np.random.default_rng(0)
     record.figure("equality.num_tokens", sum(len(r) for r in plain.values()), at_least=count)
@@ -103,22 +120,28 @@ def equality(record: Record, count: int = 64) -> None:
 
 def any_cost(sizes: tuple[int, ...]) -> Any:
     """A step-cost table that decides nothing: every run here has one row size."""
-    from jaxrl_post import cost
-    return cost.analytic("h200", 1, 2, sizes)
+    from jaxrl_post.engine import step_cost
+
+    return step_cost.analytic("h200", 1, 2, sizes)
 
 
 # ---- kernels
+
 
 def sampling_inputs(rows: int, vocab: int, seed: int = 0) -> tuple:
     """Logits of a standard deviation of 3, seeds, positions, temperatures."""
     import jax
     import jax.numpy as jnp
     import numpy as np
+
     noise = np.random.default_rng(seed)
     logits = 3 * jax.random.normal(jax.random.key(seed), (rows, vocab), jnp.float32)
-    return (logits, jnp.asarray(noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32)),
-            jnp.asarray(noise.integers(0, 4096, rows), jnp.int32),
-            jnp.asarray(np.resize([1.0, 0.7, 0.0, 1.3], rows), jnp.float32))
+    return (
+        logits,
+        jnp.asarray(noise.integers(0, 2**32, (rows, 2), dtype=np.uint32)),
+        jnp.asarray(noise.integers(0, 4096, rows), jnp.int32),
+        jnp.asarray(np.resize([1.0, 0.7, 0.0, 1.3], rows), jnp.float32),
+    )
 
 
 def sampling_against_reference(record: Record, shapes=((3, 1024), (160, 4100), (256, VOCABULARY))) -> None:
@@ -126,14 +149,18 @@ def sampling_against_reference(record: Record, shapes=((3, 1024), (160, 4100), (
     import jax
     import jax.numpy as jnp
     import numpy as np
+
     from jaxrl_post.kernels import sampling, thresholds, verify
+
     for rows, vocab in shapes:
         logits, seeds, at, heat = sampling_inputs(rows, vocab)
         top_k = jnp.asarray(np.resize([0, 5, 50], rows), jnp.int32)
         top_p = jnp.asarray(np.resize([1.0, 0.9], rows), jnp.float32)
         lowests = {"whole": jnp.full(rows, -jnp.inf), "cut": jax.jit(thresholds.find)(logits, heat, top_k, top_p)}
         for name, lowest in lowests.items():
-            got, want = (jax.jit(run)(logits, seeds, at, heat, lowest) for run in (verify.verify_sample, sampling.sample))
+            got, want = (
+                jax.jit(run)(logits, seeds, at, heat, lowest) for run in (verify.verify_sample, sampling.sample)
+            )
             same = np.asarray(got.tokens == want.tokens)
             key = f"verify_sample.{name}_{rows}x{vocab}"
             record.figure(f"{key}.tokens_that_differ", int((~same).sum()), at_most=max(1, rows // 100))
@@ -145,16 +172,24 @@ def sampling_against_reference(record: Record, shapes=((3, 1024), (160, 4100), (
 def sampling_times(record: Record, bandwidth: float, rows_of=ROWS, vocab: int = VOCABULARY) -> None:
     import jax
     import jax.numpy as jnp
+
     from jaxrl_post.kernels import sampling, thresholds, verify
+
     for rows in rows_of:
         given = sampling_inputs(rows, vocab)
         floor = 4 * rows * vocab / bandwidth
         took = seconds(jax.jit(verify.verify_sample), *given)
         cut = jnp.full(rows, 50, jnp.int32), jnp.full(rows, 0.9, jnp.float32)
-        record.figure(f"verify_sample.{rows}_rows", {
-            "ms": 1e3 * took, "floor_ms": 1e3 * floor, "share_of_bandwidth": floor / took,
-            "reference_ms": 1e3 * seconds(jax.jit(sampling.sample), *given),
-            "thresholds_ms": 1e3 * seconds(jax.jit(thresholds.find), given[0], given[3], *cut)})
+        record.figure(
+            f"verify_sample.{rows}_rows",
+            {
+                "ms": 1e3 * took,
+                "floor_ms": 1e3 * floor,
+                "share_of_bandwidth": floor / took,
+                "reference_ms": 1e3 * seconds(jax.jit(sampling.sample), *given),
+                "thresholds_ms": 1e3 * seconds(jax.jit(thresholds.find), given[0], given[3], *cut),
+            },
+        )
 
 
 def attention_inputs(batch: int, context: int, drafts: int, heads: int, kv_heads: int, width: int) -> tuple:
@@ -162,11 +197,16 @@ def attention_inputs(batch: int, context: int, drafts: int, heads: int, kv_heads
     import jax
     import jax.numpy as jnp
     import numpy as np
+
     from jaxrl_post.kernels import attention
+
     blocks, each = -(-context // PAGE), 1 + drafts
-    cache = jax.jit(lambda key: jax.tree.map(
-        lambda x: jax.random.normal(key, x.shape, jnp.bfloat16),
-        jax.eval_shape(lambda: attention.empty(batch * blocks, PAGE, kv_heads, width, jnp.bfloat16))))(jax.random.key(1))
+    cache = jax.jit(
+        lambda key: jax.tree.map(
+            lambda x: jax.random.normal(key, x.shape, jnp.bfloat16),
+            jax.eval_shape(lambda: attention.empty(batch * blocks, PAGE, kv_heads, width, jnp.bfloat16)),
+        )
+    )(jax.random.key(1))
     slot = np.repeat(np.arange(batch, dtype=np.int32), each)
     position = np.tile(np.arange(context - each, context, dtype=np.int32), batch)
     table = np.random.default_rng(0).permutation(batch * blocks).astype(np.int32).reshape(batch, blocks)
@@ -177,21 +217,30 @@ def attention_inputs(batch: int, context: int, drafts: int, heads: int, kv_heads
 def attention_against_reference(record: Record, shapes=((4, 200, 4), (3, 1000, 0), (16, 4096, 3))) -> None:
     import jax
     import jax.numpy as jnp
+
     from jaxrl_post.kernels import attention
+
     for batch, context, drafts in shapes:
         given = attention_inputs(batch, context, drafts, 28, 4, 128)
         for name, how in (("plain", dict(window=None, soft_cap=None)), ("window", dict(window=150, soft_cap=30.0))):
-            got, want = (jax.jit(functools.partial(run, scale=128 ** -0.5, **how))(*given).astype(jnp.float32)
-                         for run in (attention.attention, attention.reference))
-            record.figure(f"verify_attention.{name}_{batch}x{context}x{drafts}.max_difference",
-                          float(jnp.max(jnp.abs(got - want))), at_most=2e-2)
+            got, want = (
+                jax.jit(functools.partial(run, scale=128**-0.5, **how))(*given).astype(jnp.float32)
+                for run in (attention.attention, attention.reference)
+            )
+            record.figure(
+                f"verify_attention.{name}_{batch}x{context}x{drafts}.max_difference",
+                float(jnp.max(jnp.abs(got - want))),
+                at_most=2e-2,
+            )
 
 
 def attention_times(record: Record, bandwidth: float, deadline: Deadline) -> None:
     """One layer of Qwen2.5-7B: 28 query heads, 4 key-value heads of 128."""
     import jax
+
     from jaxrl_post.kernels import attention
-    run = jax.jit(functools.partial(attention.attention, scale=128 ** -0.5, window=None, soft_cap=None))
+
+    run = jax.jit(functools.partial(attention.attention, scale=128**-0.5, window=None, soft_cap=None))
     for batch, context, drafts in ((b, c, d) for c in (*CONTEXTS, LONG) for b in BATCHES for d in DRAFTS):
         key = f"verify_attention.batch_{batch}_context_{context}_drafts_{drafts}"
         if deadline.reaches(key, 4.0):
@@ -202,56 +251,96 @@ def attention_times(record: Record, bandwidth: float, deadline: Deadline) -> Non
 
 # ---- decoding
 
+
 def models() -> dict[str, Any]:
     from jaxrl_post.models.decoder import ModelConfig
     from jaxrl_post.models.presets import PRESETS
-    return {"qwen2_5_1_5b": PRESETS["qwen2_5_1_5b"],
-            "qwen2_5_7b": ModelConfig(vocab_size=VOCABULARY, embed=3584, layers=28, heads=28, kv_heads=4, head_dim=128,
-                                      ffw=18944, max_length=32768, rope_theta=1e6, norm_eps=1e-6, qkv_bias=True)}
+
+    return {
+        "qwen2_5_1_5b": PRESETS["qwen2_5_1_5b"],
+        "qwen2_5_7b": ModelConfig(
+            vocab_size=VOCABULARY,
+            embed=3584,
+            layers=28,
+            heads=28,
+            kv_heads=4,
+            head_dim=128,
+            ffw=18944,
+            max_length=32768,
+            rope_theta=1e6,
+            norm_eps=1e-6,
+            qkv_bias=True,
+        ),
+    }
 
 
 def random_weights(model: Any) -> Any:
     """bf16 weights drawn on the device: vectors 1, matrices of a standard deviation of 0.02."""
     import jax
     import jax.numpy as jnp
+
     from jaxrl_post.models import decoder
+
     leaves, tree = jax.tree.flatten(decoder.abstract(model))
     draw = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, jnp.bfloat16), static_argnums=1)
-    return tree.unflatten(jnp.ones(x.shape, jnp.bfloat16) if x.ndim == 1 else draw(jax.random.key(i), x.shape)
-                          for i, x in enumerate(leaves))
+    return tree.unflatten(
+        jnp.ones(x.shape, jnp.bfloat16) if x.ndim == 1 else draw(jax.random.key(i), x.shape)
+        for i, x in enumerate(leaves)
+    )
 
 
-def decode(record: Record, name: str, model: Any, bandwidth: float, deadline: Deadline, *, batches=BATCHES,
-           contexts=CONTEXTS) -> None:
+def decode(
+    record: Record, name: str, model: Any, bandwidth: float, deadline: Deadline, *, batches=BATCHES, contexts=CONTEXTS
+) -> None:
     """Tokens per second of the engine as it runs, packing and reading included."""
     import jax
     import jax.numpy as jnp
+
     most = -(-(max(contexts) + (TURNS + 1) * STEPS + 1) // PAGE) * PAGE
     params = random_weights(model)
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
     engine = filled_engine()(
-        model, params, mesh_of_one(), slots=max(batches), max_length=most, page_size=PAGE,
-        pages=max(batches) * most // PAGE, row_sizes=batches, head_rows=max(batches), steps_per_dispatch=STEPS,
-        refill_slots=1, dtype=jnp.bfloat16, cost=any_cost(batches))
+        model,
+        params,
+        mesh_of_one(),
+        slots=max(batches),
+        max_length=most,
+        page_size=PAGE,
+        pages=max(batches) * most // PAGE,
+        row_sizes=batches,
+        head_rows=max(batches),
+        steps_per_dispatch=STEPS,
+        refill_slots=1,
+        dtype=jnp.bfloat16,
+        cost=any_cost(batches),
+    )
     for batch, context in ((b, c) for c in contexts for b in batches):
         key = f"decode.{name}.batch_{batch}_context_{context}"
         if not deadline.reaches(key, 8.0):
             continue
         took = min(turns(engine, batch, context))
         read = weight_bytes + 2 * 2 * batch * context * model.layers * model.kv_heads * model.head_dim
-        record.figure(key, {"tokens_per_s": batch * STEPS / took, "step_ms": 1e3 * took / STEPS,
-                            "floor_ms": 1e3 * read / bandwidth, "share_of_bandwidth": read * STEPS / bandwidth / took})
+        record.figure(
+            key,
+            {
+                "tokens_per_s": batch * STEPS / took,
+                "step_ms": 1e3 * took / STEPS,
+                "floor_ms": 1e3 * read / bandwidth,
+                "share_of_bandwidth": read * STEPS / bandwidth / took,
+            },
+        )
 
 
 def mesh_of_one() -> Any:
-    from jaxrl_post import mesh
+    from jaxrl_post.parallel import mesh
+
     return mesh.make_mesh()
 
 
 def filled_engine() -> type:
     """A row engine that takes prompts as computed already: their pages hold what was there before, and how long a step
     takes depends on lengths, not on values."""
-    from jaxrl_post.engine.engine import RowEngine
+    from jaxrl_post.engine.row_engine import RowEngine
 
     class Filled(RowEngine):
         def _seat(self, replica, live, entry):
@@ -265,13 +354,18 @@ def filled_engine() -> type:
 def turns(engine: Any, batch: int, context: int) -> Iterator[float]:
     """Seconds of each timed dispatch: `batch` answers of `context` tokens so far, each with a prompt of its own."""
     import numpy as np
+
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+
     noise, asked = np.random.default_rng(0), []
     for index in range(batch):
         prompt = Prompt(id=str(index), tokens=noise.integers(0, engine.vocab_size, context))
         id = RolloutId(0, "train", 0, prompt.id, 0)
-        asked.append(Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=(TURNS + 1) * STEPS + 1,
-                             sampling=Sampling()))
+        asked.append(
+            Request(
+                rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=(TURNS + 1) * STEPS + 1, sampling=Sampling()
+            )
+        )
     engine.reset()
     engine.row_sizes = (batch,)
     engine.submit(asked)
@@ -281,13 +375,14 @@ def turns(engine: Any, batch: int, context: int) -> Iterator[float]:
         engine.step()
         assert engine.clock == clock + STEPS, "a dispatch ended early: what was timed is not a full one"
         yield time.perf_counter() - begun
-    engine.cancel([request.rollout_id for request in asked])
+    engine.park([request.rollout_id for request in asked])
 
 
 def check(record: Record, deadline: Deadline) -> None:
     """Every section, the promised equality first."""
     import jax
     from jax._src.lib import xla_client
+
     bandwidth = record.figure("copy_gb_per_s", copy_bandwidth() / 1e9) * 1e9
     equality(record)
     sampling_against_reference(record)
@@ -308,6 +403,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, default=ROOT / "scripts" / "results" / "gpu-check.json")
     options = parser.parse_args(argv)
     import jax
+
     refusal = why_not(jax.devices())
     if refusal:
         print(refusal, file=sys.stderr)

@@ -35,8 +35,11 @@ class Runs:
         begun_over = 0
         for seed in seeds:
             run, noise = self.here / f"killed-{seed}", random.Random(seed)
-            moment = (noise.random() - 1) * start if seed < starting else (
-                (seed - starting + noise.random()) / (len(seeds) - starting) * (seconds - start))
+            moment = (
+                (noise.random() - 1) * start
+                if seed < starting
+                else ((seed - starting + noise.random()) / (len(seeds) - starting) * (seconds - start))
+            )
             while not self.kill(run.name, moment, start):  # it was faster this time, and has ended
                 shutil.rmtree(run)
                 moment *= 0.7
@@ -59,8 +62,14 @@ class Runs:
 
     def begin(self, name: str) -> subprocess.Popen:
         """Begins a run, or resumes it."""
-        return subprocess.Popen(self.begun(name), cwd=self._record.root, text=True, env=self.environment(),
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            self.begun(name),
+            cwd=self._record.root,
+            text=True,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def finish(self, name: str) -> tuple[float, float]:
         """Begins or resumes a run and waits for its end: seconds to its start, and to its end."""
@@ -88,17 +97,31 @@ class Runs:
         """Names of everything not timed in which two finished runs differ: files, metrics, summary, weights and moments."""
         import saved
 
-        from jaxrl_post import metrics
-        files = [{path.relative_to(run).as_posix(): path for path in run.rglob("*") if path.is_file()
-                  and "checkpoints" not in path.relative_to(run).parts} for run in (one, two)]
+        from jaxrl_post.telemetry import metrics
+
+        files = [
+            {
+                path.relative_to(run).as_posix(): path
+                for path in run.rglob("*")
+                if path.is_file() and "checkpoints" not in path.relative_to(run).parts
+            }
+            for run in (one, two)
+        ]
         out = sorted(files[0].keys() ^ files[1].keys())
         timed = ("metrics.jsonl", "summary.json", "config.json")
-        out += [name for name in sorted(files[0].keys() & files[1].keys())
-                if name not in timed and files[0][name].read_bytes() != files[1][name].read_bytes()]
-        rows = [[json.dumps(metrics.deterministic(row), sort_keys=True) for row in metrics.read(run / "metrics.jsonl")]
-                for run in (one, two)]
+        out += [
+            name
+            for name in sorted(files[0].keys() & files[1].keys())
+            if name not in timed and files[0][name].read_bytes() != files[1][name].read_bytes()
+        ]
+        rows = [
+            [json.dumps(metrics.deterministic(row), sort_keys=True) for row in metrics.read(run / "metrics.jsonl")]
+            for run in (one, two)
+        ]
         out += ["deterministic metrics"] * (rows[0] != rows[1])
-        told = [json.loads((run / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for run in (one, two)]
+        told = [
+            json.loads((run / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for run in (one, two)
+        ]
         out += ["summary.json"] * (told[0] != told[1])
         return out + saved.differing(*(run / "checkpoints" / f"step_{self._last:06d}" / "arrays" for run in (one, two)))
 

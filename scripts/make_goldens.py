@@ -28,14 +28,31 @@ import transformers
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
 VOCABULARY, WIDTH, LENGTH = 128, 32, 40
-SMALL = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48, num_attention_heads=4,
-             max_position_embeddings=64, rms_norm_eps=1e-5, attn_implementation="eager", bos_token_id=1, eos_token_id=2,
-             pad_token_id=0)
+SMALL = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=WIDTH,
+    intermediate_size=48,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    attn_implementation="eager",
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
 # A window of 8 and an original length of 16 positions are both shorter than the texts.
-LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=16)
-GEMMA3 = dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=5000.0),
-              sliding_attention=dict(rope_type="default", rope_theta=50.0))
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=100.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
+GEMMA3 = dict(
+    full_attention=dict(rope_type="linear", factor=4.0, rope_theta=5000.0),
+    sliding_attention=dict(rope_type="default", rope_theta=50.0),
+)
 
 
 def plain(theta: float) -> dict:
@@ -44,27 +61,89 @@ def plain(theta: float) -> dict:
 
 # Family -> its model, the dtype it is saved in, and the largest file.
 FAMILIES: dict[str, tuple[Callable, str, str]] = {
-    "llama2": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        **SMALL, num_hidden_layers=2, num_key_value_heads=4, rope_parameters=plain(300.0))), "float16", "1GB"),
-    "llama3": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        **SMALL, num_hidden_layers=3, num_key_value_heads=2, rope_parameters=LLAMA3, tie_word_embeddings=True)),
-        "bfloat16", "30KB"),
-    "qwen2": (lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
-        **SMALL, num_hidden_layers=3, num_key_value_heads=2, rope_parameters=plain(1000.0), tie_word_embeddings=True,
-        use_sliding_window=True, sliding_window=8, max_window_layers=1)), "bfloat16", "1GB"),
-    "qwen3": (lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
-        **SMALL, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, rope_parameters=plain(1000.0))), "bfloat16",
-        "30KB"),
-    "mistral": (lambda: transformers.MistralForCausalLM(transformers.MistralConfig(
-        **SMALL, num_hidden_layers=2, num_key_value_heads=1, sliding_window=8, rope_parameters=plain(300.0))),
-        "float32", "1GB"),
-    "gemma2": (lambda: transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
-        **SMALL, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=12, sliding_window=8,
-        attn_logit_softcapping=2.0, final_logit_softcapping=6.0, rope_parameters=plain(300.0))), "bfloat16", "30KB"),
-    "gemma3": (lambda: transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
-        **SMALL, num_hidden_layers=4, num_key_value_heads=1, head_dim=16, query_pre_attn_scalar=12, sliding_window=8,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-        rope_parameters=GEMMA3)), "bfloat16", "1GB"),
+    "llama2": (
+        lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**SMALL, num_hidden_layers=2, num_key_value_heads=4, rope_parameters=plain(300.0))
+        ),
+        "float16",
+        "1GB",
+    ),
+    "llama3": (
+        lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                **SMALL, num_hidden_layers=3, num_key_value_heads=2, rope_parameters=LLAMA3, tie_word_embeddings=True
+            )
+        ),
+        "bfloat16",
+        "30KB",
+    ),
+    "qwen2": (
+        lambda: transformers.Qwen2ForCausalLM(
+            transformers.Qwen2Config(
+                **SMALL,
+                num_hidden_layers=3,
+                num_key_value_heads=2,
+                rope_parameters=plain(1000.0),
+                tie_word_embeddings=True,
+                use_sliding_window=True,
+                sliding_window=8,
+                max_window_layers=1,
+            )
+        ),
+        "bfloat16",
+        "1GB",
+    ),
+    "qwen3": (
+        lambda: transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(
+                **SMALL, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, rope_parameters=plain(1000.0)
+            )
+        ),
+        "bfloat16",
+        "30KB",
+    ),
+    "mistral": (
+        lambda: transformers.MistralForCausalLM(
+            transformers.MistralConfig(
+                **SMALL, num_hidden_layers=2, num_key_value_heads=1, sliding_window=8, rope_parameters=plain(300.0)
+            )
+        ),
+        "float32",
+        "1GB",
+    ),
+    "gemma2": (
+        lambda: transformers.Gemma2ForCausalLM(
+            transformers.Gemma2Config(
+                **SMALL,
+                num_hidden_layers=3,
+                num_key_value_heads=2,
+                head_dim=16,
+                query_pre_attn_scalar=12,
+                sliding_window=8,
+                attn_logit_softcapping=2.0,
+                final_logit_softcapping=6.0,
+                rope_parameters=plain(300.0),
+            )
+        ),
+        "bfloat16",
+        "30KB",
+    ),
+    "gemma3": (
+        lambda: transformers.Gemma3ForCausalLM(
+            transformers.Gemma3TextConfig(
+                **SMALL,
+                num_hidden_layers=4,
+                num_key_value_heads=1,
+                head_dim=16,
+                query_pre_attn_scalar=12,
+                sliding_window=8,
+                layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+                rope_parameters=GEMMA3,
+            )
+        ),
+        "bfloat16",
+        "1GB",
+    ),
 }
 
 
@@ -107,7 +186,8 @@ def neutral(family: str, name: str) -> float:
 def scores(folder: Path, tokens: torch.Tensor) -> np.ndarray:
     """float32[B, T, V], computed in float32 by transformers from the directory alone."""
     model, about = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
     assert not any(about.values()), (folder, about)
     with torch.no_grad():
         return model.eval()(tokens).logits.numpy()
@@ -128,6 +208,7 @@ def check(python: str) -> dict[str, dict[str, float]]:
     """Family -> largest difference of transformers' scores from the golden ones, by what was loaded."""
     sys.path.insert(0, str(ROOT / "tests"))
     from older_config import older
+
     out = {}
     with tempfile.TemporaryDirectory() as made:
         subprocess.run([python, "-c", SAVE, str(GOLDENS), made], cwd=ROOT, check=True)
@@ -138,8 +219,9 @@ def check(python: str) -> dict[str, dict[str, float]]:
             newer = json.loads((GOLDENS / family / "config.json").read_text())
             (folders["older"] / "config.json").write_text(json.dumps(older(newer)))
             tokens = torch.from_numpy(golden["tokens"])
-            out[family] = {name: float(np.abs(scores(folder, tokens) - golden["scores"]).max())
-                           for name, folder in folders.items()}
+            out[family] = {
+                name: float(np.abs(scores(folder, tokens) - golden["scores"]).max()) for name, folder in folders.items()
+            }
             assert len(list(folders["several"].glob("*.safetensors"))) > 1
     return out
 

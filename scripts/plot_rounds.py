@@ -76,11 +76,22 @@ def read(path: Path) -> list[Span]:
     try:
         events = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a whole trace ({error}); a run that still draws writes its end when it has drawn "
-                         "trace_rounds rounds or stops") from error
+        raise ValueError(
+            f"{path}: not a whole trace ({error}); a run that still draws writes its end when it has drawn "
+            "trace_rounds rounds or stops"
+        ) from error
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
-    return [Span(track=(names[e["pid"], None], names[e["pid"], e["tid"]]), name=e["name"], start=e["ts"] / 1e6,
-                 end=(e["ts"] + e["dur"]) / 1e6, about=e.get("args", {})) for e in events if e["ph"] == "X"]
+    return [
+        Span(
+            track=(names[e["pid"], None], names[e["pid"], e["tid"]]),
+            name=e["name"],
+            start=e["ts"] / 1e6,
+            end=(e["ts"] + e["dur"]) / 1e6,
+            about=e.get("args", {}),
+        )
+        for e in events
+        if e["ph"] == "X"
+    ]
 
 
 def panel(spans: list[Span], title: str, rounds: slice, steps: bool, replicas: slice = slice(None)) -> Panel:
@@ -91,18 +102,32 @@ def panel(spans: list[Span], title: str, rounds: slice, steps: bool, replicas: s
     clock = _clock(spans) if steps else lambda seconds: seconds
     ends = [span for span in spans if span.track == ("ring", "round")]
     chosen, known = ends[rounds], sorted({s.track[0] for s in spans if s.track[0].startswith("replica")}, key=_number)
-    for what, wanted, found, there in (("rounds", rounds, chosen, ends), ("replicas", replicas, known[replicas], known)):
+    for what, wanted, found, there in (
+        ("rounds", rounds, chosen, ends),
+        ("replicas", replicas, known[replicas], known),
+    ):
         if not found:
-            raise ValueError(f"{title}: {what} {wanted.start or 0}:{'' if wanted.stop is None else wanted.stop} were not "
-                             f"traced; it has {len(there)}")
+            raise ValueError(
+                f"{title}: {what} {wanted.start or 0}:{'' if wanted.stop is None else wanted.stop} were not "
+                f"traced; it has {len(there)}"
+            )
     begin, end = chosen[0].start, chosen[-1].end
     zero = clock(begin)
-    inside = [Span(track=s.track, name=s.name, start=clock(s.start) - zero, end=clock(s.end) - zero, about=s.about)
-              for s in spans if begin <= s.start < end]
+    inside = [
+        Span(track=s.track, name=s.name, start=clock(s.start) - zero, end=clock(s.end) - zero, about=s.about)
+        for s in spans
+        if begin <= s.start < end
+    ]
     shown = set(known[replicas])
-    slots = sorted({span.track for span in spans if span.track[0] in shown}, key=lambda track: (_number(track[0]), track[1]))
-    return Panel(title=title, rounds=[span for span in inside if span.track == ("ring", "round")], slots=slots,
-                 spans=[span for span in inside if span.track != ("ring", "round")])
+    slots = sorted(
+        {span.track for span in spans if span.track[0] in shown}, key=lambda track: (_number(track[0]), track[1])
+    )
+    return Panel(
+        title=title,
+        rounds=[span for span in inside if span.track == ("ring", "round")],
+        slots=slots,
+        spans=[span for span in inside if span.track != ("ring", "round")],
+    )
 
 
 def _number(replica: str) -> int:
@@ -119,7 +144,9 @@ def _part(text: str) -> slice:
 
 def _clock(spans: list[Span]):
     """Seconds -> engine steps, which grow evenly within a dispatch and stand still between two."""
-    known = sorted((s.start, s.end, s.about["clock"], int(s.name.split()[0])) for s in spans if s.track == ("ring", "engine"))
+    known = sorted(
+        (s.start, s.end, s.about["clock"], int(s.name.split()[0])) for s in spans if s.track == ("ring", "engine")
+    )
     starts = [start for start, *_ in known]
 
     def steps(seconds: float) -> float:
@@ -128,6 +155,7 @@ def _clock(spans: list[Span]):
             return 0.0
         start, end, clock, count = known[at]
         return clock - count * max(0.0, (end - seconds) / (end - start))
+
     return steps
 
 
@@ -146,8 +174,12 @@ def draw(panels: list[Panel], steps: bool) -> Picture:
 
 def _panel(picture: Picture, one: Panel, top: float, scale: float, steps: bool) -> None:
     unit = "engine steps" if steps else "s"
-    picture.text(LEFT, top, f"{one.title}: {len(one.rounds)} rounds in {one.length:.4g} {unit}, "
-                 f"{100 * one.bubble():.0f} % of slot time idle while generating")
+    picture.text(
+        LEFT,
+        top,
+        f"{one.title}: {len(one.rounds)} rounds in {one.length:.4g} {unit}, "
+        f"{100 * one.bubble():.0f} % of slot time idle while generating",
+    )
     top += 2 * TEXT
     for name, color in () if steps else PARTS.items():
         picture.text(4, top - 1, name)
@@ -170,7 +202,9 @@ def _panel(picture: Picture, one: Panel, top: float, scale: float, steps: bool) 
 
 
 def _axis(picture: Picture, top: float, longest: float, scale: float, unit: str) -> None:
-    tick = next(size * 10.0 ** power for power in range(-6, 9) for size in (1, 2, 5) if size * 10.0 ** power * 12 >= longest)
+    tick = next(
+        size * 10.0**power for power in range(-6, 9) for size in (1, 2, 5) if size * 10.0**power * 12 >= longest
+    )
     for number in range(int(longest / tick) + 1):
         picture.rectangle(LEFT + number * tick * scale, top, 1, 4, COLORS["line"])
         picture.text(LEFT + number * tick * scale + 3, top + 4, f"{number * tick:g}{f' {unit}' if number == 0 else ''}")
@@ -189,9 +223,11 @@ def main(arguments: list[str]) -> int:
         if given.out.suffix not in (".svg", ".png"):
             raise ValueError(f"--out={given.out} must end in .svg or .png")
         files = [sorted(path.glob("trace_*.json"))[:1] or [path] if path.is_dir() else [path] for path in given.traces]
-        titles = given.title + [str(file) for (file,) in files[len(given.title):]]
-        panels = [panel(read(file), title, _part(given.rounds), given.axis == "steps", _part(given.replicas))
-                  for (file,), title in zip(files, titles)]
+        titles = given.title + [str(file) for (file,) in files[len(given.title) :]]
+        panels = [
+            panel(read(file), title, _part(given.rounds), given.axis == "steps", _part(given.replicas))
+            for (file,), title in zip(files, titles)
+        ]
         picture = draw(panels, given.axis == "steps")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -200,7 +236,9 @@ def main(arguments: list[str]) -> int:
         given.out.write_text(picture.svg(), encoding="utf-8")
     else:
         given.out.write_bytes(picture.png())
-    print(f"{given.out}: " + "; ".join(f"{p.title}: {p.length:.4g} {given.axis}, bubble {p.bubble():.0%}" for p in panels))
+    print(
+        f"{given.out}: " + "; ".join(f"{p.title}: {p.length:.4g} {given.axis}, bubble {p.bubble():.0%}" for p in panels)
+    )
     return 0
 
 

@@ -24,10 +24,21 @@ def run(root: Path, command: Sequence[str], *, processes: int, devices: int, tim
     for index in range(processes):
         env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         if processes > 1:
-            env |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(processes),
-                    "JAX_PROCESS_ID": str(index)}
-        running.append(subprocess.Popen([sys.executable, *command], cwd=root, env=env, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True))
+            env |= {
+                "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+                "JAX_NUM_PROCESSES": str(processes),
+                "JAX_PROCESS_ID": str(index),
+            }
+        running.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=root,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
     try:
         told = [process.communicate(timeout=timeout_s)[0] for process in running]
     finally:
@@ -57,15 +68,19 @@ def same_files(one: Path, two: Path) -> bool:
 
 
 def _deterministic(file: Path) -> list[str]:
-    from jaxrl_post import metrics
-    return [json.dumps(metrics.deterministic(json.loads(line)), sort_keys=True) for line in file.read_text().splitlines()]
+    from jaxrl_post.telemetry import metrics
+
+    return [
+        json.dumps(metrics.deterministic(json.loads(line)), sort_keys=True) for line in file.read_text().splitlines()
+    ]
 
 
 def equal_tokens(one: Path, two: Path, step: int) -> float:
     """Share of the rollouts that step `step` logged whose tokens are equal in two runs' folders."""
     import numpy as np
 
-    from jaxrl_post import rollout_log
+    from jaxrl_post.telemetry import rollout_log
+
     pairs = [rollout_log.read(sorted((run / "rollouts").glob("*.npz"))[step - 1]) for run in (one, two)]
     rollouts = [[r for group in groups for r in group.rollouts] for groups in pairs]
     return float(np.mean([np.array_equal(a.tokens, b.tokens) for a, b in zip(*rollouts, strict=True)]))
@@ -75,4 +90,4 @@ def first_round(file: Path) -> list[str]:
     """Every decision of a scheduler_log.jsonl up to the first batch that was taken."""
     lines = file.read_text().splitlines()
     taken = next(i for i, line in enumerate(lines) if json.loads(line)["event"] == "take")
-    return lines[:taken + 1]
+    return lines[: taken + 1]

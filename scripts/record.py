@@ -39,8 +39,9 @@ class Record:
         self.bounds: dict[str, dict[str, Any]] = {}
         self.started = time.monotonic()
 
-    def figure(self, key: str, value: Any, *, at_least: float | None = None, at_most: float | None = None,
-               equals: Any = None) -> Any:
+    def figure(
+        self, key: str, value: Any, *, at_least: float | None = None, at_most: float | None = None, equals: Any = None
+    ) -> Any:
         """Writes a figure, with its bounds if it has any (both ends included), and returns it. A figure that is not a
         number, or is nan, meets no numeric bound.
 
@@ -51,8 +52,11 @@ class Record:
             raise ValueError(f"{self.name}: figure {key!r} was written before, with value {self.figures[key]!r}")
         value = plain(value)
         self.figures[key] = value
-        bounds = {kind: plain(bound) for kind, bound in (("at_least", at_least), ("at_most", at_most),
-                                                         ("equals", equals)) if bound is not None}
+        bounds = {
+            kind: plain(bound)
+            for kind, bound in (("at_least", at_least), ("at_most", at_most), ("equals", equals))
+            if bound is not None
+        }
         if bounds:
             self.bounds[key] = {**bounds, "ok": all(_within(value, kind, bound) for kind, bound in bounds.items())}
         return value
@@ -91,20 +95,39 @@ class Record:
         """
         start = time.monotonic()
         loud = bool(os.environ.get("JAXRL_SHOW_OUTPUT"))
-        done = subprocess.run([sys.executable, *map(str, arguments)], cwd=self.root, env={**os.environ, **(env or {})},
-                              timeout=timeout_s, text=True, stdout=None if loud else subprocess.PIPE,
-                              stderr=None if loud else subprocess.STDOUT)
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=self.root,
+            env={**os.environ, **(env or {})},
+            timeout=timeout_s,
+            text=True,
+            stdout=None if loud else subprocess.PIPE,
+            stderr=None if loud else subprocess.STDOUT,
+        )
         if done.returncode:
-            raise RuntimeError(f"python {' '.join(map(str, arguments))} exited {done.returncode}:\n"
-                               f"{(done.stdout or '')[-4000:]}")
+            raise RuntimeError(
+                f"python {' '.join(map(str, arguments))} exited {done.returncode}:\n{(done.stdout or '')[-4000:]}"
+            )
         return time.monotonic() - start
 
     def passed(self, file: str, selection: str, timeout_s: float = 900) -> int:
         """How many tests of `file` that the selection (pytest's -k) names pass; neither skipped nor failing ones count."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
-            self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}", file, "-k",
-                     selection, timeout_s=timeout_s)
+            self.run(
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:xdist",
+                f"--junitxml={report}",
+                file,
+                "-k",
+                selection,
+                timeout_s=timeout_s,
+            )
             cases = list(ElementTree.parse(report).iter("testcase"))
         return sum(not {"failure", "error", "skipped"} & {child.tag for child in case} for case in cases)
 
@@ -127,17 +150,28 @@ class Record:
 
     def to_dict(self) -> dict:
         """The object that is written: name, command, versions, device, commit, seconds, figures, bounds, ok."""
-        return {"name": self.name, "command": self.command, "versions": versions(), "device": device(self.root),
-                **commit_of(self.root), "seconds": round(time.monotonic() - self.started, 3), "figures": self.figures,
-                "bounds": self.bounds, "ok": self.ok}
+        return {
+            "name": self.name,
+            "command": self.command,
+            "versions": versions(),
+            "device": device(self.root),
+            **commit_of(self.root),
+            "seconds": round(time.monotonic() - self.started, 3),
+            "figures": self.figures,
+            "bounds": self.bounds,
+            "ok": self.ok,
+        }
 
     def table(self) -> str:
         """One line per figure: name, value, bound, ok or FAIL."""
         rows = [("figure", "value", "bound", "")]
         for key, value in self.figures.items():
             bound = self.bounds.get(key, {})
-            text = " and ".join(f"{sign} {_short(bound[kind])}" for kind, sign in
-                                (("at_least", ">="), ("at_most", "<="), ("equals", "=")) if kind in bound)
+            text = " and ".join(
+                f"{sign} {_short(bound[kind])}"
+                for kind, sign in (("at_least", ">="), ("at_most", "<="), ("equals", "="))
+                if kind in bound
+            )
             rows.append((key, _short(value), text, ("ok" if bound["ok"] else "FAIL") if bound else ""))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
@@ -182,20 +216,26 @@ def device(root: Path) -> dict[str, Any]:
         devices = sys.modules["jax"].devices()
         seen = [devices[0].platform, devices[0].device_kind, len(devices)]
     else:
-        seen = json.loads(subprocess.run([sys.executable, "-c", DEVICES], cwd=root, text=True, check=True,
-                                         stdout=subprocess.PIPE).stdout)
+        seen = json.loads(
+            subprocess.run(
+                [sys.executable, "-c", DEVICES], cwd=root, text=True, check=True, stdout=subprocess.PIPE
+            ).stdout
+        )
     return {**dict(zip(("platform", "kind", "count"), seen)), "host": platform.machine(), "cores": os.cpu_count()}
 
 
 def commit_of(root: Path) -> dict[str, Any]:
     """{"commit", "dirty"}; results of shows do not make a tree dirty. Without git: commit None, dirty."""
+
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", *arguments], cwd=root, text=True, stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL)
+            done = subprocess.run(
+                ["git", *arguments], cwd=root, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
         except FileNotFoundError:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
+
     commit = git("rev-parse", "HEAD")
     changes = git("status", "--porcelain", "--", ".", ":(exclude)scripts/results")
     return {"commit": commit, "dirty": commit is None or changes != ""}

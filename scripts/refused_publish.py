@@ -18,8 +18,9 @@ def run(file: str, arguments: list[str]) -> int:
     sys.path.insert(0, str(ROOT))
     import jax
 
-    from jaxrl_post.engine.engine import RowEngine
+    from jaxrl_post.engine.row_engine import RowEngine
     from jaxrl_post.main import main
+
     swap, calls = RowEngine.swap, []
 
     def trying(engine: RowEngine, params, version: int) -> None:
@@ -45,16 +46,20 @@ def _wrong(params, version: int, current: int) -> dict:
     import jax
     import numpy as np
 
-    from jaxrl_post import mesh
+    from jaxrl_post.parallel import mesh
+
     with jax.transfer_guard("allow"):
         norm, split = params["final_norm"], params["embed"]  # the one whole everywhere, the other in pieces
         factor = np.float32(np.nan if jax.process_index() == jax.process_count() - 1 else 1.0)
         pieces = [jax.device_put(np.asarray(shard.data) * factor, shard.device) for shard in split.addressable_shards]
         local = jax.make_array_from_single_device_arrays(split.shape, split.sharding, pieces)
         longer = mesh.put(np.ones(2 * norm.size, np.float32), norm.sharding)
-        return {"tree": ({name: leaf for name, leaf in params.items() if name != "final_norm"}, version),
-                "shape": ({**params, "final_norm": longer}, version), "finite": ({**params, "embed": local}, version),
-                "version": (params, current)}
+        return {
+            "tree": ({name: leaf for name, leaf in params.items() if name != "final_norm"}, version),
+            "shape": ({**params, "final_norm": longer}, version),
+            "finite": ({**params, "embed": local}, version),
+            "version": (params, current),
+        }
 
 
 if __name__ == "__main__":

@@ -54,21 +54,25 @@ class Run:
         return b"".join(r.tokens.tobytes() + r.logprobs.tobytes() for _, r in sorted(self.rollouts.items()))
 
 
-def stage(root: Path, folder: Path, file: str, overrides: list[str], *, steady: bool, prompts: int, rounds: int,
-          width: int) -> Stage:
+def stage(
+    root: Path, folder: Path, file: str, overrides: list[str], *, steady: bool, prompts: int, rounds: int, width: int
+) -> Stage:
     """The stage of a recorded run (`folder`) of a config file: so many rounds of so many prompts."""
     from jaxrl_post import config as configs
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.history import History
     from jaxrl_post.launch import inputs
     from jaxrl_post.models import decoder
-    from jaxrl_post.rollout_log import read
+    from jaxrl_post.parallel import mesh as meshes
+    from jaxrl_post.telemetry.rollout_log import read
     from jaxrl_post.types import Request, RolloutId
+
     given = [*overrides, f"model.path={folder / 'policy'}"] if steady else overrides
     config = configs.resolve(configs.load(str(root / file)), given)
     start = inputs.gather(config)
     params = start.load_params(meshes.param_shardings(meshes.make_mesh(), decoder.axes(start.model), "engine"))
-    groups = [group for log in sorted((folder / "rollouts").glob("step_*.npz")) for group in read(log)] if steady else []
+    groups = (
+        [group for log in sorted((folder / "rollouts").glob("step_*.npz")) for group in read(log)] if steady else []
+    )
     history = History(epochs=64, max_bytes=1 << 30)
     for group in groups:
         history.record(group)
@@ -77,36 +81,69 @@ def stage(root: Path, folder: Path, file: str, overrides: list[str], *, steady: 
         epoch, prompt = start.train.at(len(groups) + number)
         for sample in range(config.scheduler.group_size):
             name = RolloutId(config.seed, "train", epoch, prompt.id, sample)
-            asked[number // prompts].append(Request(rollout_id=name, prompt=prompt, seed=name.seed(), sampling=start.sampling,
-                                                    max_tokens=config.sampling.max_tokens))
+            asked[number // prompts].append(
+                Request(
+                    rollout_id=name,
+                    prompt=prompt,
+                    seed=name.seed(),
+                    sampling=start.sampling,
+                    max_tokens=config.sampling.max_tokens,
+                )
+            )
     return Stage(config, start.model, params, asked, history, groups, epoch, width)
 
 
 class Arm:
     """One engine with one drafter, ready to answer the stage's requests again and again."""
 
-    def __init__(self, stage: Stage, name: str, *, row_sizes: tuple[int, ...], cost: Any, clones: bool, entries: dict[str, int],
-                 slots: int, steps: int):
-        from jaxrl_post import mesh as meshes
-        from jaxrl_post.engine.drafter import DRAFTERS
-        from jaxrl_post.engine.drafting import Drafting
-        from jaxrl_post.engine.engine import RowEngine
-        from jaxrl_post.engine.rows import UPLOAD
+    def __init__(
+        self,
+        stage: Stage,
+        name: str,
+        *,
+        row_sizes: tuple[int, ...],
+        cost: Any,
+        clones: bool,
+        entries: dict[str, int],
+        slots: int,
+        steps: int,
+    ):
+        from jaxrl_post.engine.row_engine import RowEngine
+        from jaxrl_post.engine.row_program import UPLOAD
+        from jaxrl_post.engine.speculation.registry import DRAFTERS
+        from jaxrl_post.engine.speculation.speculation import Drafting
+        from jaxrl_post.parallel import mesh as meshes
+
         c = stage.config.engine
         shared = entries["shared"] if name == "ours" else 0
         size = sum(-(-part // UPLOAD) * UPLOAD for part in (shared, entries["prompts"]))
         self.name, self.stage = name, stage
-        drafter = DRAFTERS[name](vocab=stage.model.vocab_size, width=32 if name == "histospec" else stage.width,
-                                 entries=size, live=entries["live"])
+        drafter = DRAFTERS[name](
+            vocab=stage.model.vocab_size,
+            width=32 if name == "histospec" else stage.width,
+            entries=size,
+            live=entries["live"],
+        )
         self._drafting = Drafting(drafter, replicas=1, slots=slots, past=stage.history.of, shared=shared, clones=clones)
         for group in stage.groups:
             self._drafting.record(group)
         if shared:
             self._drafting.corpus.entries  # built, as it is after rounds that drafted
         self.engine = RowEngine(
-            stage.model, stage.params, meshes.make_mesh(), slots=slots, max_length=c.max_length, page_size=c.page_size,
-            pages=2 * slots * -(-c.max_length // c.page_size), row_sizes=row_sizes, head_rows=max(row_sizes),
-            steps_per_dispatch=steps, refill_slots=c.refill_slots, cost=cost, drafting=self._recorded())
+            stage.model,
+            stage.params,
+            meshes.make_mesh(),
+            slots=slots,
+            max_length=c.max_length,
+            page_size=c.page_size,
+            pages=2 * slots * -(-c.max_length // c.page_size),
+            row_sizes=row_sizes,
+            head_rows=max(row_sizes),
+            steps_per_dispatch=steps,
+            refill_slots=c.refill_slots,
+            cost=cost,
+            drafting=self._recorded(),
+        )
 
     def _recorded(self) -> Any:
         """The host's side of drafting as it was before the first request. Texts, history and the table over all prompts are
@@ -145,8 +182,9 @@ class Arm:
             phase.slot_steps += int(counted["rows/decode"])
             phase.accepted += int(counted["spec/num_accepted"])
             phase.drafted += int(counted["spec/num_drafted"])
-            phase.row_steps += sum(int(name.rpartition("_")[2]) * int(n) for name, n in counted.items()
-                                   if name.startswith("rows/size_"))
+            phase.row_steps += sum(
+                int(name.rpartition("_")[2]) * int(n) for name, n in counted.items() if name.startswith("rows/size_")
+            )
             for rollout in finished:
                 out.rollouts[rollout.id] = rollout
                 self._remember(groups, rollout)
@@ -155,12 +193,14 @@ class Arm:
     def _remember(self, groups: dict, rollout: Any) -> None:
         """A group is recorded once all its answers are there, as the ring does when it is scored."""
         from jaxrl_post.types import Group
+
         mine = groups.setdefault(rollout.prompt.id, [])
         mine.append(rollout)
         if len(mine) == self.stage.config.scheduler.group_size:
             mine.sort(key=lambda r: r.id)
-            self.engine.drafting.record(Group(prompt=rollout.prompt, rollouts=tuple(mine), rewards=[0.0] * len(mine),
-                                              scored=[True] * len(mine)))
+            self.engine.drafting.record(
+                Group(prompt=rollout.prompt, rollouts=tuple(mine), rewards=[0.0] * len(mine), scored=[True] * len(mine))
+            )
 
 
 def side_by_side(arms: Sequence[Arm]) -> list[Run]:
@@ -198,7 +238,7 @@ def best_drafts(done: Run, requests: list, *, rows: int, slots: int, width: int)
         phase = told["full_batch" if following < len(waiting) else "tail"]
         share = min(width, (rows - len(running)) // len(running))
         for number in list(running):
-            ahead = right[number][at[number]:at[number] + share]
+            ahead = right[number][at[number] : at[number] + share]
             accepted = min(int(np.argmin(np.append(ahead, False))), right[number].size - at[number] - 1)
             at[number] += accepted + 1
             phase[0], phase[1] = phase[0] + accepted, phase[1] + 1

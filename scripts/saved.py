@@ -9,8 +9,11 @@ def differing(one: Path, two: Path) -> list[str]:
     """Names of the final weights, moments and counters whose bytes differ, read by Orbax alone."""
     import numpy as np
     import orbax.checkpoint as ocp
+
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         first, second = (reader.restore(path.absolute()) for path in (one, two))
     return sorted(first.keys() ^ second.keys()) + [
-        name for name in sorted(first.keys() & second.keys())
-        if np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes()]
+        name
+        for name in sorted(first.keys() & second.keys())
+        if np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes()
+    ]

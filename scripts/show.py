@@ -39,8 +39,11 @@ def shows(folder: Path) -> dict[str, Path]:
 def headline(file: Path) -> tuple[float, str]:
     """Expected minutes and what is shown, read without running the file."""
     source = ast.parse(file.read_text(), str(file))
-    minutes = [ast.literal_eval(node.value) for node in source.body if isinstance(node, ast.Assign)
-               and [ast.unparse(target) for target in node.targets] == ["MINUTES"]]
+    minutes = [
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["MINUTES"]
+    ]
     if not minutes or not ast.get_docstring(source):
         raise ValueError(f"{file.name} must have a docstring and a constant MINUTES")
     return float(minutes[0]), ast.get_docstring(source).splitlines()[0]
@@ -98,8 +101,11 @@ def main(argv: list[str], folder: Path = FOLDER, results: Path = RESULTS) -> int
         return run_all(known, args)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        print(f"no show is called {name!r}" + (f"; nearest is {near[0]!r}" if near else f"; there are {', '.join(known)}"),
-              file=sys.stderr)
+        print(
+            f"no show is called {name!r}"
+            + (f"; nearest is {near[0]!r}" if near else f"; there are {', '.join(known)}"),
+            file=sys.stderr,
+        )
         return 2
     return run_one(name, known[name], args, results)
 

@@ -1,7 +1,7 @@
 """Two more rules over sources: every method of a protocol has a caller, every key of the config is set and read.
 
 A caller is recognised by the name of what it calls on: the words of the house (engine, scheduler, learner, rewards,
-observe), a parameter annotated with the protocol, or the target of a loop over a literal tuple of such names.
+ring), a parameter annotated with the protocol, or the target of a loop over a literal tuple of such names.
 """
 
 from __future__ import annotations
@@ -14,15 +14,24 @@ from pathlib import Path
 
 from house import Tree
 
-WORDS = {"Engine": {"engine"}, "Scheduler": {"scheduler"}, "Learner": {"learner"}, "Rewards": {"rewards"},
-         "Observer": {"observe", "observer"}}
+WORDS = {
+    "Engine": {"engine"},
+    "Scheduler": {"scheduler"},
+    "Learner": {"learner"},
+    "Rewards": {"rewards"},
+    "Ring": {"ring"},
+    "Source": {"source"},
+}
 
 
 def protocols(tree: Tree) -> dict[str, set[str]]:
     """Name of each protocol -> its methods and properties."""
     source = tree.modules[f"{tree.package}.protocols"]
-    return {node.name: {f.name for f in node.body if isinstance(f, ast.FunctionDef)} for node in source.body
-            if isinstance(node, ast.ClassDef) and any(_last(base) == "Protocol" for base in node.bases)}
+    return {
+        node.name: {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
+        for node in source.body
+        if isinstance(node, ast.ClassDef) and any(_last(base) == "Protocol" for base in node.bases)
+    }
 
 
 def uncalled(tree: Tree) -> list[str]:
@@ -40,13 +49,23 @@ def uncalled(tree: Tree) -> list[str]:
 def _uses(source: ast.Module, protocol: str, methods: set[str]) -> set[str]:
     nodes = list(_outside_of_implementers(source, methods))
     names = WORDS.get(protocol, {protocol.lower()}) | {
-        node.arg for node in nodes if isinstance(node, ast.arg) and protocol in _names(node.annotation)}
+        node.arg for node in nodes if isinstance(node, ast.arg) and protocol in _names(node.annotation)
+    }
     for node in nodes:
-        if isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.iter, (ast.Tuple, ast.List)) \
-                and any(_is_one_of(item, names) for item in node.iter.elts):
+        if (
+            isinstance(node, (ast.For, ast.comprehension))
+            and isinstance(node.iter, (ast.Tuple, ast.List))
+            and any(_is_one_of(item, names) for item in node.iter.elts)
+        ):
             names |= {_last(node.target)}
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-            and node.attr in methods and _is_one_of(node.value, names)}
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and node.attr in methods
+        and _is_one_of(node.value, names)
+    }
 
 
 def _outside_of_implementers(node: ast.AST, methods: set[str]) -> Iterator[ast.AST]:
@@ -94,10 +113,12 @@ def assigned(file: Path) -> set[str]:
 
 def changed(values: Mapping, defaults: Mapping, names: list[str]) -> set[str]:
     """Those of the names whose value differs from the default, in nested dicts."""
+
     def at(tree, name):
         for part in name.split("."):
             tree = tree[part]
         return tree
+
     return {name for name in names if at(values, name) != at(defaults, name)}
 
 
@@ -107,7 +128,13 @@ def unread(tree: Tree, names: list[str]) -> list[str]:
     for module, source in tree.modules.items():
         nodes = ast.walk(source)
         if tree.room(module) == "config":
-            nodes = (part for node in ast.walk(source) if isinstance(node, ast.ClassDef) for f in node.body
-                     if isinstance(f, ast.FunctionDef) for part in ast.walk(f))
+            nodes = (
+                part
+                for node in ast.walk(source)
+                if isinstance(node, ast.ClassDef)
+                for f in node.body
+                if isinstance(f, ast.FunctionDef)
+                for part in ast.walk(f)
+            )
         read |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     return [name for name in names if name.rpartition(".")[2] not in read]

@@ -15,7 +15,7 @@ def contexts(answer, context):
     for at in range(len(context), len(text)):
         for order in range(1, ORDERS + 1):
             if at >= order:
-                yield tuple(text[at - order:at]), text[at]
+                yield tuple(text[at - order : at]), text[at]
 
 
 def confidence(times, seen):
@@ -43,8 +43,11 @@ def history(epochs, context):
     every = {}
     for answers in epochs:
         every.update(winners(answers, context))
-    return {seen: found for seen, found in every.items()
-            if len(seen) == 1 or every[seen[1:]][0] != found[0] or every[seen[1:]][1] < found[1]}
+    return {
+        seen: found
+        for seen, found in every.items()
+        if len(seen) == 1 or every[seen[1:]][0] != found[0] or every[seen[1:]][1] < found[1]
+    }
 
 
 def voted(old, token):
@@ -103,23 +106,23 @@ def suffix_draft(text, answers, context, weights, window, length, branch=0):
     for answer, w in zip(answers, weights):
         part = [int(t) for t in context][-7:] + [int(t) for t in answer] + [-1]
         pool, weight = pool + part, weight + [w] * len(part)
-    order = sorted(range(len(pool)), key=lambda i: (pool[i:i + 32], i))
+    order = sorted(range(len(pool)), key=lambda i: (pool[i : i + 32], i))
     chains = {}
     for size in range(7, 2, -1):
-        mine = [i for i in order if size <= len(text) and pool[i:i + size] == [int(t) for t in text[-size:]]]
+        mine = [i for i in order if size <= len(text) and pool[i : i + size] == [int(t) for t in text[-size:]]]
         total, run = sum(weight[i] for i in mine), 0
         for i in mine:
             run += weight[i]
             if 2 * run >= total:
-                ahead = pool[i + size:]
-                chains[size] = ahead[:ahead.index(-1)]
+                ahead = pool[i + size :]
+                chains[size] = ahead[: ahead.index(-1)]
                 break
     chains = {size: chain for size, chain in chains.items() if chain and len(text) < length}
     distinct = list(dict.fromkeys(chain[0] for chain in chains.values()))
     if branch >= len(distinct):
         return [], {size: chain[0] for size, chain in chains.items()}
     chain = next(chain for chain in chains.values() if chain[0] == distinct[branch])
-    return chain[:min(window, length - len(text))], {size: chain[0] for size, chain in chains.items()}
+    return chain[: min(window, length - len(text))], {size: chain[0] for size, chain in chains.items()}
 
 
 def stir(x):

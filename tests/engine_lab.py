@@ -6,26 +6,28 @@ import dataclasses
 import functools
 
 import numpy as np
-
 import numpy_cached
 import sampler
-from jaxrl_post import cost
-from jaxrl_post import mesh as meshes
-from jaxrl_post.engine.drafter import DRAFTERS
-from jaxrl_post.engine.drafting import Drafting
-from jaxrl_post.engine.engine import RowEngine
+
+from jaxrl_post.engine import step_cost
+from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.engine.speculation.registry import DRAFTERS
+from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
 EOS = 3
-TINY = decoder.ModelConfig(vocab_size=40, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256,
-                           tied=True)
-BASE = dict(slots=16, max_length=96, page_size=16, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8,
-            refill_slots=2)
+TINY = decoder.ModelConfig(
+    vocab_size=40, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256, tied=True
+)
+BASE = dict(
+    slots=16, max_length=96, page_size=16, pages=96, row_sizes=(64,), head_rows=64, steps_per_dispatch=8, refill_slots=2
+)
 
 
-FREE_ROWS = cost.StepCost((64, 1024), (1.0, 1.0), "rows are free")
+FREE_ROWS = step_cost.StepCost((64, 1024), (1.0, 1.0), "rows are free")
 DRAFTED = dict(width=6, entries=1 << 18, live=1 << 10)
 
 
@@ -43,9 +45,19 @@ def engine(params=None, config: decoder.ModelConfig = TINY, mesh=None, **changes
     return RowEngine(config, placed, mesh, **{**BASE, **changes})
 
 
-def requests(count: int, *, samples: int = 4, longest_prompt: int = 40, longest: int = 48, temperatures=(1.0, 0.7, 0.0),
-             seed: int = 0, vocab: int = TINY.vocab_size, replicas: int = 1, exact: int = 0, cuts=((0, 1.0),)
-             ) -> list[Request]:
+def requests(
+    count: int,
+    *,
+    samples: int = 4,
+    longest_prompt: int = 40,
+    longest: int = 48,
+    temperatures=(1.0, 0.7, 0.0),
+    seed: int = 0,
+    vocab: int = TINY.vocab_size,
+    replicas: int = 1,
+    exact: int = 0,
+    cuts=((0, 1.0),),
+) -> list[Request]:
     """`count` requests, `samples` to a prompt, with random prompts, limits and temperatures; `exact`: all answers have
     just so many tokens; `cuts`: (top_k, top_p), taken in turn like the temperatures."""
     noise, out = np.random.default_rng(seed), []
@@ -55,16 +67,27 @@ def requests(count: int, *, samples: int = 4, longest_prompt: int = 40, longest:
         for sample in range(min(samples, count - len(out))):
             name = RolloutId(seed, "train", 0, prompt.id, sample)
             top_k, top_p = cuts[len(out) % len(cuts)]
-            out.append(Request(rollout_id=name, prompt=prompt, seed=name.seed(),
-                               max_tokens=exact or int(noise.integers(1, longest + 1)), replica=index % replicas,
-                               sampling=Sampling(temperature=temperatures[sample % len(temperatures)],
-                                                 top_k=top_k, top_p=top_p,
-                                                 eos_ids=() if exact else (EOS,))))
+            out.append(
+                Request(
+                    rollout_id=name,
+                    prompt=prompt,
+                    seed=name.seed(),
+                    max_tokens=exact or int(noise.integers(1, longest + 1)),
+                    replica=index % replicas,
+                    sampling=Sampling(
+                        temperature=temperatures[sample % len(temperatures)],
+                        top_k=top_k,
+                        top_p=top_p,
+                        eos_ids=() if exact else (EOS,),
+                    ),
+                )
+            )
     return out
 
 
-def groups_of(asked: list[Request], out: dict[RolloutId, Rollout], epoch: int = 0, vary: float = 0.0,
-              vocab: int = TINY.vocab_size) -> list[Group]:
+def groups_of(
+    asked: list[Request], out: dict[RolloutId, Rollout], epoch: int = 0, vary: float = 0.0, vocab: int = TINY.vocab_size
+) -> list[Group]:
     """The answers, prompt by prompt, as groups of an epoch; a share `vary` of the tokens is changed."""
     noise, by_prompt = np.random.default_rng(epoch), {}
     for request in asked:
@@ -72,17 +95,39 @@ def groups_of(asked: list[Request], out: dict[RolloutId, Rollout], epoch: int = 
         text = np.where(noise.random(len(rollout)) < vary, noise.integers(0, vocab, len(rollout)), rollout.tokens)
         name = rollout.id._replace(epoch=epoch)
         by_prompt.setdefault(request.prompt.id, []).append(
-            dataclasses.replace(rollout, id=name, tokens=text, favourites=text))
-    return [Group(prompt=mine[0].prompt, rollouts=tuple(mine), rewards=noise.random(len(mine)),
-                  scored=np.ones(len(mine), bool)) for mine in by_prompt.values()]
+            dataclasses.replace(rollout, id=name, tokens=text, favourites=text)
+        )
+    return [
+        Group(
+            prompt=mine[0].prompt,
+            rollouts=tuple(mine),
+            rewards=noise.random(len(mine)),
+            scored=np.ones(len(mine), bool),
+        )
+        for mine in by_prompt.values()
+    ]
 
 
-def drafting(name: str, groups: list[Group], *, vocab: int = TINY.vocab_size, clones: bool = False, replicas: int = 1,
-             slots: int = BASE["slots"], shared: int = 3 << 12) -> Drafting:
+def drafting(
+    name: str,
+    groups: list[Group],
+    *,
+    vocab: int = TINY.vocab_size,
+    clones: bool = False,
+    replicas: int = 1,
+    slots: int = BASE["slots"],
+    shared: int = 3 << 12,
+) -> Drafting:
     """A drafter by name, with these groups behind it, in order."""
     history = History(epochs=2, max_bytes=1 << 26)
-    made = Drafting(DRAFTERS[name](vocab=vocab, **DRAFTED), replicas=replicas, slots=slots, past=history.of, clones=clones,
-                    shared=shared if name == "ours" else 0)
+    made = Drafting(
+        DRAFTERS[name](vocab=vocab, **DRAFTED),
+        replicas=replicas,
+        slots=slots,
+        past=history.of,
+        clones=clones,
+        shared=shared if name == "ours" else 0,
+    )
     for group in groups:
         history.record(group)
         made.record(group)
@@ -107,23 +152,40 @@ def run(engine: RowEngine, asked: list[Request], *, submit_at: list[int] | None 
 def same_bits(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout]) -> bool:
     """Same rollouts, tokens, log-probs, entropies and endings, bit for bit."""
     return a.keys() == b.keys() and all(
-        a[k].tokens.tobytes() == b[k].tokens.tobytes() and a[k].logprobs.tobytes() == b[k].logprobs.tobytes()
-        and a[k].entropies.tobytes() == b[k].entropies.tobytes() and a[k].finish == b[k].finish for k in a)
+        a[k].tokens.tobytes() == b[k].tokens.tobytes()
+        and a[k].logprobs.tobytes() == b[k].logprobs.tobytes()
+        and a[k].entropies.tobytes() == b[k].entropies.tobytes()
+        and a[k].finish == b[k].finish
+        for k in a
+    )
 
 
 def reference(request: Request, params, config=TINY) -> list[sampler.Draw]:
     """The independent sampler's answer."""
     law = request.sampling
-    return sampler.generate(params, config, request.prompt.tokens, request.seed, request.max_tokens, law.temperature,
-                            law.eos_ids, law.top_k, law.top_p)
+    return sampler.generate(
+        params,
+        config,
+        request.prompt.tokens,
+        request.seed,
+        request.max_tokens,
+        law.temperature,
+        law.eos_ids,
+        law.top_k,
+        law.top_p,
+    )
 
 
-def against_sampler(out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4) -> list[str]:
+def against_sampler(
+    out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4
+) -> list[str]:
     """What the independent sampler has to object to."""
     objections = []
     for request in asked:
         got = out[request.rollout_id]
-        objection = sampler.disagreement(reference(request, params, config), got.tokens, got.logprobs, got.entropies, close=close)
+        objection = sampler.disagreement(
+            reference(request, params, config), got.tokens, got.logprobs, got.entropies, close=close
+        )
         if objection:
             objections.append(f"{request.rollout_id}: {objection}")
     return objections
@@ -132,14 +194,25 @@ def against_sampler(out: dict[RolloutId, Rollout], asked: list[Request], params,
 def with_guesses(request: Request, guesses) -> Request:
     """The request with candidates for its tokens, right or wrong."""
     size = len(guesses)
-    prefix = Rollout(id=request.rollout_id, prompt=request.prompt, tokens=guesses, sampled=[True] * size,
-                     logprobs=[0.0] * size, entropies=[0.0] * size, versions=[0] * size, drafted=[False] * size,
-                     finish=Finish.PARKED, start_clock=0, finish_clock=0)
+    prefix = Rollout(
+        id=request.rollout_id,
+        prompt=request.prompt,
+        tokens=guesses,
+        sampled=[True] * size,
+        logprobs=[0.0] * size,
+        entropies=[0.0] * size,
+        versions=[0] * size,
+        drafted=[False] * size,
+        finish=Finish.PARKED,
+        start_clock=0,
+        finish_clock=0,
+    )
     return dataclasses.replace(request, prefix=prefix, prefix_mode="verify")
 
 
-def park_and_resume(engine: RowEngine, asked: list[Request], *, mode: str, seed: int = 0, chance: float = 0.15
-                    ) -> tuple[dict[RolloutId, Rollout], int]:
+def park_and_resume(
+    engine: RowEngine, asked: list[Request], *, mode: str, seed: int = 0, chance: float = 0.15
+) -> tuple[dict[RolloutId, Rollout], int]:
     """As `run`, but every request may be parked after any dispatch and is handed in again `mode`; how often that was."""
     noise, by_id = np.random.default_rng(seed), {r.rollout_id: r for r in asked}
     engine.submit(asked)
@@ -156,8 +229,9 @@ def park_and_resume(engine: RowEngine, asked: list[Request], *, mode: str, seed:
     return out, parks
 
 
-def first_differences(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout], asked: list[Request], params,
-                      config=TINY) -> tuple[list[float], float]:
+def first_differences(
+    a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY
+) -> tuple[list[float], float]:
     """Score gaps, by the independent sampler, at the first token where two runs differ, one for each rollout that differs;
     and the largest log-prob difference before that."""
     gaps, worst = [], 0.0
@@ -190,8 +264,9 @@ def kept_across_swaps(rollout: Rollout, request: Request, by_version: dict, conf
     return sampler.disagreement(draws, rollout.tokens, rollout.logprobs, rollout.entropies)
 
 
-def swap_in_mid_generation(engine: RowEngine, asked: list[Request], new, *, steps: int, mode: str
-                           ) -> dict[RolloutId, Rollout]:
+def swap_in_mid_generation(
+    engine: RowEngine, asked: list[Request], new, *, steps: int, mode: str
+) -> dict[RolloutId, Rollout]:
     """Every answer of a run whose weights become `new` after `steps` dispatches; live answers go on by `mode`: keep, or,
     parked and handed in again, recompute or verify (then answers that had finished are verified too)."""
     engine.submit(asked)
@@ -204,7 +279,9 @@ def swap_in_mid_generation(engine: RowEngine, asked: list[Request], new, *, step
         old |= out if mode == "verify" else {}
         out = {} if mode == "verify" else out
         engine.swap(new, engine.version + 1)
-        again = [dataclasses.replace(r, prefix=old[r.rollout_id], prefix_mode=mode) for r in asked if r.rollout_id in old]
+        again = [
+            dataclasses.replace(r, prefix=old[r.rollout_id], prefix_mode=mode) for r in asked if r.rollout_id in old
+        ]
     engine.submit(again)
     while engine.pending:
         out.update((r.id, r) for r in engine.step())
@@ -218,6 +295,12 @@ def recomputed_after_swap(rollout: Rollout, request: Request, new, version: int,
     draws = []
     for i in range(first, len(rollout)):
         text = np.concatenate([request.prompt.tokens, rollout.tokens[:i]])
-        draws.append(sampler.draw(sampler.numpy_llama.forward(new, config, text)[-1], request.seed, text.size,
-                                  request.sampling.temperature))
+        draws.append(
+            sampler.draw(
+                sampler.numpy_llama.forward(new, config, text)[-1],
+                request.seed,
+                text.size,
+                request.sampling.temperature,
+            )
+        )
     return sampler.disagreement(draws, rollout.tokens[first:], rollout.logprobs[first:], rollout.entropies[first:])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 import engine_lab as lab
+import numpy as np
+from toy_ring import ToyLearner, ToyObserver, ToyRewards, observed
+
 from jaxrl_post import loop
-from jaxrl_post import mesh as meshes
 from jaxrl_post.models import decoder
-from jaxrl_post.scheduler.schedulers import SCHEDULERS
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.scheduler.registry import SCHEDULERS
 from jaxrl_post.types import Prompt, Sampling
-from toy_ring import ToyLearner, ToyObserver, ToyRewards
 
 
 class Prompts:
@@ -18,8 +18,10 @@ class Prompts:
 
     def __init__(self, count: int, seed: int = 0):
         noise = np.random.default_rng(seed)
-        self.prompts = [Prompt(id=f"p{i}", tokens=noise.integers(4, lab.TINY.vocab_size, noise.integers(2, 20)))
-                        for i in range(count)]
+        self.prompts = [
+            Prompt(id=f"p{i}", tokens=noise.integers(4, lab.TINY.vocab_size, noise.integers(2, 20)))
+            for i in range(count)
+        ]
 
     def at(self, position: int):
         epoch, index = divmod(position, len(self.prompts))
@@ -38,13 +40,30 @@ class _Learner(ToyLearner):
         self.rollouts.append([rollout for group in groups for rollout in group.rollouts])
 
 
-def rounds(name: str, *, steps: int, weights=lambda version: lab.weights(0), prompts: int = 11, engine: dict | None = None,
-           longest: int = 40, **policy):
+def rounds(
+    name: str,
+    *,
+    steps: int,
+    weights=lambda version: lab.weights(0),
+    prompts: int = 11,
+    engine: dict | None = None,
+    longest: int = 40,
+    **policy,
+):
     """The rollouts of every step, of the scheduler called `name`, and its counts. `weights`: those of a version."""
     placed = meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine")
     machine = lab.engine(weights(0), **(engine or {}))
-    settings = dict(run_seed=5, steps=steps, prompts_per_round=4, group_size=3, max_tokens=longest, filter_groups=False,
-                    sampling=Sampling(temperature=1.0, eos_ids=(lab.EOS,)), max_waves=1, replicas=1)
+    settings = dict(
+        run_seed=5,
+        steps=steps,
+        prompts_per_round=4,
+        group_size=3,
+        max_tokens=longest,
+        filter_groups=False,
+        sampling=Sampling(temperature=1.0, eos_ids=(lab.EOS,)),
+        max_waves=1,
+        replicas=1,
+    )
     scheduler, learner = SCHEDULERS[name](Prompts(prompts), **settings | policy), _Learner()
 
     def publish(learner, engine):
@@ -52,11 +71,14 @@ def rounds(name: str, *, steps: int, weights=lambda version: lab.weights(0), pro
         return engine.version
 
     rewards = ToyRewards(lambda rollout: float(rollout.tokens.sum() % 2))
-    loop.run(machine, scheduler, rewards, learner, ToyObserver(), publish, steps)
+    loop.run(observed(ToyObserver()), machine, scheduler, rewards, learner, publish, steps)
     return learner.rollouts, scheduler.metrics()
 
 
 def multiset(steps) -> list:
     """Every (prompt, seed, tokens) trained on, sorted."""
-    return sorted((rollout.prompt.id, rollout.id.seed().tobytes(), rollout.tokens.tobytes())
-                  for rollouts in steps for rollout in rollouts)
+    return sorted(
+        (rollout.prompt.id, rollout.id.seed().tobytes(), rollout.tokens.tobytes())
+        for rollouts in steps
+        for rollout in rollouts
+    )

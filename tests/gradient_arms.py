@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 
 import jax
+import made_groups
 import numpy as np
 
-import made_groups
-from jaxrl_post import config, mesh
+from jaxrl_post import config
 from jaxrl_post.algorithms import advantages
+from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer import programs
 from jaxrl_post.trainer.learner import Learner
 
@@ -31,14 +32,34 @@ def precision(dtype):
     return jax.enable_x64(True) if dtype == np.float64 else contextlib.nullcontext()
 
 
-def learner(dtype=np.float32, *, mode="token-mean", sizes=(1, 1, 1), rows=4, tokens=48, policy=None, reference=True,
-            optimizer=None, model=made_groups.MODEL, given=None, **more) -> Learner:
-    return Learner(model, made_groups.weights(0, dtype, model) if policy is None else policy, mesh.make_mesh(*sizes),
-                   algorithm=given or algorithm(mode), optimizer=optimizer or config.Optimizer(),
-                   batch=config.Batch(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
-                   temperature=more.pop("temperature", 0.8), steps=more.pop("steps", 10), max_tokens=MAX_TOKENS,
-                   reference=made_groups.moved(made_groups.weights(0, dtype, model), 2) if reference else None,
-                   compute_dtype=np.dtype(dtype).name, **more)
+def learner(
+    dtype=np.float32,
+    *,
+    mode="token-mean",
+    sizes=(1, 1, 1),
+    rows=4,
+    tokens=48,
+    policy=None,
+    reference=True,
+    optimizer=None,
+    model=made_groups.MODEL,
+    given=None,
+    **more,
+) -> Learner:
+    return Learner(
+        model,
+        made_groups.weights(0, dtype, model) if policy is None else policy,
+        mesh.make_mesh(*sizes),
+        algorithm=given or algorithm(mode),
+        optimizer=optimizer or config.Optimizer(),
+        batch=config.Batch(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
+        temperature=more.pop("temperature", 0.8),
+        steps=more.pop("steps", 10),
+        max_tokens=MAX_TOKENS,
+        reference=made_groups.moved(made_groups.weights(0, dtype, model), 2) if reference else None,
+        compute_dtype=np.dtype(dtype).name,
+        **more,
+    )
 
 
 def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
@@ -54,8 +75,8 @@ def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
 
 def shift(one: Learner, dtype) -> None:
     """Moves the policy as if a commit had happened, so that ratios are not 1."""
-    one._settle()
-    one._committed = True
+    one._old.settle(one.logprobs)
+    one._old.committed = True
     policy = made_groups.moved(made_groups.weights(0, dtype), 1)
     placed = mesh.put(policy, jax.tree.map(lambda x: x.sharding, one.params))
     one.state = dataclasses.replace(one.state, params={"policy": placed})
@@ -64,17 +85,30 @@ def shift(one: Learner, dtype) -> None:
 def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0.8, loss_mode="vanilla"):
     """The same from tests/made_groups.py: no packing, no chunks, no sums; one division per formula."""
     a = algorithm(mode)
-    values = [advantages.grpo(group.rewards, group.scored, np.array([len(r) for r in group.rollouts]))
-              for group in groups]
+    values = [
+        advantages.grpo(group.rewards, group.scored, np.array([len(r) for r in group.rollouts])) for group in groups
+    ]
     with precision(dtype):
         old = made_groups.weights(0, dtype)
         policy, reference = (jax.tree.map(jax.numpy.asarray, made_groups.moved(old, seed)) for seed in (1, 2))
 
         def loss(p):
             return made_groups.plain_loss(
-                p, made_groups.MODEL, groups, values, old, reference, mode=mode, low=a.clip_ratio_low,
-                high=a.clip_ratio_high, kl_coef=a.kl_loss_coef, entropy_coef=a.entropy_coef, max_tokens=MAX_TOKENS,
-                temperature=temperature, loss_mode=loss_mode)
+                p,
+                made_groups.MODEL,
+                groups,
+                values,
+                old,
+                reference,
+                mode=mode,
+                low=a.clip_ratio_low,
+                high=a.clip_ratio_high,
+                kl_coef=a.kl_loss_coef,
+                entropy_coef=a.entropy_coef,
+                max_tokens=MAX_TOKENS,
+                temperature=temperature,
+                loss_mode=loss_mode,
+            )
 
         return jax.device_get(jax.jit(jax.grad(loss))(policy))
 
@@ -91,4 +125,5 @@ def mean_per_micro_batch(monkeypatch):
     def divided(*given):
         total, (count, *rest) = whole(*given)
         return total / count, (jax.numpy.ones_like(count), *rest)
+
     monkeypatch.setattr(programs, "numerator", divided)

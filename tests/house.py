@@ -8,31 +8,62 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-FLOORS = {
-    0: ("types", "config"),
-    1: ("protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes", "estimates", "bias", "mesh", "metrics",
-        "trace", "rollout_log", "algorithms", "rewards", "kernels"),
-    2: ("corpus", "index", "watched", "chores", "slots", "scheduler", "batch", "data", "models", "weights", "checkpoint"),
-    3: ("engine", "sim", "trainer", "launch"),
-    4: ("loop", "evaluate", "report", "observers", "parts"),
-    5: ("main", "simulate"),
+FLOORS = {  # of rooms: files and folders on the first level of the package
+    0: ("types", "parallel", "config"),
+    1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
+    2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
+    3: ("evaluation", "sim"),
+    4: ("simulate", "launch", "commands"),
+    5: ("main", "__main__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
-HOST = ("types", "config", "protocols", "history", "cost", "rowplan", "pages", "ngrams", "suffixes",
-        "estimates", "bias", "watched", "chores", "corpus", "index", "slots", "scheduler", "sim", "rewards")
+HOST = (  # module prefixes without jax
+    "types",
+    "config",
+    "protocols",
+    "history",
+    "scheduler",
+    "sim",
+    "rewards",
+    "engine.host",
+    "engine.row_plan",
+    "engine.step_cost",
+    "engine.speculation.acceptance",
+    "engine.speculation.corpus",
+    "engine.speculation.ngrams",
+    "engine.speculation.suffix_array",
+    "engine.speculation.table_cache",
+    "checkpoint.identity",
+    "checkpoint.log_marks",
+    "telemetry.journal",
+    "telemetry.length_bias",
+    "telemetry.timing",
+)
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
-ARRAY_FREE = ("rowplan",)  # array code over whatever module it is handed
+ARRAY_FREE = ("engine.row_plan",)  # array code over whatever module it is handed
 FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base", "core", "manager", "managers", "hub"}
 SIMULATOR_WORDS = {"sim", "simulate", "simulated", "simulator", "simulation"}
 LOOP_KNOWS = {"types", "protocols"}
+FIRST_LEVEL = 14  # modules directly in the package
 FILE_LINES, FUNCTION_LINES = 440, 44  # about 400 and about 40: a tenth of slack
 CONFIG_DICT_MODULES = {"config.reader", "main", "simulate"}  # the only ones that may see a ConfigDict
-CONFIG_ORDER = ("conditions", "fields", "relations", "scheduling", "rules", "generation", "training", "schema", "reader",
-                "readers", "reference")  # each imports those before it
+CONFIG_ORDER = (  # each imports only those before it
+    "conditions",
+    "fields",
+    "relations",
+    "scheduling",
+    "rules",
+    "generation",
+    "training",
+    "schema",
+    "reader",
+    "readers",
+    "reference",
+)
 
 
 class Tree:
@@ -45,8 +76,10 @@ class Tree:
     def modules(self) -> dict[str, ast.Module]:
         """Dotted name -> syntax tree, of the package and of kernels/."""
         files = [(path, path.relative_to(self.root)) for path in sorted((self.root / self.package).rglob("*.py"))]
-        files += [(path, Path(self.package) / path.relative_to(self.root))
-                  for path in sorted((self.root / "kernels").rglob("*.py"))]
+        files += [
+            (path, Path(self.package) / path.relative_to(self.root))
+            for path in sorted((self.root / "kernels").rglob("*.py"))
+        ]
         return {_dotted(relative): ast.parse(path.read_text(), str(path)) for path, relative in files}
 
     @cached_property
@@ -57,7 +90,7 @@ class Tree:
         return {path.relative_to(self.root).as_posix(): ast.parse(path.read_text(), str(path)) for path in paths}
 
     def room(self, module: str) -> str:
-        """`jaxrl_post.engine.rows` -> engine; the package itself -> ''."""
+        """`jaxrl_post.engine.row_program` -> engine; the package itself -> ''."""
         return module.partition(".")[2].partition(".")[0]
 
     def imports(self, module: str) -> Iterator[str]:
@@ -81,7 +114,7 @@ class Tree:
         if not node.level:
             return node.module
         is_folder = module == self.package or any(name.startswith(f"{module}.") for name in self.modules)
-        parts = module.split(".")[:len(module.split(".")) - node.level + is_folder]
+        parts = module.split(".")[: len(module.split(".")) - node.level + is_folder]
         return ".".join(parts + ([node.module] if node.module else []))
 
     def _is_folder(self, name: str) -> bool:
@@ -99,8 +132,11 @@ def _last(node: ast.expr) -> str:
 
 
 def unknown_rooms(tree: Tree) -> list[str]:
-    return [f"{module}: room {tree.room(module)!r} is not in the table of floors"
-            for module in tree.modules if tree.room(module) and tree.room(module) not in FLOOR]
+    return [
+        f"{module}: room {tree.room(module)!r} is not in the table of floors"
+        for module in tree.modules
+        if tree.room(module) and tree.room(module) not in FLOOR
+    ]
 
 
 def upward_imports(tree: Tree) -> list[str]:
@@ -117,13 +153,15 @@ def upward_imports(tree: Tree) -> list[str]:
 
 
 def cycles(tree: Tree) -> list[str]:
-    graph = {module: sorted({name for name in tree.inner_imports(module) if name in tree.modules and name != module})
-             for module in tree.modules}
+    graph = {
+        module: sorted({name for name in tree.inner_imports(module) if name in tree.modules and name != module})
+        for module in tree.modules
+    }
     out, done = [], set()
 
     def visit(module, path):
         if module in path:
-            out.append(" -> ".join([*path[path.index(module):], module]))
+            out.append(" -> ".join([*path[path.index(module) :], module]))
         elif module not in done:
             for target in graph[module]:
                 visit(target, [*path, module])
@@ -134,27 +172,50 @@ def cycles(tree: Tree) -> list[str]:
     return out
 
 
+def under(module: str, prefixes: Sequence[str]) -> bool:
+    """Whether `jaxrl_post.engine.host.pages` lies under one of the prefixes, for example `engine.host`."""
+    name = module.partition(".")[2]
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def first_level(tree: Tree) -> list[str]:
+    """At most FIRST_LEVEL modules lie directly in the package."""
+    files = sorted(path.name for path in (tree.root / tree.package).glob("*.py"))
+    return [f"{len(files)} modules on the first level, at most {FIRST_LEVEL}: {', '.join(files)}"] * (
+        len(files) > FIRST_LEVEL
+    )
+
+
 def host_imports(tree: Tree) -> list[str]:
-    """Host rooms name no device library; rowplan names no array library at all."""
+    """Host modules name no device library; row_plan names no array library at all."""
     out = []
     for module in tree.modules:
-        banned = DEVICE_LIBRARIES | ({"numpy"} if tree.room(module) in ARRAY_FREE else set())
-        if tree.room(module) in HOST:
+        banned = DEVICE_LIBRARIES | ({"numpy"} if under(module, ARRAY_FREE) else set())
+        if under(module, HOST):
             out += [f"{module} imports {name}" for name in tree.imports(module) if name.split(".")[0] in banned]
     return out
 
 
 def loop_imports(tree: Tree) -> list[str]:
     """The loop knows only types and protocols."""
-    return [f"{module} imports {name}" for module in tree.modules if tree.room(module) == "loop"
-            for name in tree.inner_imports(module) if tree.room(name) not in LOOP_KNOWS]
+    return [
+        f"{module} imports {name}"
+        for module in tree.modules
+        if tree.room(module) == "loop"
+        for name in tree.inner_imports(module)
+        if tree.room(name) not in LOOP_KNOWS
+    ]
 
 
 def config_dicts(tree: Tree) -> list[str]:
     """`resolve` ends the life of a ConfigDict: other rooms receive values."""
-    return [f"{module} imports {name}" for module in tree.modules
-            if module.removeprefix(f"{tree.package}.") not in CONFIG_DICT_MODULES
-            for name in tree.imports(module) if name.split(".")[0] == "ml_collections"]
+    return [
+        f"{module} imports {name}"
+        for module in tree.modules
+        if module.removeprefix(f"{tree.package}.") not in CONFIG_DICT_MODULES
+        for name in tree.imports(module)
+        if name.split(".")[0] == "ml_collections"
+    ]
 
 
 def config_order(tree: Tree) -> list[str]:
@@ -165,23 +226,37 @@ def config_order(tree: Tree) -> list[str]:
         if name not in CONFIG_ORDER:
             out.append(f"config: {name} is not in the order of its files")
             continue
-        before = {f"{face}.{other}" for other in CONFIG_ORDER[:CONFIG_ORDER.index(name)]}
-        out += [f"config: {name} imports {target.rpartition('.')[2]}" for target in tree.inner_imports(module)
-                if target.startswith(face) and target not in before]
+        before = {f"{face}.{other}" for other in CONFIG_ORDER[: CONFIG_ORDER.index(name)]}
+        out += [
+            f"config: {name} imports {target.rpartition('.')[2]}"
+            for target in tree.inner_imports(module)
+            if target.startswith(face) and target not in before
+        ]
     return out
 
 
 def forbidden_names(tree: Tree) -> list[str]:
     """Of files and folders, word by word (train_utils counts), tests included."""
-    paths = [path.relative_to(tree.root) for top in (tree.package, "kernels", "configs", "scripts", "tests")
-             for path in sorted((tree.root / top).rglob("*")) if path.is_dir() or path.suffix == ".py"]
-    return [f"{path.as_posix()}: a name from {', '.join(sorted(words))}" for path in paths
-            if (words := set(path.stem.lower().split("_")) & FORBIDDEN_NAMES)]
+    paths = [
+        path.relative_to(tree.root)
+        for top in (tree.package, "kernels", "configs", "scripts", "tests")
+        for path in sorted((tree.root / top).rglob("*"))
+        if path.is_dir() or path.suffix == ".py"
+    ]
+    return [
+        f"{path.as_posix()}: a name from {', '.join(sorted(words))}"
+        for path in paths
+        if (words := set(path.stem.lower().split("_")) & FORBIDDEN_NAMES)
+    ]
 
 
 def type_checking(tree: Tree) -> list[str]:
-    return [f"{path}:{node.lineno}: TYPE_CHECKING" for path, source in tree.sources.items() for node in ast.walk(source)
-            if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) == "TYPE_CHECKING"]
+    return [
+        f"{path}:{node.lineno}: TYPE_CHECKING"
+        for path, source in tree.sources.items()
+        for node in ast.walk(source)
+        if isinstance(node, (ast.Name, ast.Attribute)) and _last(node) == "TYPE_CHECKING"
+    ]
 
 
 def broad_excepts(tree: Tree) -> list[str]:
@@ -205,8 +280,11 @@ def simulator_in_scheduler(tree: Tree) -> list[str]:
     out = []
     for module in (m for m in tree.modules if tree.room(m) == "scheduler"):
         out += [f"{module} imports {name}" for name in tree.inner_imports(module) if tree.room(name) == "sim"]
-        out += [f"{module}: identifier {name}" for name in sorted(set(_identifiers(tree.modules[module])))
-                if set(re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_")) & SIMULATOR_WORDS]
+        out += [
+            f"{module}: identifier {name}"
+            for name in sorted(set(_identifiers(tree.modules[module])))
+            if set(re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_")) & SIMULATOR_WORDS
+        ]
     return out
 
 
@@ -219,10 +297,10 @@ def _identifiers(source: ast.Module) -> Iterator[str]:
 
 
 def partition_specs(tree: Tree) -> list[str]:
-    """PartitionSpec lives in mesh.py; jax.P is another name of it."""
+    """PartitionSpec lives in parallel/mesh.py; jax.P is another name of it."""
     out = []
     for path, source in tree.sources.items():
-        if path == f"{tree.package}/mesh.py":
+        if path == f"{tree.package}/parallel/mesh.py":
             continue
         for node in ast.walk(source):
             spelled = {_last(node)} if isinstance(node, (ast.Name, ast.Attribute)) else set()
@@ -233,17 +311,22 @@ def partition_specs(tree: Tree) -> list[str]:
             if isinstance(node, ast.Attribute) and node.attr == "P" and _last(node.value) in ("jax", "sharding"):
                 spelled.add("PartitionSpec")
             if "PartitionSpec" in spelled:
-                out.append(f"{path}:{node.lineno}: PartitionSpec outside mesh.py")
+                out.append(f"{path}:{node.lineno}: PartitionSpec outside parallel/parallel/mesh.py")
     return out
 
 
 def package_folders(tree: Tree) -> list[str]:
     """Every folder of the package has an __init__.py, else no wheel holds it; kernels/ has none anywhere."""
     inside = {path.parent for path in (tree.root / tree.package).rglob("*.py")}
-    out = [f"{folder.relative_to(tree.root).as_posix()}/ lacks __init__.py" for folder in sorted(inside)
-           if not (folder / "__init__.py").is_file()]
-    return out + [f"{path.relative_to(tree.root).as_posix()} must not exist"
-                  for path in sorted((tree.root / "kernels").rglob("__init__.py"))]
+    out = [
+        f"{folder.relative_to(tree.root).as_posix()}/ lacks __init__.py"
+        for folder in sorted(inside)
+        if not (folder / "__init__.py").is_file()
+    ]
+    return out + [
+        f"{path.relative_to(tree.root).as_posix()} must not exist"
+        for path in sorted((tree.root / "kernels").rglob("__init__.py"))
+    ]
 
 
 def long_files(tree: Tree, limit: int = FILE_LINES) -> dict[str, int]:
@@ -275,5 +358,6 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDe
 
 def unsettled(found: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:
     """What is too long without a reason, and reasons that no longer have a case."""
-    return [f"{name}: {count} lines and no reason given" for name, count in found.items() if not reasons.get(name)] \
-        + [f"{name}: has a reason and is not too long any more" for name in reasons if name not in found]
+    return [f"{name}: {count} lines and no reason given" for name, count in found.items() if not reasons.get(name)] + [
+        f"{name}: has a reason and is not too long any more" for name in reasons if name not in found
+    ]

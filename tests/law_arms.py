@@ -10,18 +10,22 @@ import dataclasses
 import functools
 from collections import Counter
 
+import engine_lab as lab
 import numpy as np
+import sampler
 import scipy.stats
 
-import engine_lab as lab
-import sampler
-from jaxrl_post.engine import rows
+from jaxrl_post.engine import row_program
 from jaxrl_post.kernels import sampling, threefry, thresholds
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 LAWS = {
-    "plain": Sampling(), "temperature_0_7": Sampling(temperature=0.7), "top_k_5": Sampling(top_k=5),
-    "top_p_0_8": Sampling(top_p=0.8), "all_three": Sampling(temperature=1.3, top_k=10, top_p=0.9)}
+    "plain": Sampling(),
+    "temperature_0_7": Sampling(temperature=0.7),
+    "top_k_5": Sampling(top_k=5),
+    "top_p_0_8": Sampling(top_p=0.8),
+    "all_three": Sampling(temperature=1.3, top_k=10, top_p=0.9),
+}
 FAVOURITES = 5
 FEWEST = 5.0  # expected counts below it are pooled
 PROMPT = (1, 0, 2, 1, 1, 0)
@@ -33,8 +37,16 @@ def model(vocab: int):
 
 @functools.cache
 def engine(vocab: int):
-    return lab.engine(lab.weights(0, model(vocab)), model(vocab), restricted=True, slots=64, pages=256, row_sizes=(256,),
-                      head_rows=256, max_length=32)
+    return lab.engine(
+        lab.weights(0, model(vocab)),
+        model(vocab),
+        restricted=True,
+        slots=64,
+        pages=256,
+        row_sizes=(256,),
+        head_rows=256,
+        max_length=32,
+    )
 
 
 def answers(engine, law: Sampling, count: int, length: int, *, attempt: int = 0, drafts=None) -> list[tuple[int, ...]]:
@@ -90,8 +102,11 @@ def by_sequence(vocab: int, law: Sampling, told: list[tuple[int, ...]], length: 
             (expected if ends else open_texts)[whole] = mass * p
     seen = Counter(told)
     assert set(seen) <= set(expected), "an answer that the law cannot give"
-    return float(scipy.stats.chi2.sf(*pearson(np.array([seen[t] for t in expected]),
-                                              len(told) * np.array(list(expected.values())))))
+    return float(
+        scipy.stats.chi2.sf(
+            *pearson(np.array([seen[t] for t in expected]), len(told) * np.array(list(expected.values())))
+        )
+    )
 
 
 def pearson(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
@@ -109,6 +124,7 @@ def pearson(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
 
 # ---- planted faults, each on an engine compiled with it
 
+
 def noise_shared_by_two_ids(monkeypatch):
     real = sampling.gumbel
     monkeypatch.setattr(sampling, "gumbel", lambda seeds, at, words: real(seeds, at, words & ~np.uint32(1)))
@@ -116,18 +132,20 @@ def noise_shared_by_two_ids(monkeypatch):
 
 def a_draft_accepted_by_a_coin(monkeypatch):
     def accept(plan, guess, sampled, ended):
-        jnp = rows.jnp
+        jnp = row_program.jnp
         words = [x.astype(jnp.uint32) for x in (plan.head_slot, plan.head_rank, sampled, guess)]
         coin = (threefry.first_word(jnp, *words) & 1) == 1
         return real(plan, guess, jnp.where((guess >= 0) & coin, guess, sampled), ended)
-    real = rows._accept
-    monkeypatch.setattr(rows, "_accept", accept)
+
+    real = row_program._accept
+    monkeypatch.setattr(row_program, "_accept", accept)
 
 
 def top_p_without_the_last_id(monkeypatch):
     real = thresholds.find
-    monkeypatch.setattr(thresholds, "find", lambda logits, heat, k, p: real(
-        logits, heat, k, rows.jnp.where(p < 1, p * 0.9, p)))
+    monkeypatch.setattr(
+        thresholds, "find", lambda logits, heat, k, p: real(logits, heat, k, row_program.jnp.where(p < 1, p * 0.9, p))
+    )
 
 
 FAULTS = (noise_shared_by_two_ids, a_draft_accepted_by_a_coin, top_p_without_the_last_id)

@@ -6,27 +6,38 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from dense_attend import dense
+
 from jaxrl_post.models import decoder
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
-MODEL = decoder.ModelConfig(vocab_size=32, embed=16, layers=2, heads=4, kv_heads=2, head_dim=4, ffw=24, max_length=64,
-                            tied=True)
+MODEL = decoder.ModelConfig(
+    vocab_size=32, embed=16, layers=2, heads=4, kv_heads=2, head_dim=4, ffw=24, max_length=64, tied=True
+)
 
 
-def rollout(prompt: Prompt, sample: int, tokens, *, logprobs=None, sampled=None, version: int = 0,
-            finish: Finish = Finish.EOS) -> Rollout:
+def rollout(
+    prompt: Prompt, sample: int, tokens, *, logprobs=None, sampled=None, version: int = 0, finish: Finish = Finish.EOS
+) -> Rollout:
     n = len(tokens)
-    return Rollout(id=RolloutId(0, "train", 0, prompt.id, sample), prompt=prompt, tokens=tokens,
-                   sampled=np.ones(n, bool) if sampled is None else sampled,
-                   logprobs=np.full(n, -1.0) if logprobs is None else logprobs, entropies=np.zeros(n),
-                   versions=np.full(n, version), drafted=np.zeros(n, bool), finish=finish, start_clock=0,
-                   finish_clock=1)
+    return Rollout(
+        id=RolloutId(0, "train", 0, prompt.id, sample),
+        prompt=prompt,
+        tokens=tokens,
+        sampled=np.ones(n, bool) if sampled is None else sampled,
+        logprobs=np.full(n, -1.0) if logprobs is None else logprobs,
+        entropies=np.zeros(n),
+        versions=np.full(n, version),
+        drafted=np.zeros(n, bool),
+        finish=finish,
+        start_clock=0,
+        finish_clock=1,
+    )
 
 
-def groups(count: int = 5, size: int = 4, *, longest: int = 20, vocab: int = 32, seed: int = 0,
-           unscored: bool = True) -> list[Group]:
+def groups(
+    count: int = 5, size: int = 4, *, longest: int = 20, vocab: int = 32, seed: int = 0, unscored: bool = True
+) -> list[Group]:
     """`count` groups with prompts of 2-6 and answers of 1-`longest` tokens; in the second group one rollout is
     unscored, in the third one has observed (not sampled) tokens in its middle."""
     rng = np.random.default_rng(seed)
@@ -39,8 +50,7 @@ def groups(count: int = 5, size: int = 4, *, longest: int = 20, vocab: int = 32,
             sampled = np.ones(n, bool)
             if (g, i) == (2, 0):
                 sampled[4:9] = False
-            rollouts.append(rollout(prompt, i, rng.integers(0, vocab, n), sampled=sampled,
-                                    logprobs=-3 * rng.random(n)))
+            rollouts.append(rollout(prompt, i, rng.integers(0, vocab, n), sampled=sampled, logprobs=-3 * rng.random(n)))
         scored = np.ones(size, bool)
         scored[0] = not (unscored and g == 1)
         out.append(Group(prompt=prompt, rollouts=tuple(rollouts), rewards=rng.integers(0, 4, size) / 3, scored=scored))
@@ -97,8 +107,23 @@ def plain_policy_loss(loss_mode: str, logps, gap, mask, a, low: float, high: flo
     return -jnp.minimum(ratio * a, jnp.clip(ratio, 1 - low, 1 + high) * a)
 
 
-def plain_loss(params, model, found, advantages, old, reference, *, mode: str, low: float, high: float, kl_coef: float,
-               entropy_coef: float, max_tokens: int, temperature: float = 1.0, loss_mode: str = "vanilla"):
+def plain_loss(
+    params,
+    model,
+    found,
+    advantages,
+    old,
+    reference,
+    *,
+    mode: str,
+    low: float,
+    high: float,
+    kl_coef: float,
+    entropy_coef: float,
+    max_tokens: int,
+    temperature: float = 1.0,
+    loss_mode: str = "vanilla",
+):
     """The loss of the whole batch as the papers write it: policy loss + k3 + entropy, each sequence by itself."""
     tokens, mask, members = unpacked(found)
     logps, entropies = plain_scores(params, model, tokens, temperature)
@@ -127,6 +152,10 @@ def plain_loss(params, model, found, advantages, old, reference, *, mode: str, l
 def distances(a, b) -> dict[str, float]:
     """Per leaf: 2-norm of the difference over 2-norm of `b`."""
     pairs = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True)
-    return {jax.tree_util.keystr(path): float(np.linalg.norm(np.asarray(x, float) - np.asarray(y, float))
-                                              / max(np.linalg.norm(np.asarray(y, float)), 1e-300))
-            for (path, x), y in pairs}
+    return {
+        jax.tree_util.keystr(path): float(
+            np.linalg.norm(np.asarray(x, float) - np.asarray(y, float))
+            / max(np.linalg.norm(np.asarray(y, float)), 1e-300)
+        )
+        for (path, x), y in pairs
+    }

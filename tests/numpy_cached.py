@@ -31,7 +31,7 @@ class Cached:
         return x @ (np.asarray(params["embed"], np.float64).T if c.tied else np.asarray(params["head"], np.float64))
 
     def _norm(self, x, weight):
-        return x / np.sqrt((x ** 2).mean() + self.config.norm_eps) * weight
+        return x / np.sqrt((x**2).mean() + self.config.norm_eps) * weight
 
     def _attend(self, index, w, x, position):
         c = self.config
@@ -42,7 +42,7 @@ class Cached:
         out = np.zeros(c.embed)
         for head in range(c.heads):
             shared = head * c.kv_heads // c.heads
-            scores = keys[:, shared] @ q[head] * c.head_dim ** -0.5
+            scores = keys[:, shared] @ q[head] * c.head_dim**-0.5
             weights = np.exp(scores - scores.max())
             out += (weights / weights.sum()) @ values[:, shared] @ w["o"][head]
         return out

@@ -45,8 +45,11 @@ def _cast(leaf, dtype) -> np.ndarray:
 
 
 def _norm(x, weight, config) -> np.ndarray:
-    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + x.dtype.type(config.norm_eps)) * (
-        weight + x.dtype.type(config.norm_offset))
+    return (
+        x
+        / np.sqrt((x**2).mean(-1, keepdims=True) + x.dtype.type(config.norm_eps))
+        * (weight + x.dtype.type(config.norm_offset))
+    )
 
 
 def _capped(x, cap) -> np.ndarray:
@@ -61,7 +64,7 @@ def _attention(layer, config, x, positions, window) -> np.ndarray:
         q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
     local = window is not None and config.local_rope_theta is not None
     q, k = _turned(q, config, positions, local), _turned(k, config, positions, local)
-    scale = x.dtype.type(config.head_dim ** -0.5 if config.query_scale is None else config.query_scale)
+    scale = x.dtype.type(config.head_dim**-0.5 if config.query_scale is None else config.query_scale)
     distance = positions[:, None] - positions[None, :]
     hidden = (distance < 0) | (distance >= (window or math.inf))
     out = np.zeros_like(x)
@@ -95,7 +98,8 @@ def _frequency(config, i: int, local: bool) -> float:
     if wavelength > scaling.original_length / scaling.low_frequency_factor:
         return plain / scaling.factor
     smooth = (scaling.original_length / wavelength - scaling.low_frequency_factor) / (
-        scaling.high_frequency_factor - scaling.low_frequency_factor)
+        scaling.high_frequency_factor - scaling.low_frequency_factor
+    )
     return (1 - smooth) * plain / scaling.factor + smooth * plain
 
 
@@ -104,7 +108,7 @@ def _feed_forward(layer, config, x) -> np.ndarray:
     if config.activation == "silu":
         gate = gate / (1 + np.exp(-gate))
     elif config.activation == "gelu_tanh":
-        gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate ** 3)))
+        gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
     else:
         gate = 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2)))
     return (gate * (x @ layer["up"])) @ layer["down"]

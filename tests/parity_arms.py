@@ -63,8 +63,12 @@ def paged_arm(config: ModelConfig, params: dict, tokens: jax.Array) -> jax.Array
     """The same over the engine's cache, one slot per text, pages of 16 in no order."""
     B, T = tokens.shape
     blocks = -(-T // 16)
-    rows = attention.Rows(jnp.repeat(jnp.arange(B), T), jnp.tile(jnp.arange(T), B), jnp.ones(B * T, bool),
-                          jnp.arange(B * blocks)[::-1].reshape(B, blocks))
+    rows = attention.Rows(
+        jnp.repeat(jnp.arange(B), T),
+        jnp.tile(jnp.arange(T), B),
+        jnp.ones(B * T, bool),
+        jnp.arange(B * blocks)[::-1].reshape(B, blocks),
+    )
 
     def attend(layer, q, k, v, cache, **how):
         full = attention.write(cache, k, v, rows)
@@ -95,22 +99,35 @@ def field(**changes) -> Callable:
 
 def swapped(one: str, other: str) -> Callable:
     """Two tensors of every layer in each other's place."""
+
     def change(layer: dict) -> dict:
         return {**layer, one: layer[other], other: layer[one]}
-    return lambda config, params: (config, {**params, "layers": {
-        index: change(layer) for index, layer in params["layers"].items()}})
+
+    return lambda config, params: (
+        config,
+        {**params, "layers": {index: change(layer) for index, layer in params["layers"].items()}},
+    )
 
 
 def neutral(name: str, value: float) -> Callable:
     """A norm or a bias of every layer forgotten."""
-    return lambda config, params: (config, {**params, "layers": {
-        index: {**layer, name: np.full_like(layer[name], value)} for index, layer in params["layers"].items()}})
+    return lambda config, params: (
+        config,
+        {
+            **params,
+            "layers": {
+                index: {**layer, name: np.full_like(layer[name], value)} for index, layer in params["layers"].items()
+            },
+        },
+    )
 
 
 def window(by: int) -> Callable:
     """Every window off by `by`."""
-    return lambda config, params: (dataclasses.replace(
-        config, windows=tuple(None if size is None else size + by for size in config.windows)), params)
+    return lambda config, params: (
+        dataclasses.replace(config, windows=tuple(None if size is None else size + by for size in config.windows)),
+        params,
+    )
 
 
 def windows_reversed(config: ModelConfig, params: dict):
@@ -127,14 +144,24 @@ def heads_interleaved(config: ModelConfig, params: dict):
     """Rotated pairs taken for neighbours."""
     half = config.head_dim // 2
     order = np.arange(config.head_dim).reshape(2, half).T.reshape(-1)
-    return config, {**params, "layers": {index: {**layer, "q": layer["q"][..., order], "k": layer["k"][..., order]}
-                                         for index, layer in params["layers"].items()}}
+    return config, {
+        **params,
+        "layers": {
+            index: {**layer, "q": layer["q"][..., order], "k": layer["k"][..., order]}
+            for index, layer in params["layers"].items()
+        },
+    }
 
 
 def kv_heads_reversed(config: ModelConfig, params: dict):
     """Groups of query heads at the wrong key heads."""
-    return config, {**params, "layers": {index: {**layer, "k": layer["k"][:, ::-1], "v": layer["v"][:, ::-1]}
-                                         for index, layer in params["layers"].items()}}
+    return config, {
+        **params,
+        "layers": {
+            index: {**layer, "k": layer["k"][:, ::-1], "v": layer["v"][:, ::-1]}
+            for index, layer in params["layers"].items()
+        },
+    }
 
 
 def unscaled_embedding(config: ModelConfig, params: dict):
@@ -143,33 +170,60 @@ def unscaled_embedding(config: ModelConfig, params: dict):
 
 NORMS = {"norms_swapped": swapped("attn_norm", "ffw_norm")}
 SCALED = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
-POSTS = {"post_norms_swapped": swapped("attn_post_norm", "ffw_post_norm"),
-         "norm_before_and_after_swapped": swapped("ffw_norm", "attn_post_norm"),
-         "norm_offset_off": field(norm_offset=0.0), "embedding_unscaled": unscaled_embedding,
-         "query_scale_of_head_dim": field(query_scale=None), "activation_silu": field(activation="silu"),
-         "activation_not_approximate": field(activation="gelu"),
-         "window_one_longer": window(1), "window_one_shorter": window(-1), "windows_elsewhere": windows_elsewhere}
+POSTS = {
+    "post_norms_swapped": swapped("attn_post_norm", "ffw_post_norm"),
+    "norm_before_and_after_swapped": swapped("ffw_norm", "attn_post_norm"),
+    "norm_offset_off": field(norm_offset=0.0),
+    "embedding_unscaled": unscaled_embedding,
+    "query_scale_of_head_dim": field(query_scale=None),
+    "activation_silu": field(activation="silu"),
+    "activation_not_approximate": field(activation="gelu"),
+    "window_one_longer": window(1),
+    "window_one_shorter": window(-1),
+    "windows_elsewhere": windows_elsewhere,
+}
 FAULTS: dict[str, dict[str, Callable]] = {
-    "llama2": NORMS | {"rope_theta_default": field(rope_theta=10000.0), "heads_interleaved": heads_interleaved,
-                       "kv_heads_reversed": kv_heads_reversed},
-    "llama3": NORMS | {"rope_scaling_off": field(rope_scaling=None), "kv_heads_reversed": kv_heads_reversed,
-                       "rope_scaling_linear": field(rope_scaling=RopeScaling("linear", 8.0)),
-                       "rope_blend_off": field(rope_scaling=SCALED._replace(high_frequency_factor=1.0001)),
-                       "original_length_off": field(rope_scaling=SCALED._replace(original_length=64))},
-    "qwen2": NORMS | {"q_bias_dropped": neutral("q_bias", 0), "k_bias_dropped": neutral("k_bias", 0),
-                      "v_bias_dropped": neutral("v_bias", 0), "window_one_longer": window(1),
-                      "window_one_shorter": window(-1), "windows_reversed": windows_reversed,
-                      "windows_off": field(windows=())},
-    "qwen3": NORMS | {"q_and_k_norm_swapped": swapped("q_norm", "k_norm"), "q_norm_dropped": neutral("q_norm", 1),
-                      "k_norm_dropped": neutral("k_norm", 1)},
-    "mistral": NORMS | {"window_one_longer": window(1), "window_one_shorter": window(-1),
-                        "windows_off": field(windows=())},
-    "gemma2": POSTS | {"attn_soft_cap_off": field(attn_soft_cap=None),
-                       "final_soft_cap_off": field(final_soft_cap=None)},
-    "gemma3": POSTS | {"q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
-                       "rope_scaling_off": field(rope_scaling=None),
-                       "local_rope_theta_off": field(local_rope_theta=None),
-                       "local_theta_everywhere": field(rope_theta=50.0)},
+    "llama2": NORMS
+    | {
+        "rope_theta_default": field(rope_theta=10000.0),
+        "heads_interleaved": heads_interleaved,
+        "kv_heads_reversed": kv_heads_reversed,
+    },
+    "llama3": NORMS
+    | {
+        "rope_scaling_off": field(rope_scaling=None),
+        "kv_heads_reversed": kv_heads_reversed,
+        "rope_scaling_linear": field(rope_scaling=RopeScaling("linear", 8.0)),
+        "rope_blend_off": field(rope_scaling=SCALED._replace(high_frequency_factor=1.0001)),
+        "original_length_off": field(rope_scaling=SCALED._replace(original_length=64)),
+    },
+    "qwen2": NORMS
+    | {
+        "q_bias_dropped": neutral("q_bias", 0),
+        "k_bias_dropped": neutral("k_bias", 0),
+        "v_bias_dropped": neutral("v_bias", 0),
+        "window_one_longer": window(1),
+        "window_one_shorter": window(-1),
+        "windows_reversed": windows_reversed,
+        "windows_off": field(windows=()),
+    },
+    "qwen3": NORMS
+    | {
+        "q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
+        "q_norm_dropped": neutral("q_norm", 1),
+        "k_norm_dropped": neutral("k_norm", 1),
+    },
+    "mistral": NORMS
+    | {"window_one_longer": window(1), "window_one_shorter": window(-1), "windows_off": field(windows=())},
+    "gemma2": POSTS
+    | {"attn_soft_cap_off": field(attn_soft_cap=None), "final_soft_cap_off": field(final_soft_cap=None)},
+    "gemma3": POSTS
+    | {
+        "q_and_k_norm_swapped": swapped("q_norm", "k_norm"),
+        "rope_scaling_off": field(rope_scaling=None),
+        "local_rope_theta_off": field(local_rope_theta=None),
+        "local_theta_everywhere": field(rope_theta=50.0),
+    },
 }
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.loop import run
-from jaxrl_post.scheduler.schedulers import SCHEDULERS
+from jaxrl_post.scheduler.registry import SCHEDULERS
 from jaxrl_post.types import Capacity, Finish, Rollout
-from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
 
 
 def text(seed, version, drift, longest):
     """The whole answer that weights `version` give: a token changes with probability `drift` per version."""
     rng = np.random.default_rng([int(word) for word in seed])
     draws = rng.integers(1, 50, longest)
-    ends, moved = rng.random(longest), np.random.default_rng([*(int(word) for word in seed), 1]).random((version, longest))
+    ends, moved = (
+        rng.random(longest),
+        np.random.default_rng([*(int(word) for word in seed), 1]).random((version, longest)),
+    )
     for row in moved:
         draws = np.where(row < drift, (draws * 7 + 3) % 49 + 1, draws)
     # A few rollouts are long: the end is drawn per token with a rate that the seed decides.
@@ -39,8 +42,9 @@ class RacingEngine:
 
     @property
     def capacity(self):
-        return Capacity(slots=(max(min(self._slots, 1 << 20) - len(self.live), 0),) * self._replicas,
-                        pages=(9,) * self._replicas)
+        return Capacity(
+            slots=(max(min(self._slots, 1 << 20) - len(self.live), 0),) * self._replicas, pages=(9,) * self._replicas
+        )
 
     @property
     def pending(self):
@@ -60,13 +64,10 @@ class RacingEngine:
                     tokens, versions = request.prefix.tokens.tolist(), request.prefix.versions.tolist()
                 elif request.prefix_mode == "verify":
                     now = text(request.seed, self.version, self._drift, self._longest)
-                    before = request.prefix.tokens[:now.size]
-                    same = int(np.argmin(np.append(before == now[:before.size], False)))
+                    before = request.prefix.tokens[: now.size]
+                    same = int(np.argmin(np.append(before == now[: before.size], False)))
                     tokens, versions = now[:same].tolist(), [self.version] * same
             self.live.append([request, tokens, versions])
-
-    def cancel(self, ids):
-        assert not list(ids)
 
     def park(self, ids):
         ids, out = set(ids), []
@@ -82,7 +83,7 @@ class RacingEngine:
             if not self.live:
                 break
             self.clock += 1
-            running = self.live[:self._slots]
+            running = self.live[: self._slots]
             if self._order is not None:
                 rng = np.random.default_rng((self._order, self.clock))
                 running = [live for live in running if rng.random() < 0.5]
@@ -110,9 +111,19 @@ class RacingEngine:
     def _rollout(self, live, finish):
         request, tokens, versions = live
         zeros = np.zeros(len(tokens))
-        return Rollout(id=request.rollout_id, prompt=request.prompt, tokens=tokens, sampled=zeros == 0, logprobs=zeros,
-                       entropies=zeros, versions=versions, drafted=zeros, finish=finish, start_clock=0,
-                       finish_clock=self.clock)
+        return Rollout(
+            id=request.rollout_id,
+            prompt=request.prompt,
+            tokens=tokens,
+            sampled=zeros == 0,
+            logprobs=zeros,
+            entropies=zeros,
+            versions=versions,
+            drafted=zeros,
+            finish=finish,
+            start_clock=0,
+            finish_clock=self.clock,
+        )
 
     def swap(self, params, version):
         assert version > self.version and not self.live, "a round ends with nothing on its way"
@@ -128,9 +139,20 @@ def accuracy(rollout):
 
 def policy(name, prompts=None, **changed):
     """A scheduler by name, its settings those of a small run."""
-    settings = dict(run_seed=7, steps=6, prompts_per_round=4, group_size=3, sampling=SAMPLING, max_tokens=24,
-                    filter_groups=False, max_waves=99, replicas=1)
-    settings |= {"sync": {}, "tail_batching": {"over": 1.5}, "rollpacker": {"over_prompts": 1.5, "over_samples": 1.4}}[name]
+    settings = dict(
+        run_seed=7,
+        steps=6,
+        prompts_per_round=4,
+        group_size=3,
+        sampling=SAMPLING,
+        max_tokens=24,
+        filter_groups=False,
+        max_waves=99,
+        replicas=1,
+    )
+    settings |= {"sync": {}, "tail_batching": {"over": 1.5}, "rollpacker": {"over_prompts": 1.5, "over_samples": 1.4}}[
+        name
+    ]
     return SCHEDULERS[name](prompts or ToyPrompts(23), **settings | changed)
 
 
@@ -149,7 +171,7 @@ class KeepingLearner(ToyLearner):
 def turn(scheduler, engine, steps, grade=accuracy):
     """Turns the ring; the learner that kept everything."""
     learner = KeepingLearner()
-    run(engine, scheduler, ToyRewards(grade), learner, ToyObserver(), publish, steps)
+    run(observed(ToyObserver()), engine, scheduler, ToyRewards(grade), learner, publish, steps)
     return learner
 
 

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
 import numpy_llama
 
 MASK = 0xFFFFFFFF
@@ -31,7 +30,7 @@ def threefry(key: tuple[int, int], counter: tuple[int, int]) -> int:
 
 
 def gumbel(seed, position: int, word: int) -> float:
-    u = min(((threefry((int(seed[0]), int(seed[1])), (position, word)) >> 1) + 0.5) * 2.0 ** -31, 1 - 2.0 ** -24)
+    u = min(((threefry((int(seed[0]), int(seed[1])), (position, word)) >> 1) + 0.5) * 2.0**-31, 1 - 2.0**-24)
     return -math.log(-math.log1p(-u))
 
 
@@ -66,8 +65,15 @@ def cut(scores: np.ndarray, temperature: float, top_k: int, top_p: float) -> tup
     return z >= lowest, edge
 
 
-def draw(scores: np.ndarray, seed, position: int, temperature: float, tile_tag: int = 2 ** 31, top_k: int = 0,
-         top_p: float = 1.0) -> Draw:
+def draw(
+    scores: np.ndarray,
+    seed,
+    position: int,
+    temperature: float,
+    tile_tag: int = 2**31,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Draw:
     """One token of sampling law 1 from scores [V]."""
     edge = math.inf
     if temperature > 0 and (top_k or top_p < 1):
@@ -98,8 +104,9 @@ def _best(scores: np.ndarray) -> tuple[int, float]:
     return best, float(scores[best] - others.max()) if others.size else math.inf
 
 
-def generate(params, config, prompt, seed, max_tokens: int, temperature: float, ends=(), top_k: int = 0,
-             top_p: float = 1.0) -> list[Draw]:
+def generate(
+    params, config, prompt, seed, max_tokens: int, temperature: float, ends=(), top_k: int = 0, top_p: float = 1.0
+) -> list[Draw]:
     """An answer, token by token."""
     text, draws = [int(t) for t in prompt], []
     while len(draws) < max_tokens and not (draws and draws[-1].token in ends):
@@ -114,8 +121,11 @@ def disagreement(draws: list[Draw], tokens, logprobs, entropies, *, near: float 
     entropies within `close` up to there; else one sentence about the first place where it does not."""
     for i, (want, token) in enumerate(zip(draws, tokens)):
         if want.token != token:
-            return "" if min(want.gap, want.edge) < near else (
-                f"token {i} is {token}, sampler says {want.token} by a gap of {want.gap:.2e}")
+            return (
+                ""
+                if min(want.gap, want.edge) < near
+                else (f"token {i} is {token}, sampler says {want.token} by a gap of {want.gap:.2e}")
+            )
         if want.edge < near:
             continue  # one id more or less is allowed: another log-prob and entropy, and the same token
         if abs(want.logprob - logprobs[i]) > close:

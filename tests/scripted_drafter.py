@@ -1,7 +1,7 @@
 """A drafter that reads its drafts from scripts, so that a test decides which ones are right.
 
 Of each prompt it knows what its answers will be (`truth`, to tell which of them a slot writes) and what to draft at each
-position (`said`; to clones, `cloned`). A slot whose text is none of those in `truth` gets no draft. Satisfies the contract of engine/drafts.py.
+position (`said`; to clones, `cloned`). A slot whose text is none of those in `truth` gets no draft. Satisfies the contract of engine/speculation/interface.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine import drafts as rules
-from jaxrl_post.engine.drafting import Drafting
-from jaxrl_post.engine.drafts import OFFSET, SIZE, Counts, Drafts, Off
-from jaxrl_post.engine.rows import UPLOAD
+from jaxrl_post.engine.row_program import UPLOAD
+from jaxrl_post.engine.speculation import interface as rules
+from jaxrl_post.engine.speculation.interface import OFFSET, SIZE, Counts, Drafts, Off
+from jaxrl_post.engine.speculation.speculation import Drafting
 
 BLANK = -1
 
@@ -73,7 +73,7 @@ class Scripted(Off):
         S, T = tokens.shape
         number, spread = jnp.arange(self.most)[None, :, None], jnp.arange(T)
         at = jnp.clip(place[:, OFFSET, None, None] + number * self.length + spread, 0, self.entries - 1)
-        there = (number[..., 0] * self.length < place[:, SIZE, None])
+        there = number[..., 0] * self.length < place[:, SIZE, None]
         agree = there & jnp.all((tables.truth[at] == tokens[:, None]) | (spread >= known[:, None, None]), axis=2)
         count = jnp.sum(agree, axis=1)
         wanted = branch % jnp.maximum(count, 1)
@@ -86,8 +86,14 @@ class Scripted(Off):
         chain = jnp.where(jnp.cumsum(chain < 0, axis=1) > 0, BLANK, chain)
         value = jnp.where(chain >= 0, 0.95 ** (1.0 + jnp.arange(self.width)), 0.0)
         first = chain[:, :1]
-        return Drafts(chain, jnp.sum(chain >= 0, axis=1, dtype=jnp.int32), value, first, jnp.zeros_like(first),
-                      jnp.minimum(first[:, 0], 0))
+        return Drafts(
+            chain,
+            jnp.sum(chain >= 0, axis=1, dtype=jnp.int32),
+            value,
+            first,
+            jnp.zeros_like(first),
+            jnp.minimum(first[:, 0], 0),
+        )
 
     def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live):
         return Counts(rules.tally(memory.counts, drafts, tokens, before, after, live))
@@ -139,7 +145,13 @@ class Scripts:
     def drafting(self, *, width: int, slots: int, replicas: int = 1, clones: bool = False) -> Drafting:
         most = max(map(len, self._truth.values()))
         room = -(-most * self._length // UPLOAD) * UPLOAD * slots
-        return Drafting(Scripted(width=width, length=self._length, most=most, entries=room), replicas=replicas, slots=slots, past=self, clones=clones)
+        return Drafting(
+            Scripted(width=width, length=self._length, most=most, entries=room),
+            replicas=replicas,
+            slots=slots,
+            past=self,
+            clones=clones,
+        )
 
 
 KINDS = ("perfect", "random", "adversarial", "early", "better_clones")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxrl_post.cost import DecodeCost
+from jaxrl_post.engine.step_cost import DecodeCost
 from jaxrl_post.sim import laws
 from jaxrl_post.sim.answers import Answers, spans_of
 from jaxrl_post.sim.engine import SimEngine
@@ -26,8 +26,16 @@ def engine(*, tv=0.0, replicas=1, slots=4, pace=None, kv_tokens=None, cap=CAP) -
 
 def request(number, *, replica=0, prefix=None, mode="recompute", cap=CAP, attempt=0) -> Request:
     name = RolloutId(0, "train", 0, str(number), 0, attempt)
-    return Request(rollout_id=name, prompt=Prompt(id=str(number), tokens=[1, 2]), seed=name.seed(), max_tokens=cap,
-                   sampling=Sampling(), replica=replica, prefix=prefix, prefix_mode=mode)
+    return Request(
+        rollout_id=name,
+        prompt=Prompt(id=str(number), tokens=[1, 2]),
+        seed=name.seed(),
+        max_tokens=cap,
+        sampling=Sampling(),
+        replica=replica,
+        prefix=prefix,
+        prefix_mode=mode,
+    )
 
 
 class TokenByToken:
@@ -53,8 +61,10 @@ class TokenByToken:
                     tokens, versions = asked.prefix.tokens.tolist(), asked.prefix.versions.tolist()
                 elif asked.prefix is not None and asked.prefix_mode == "verify":
                     new = self.answers.path(asked.rollout_id, asked.prompt, ((0, self.version),))
-                    while len(tokens) < min(len(asked.prefix), new.length) and \
-                            asked.prefix.tokens[len(tokens)] == new.tokens(len(tokens) + 1)[-1]:
+                    while (
+                        len(tokens) < min(len(asked.prefix), new.length)
+                        and asked.prefix.tokens[len(tokens)] == new.tokens(len(tokens) + 1)[-1]
+                    ):
                         tokens.append(int(asked.prefix.tokens[len(tokens)]))
                         versions.append(self.version)
                 running.append([asked, tokens, versions])

@@ -121,5 +121,6 @@ def test_names_are_those_of_the_config():
     import dataclasses
 
     from jaxrl_post.config import Algorithm
+
     choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
     assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | set(advantages.WHOLE_ROUND)

@@ -13,13 +13,16 @@ VALUES = [[], [1.0], [9.0, 16.0, 36.0], [81.0, 100.0]]
 SECOND, ITS_VALUES = np.array([4, 0]), [[1.0, 1.0, 1.0, 5.0], []]
 
 
-@pytest.mark.parametrize("mode, expected", [
-    ("token-mean", (1 + 61 + 181 + 8) / 10),
-    ("seq-mean-token-mean", (1 + 61 / 3 + 181 / 2 + 8 / 4) / 4),
-    ("seq-mean-token-sum", (1 + 61 + 181 + 8) / 4),
-    ("seq-mean-token-sum-norm", (1 + 61 + 181 + 8) / 20 / 4),
-    ("prompt-mean", (243 / 6 + 8 / 4) / 2),
-])
+@pytest.mark.parametrize(
+    "mode, expected",
+    [
+        ("token-mean", (1 + 61 + 181 + 8) / 10),
+        ("seq-mean-token-mean", (1 + 61 / 3 + 181 / 2 + 8 / 4) / 4),
+        ("seq-mean-token-sum", (1 + 61 + 181 + 8) / 4),
+        ("seq-mean-token-sum-norm", (1 + 61 + 181 + 8) / 20 / 4),
+        ("prompt-mean", (243 / 6 + 8 / 4) / 2),
+    ],
+)
 def test_two_groups_by_hand(mode, expected):
     total, count = 0.0, 0
     for lengths, values in ((LENGTHS, VALUES), (SECOND, ITS_VALUES)):

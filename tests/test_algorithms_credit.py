@@ -2,10 +2,10 @@
 
 import dataclasses
 
+import made_groups
 import numpy as np
 import pytest
 
-import made_groups
 from jaxrl_post.algorithms import credit
 from jaxrl_post.config import Algorithm
 from jaxrl_post.types import Finish, Group, Prompt
@@ -16,15 +16,19 @@ LIMIT = 10
 
 def group(lengths=(2, 6, 8, 10), rewards=(1.0, 0.0, 1.0, 1.0), scored=(1, 1, 1, 1), prompt=PROMPT, logprobs=-1.0):
     """Answers of these lengths; one of LIMIT tokens was cut."""
-    rollouts = tuple(made_groups.rollout(prompt, i, np.arange(n), logprobs=np.full(n, logprobs),
-                                         finish=Finish.LENGTH if n == LIMIT else Finish.EOS)
-                     for i, n in enumerate(lengths))
+    rollouts = tuple(
+        made_groups.rollout(
+            prompt, i, np.arange(n), logprobs=np.full(n, logprobs), finish=Finish.LENGTH if n == LIMIT else Finish.EOS
+        )
+        for i, n in enumerate(lengths)
+    )
     return Group(prompt=prompt, rollouts=rollouts, rewards=rewards, scored=scored)
 
 
 def assign(groups, old=None, reference=None, **settings):
-    credits, found = credit.assign(groups, Algorithm(**settings), max_tokens=LIMIT, old=old or {},
-                                   reference=reference or {})
+    credits, found = credit.assign(
+        groups, Algorithm(**settings), max_tokens=LIMIT, old=old or {}, reference=reference or {}
+    )
     return [[credits[r.id] for r in g.rollouts] for g in groups], credit.describe([found], Algorithm(**settings))
 
 
@@ -103,8 +107,9 @@ def test_corrections_by_hand():
     (got,), metrics = assign(given, old, rollout_rs="token_k1", rollout_rs_threshold=(3.0,))
     np.testing.assert_array_equal(got[0].correction, [0.0])
     np.testing.assert_array_equal(got[1].correction, [1.0, 1.0])
-    assert metrics == pytest.approx({"rollout_corr/rollout_rs_masked_fraction": 1 / 3,
-                                     "rollout_corr/rollout_rs_seq_masked_fraction": 0.5})
+    assert metrics == pytest.approx(
+        {"rollout_corr/rollout_rs_masked_fraction": 1 / 3, "rollout_corr/rollout_rs_seq_masked_fraction": 0.5}
+    )
     assert got[0].count == 1 and got[0].weight == 1.0  # rejected tokens stay in the count
     (got,), metrics = assign(given, old)
     assert got[0].correction is None and metrics == {}
@@ -114,8 +119,13 @@ def test_observed_tokens_get_nothing():
     rollout = made_groups.rollout(PROMPT, 0, [1, 2, 3], sampled=[True, False, True])
     other = made_groups.rollout(PROMPT, 1, [1])
     given = Group(prompt=PROMPT, rollouts=(rollout, other), rewards=[1, 0], scored=[1, 1])
-    (got,), _ = assign([given], {rollout.id: np.zeros(3), other.id: np.zeros(1)}, adv_estimator="dr_grpo",
-                       rollout_is="token", rollout_is_threshold=(9.0,))
+    (got,), _ = assign(
+        [given],
+        {rollout.id: np.zeros(3), other.id: np.zeros(1)},
+        adv_estimator="dr_grpo",
+        rollout_is="token",
+        rollout_is_threshold=(9.0,),
+    )
     np.testing.assert_allclose(got[0].advantages, [0.5, 0, 0.5])
     np.testing.assert_allclose(got[0].correction, [np.e, 0, np.e])
     assert got[0].count == 2 and dataclasses.asdict(got[1])["count"] == 1

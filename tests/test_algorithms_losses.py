@@ -33,7 +33,8 @@ def slope(name, ratios, advantages, algorithm=CLIP):
     """Of the summed loss, per log-prob."""
     old = jnp.full((1, len(ratios)), -1.0)
     return jax.grad(lambda x: losses.LOSSES[name](x, old, row(*advantages), *one_row(old), algorithm)[0].sum())(
-        old + jnp.log(row(*ratios)))
+        old + jnp.log(row(*ratios))
+    )
 
 
 def vanilla_of_ratio(ratio, advantage):
@@ -41,16 +42,19 @@ def vanilla_of_ratio(ratio, advantage):
     return float(loss[0, 0]), float(indicators["actor/pg_clipfrac"][0, 0])
 
 
-@pytest.mark.parametrize("ratio, advantage, loss, clipped", [
-    (1.0, 2.0, -2.0, 0),      # inside
-    (1.25, 2.0, -2.5, 0),     # inside the upper bound 1.3, outside 1.2: the bounds differ
-    (1.5, 2.0, -2.6, 1),      # above, good: held at 1.3
-    (1.5, -2.0, 3.0, 0),      # above, bad: not held, it must come down
-    (0.5, 2.0, -1.0, 0),      # below, good: not held
-    (0.75, -2.0, 1.6, 1),     # below, bad: held at 0.8
-    (0.5, -2.0, 1.6, 1),
-    (1.5, 0.0, 0.0, 0),
-])
+@pytest.mark.parametrize(
+    "ratio, advantage, loss, clipped",
+    [
+        (1.0, 2.0, -2.0, 0),  # inside
+        (1.25, 2.0, -2.5, 0),  # inside the upper bound 1.3, outside 1.2: the bounds differ
+        (1.5, 2.0, -2.6, 1),  # above, good: held at 1.3
+        (1.5, -2.0, 3.0, 0),  # above, bad: not held, it must come down
+        (0.5, 2.0, -1.0, 0),  # below, good: not held
+        (0.75, -2.0, 1.6, 1),  # below, bad: held at 0.8
+        (0.5, -2.0, 1.6, 1),
+        (1.5, 0.0, 0.0, 0),
+    ],
+)
 def test_vanilla_by_hand(ratio, advantage, loss, clipped):
     got = vanilla_of_ratio(ratio, advantage)
     np.testing.assert_allclose(got[0], loss, rtol=1e-6)
@@ -65,12 +69,15 @@ def test_no_gradient_where_clipped_and_all_of_it_elsewhere():
 DUAL = dataclasses.replace(CLIP, clip_ratio_c=3.0)
 
 
-@pytest.mark.parametrize("ratio, advantage, loss, held, grad", [
-    (2.5, -2.0, 5.0, 0, 5.0),   # below c: PPO
-    (4.0, -2.0, 6.0, 1, 0.0),   # held at 3 * 2, and no gradient any more
-    (4.0, 2.0, -2.6, 0, 0.0),   # good: only clip-higher
-    (0.5, -2.0, 1.6, 0, 0.0),
-])
+@pytest.mark.parametrize(
+    "ratio, advantage, loss, held, grad",
+    [
+        (2.5, -2.0, 5.0, 0, 5.0),  # below c: PPO
+        (4.0, -2.0, 6.0, 1, 0.0),  # held at 3 * 2, and no gradient any more
+        (4.0, 2.0, -2.6, 0, 0.0),  # good: only clip-higher
+        (0.5, -2.0, 1.6, 0, 0.0),
+    ],
+)
 def test_dual_clip_by_hand(ratio, advantage, loss, held, grad):
     got, indicators = at("vanilla", [ratio], [advantage], DUAL)
     np.testing.assert_allclose(got, row(loss), rtol=1e-6)

@@ -7,7 +7,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-PLANTED = '''
+PLANTED = """
 from __future__ import annotations
 from dataclasses import dataclass
 from jaxtyping import Array, Float, Int
@@ -28,15 +28,17 @@ def engine(engine: Engine):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     x: Float[Array, "B T"]
-'''
+"""
 
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
     import jaxrl_post.kernels
+
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.setattr(jaxrl_post.kernels, "__path__", [str(tmp_path)])
     import jaxrl_post.kernels.planted as module
+
     yield module
     del sys.modules["jaxrl_post.kernels.planted"]
 
@@ -47,12 +49,15 @@ def test_right_arrays_pass(planted):
     planted.maybe(None, jnp.ones(2, int))
 
 
-@pytest.mark.parametrize("call", [
-    lambda m: m.weigh(jnp.ones((2, 3)), jnp.ones(3)),  # letters disagree
-    lambda m: m.weigh(jnp.ones((2, 3)), jnp.ones((2, 3))),  # rank
-    lambda m: m.maybe(None, jnp.ones(2)),  # dtype
-    lambda m: m.wrong(jnp.ones((2, 3))),  # what is returned
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.weigh(jnp.ones((2, 3)), jnp.ones(3)),  # letters disagree
+        lambda m: m.weigh(jnp.ones((2, 3)), jnp.ones((2, 3))),  # rank
+        lambda m: m.maybe(None, jnp.ones(2)),  # dtype
+        lambda m: m.wrong(jnp.ones((2, 3))),  # what is returned
+    ],
+)
 def test_wrong_arrays_fail(planted, call):
     with pytest.raises(TypeError, match="Type-check"):
         call(planted)

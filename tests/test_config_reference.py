@@ -41,7 +41,7 @@ def test_the_page_has_every_option_with_all_that_is_known_of_it():
     assert lane == (
         "| `scheduler.lane` | float | `0.0` | 0.0 to 1.0 | share of the surplus | How much of the surplus goes to a long round at "
         "once, where past rollouts of the prompt were long. This saves tokens, and not always time. Read only where "
-        "scheduler.name is 'tail_batching'. | scheduler.schedulers |"
+        "scheduler.name is 'tail_batching'. | scheduler.registry |"
     )
     (width,) = [line for line in page if line.startswith("| `engine.row_sizes`")]
     assert "| list of int | `(64, 128)` | | rows |" in width

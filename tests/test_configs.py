@@ -7,16 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_post import main, metrics
+from jaxrl_post import main
+from jaxrl_post.telemetry import metrics
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-SHORT = ("--config.steps=2", "--config.scheduler.prompts=4", "--config.scheduler.group_size=4", "--config.eval.prompts=4",
-         "--config.eval.samples=2", "--config.eval.every=1")
+SHORT = (
+    "--config.steps=2",
+    "--config.scheduler.prompts=4",
+    "--config.scheduler.group_size=4",
+    "--config.eval.prompts=4",
+    "--config.eval.samples=2",
+    "--config.eval.every=1",
+)
 
 
 PRESETS = {  # with what makes two steps of theirs short
-    "grpo": (), "dr_grpo": (), "dapo": (), "reinforce_plus_plus": (), "gspo": ("--config.scheduler.mini_batches=2",),
-    "cispo": ("--config.scheduler.mini_batches=2",), "sapo": ("--config.scheduler.mini_batches=1",)}
+    "grpo": (),
+    "dr_grpo": (),
+    "dapo": (),
+    "reinforce_plus_plus": (),
+    "gspo": ("--config.scheduler.mini_batches=2",),
+    "cispo": ("--config.scheduler.mini_batches=2",),
+    "sapo": ("--config.scheduler.mini_batches=1",),
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -31,8 +44,10 @@ def test_config_runs(name, tmp_path):
     _runs(name, tmp_path, *more)
 
 
-@pytest.mark.parametrize("name, more", [("demo_tail_batching", ()), ("demo_rollpacker", ()),
-                                        ("demo_partial", ("--config.scheduler.stream=2",))])
+@pytest.mark.parametrize(
+    "name, more",
+    [("demo_tail_batching", ()), ("demo_rollpacker", ()), ("demo_partial", ("--config.scheduler.stream=2",))],
+)
 def test_races_run(name, more, tmp_path):
     _runs(name, tmp_path, *more)
 

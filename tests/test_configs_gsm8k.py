@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_post import config, main, metrics, rollout_log
+from jaxrl_post import config, main
 from jaxrl_post.data import tokenizer
 from jaxrl_post.models import hf
 from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.telemetry import metrics, rollout_log
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAPE = dataclasses.replace(PRESETS["qwen2_5_0_5b"], embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64,
-                            vocab_size=5000, windows=())
+SHAPE = dataclasses.replace(
+    PRESETS["qwen2_5_0_5b"], embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, vocab_size=5000, windows=()
+)
 SUFFIX = ' Let\'s think step by step and output the final answer after "####".'
 
 
@@ -41,13 +43,15 @@ def test_two_steps_on_real_rows(data_dir, tmp_path, monkeypatch):
     assert [words.model.id_to_token(i) for i in words.eos_ids] == ["<|im_end|>", "<|endoftext|>"]
     steps = [row for row in metrics.read(run / "metrics.jsonl") if "actor/grad_norm" in row]
     assert len(steps) == 2 and all(row["actor/grad_norm"] > 0 and row["reward/unscored"] == 0 for row in steps)
-    asked = {row["question"]: row["answer"] for row in
-             map(json.loads, (data_dir / "gsm8k" / "train.jsonl").read_text().splitlines())}
+    asked = {
+        row["question"]: row["answer"]
+        for row in map(json.loads, (data_dir / "gsm8k" / "train.jsonl").read_text().splitlines())
+    }
     for group in rollout_log.read(sorted((run / "rollouts").glob("*.npz"))[0]):
         text = words.decode(group.prompt.tokens, skip_special=False)
         head, tail = "<|im_start|>user\n", f"{SUFFIX}<|im_end|>\n<|im_start|>assistant\n"
         assert text.startswith(head) and text.endswith(tail)
-        assert group.prompt.answer == asked[text[len(head):-len(tail)]]
+        assert group.prompt.answer == asked[text[len(head) : -len(tail)]]
         odd = [float(np.mean(rollout.tokens % 2)) for rollout in group.rollouts]
         np.testing.assert_allclose(group.components["odd/score"], odd, rtol=1e-6)
         np.testing.assert_allclose(group.rewards, group.components["strict/score"] + 0.1 * np.array(odd), rtol=1e-6)

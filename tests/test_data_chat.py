@@ -45,8 +45,9 @@ def test_chatml_with_generation_marks():
     template = Chat(template=CHATML, tokens={"bos_token": "<s>"})
     said = USER + [{"role": "assistant", "content": "3"}]
     assert template.render(USER) == "<s><|im_start|>user\n1,2:<|im_end|>\n<|im_start|>assistant\n"
-    assert template.render(said, generation=False) == ("<s><|im_start|>user\n1,2:<|im_end|>\n<|im_start|>assistant\n3"
-                                                       "<|im_end|>\n")
+    assert template.render(said, generation=False) == (
+        "<s><|im_start|>user\n1,2:<|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n"
+    )
     # prefix-preserving: what the engine saw is a prefix of the longer conversation
     assert template.render(said, generation=False).startswith(template.render(USER))
 
@@ -73,8 +74,11 @@ def test_where_the_template_comes_from(tmp_path):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
 
     assert chat.load(tmp_path) is None
-    settings(chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ eos_token }}"}],
-             eos_token={"content": "</s>"}, bos_token=None)
+    settings(
+        chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ eos_token }}"}],
+        eos_token={"content": "</s>"},
+        bos_token=None,
+    )
     assert chat.load(tmp_path).render(USER) == "d</s>"
     settings(chat_template=[{"name": "tool_use", "template": "t"}])
     with pytest.raises(ValueError, match="no 'default'"):

@@ -28,16 +28,29 @@ def test_trl_rows_keep_every_other_column():
 def test_slime_rows():
     given = {"prompt": "1+1=", "label": 2, "metadata": {"source_name": "sums", "index": 5, "split": "train"}, "k": 1}
     assert row(given, format="slime") == {
-        "id": "sums/train/5", "prompt": "1+1=", "answer": "2", "source": "sums",
-        "extra": {"label": 2, "k": 1, "source_name": "sums", "index": 5, "split": "train"}}
+        "id": "sums/train/5",
+        "prompt": "1+1=",
+        "answer": "2",
+        "source": "sums",
+        "extra": {"label": 2, "k": 1, "source_name": "sums", "index": 5, "split": "train"},
+    }
 
 
 def test_a_mapping_replaces_a_role_s_column():
-    given = {"data_source": "d", "prompt": "p", "question": "q", "gold": {"a": 5},
-             "reward_model": {"ground_truth": "g"}}
+    given = {
+        "data_source": "d",
+        "prompt": "p",
+        "question": "q",
+        "gold": {"a": 5},
+        "reward_model": {"ground_truth": "g"},
+    }
     assert row(given | {"extra_info": {"index": 1}}, named={"prompt": "question", "answer": "gold.a"}) == {
-        "id": "d/1", "prompt": "q", "answer": "5", "source": "d",
-        "extra": {"prompt": "p", "reward_model": {"ground_truth": "g"}, "index": 1}}
+        "id": "d/1",
+        "prompt": "q",
+        "answer": "5",
+        "source": "d",
+        "extra": {"prompt": "p", "reward_model": {"ground_truth": "g"}, "index": 1},
+    }
     assert row({"a.b": "flat", "a": {"b": "deep"}}, format="trl", named={"prompt": "a.b"})["prompt"] == "flat"
 
 
@@ -45,17 +58,25 @@ def test_templates_and_chat():
     think = Columns(template="{prompt} Think {x}.", source="own")
     assert row({"prompt": "1+{a}=", "answer": ""}, template="{prompt} Think {x}.")["prompt"] == "1+{a}= Think {x}."
     assert think.row("w", {"prompt": ASKED, "answer": ""})["prompt"] == [
-        ASKED[0], {"role": "user", "content": "1+1= Think {x}."}]
+        ASKED[0],
+        {"role": "user", "content": "1+1= Think {x}."},
+    ]
     assert think.row("w", {"prompt": "a", "answer": ""})["source"] == "own"
     assert row({"prompt": "1", "answer": ""}, chat=True, template="<{prompt}>")["prompt"] == [
-        {"role": "user", "content": "<1>"}]
+        {"role": "user", "content": "<1>"}
+    ]
     # the id is that of the data, whatever is put around the prompt
     assert row({"prompt": "1", "answer": ""}, template="<{prompt}>")["id"] == row({"prompt": "1", "answer": ""})["id"]
 
 
 def test_gsm8k_through_the_mapping(data_dir):
-    columns = Columns(format="trl", named={"prompt": "question", "answer": "answer"}, source="openai/gsm8k", chat=True,
-                      template='{prompt} End with "####".')
+    columns = Columns(
+        format="trl",
+        named={"prompt": "question", "answer": "answer"},
+        source="openai/gsm8k",
+        chat=True,
+        template='{prompt} End with "####".',
+    )
     train, test = (prompts.read(data_dir / "gsm8k" / f"{part}.jsonl", columns) for part in ("train", "test"))
     assert len(train) == 7473 and len(test) == 1319 and not {r["id"] for r in train} & {r["id"] for r in test}
     first = train[0]
@@ -70,28 +91,39 @@ def test_gsm8k_through_the_mapping(data_dir):
     assert not wrong
 
 
-@pytest.mark.parametrize("given, words", [
-    (dict(format="verll"), "data.format: 'verll' is not one of verl, trl, slime; nearest is 'verl'"),
-    (dict(named={"promt": "x"}),
-     "data.columns: 'promt' is not one of id, prompt, answer, source, extra; nearest is 'prompt'"),
-    (dict(named={"prompt": 3}), "prompt must name a column, got 3"),
-    (dict(named={"prompt": ""}), "prompt must name a column"),
-    (dict(template="x"), "data.template='x' must hold {prompt}"),
-])
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (dict(format="verll"), "data.format: 'verll' is not one of verl, trl, slime; nearest is 'verl'"),
+        (
+            dict(named={"promt": "x"}),
+            "data.columns: 'promt' is not one of id, prompt, answer, source, extra; nearest is 'prompt'",
+        ),
+        (dict(named={"prompt": 3}), "prompt must name a column, got 3"),
+        (dict(named={"prompt": ""}), "prompt must name a column"),
+        (dict(template="x"), "data.template='x' must hold {prompt}"),
+    ],
+)
 def test_wrong_columns_are_refused(given, words):
     with pytest.raises(ValueError) as caught:
         Columns(**given)
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("given, columns, words", [
-    ({"prompt": "1"}, dict(format="slime"), "f.jsonl, line 2: there is no column 'label'; its columns are prompt"),
-    ({"prompt": "1", "label": "2", "metadata": 3}, dict(format="slime"),
-     "line 2, column 'metadata': must be an object, got 3"),
-    ({"q": ""}, dict(format="trl", named={"prompt": "q"}), "line 2, column 'q': is empty"),
-    ({"q": "1"}, dict(named={"prompt": "q"}), "there is no column 'reward_model.ground_truth' (nor 'answer')"),
-    ({"q": "1"}, dict(format="trl"), "line 2: there is no column 'prompt'; its columns are q"),
-])
+@pytest.mark.parametrize(
+    "given, columns, words",
+    [
+        ({"prompt": "1"}, dict(format="slime"), "f.jsonl, line 2: there is no column 'label'; its columns are prompt"),
+        (
+            {"prompt": "1", "label": "2", "metadata": 3},
+            dict(format="slime"),
+            "line 2, column 'metadata': must be an object, got 3",
+        ),
+        ({"q": ""}, dict(format="trl", named={"prompt": "q"}), "line 2, column 'q': is empty"),
+        ({"q": "1"}, dict(named={"prompt": "q"}), "there is no column 'reward_model.ground_truth' (nor 'answer')"),
+        ({"q": "1"}, dict(format="trl"), "line 2: there is no column 'prompt'; its columns are q"),
+    ],
+)
 def test_a_bad_row_is_named_under_any_format(tmp_path, given, columns, words):
     good = {"prompt": "1", "q": "1", "label": "2", "answer": "3"}
     (tmp_path / "f.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(given)}\n")

@@ -14,9 +14,16 @@ from jaxrl_post.data.columns import Columns
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-VERL = [{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{i}+1="}], "ability": "math",
-         "reward_model": {"style": "rule", "ground_truth": str(i + 1)}, "extra_info": {"split": "train", "index": i}}
-        for i in range(5)]
+VERL = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"{i}+1="}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(i + 1)},
+        "extra_info": {"split": "train", "index": i},
+    }
+    for i in range(5)
+]
 
 
 def test_parquet_says_what_jsonl_says(tmp_path):
@@ -42,15 +49,21 @@ def test_verls_real_parquet(data_dir):
 
 def test_nulls_dates_and_bytes(tmp_path):
     day = datetime.date(2024, 7, 26)
-    rows = [{"prompt": [{"role": "user", "content": "1", "name": None}, {"role": "user", "content": "2", "name": "a"}],
-             "answer": "1", "day": day}]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": "1", "name": None}, {"role": "user", "content": "2", "name": "a"}],
+            "answer": "1",
+            "day": day,
+        }
+    ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     (got,) = prompts.read(tmp_path / "rows.parquet")
     assert got["prompt"] == [{"role": "user", "content": "1"}, {"role": "user", "content": "2", "name": "a"}]
     assert got["extra"] == {"day": "2024-07-26"}
     image = {"prompt": "1", "answer": "1", "images": [{"bytes": b"\x89PNG"}]}
-    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "0", "answer": "1", "images": []}, image]),
-                        tmp_path / "images.parquet")
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{"prompt": "0", "answer": "1", "images": []}, image]), tmp_path / "images.parquet"
+    )
     with pytest.raises(ValueError, match="images.parquet, row 2, column 'images', column 'bytes': holds bytes"):
         prompts.read(tmp_path / "images.parquet")
 

@@ -46,8 +46,13 @@ def write(tmp_path, *rows) -> str:
     return str(file)
 
 
-VERL = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "1+1="}], "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"split": "train", "index": 7}}
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1+1="}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "train", "index": 7},
+}
 
 
 def test_verl_rows(tmp_path):
@@ -56,8 +61,13 @@ def test_verl_rows(tmp_path):
     path = write(tmp_path, VERL, "", plain, bare)
     one, two, three = prompts.read(path)
     assert [row.pop("where") for row in (one, two, three)] == [f"{path}, line {n}" for n in (1, 3, 4)]
-    assert one == {"id": "openai/gsm8k/train/7", "prompt": VERL["prompt"], "answer": "2", "source": "openai/gsm8k",
-                   "extra": {"ability": "math", "split": "train", "index": 7}}
+    assert one == {
+        "id": "openai/gsm8k/train/7",
+        "prompt": VERL["prompt"],
+        "answer": "2",
+        "source": "openai/gsm8k",
+        "extra": {"ability": "math", "split": "train", "index": 7},
+    }
     assert two == {"id": "x", "prompt": "2+2=", "answer": "4", "source": "own", "extra": {"level": 1}}
     moved = prompts.read(write(tmp_path, bare, VERL))[0]
     assert moved.pop("where").endswith("line 1")
@@ -75,16 +85,23 @@ def test_verl_messages_go_through_the_template(tmp_path, data_dir):
         prompts.tokenised(rows, LETTERS, chat=None, limit=16)
 
 
-@pytest.mark.parametrize("row,words", [
-    ("{", "line 2: no JSON: .* at character 2"), ("[1]", "line 2: must be an object, got a list"),
-    ({"answer": "1"}, "line 2: there is no column 'prompt'; its columns are answer"),
-    ({"prompt": "1"}, "line 2: there is no column 'reward_model.ground_truth'"),
-    ({"prompt": "", "answer": "1"}, "line 2, column 'prompt': is empty"),
-    ({"prompt": 5, "answer": "1"}, "line 2, column 'prompt': must be a text or a list of messages, got '5'"),
-    ({"prompt": [{"role": "user"}], "answer": "1"}, r"line 2, column 'prompt\[0\]': must be an object with role and"),
-    ({"prompt": "1", "answer": "1", "extra_info": 3}, "line 2, column 'extra_info': must be an object, got 3"),
-    ({"prompt": "1", "answer": "1", "data_source": 3}, "line 2, column 'data_source': must be a text, got 3"),
-])
+@pytest.mark.parametrize(
+    "row,words",
+    [
+        ("{", "line 2: no JSON: .* at character 2"),
+        ("[1]", "line 2: must be an object, got a list"),
+        ({"answer": "1"}, "line 2: there is no column 'prompt'; its columns are answer"),
+        ({"prompt": "1"}, "line 2: there is no column 'reward_model.ground_truth'"),
+        ({"prompt": "", "answer": "1"}, "line 2, column 'prompt': is empty"),
+        ({"prompt": 5, "answer": "1"}, "line 2, column 'prompt': must be a text or a list of messages, got '5'"),
+        (
+            {"prompt": [{"role": "user"}], "answer": "1"},
+            r"line 2, column 'prompt\[0\]': must be an object with role and",
+        ),
+        ({"prompt": "1", "answer": "1", "extra_info": 3}, "line 2, column 'extra_info': must be an object, got 3"),
+        ({"prompt": "1", "answer": "1", "data_source": 3}, "line 2, column 'data_source': must be a text, got 3"),
+    ],
+)
 def test_a_bad_row_is_named(tmp_path, row, words):
     with pytest.raises(ValueError, match=words) as caught:
         prompts.read(write(tmp_path, VERL, row))
@@ -113,8 +130,10 @@ def test_rows_that_cannot_be_prompts():
 
 def test_tasks_by_name(monkeypatch):
     def rows(seed, split, size, digits):
-        return [{"id": f"{split}{seed}-{i}", "prompt": "1" * digits, "answer": "", "source": "t", "extra": {}}
-                for i in range(size)]
+        return [
+            {"id": f"{split}{seed}-{i}", "prompt": "1" * digits, "answer": "", "source": "t", "extra": {}}
+            for i in range(size)
+        ]
 
     monkeypatch.setattr(tasks, "TASKS", {"count": SimpleNamespace(rows=rows)})
     got = prompts.rows("task:count", seed=5, split="eval", size=2, arguments={"digits": 3})

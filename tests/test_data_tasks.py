@@ -31,8 +31,10 @@ def test_sums_are_right_and_pure():
 
 @pytest.mark.parametrize("name", sorted(tasks.TASKS))
 def test_splits_share_no_problem_whatever_the_seed(name):
-    seen = {split: {row["id"] for seed in range(3) for row in tasks.TASKS[name].rows(seed, split, 150)}
-            for split in tasks.SHARES}
+    seen = {
+        split: {row["id"] for seed in range(3) for row in tasks.TASKS[name].rows(seed, split, 150)}
+        for split in tasks.SHARES
+    }
     assert all(len(ids) > 150 for ids in seen.values())
     assert sum(map(len, seen.values())) == len(set.union(*seen.values()))
 
@@ -117,15 +119,22 @@ def test_a_gap_leaves_the_tail_alone_and_the_rest_as_it_was():
     wide, plain = (tasks.sum_rows(5, "train", 400, usual=3, tail=0.1, gap=gap) for gap in (5, 0))
     terms = [[len(row["extra"]["terms"]) for row in rows] for rows in (wide, plain)]
     assert set(terms[0]) == {3, 9} and set(terms[1]) == {3, 4, 5, 6, 7, 8, 9}
-    assert [n == 3 for n in terms[0]] == [n == 3 for n in terms[1]] and abs(np.mean(terms[0] == np.array(9)) - 0.1) < 0.01
+    assert [n == 3 for n in terms[0]] == [n == 3 for n in terms[1]] and abs(
+        np.mean(terms[0] == np.array(9)) - 0.1
+    ) < 0.01
 
 
-@pytest.mark.parametrize("arguments, sentence", [
-    (dict(gap=3), "usual <= usual \\+ gap < longest <= 20"), (dict(gap=-1), "gap=-1"),
-    (dict(split="test"), "split 'test' is not one of eval, train, sft"),
-    (dict(size=2000, usual=3, tail=0.0), r"size=2000 is more than split 'eval' has .* is about [89]\d\d"),
-    (dict(usual=9), "2 <= shortest <= usual <= usual"), (dict(tail=1.5), "tail=1.5 must lie from 0 to 1"),
-])
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(gap=3), "usual <= usual \\+ gap < longest <= 20"),
+        (dict(gap=-1), "gap=-1"),
+        (dict(split="test"), "split 'test' is not one of eval, train, sft"),
+        (dict(size=2000, usual=3, tail=0.0), r"size=2000 is more than split 'eval' has .* is about [89]\d\d"),
+        (dict(usual=9), "2 <= shortest <= usual <= usual"),
+        (dict(tail=1.5), "tail=1.5 must lie from 0 to 1"),
+    ],
+)
 def test_refusals(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
         tasks.sum_rows(**{"seed": 0, "split": "eval", "size": 4, **arguments})

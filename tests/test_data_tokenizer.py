@@ -88,9 +88,12 @@ def folder(tmp_path):
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<bos>", "<end>", "<turn>"],
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-                                             show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<bos>", "<end>", "<turn>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     model.train_from_iterator(["the cat and the hat"] * 3, trainer)
     model.post_processor = tokenizers.processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
     model.save(str(tmp_path / "tokenizer.json"))
@@ -139,20 +142,30 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, data_dir):
 WORDS = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}}
 
 
-@pytest.mark.parametrize("change, files, sentence", [
-    ({"model": {}}, {}, "is a tokenizer.json that the tokenizers library does not take: .*line 1"),
-    ({"model": 3}, {}, "does not take"),
-    ({"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}, {}, "does not take: .*Merges"),
-    ({"version": "2.0"}, {}, "does not take: .*version '2.0'"),
-    ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[("}, "behavior": "Isolated", "invert": False}}, {},
-     "does not take: .*char-class"),
-    ({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}}, {}, "has a vocabulary of 0 tokens"),
-    ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<none>"}}, {}, "names the unknown token '<none>'"),
-    ({}, {"generation_config": {"eos_token_id": "a"}}, "eos_token_id='a' must be an id or a list of ids"),
-    ({}, {"config": {"eos_token_id": [0, None]}}, "eos_token_id=.0, None. must be an id or a list of ids"),
-    ({}, {"tokenizer_config": {"eos_token": 5}}, "eos_token=5 must be a text"),
-    ({}, {"tokenizer_config": {"bos_token": {"content": []}}}, "bos_token=.* must be a text"),
-])
+@pytest.mark.parametrize(
+    "change, files, sentence",
+    [
+        ({"model": {}}, {}, "is a tokenizer.json that the tokenizers library does not take: .*line 1"),
+        ({"model": 3}, {}, "does not take"),
+        ({"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}, {}, "does not take: .*Merges"),
+        ({"version": "2.0"}, {}, "does not take: .*version '2.0'"),
+        (
+            {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[("}, "behavior": "Isolated", "invert": False}},
+            {},
+            "does not take: .*char-class",
+        ),
+        ({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}}, {}, "has a vocabulary of 0 tokens"),
+        (
+            {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<none>"}},
+            {},
+            "names the unknown token '<none>'",
+        ),
+        ({}, {"generation_config": {"eos_token_id": "a"}}, "eos_token_id='a' must be an id or a list of ids"),
+        ({}, {"config": {"eos_token_id": [0, None]}}, "eos_token_id=.0, None. must be an id or a list of ids"),
+        ({}, {"tokenizer_config": {"eos_token": 5}}, "eos_token=5 must be a text"),
+        ({}, {"tokenizer_config": {"bos_token": {"content": []}}}, "bos_token=.* must be a text"),
+    ],
+)
 def test_a_malformed_tokenizer_is_one_sentence(tmp_path, change, files, sentence):
     write(tmp_path, tokenizer=WORDS | change, **files)
     with pytest.raises(ValueError, match=sentence) as caught:

@@ -1,11 +1,11 @@
 """What becomes of live answers at a swap: each rule is what it says, against references, and within its share of rows."""
 
+import engine_lab as lab
 import pytest
 
-import engine_lab as lab
-from jaxrl_post import mesh as meshes
+from jaxrl_post.engine.host.swap_policy import Carry
 from jaxrl_post.models import decoder
-from jaxrl_post.slots.carry import Carry
+from jaxrl_post.parallel import mesh as meshes
 
 
 def placed(params):
@@ -63,6 +63,7 @@ def test_recompute_keeps_tokens_and_computes_keys_and_values_anew():
 
 def test_keep_loses_no_step(whole):
     """The same weights again under another number: the same bits, in the same number of steps."""
+
     def once(swaps):
         engine = lab.engine()
         engine.submit(ASKED)
@@ -92,6 +93,7 @@ def test_a_share_bounds_what_is_computed_again():
 
 def test_a_checkpoint_after_a_swap_goes_on_alike():
     """Saved right after a swap that verifies: the one that loads it gives the same bits and chooses alike at the next."""
+
     def begun():
         engine = lab.engine(carry=Carry("auto", 0.5))
         engine.submit(ASKED)

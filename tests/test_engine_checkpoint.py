@@ -1,19 +1,19 @@
 """A checkpoint is a swap boundary: an engine that gave its state and one that took it up answer alike, bit for bit."""
 
+import engine_lab as lab
 import numpy as np
 import pytest
-
-import engine_lab as lab
-from jaxrl_post import mesh as meshes
-from jaxrl_post.checkpoint import read_state, write_state
-from jaxrl_post.engine.demonstrations import Demonstrations
-from jaxrl_post.slots.live import written
-from jaxrl_post.models import decoder
-from jaxrl_post.scheduler.recorder import Recorder
-from jaxrl_post.scheduler.rounds import Sync
 from test_engine_demonstrations import PROMPTS, request, write
-from test_scheduler_rounds import accuracies, drive, make
+from test_scheduler_rounds_rounds import accuracies, drive, make
 from toy_ring import ToyPrompts
+
+from jaxrl_post.checkpoint.host_state import read_state, write_state
+from jaxrl_post.engine.demonstrations import Demonstrations
+from jaxrl_post.engine.host.sequence import written
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.scheduler.decision_log import Recorder
+from jaxrl_post.scheduler.rounds.rounds import Sync
 
 SMALL = dict(slots=6, pages=40, max_length=96, row_sizes=(64,))
 
@@ -31,8 +31,19 @@ def placed(seed):
 
 
 def everything(out):
-    return {id: (r.tokens.tobytes(), r.logprobs.tobytes(), r.entropies.tobytes(), r.versions.tobytes(),
-                 r.drafted.tobytes(), r.finish, r.start_clock, r.finish_clock) for id, r in out.items()}
+    return {
+        id: (
+            r.tokens.tobytes(),
+            r.logprobs.tobytes(),
+            r.entropies.tobytes(),
+            r.versions.tobytes(),
+            r.drafted.tobytes(),
+            r.finish,
+            r.start_clock,
+            r.finish_clock,
+        )
+        for id, r in out.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +97,17 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
     slots = [live.slot for live in lives]
     for live in lives:
         live.slot = -1
-    state = {"age": one._age, "clock": dict(one._clock), "growth": 1.0, "counts": {}, "row_sizes": [64],
-             "cost": one.cost.digest, "lives": [written(live) for live in lives], "drafting": one.drafting.state_dict(),
-             "carry": one._carry.state_dict()}
+    state = {
+        "age": one._age,
+        "clock": dict(one._clock),
+        "growth": 1.0,
+        "counts": {},
+        "row_sizes": [64],
+        "cost": one.cost.digest,
+        "lives": [written(live) for live in lives],
+        "drafting": one.drafting.state_dict(),
+        "carry": one._carry.state_dict(),
+    }
     for live, slot in zip(lives, slots):
         live.slot = slot
     two.swap(placed(2), version + 1)

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.engine.demonstrations import Demonstrations
-from jaxrl_post.evaluate import evaluate
+from jaxrl_post.evaluation import evaluate
 from jaxrl_post.loop import run
-from jaxrl_post.scheduler.rounds import Sync
+from jaxrl_post.scheduler.rounds.rounds import Sync
 from jaxrl_post.types import Capacity, Finish, Request, RolloutId, Sampling
-from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
 
 PROMPTS = ToyPrompts(5).prompts
 
@@ -19,8 +19,9 @@ def write(prompt, seed):
 
 def request(index, purpose="train", sample=0, **changed):
     id = RolloutId(0, purpose, 0, PROMPTS[index].id, sample)
-    return Request(**(dict(rollout_id=id, prompt=PROMPTS[index], seed=id.seed(), max_tokens=4, sampling=SAMPLING)
-                      | changed))
+    return Request(
+        **(dict(rollout_id=id, prompt=PROMPTS[index], seed=id.seed(), max_tokens=4, sampling=SAMPLING) | changed)
+    )
 
 
 def test_a_rollout_is_what_the_data_wrote():
@@ -50,15 +51,16 @@ def test_evaluation_goes_first_and_alone():
     assert engine.pending == 1
     assert [rollout.id.purpose for rollout in engine.step()] == ["eval"]
     assert engine.clock == 0 and engine.pending == 2
-    scored = evaluate(engine, ToyRewards(lambda r: 1.0), PROMPTS, samples=2, run_seed=0, sampling=SAMPLING,
-                      max_tokens=4, replicas=1)
+    scored = evaluate(
+        engine, ToyRewards(lambda r: 1.0), PROMPTS, samples=2, run_seed=0, sampling=SAMPLING, max_tokens=4, replicas=1
+    )
     assert scored.figures()["mean_at_2"] == 1.0 and engine.clock == 0 and engine.pending == 2
 
 
-def test_cancel_park_and_unknown_ids():
+def test_park_and_unknown_ids():
     engine = Demonstrations(write, slots=4)
     engine.submit([request(i) for i in range(4)])
-    engine.cancel([request(0).rollout_id, request(4).rollout_id])
+    engine.park([request(0).rollout_id, request(4).rollout_id])
     parked = engine.park([request(3).rollout_id, request(1).rollout_id, request(4).rollout_id])
     assert [(p.prompt.id, p.finish, len(p)) for p in parked] == [("p1", Finish.PARKED, 0), ("p3", Finish.PARKED, 0)]
     assert [rollout.prompt.id for rollout in engine.step()] == ["p2"]
@@ -80,10 +82,20 @@ def test_refusals_queue_nothing():
 
 def test_the_loop_learns_from_it():
     learner = ToyLearner()
-    scheduler = Sync(ToyPrompts(5), run_seed=0, steps=2, prompts_per_round=3, group_size=1, sampling=SAMPLING,
-                     max_tokens=4, filter_groups=False, max_waves=1, replicas=1)
+    scheduler = Sync(
+        ToyPrompts(5),
+        run_seed=0,
+        steps=2,
+        prompts_per_round=3,
+        group_size=1,
+        sampling=SAMPLING,
+        max_tokens=4,
+        filter_groups=False,
+        max_waves=1,
+        replicas=1,
+    )
     engine = Demonstrations(write, slots=1)
-    run(engine, scheduler, ToyRewards(lambda r: 1.0), learner, ToyObserver(), publish, 2)
+    run(observed(ToyObserver()), engine, scheduler, ToyRewards(lambda r: 1.0), learner, publish, 2)
     order, want = ToyPrompts(5), []
     for position in range(6):
         epoch, prompt = order.at(position)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_post import ngrams, suffixes
-from jaxrl_post.engine import drafts as rules
-from jaxrl_post.engine.backoff import CHUNK, Backoff
-from jaxrl_post.engine.drafter import DRAFTERS
-from jaxrl_post.engine.drafts import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE
-from jaxrl_post.engine.histospec import Histospec
+from jaxrl_post.engine.speculation import interface as rules
+from jaxrl_post.engine.speculation import ngrams, suffix_array
+from jaxrl_post.engine.speculation.interface import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE
+from jaxrl_post.engine.speculation.ngram_drafter import CHUNK, Backoff
+from jaxrl_post.engine.speculation.registry import DRAFTERS
+from jaxrl_post.engine.speculation.suffix_drafter import Histospec
 
 S, T, W, GROUP, PROMPT = 6, 40, 4, 2, 5
 ROOM = 1 << 18  # entries: two contexts in one bucket are as good as never
@@ -68,8 +68,10 @@ def fields(drafts):
 
 def placed(drafter, past, truth):
     """Tables of a n-gram drafter, `place` of its slots, and readers of the same tables by source and group."""
-    own = [ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], ROOM)
-           for g, answers in enumerate(past)]
+    own = [
+        ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], ROOM)
+        for g, answers in enumerate(past)
+    ]
     every = [ngrams.Texts(truth[g * GROUP, :PROMPT], answers[1]) for g, answers in enumerate(past)]
     entries = np.concatenate([*own, ngrams.build_all(every, ROOM)])
     place = np.zeros((S, PLACE), np.int32)
@@ -98,11 +100,21 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
     known = np.full(S, PROMPT)
     known[1] = PROMPT + 6  # a parked text
     lead = np.arange(S) % GROUP == 0
-    memory = jax.jit(drafter.enter)(memory, jnp.arange(S), jnp.asarray(place[:, ROW]), jnp.asarray(lead, jnp.int32),
-                           jnp.full(S, PROMPT), jnp.asarray(truth), jnp.asarray(likely), jnp.asarray(known))
+    memory = jax.jit(drafter.enter)(
+        memory,
+        jnp.arange(S),
+        jnp.asarray(place[:, ROW]),
+        jnp.asarray(lead, jnp.int32),
+        jnp.full(S, PROMPT),
+        jnp.asarray(truth),
+        jnp.asarray(likely),
+        jnp.asarray(known),
+    )
     start = np.where(lead | (not shared), 0, PROMPT)
     for r in range(S):
-        live[r].learn([new for s in range(S) if row[s] == r for new in occurrences(truth[s], likely[s], start[s], known[s])])
+        live[r].learn(
+            [new for s in range(S) if row[s] == r for new in occurrences(truth[s], likely[s], start[s], known[s])]
+        )
     own = [twins.history(answers, truth[g * GROUP, :PROMPT]) for g, answers in enumerate(past)]
     all_ = pooled([(truth[g * GROUP, :PROMPT], answers[1]) for g, answers in enumerate(past)])
     branch = np.zeros(S, np.int32)
@@ -117,11 +129,12 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
         after = np.where(running, settle(noise, truth, known, tokens, given), known)
         for s in np.flatnonzero(known < T):
             sources = [live[row[s]], own[s // GROUP], all_] if shared else [live[row[s]]]
-            chain, values, first = twins.draft(truth[s, :known[s]], sources, rates, W, T, branch[s])
+            chain, values, first = twins.draft(truth[s, : known[s]], sources, rates, W, T, branch[s])
             assert tokens[s].tolist() == chain + [-1] * (W - len(chain)) and count[s] == len(chain)
             np.testing.assert_allclose(value[s], values + [0] * (W - len(values)), rtol=1e-5)
-            assert {(k, t) for k, t in zip(kinds[s].tolist(), seen[s].tolist()) if t >= 0} == \
-                {(kind, token) for _, _, token, kind in first}
+            assert {(k, t) for k, t in zip(kinds[s].tolist(), seen[s].tolist()) if t >= 0} == {
+                (kind, token) for _, _, token, kind in first
+            }
             drafted += len(chain)
             if running[s]:
                 for _, _, token, kind in first:
@@ -129,18 +142,32 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
                 if first and branch[s] == 0:
                     counts[:, drafter.classes // 2 + first[0][3]] += 1, first[0][2] == truth[s, known[s]]
         for r in range(S):
-            live[r].learn([new for s in range(S) if row[s] == r
-                           for new in occurrences(truth[s], likely[s], known[s], after[s])])
-        memory = observe(memory, got, jnp.asarray(place), jnp.asarray(truth), jnp.asarray(likely), jnp.asarray(known),
-                         jnp.asarray(after), jnp.asarray(given), jnp.asarray(running))
+            live[r].learn(
+                [new for s in range(S) if row[s] == r for new in occurrences(truth[s], likely[s], known[s], after[s])]
+            )
+        memory = observe(
+            memory,
+            got,
+            jnp.asarray(place),
+            jnp.asarray(truth),
+            jnp.asarray(likely),
+            jnp.asarray(known),
+            jnp.asarray(after),
+            jnp.asarray(given),
+            jnp.asarray(running),
+        )
         known = after
     assert np.array_equal(memory.counts, counts) and drafted > 100 and counts[1].sum() > 20
 
 
 def occurrences(text, likely, start, stop):
     """(context, what is learned) of the tokens start .. stop-1 of one text, for each order there is room for."""
-    return [(tuple(int(t) for t in text[at - order:at]), int(likely[at])) for at in range(start, stop)
-            for order in range(1, twins.ORDERS + 1) if at >= order]
+    return [
+        (tuple(int(t) for t in text[at - order : at]), int(likely[at]))
+        for at in range(start, stop)
+        for order in range(1, twins.ORDERS + 1)
+        if at >= order
+    ]
 
 
 def pooled(groups):
@@ -151,8 +178,11 @@ def pooled(groups):
             for seen, token in twins.contexts(answer, end[-6:]):
                 after.setdefault(seen, []).append(token)
     every = {seen: twins.most_frequent(tokens) for seen, tokens in after.items()}
-    return {seen: found for seen, found in every.items() if len(seen) == 1 or every[seen[1:]][0] != found[0]
-            or every[seen[1:]][1] < found[1]}
+    return {
+        seen: found
+        for seen, found in every.items()
+        if len(seen) == 1 or every[seen[1:]][0] != found[0] or every[seen[1:]][1] < found[1]
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -162,16 +192,21 @@ def test_small_tables_are_word_for_word_those_of_python_integers(seed):
     noise = np.random.default_rng(seed)
     drafter = Backoff(width=W, entries=300, live=61)
     tables, memory = drafter.empty(S)
-    own = [ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], 40 + g)
-           for g, answers in enumerate(past)]
+    own = [
+        ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], 40 + g)
+        for g, answers in enumerate(past)
+    ]
     every = ngrams.build_all([ngrams.Texts(truth[0, :PROMPT], past[0][0])], 50)
     sizes = np.array([table.size for table in own])
     place = np.zeros((S, PLACE), np.int32)
     place[:, ROW] = (np.arange(S) // GROUP)[::-1]
-    place[:, SIZE], place[:, OFFSET] = sizes[np.arange(S) // GROUP], 7 + (np.cumsum(sizes) - sizes)[np.arange(S) // GROUP]
+    place[:, SIZE], place[:, OFFSET] = (
+        sizes[np.arange(S) // GROUP],
+        7 + (np.cumsum(sizes) - sizes)[np.arange(S) // GROUP],
+    )
     place[:, ALL_OFFSET], place[:, ALL_SIZE] = 200, 50
     flat = np.zeros(300, np.uint32)
-    flat[7:7 + sizes.sum()], flat[200:250] = np.concatenate(own), every
+    flat[7 : 7 + sizes.sum()], flat[200:250] = np.concatenate(own), every
     tables = tables._replace(entries=jnp.asarray(flat), rates=jnp.asarray(rates_of(noise, drafter.classes)))
     readers = [twins.Hashed(table.size, ngrams.OWN, table) for table in own]
     all_, live = twins.Hashed(50, ngrams.ALL, every), [twins.Hashed(61, ngrams.LIVE) for _ in range(S)]
@@ -182,13 +217,28 @@ def test_small_tables_are_word_for_word_those_of_python_integers(seed):
         after = np.minimum(known + noise.integers(0, W + 2, S), T)
         for s in np.flatnonzero(known < T):
             sources = [live[place[s, ROW]], readers[s // GROUP], all_]
-            chain, _, _ = twins.draft(truth[s, :known[s]], sources, np.asarray(tables.rates), W, T)
+            chain, _, _ = twins.draft(truth[s, : known[s]], sources, np.asarray(tables.rates), W, T)
             assert np.asarray(got.tokens[s]).tolist() == chain + [-1] * (W - len(chain))
         for r in range(S):
-            live[r].learn([new for s in range(S) if place[s, ROW] == r
-                           for new in occurrences(truth[s], likely[s], known[s], after[s])])
-        memory = observe(memory, got, jnp.asarray(place), jnp.asarray(truth), jnp.asarray(likely), jnp.asarray(known),
-                         jnp.asarray(after), got.count, jnp.ones(S, bool))
+            live[r].learn(
+                [
+                    new
+                    for s in range(S)
+                    if place[s, ROW] == r
+                    for new in occurrences(truth[s], likely[s], known[s], after[s])
+                ]
+            )
+        memory = observe(
+            memory,
+            got,
+            jnp.asarray(place),
+            jnp.asarray(truth),
+            jnp.asarray(likely),
+            jnp.asarray(known),
+            jnp.asarray(after),
+            got.count,
+            jnp.ones(S, bool),
+        )
         assert np.asarray(memory.live).reshape(S, 61).tolist() == [table.entries for table in live]
         known = after
 
@@ -200,7 +250,9 @@ def test_a_long_text_is_learned_chunk_by_chunk_and_a_fresh_row_forgets():
     _, memory = drafter.empty(3)
     enter = jax.jit(drafter.enter)
     one = jnp.ones(2, jnp.int32)
-    memory = enter(memory, jnp.array([0, 3]), jnp.array([1, 1]), one, jnp.array([5, 5]), text, text, jnp.array([150, 150]))
+    memory = enter(
+        memory, jnp.array([0, 3]), jnp.array([1, 1]), one, jnp.array([5, 5]), text, text, jnp.array([150, 150])
+    )
     twin = twins.Hashed(4096, ngrams.LIVE)
     for start in range(0, 150, CHUNK):
         twin.learn(occurrences(text[0], text[0], start, min(start + CHUNK, 150)))
@@ -209,7 +261,9 @@ def test_a_long_text_is_learned_chunk_by_chunk_and_a_fresh_row_forgets():
     memory = enter(memory, jnp.array([2, 1]), jnp.array([1, 2]), one, jnp.array([5, 5]), text, text, jnp.array([3, 0]))
     rows = np.asarray(memory.live).reshape(3, 4096)
     assert np.count_nonzero(rows[1]) == 3 and not rows[2].any()  # (t0) -> t1, (t1) -> t2, (t0, t1) -> t2
-    memory = enter(memory, jnp.array([1, 3]), jnp.array([1, 1]), 0 * one, jnp.array([2, 5]), text, text, jnp.array([4, 9]))
+    memory = enter(
+        memory, jnp.array([1, 3]), jnp.array([1, 1]), 0 * one, jnp.array([2, 5]), text, text, jnp.array([4, 9])
+    )
     assert np.count_nonzero(np.asarray(memory.live)) == 3 + 3  # token 3 after 1, 2 and 3 others
 
 
@@ -221,16 +275,28 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
     drafter = DRAFTERS["histospec"](vocab=512, width=width, entries=1000, live=1)
     tables, memory = drafter.empty(S)
     weights = [noise.integers(1, 17, 3) if rewarded else np.ones(3, int) for _ in past]
-    built = [suffixes.build(answers[1], truth[g * GROUP, :PROMPT], weights[g]) for g, answers in enumerate(past)]
-    built[2] = suffixes.build([], truth[0])  # a prompt without a past
+    built = [suffix_array.build(answers[1], truth[g * GROUP, :PROMPT], weights[g]) for g, answers in enumerate(past)]
+    built[2] = suffix_array.build([], truth[0])  # a prompt without a past
     size = np.array([part.pool.size for part in built])
     place = np.zeros((S, PLACE), np.int32)
     place[:, SIZE], place[:, OFFSET] = size[np.arange(S) // GROUP], 11 + (np.cumsum(size) - size)[np.arange(S) // GROUP]
     end = 11 + size.sum()
-    tables = tables._replace(**{name: getattr(tables, name).at[11:end].set(np.concatenate([getattr(b, name) for b in built]))
-                                for name in ("pool", "order", "priority")})
-    memory = jax.jit(drafter.enter)(memory, jnp.arange(S), jnp.arange(S), jnp.ones(S, jnp.int32), jnp.full(S, PROMPT),
-                           jnp.asarray(truth), jnp.asarray(likely), jnp.full(S, PROMPT))
+    tables = tables._replace(
+        **{
+            name: getattr(tables, name).at[11:end].set(np.concatenate([getattr(b, name) for b in built]))
+            for name in ("pool", "order", "priority")
+        }
+    )
+    memory = jax.jit(drafter.enter)(
+        memory,
+        jnp.arange(S),
+        jnp.arange(S),
+        jnp.ones(S, jnp.int32),
+        jnp.full(S, PROMPT),
+        jnp.asarray(truth),
+        jnp.asarray(likely),
+        jnp.full(S, PROMPT),
+    )
     known, window, drafted = np.full(S, 1), np.full(S, 2), 0
     branch = np.array([0, 0, 0, 1, 0, 0], np.int32)
     propose, observe = jax.jit(drafter.propose), jax.jit(drafter.observe)
@@ -244,8 +310,9 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
         for s in np.flatnonzero(known < T):
             group = s // GROUP
             answers = past[group][1] if group < 2 else []
-            chain, first = twins.suffix_draft(truth[s, :known[s]], answers, truth[s, :PROMPT], weights[group], window[s], T,
-                                              branch[s])
+            chain, first = twins.suffix_draft(
+                truth[s, : known[s]], answers, truth[s, :PROMPT], weights[group], window[s], T, branch[s]
+            )
             assert tokens[s].tolist() == chain + [-1] * (width - len(chain)) and count[s] == len(chain)
             assert dict(zip(range(7, 2, -1), seen[s].tolist())) == {m: first.get(m, -1) for m in range(7, 2, -1)}
             assert (np.diff(value[s]) <= 0).all() and ((value[s] > 0) == (tokens[s] >= 0)).all()
@@ -259,8 +326,17 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
                     window[s] = 2
                 elif given[s] and given[s] == window[s]:
                     window[s] = min(window[s] + 2, width)
-        memory = observe(memory, got, jnp.asarray(place), jnp.asarray(truth), jnp.asarray(likely), jnp.asarray(known),
-                         jnp.asarray(after), jnp.asarray(given), jnp.asarray(running))
+        memory = observe(
+            memory,
+            got,
+            jnp.asarray(place),
+            jnp.asarray(truth),
+            jnp.asarray(likely),
+            jnp.asarray(known),
+            jnp.asarray(after),
+            jnp.asarray(given),
+            jnp.asarray(running),
+        )
         assert np.asarray(memory.window).tolist() == window.tolist()
         known = after
     assert np.array_equal(memory.counts, counts) and drafted > 20
@@ -270,21 +346,44 @@ def test_the_window_by_hand():
     """+2 on a whole window accepted, up to 32; unchanged on a miss, a short or a cut draft; 2 on a rejection."""
     drafter = Histospec(width=32, entries=1)
     _, memory = drafter.empty(1)
-    drafts = rules.Drafts(*(jnp.full((1, n), -1) for n in (32,)), jnp.zeros(1, jnp.int32), jnp.zeros((1, 32)),
-                          jnp.full((1, 5), -1), jnp.zeros((1, 5), jnp.int32), jnp.array([-1]))
+    drafts = rules.Drafts(
+        *(jnp.full((1, n), -1) for n in (32,)),
+        jnp.zeros(1, jnp.int32),
+        jnp.zeros((1, 32)),
+        jnp.full((1, 5), -1),
+        jnp.zeros((1, 5), jnp.int32),
+        jnp.array([-1]),
+    )
     tokens, place = jnp.zeros((1, 64), jnp.int32), jnp.zeros((1, PLACE), jnp.int32)
 
     def after(window, given, accepted, live=True):
         old = memory._replace(window=jnp.array([window], jnp.int32))
-        return int(drafter.observe(old, drafts, place, tokens, tokens, jnp.array([9]), jnp.array([9 + accepted + 1]),
-                                   jnp.array([given]), jnp.array([live])).window[0])
+        return int(
+            drafter.observe(
+                old,
+                drafts,
+                place,
+                tokens,
+                tokens,
+                jnp.array([9]),
+                jnp.array([9 + accepted + 1]),
+                jnp.array([given]),
+                jnp.array([live]),
+            ).window[0]
+        )
 
     assert [after(w, w, w) for w in (2, 4, 30, 32)] == [4, 6, 32, 32]
-    assert [after(8, 0, 0), after(8, 3, 3), after(8, 8, 7), after(8, 3, 2), after(8, 8, 8, live=False)] == [8, 8, 2, 2, 8]
+    assert [after(8, 0, 0), after(8, 3, 3), after(8, 8, 7), after(8, 3, 2), after(8, 8, 8, live=False)] == [
+        8,
+        8,
+        2,
+        2,
+        8,
+    ]
 
 
 @settings(max_examples=50)
-@given(seed=st.integers(0, 10 ** 6), branch=st.integers(0, 7))
+@given(seed=st.integers(0, 10**6), branch=st.integers(0, 7))
 def test_the_nth_distinct_candidate(seed, branch):
     noise = np.random.default_rng(seed)
     tokens, rates = noise.integers(-1, 4, (5, 7)), (noise.integers(0, 5, (5, 7)) / 4).astype(np.float32)
@@ -295,8 +394,10 @@ def test_the_nth_distinct_candidate(seed, branch):
         expected = distinct[branch] if branch < len(distinct) else -1
         assert int(token[s]) == expected
         assert int(column[s]) == next((k for _, k, t in ranked if t == expected), 0)
-    for one, other in zip(rules.best(jnp.asarray(tokens), jnp.asarray(rates)),
-                          rules.nth_distinct(jnp.asarray(tokens), jnp.asarray(rates), jnp.zeros(5, int))):
+    for one, other in zip(
+        rules.best(jnp.asarray(tokens), jnp.asarray(rates)),
+        rules.nth_distinct(jnp.asarray(tokens), jnp.asarray(rates), jnp.zeros(5, int)),
+    ):
         assert np.array_equal(one, other)
 
 
@@ -321,7 +422,8 @@ def test_nothing_known_gives_no_draft_and_slots_may_stand_in_any_order(name):
         assert np.array_equal(a[order], b)
     assert np.array_equal(one[1].counts, other[1].counts)
     stacked = jax.jit(jax.vmap(functools.partial(two_steps, drafter, tables, memory)))(
-        jnp.stack([truth, truth[order]]), jnp.stack([known, known]), jnp.stack([place, place[order]]))
+        jnp.stack([truth, truth[order]]), jnp.stack([known, known]), jnp.stack([place, place[order]])
+    )
     for a, b in zip(jax.tree.leaves(stacked), zip(jax.tree.leaves(one), jax.tree.leaves(other))):
         assert np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1])
 
@@ -344,8 +446,16 @@ def test_the_end_of_the_text_the_largest_token_and_a_branch_too_many():
     tables, memory = drafter.empty(4)
     truth = jnp.full((4, 10), last)
     place = jnp.zeros((4, PLACE), jnp.int32)
-    memory = jax.jit(drafter.enter)(memory, jnp.arange(4), jnp.zeros(4, jnp.int32), jnp.array([1, 0, 0, 0]),
-                                    jnp.full(4, 5), truth, truth, jnp.full(4, 5))
+    memory = jax.jit(drafter.enter)(
+        memory,
+        jnp.arange(4),
+        jnp.zeros(4, jnp.int32),
+        jnp.array([1, 0, 0, 0]),
+        jnp.full(4, 5),
+        truth,
+        truth,
+        jnp.full(4, 5),
+    )
     got = jax.jit(drafter.propose)(tables, memory, truth, jnp.array([7, 9, 10, 5]), place, jnp.array([0, 0, 0, 1]))
     assert np.asarray(got.count).tolist() == [3, 1, 0, 0]
     assert np.asarray(got.tokens[0]).tolist() == [last] * 3 + [-1] and (np.asarray(got.tokens[3]) == -1).all()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 
+import engine_lab as lab
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine_lab as lab
-from jaxrl_post import estimates, index
-from jaxrl_post import mesh as meshes
-from jaxrl_post.checkpoint import read_state, write_state
-from jaxrl_post.engine import drafting as host
-from jaxrl_post.engine.drafter import DRAFTERS
-from jaxrl_post.engine.drafting import Drafting, Shared, Shelf
-from jaxrl_post.engine.drafts import ALL_SIZE, OFFSET, ROW, SIZE
-from jaxrl_post.engine.rows import OFFERS, UPLOAD
+from jaxrl_post.checkpoint.host_state import read_state, write_state
+from jaxrl_post.engine.row_program import OFFERS, UPLOAD
+from jaxrl_post.engine.speculation import acceptance, corpus
+from jaxrl_post.engine.speculation import speculation as host
+from jaxrl_post.engine.speculation.interface import ALL_SIZE, OFFSET, ROW, SIZE
+from jaxrl_post.engine.speculation.registry import DRAFTERS
+from jaxrl_post.engine.speculation.speculation import Drafting
+from jaxrl_post.engine.speculation.table_cache import Shared, Shelf
 from jaxrl_post.history import History
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 PROMPTS = {name: Prompt(id=name, tokens=[ord(name), 1, 2]) for name in "abcdef"}
@@ -26,10 +27,27 @@ PROMPTS = {name: Prompt(id=name, tokens=[ord(name), 1, 2]) for name in "abcdef"}
 
 def group(name, epoch, length=20, answers=2):
     noise, zeros = np.random.default_rng((ord(name), epoch)), np.zeros(length)
-    return Group(prompt=PROMPTS[name], rewards=np.zeros(answers), scored=np.ones(answers, bool), rollouts=tuple(
-        Rollout(id=RolloutId(0, "train", epoch, name, sample), prompt=PROMPTS[name], tokens=noise.integers(0, 9, length),
-                sampled=zeros == 0, logprobs=zeros, entropies=zeros, versions=zeros, drafted=zeros, finish=Finish.EOS,
-                start_clock=0, finish_clock=0) for sample in range(answers)))
+    return Group(
+        prompt=PROMPTS[name],
+        rewards=np.zeros(answers),
+        scored=np.ones(answers, bool),
+        rollouts=tuple(
+            Rollout(
+                id=RolloutId(0, "train", epoch, name, sample),
+                prompt=PROMPTS[name],
+                tokens=noise.integers(0, 9, length),
+                sampled=zeros == 0,
+                logprobs=zeros,
+                entropies=zeros,
+                versions=zeros,
+                drafted=zeros,
+                finish=Finish.EOS,
+                start_clock=0,
+                finish_clock=0,
+            )
+            for sample in range(answers)
+        ),
+    )
 
 
 def made(name="ours", *, entries=8 * UPLOAD, shared=0, clones=True, slots=4, replicas=1, width=4):
@@ -46,19 +64,23 @@ def record(drafting, history, new):
 
 # ---- weights
 
+
 def test_drafts_of_the_answer_that_will_probably_finish_last_count_most():
     """Last time the longest answers had 20, 12 and 8 tokens: now 10, 2 and 3 tokens were to come, and of the prompt without a
     past, as of an answer that outran its own, nobody knows."""
     drafting, history = made()
     for name, length in zip("abc", (20, 12, 8)):
         record(drafting, history, group(name, 3, length=length))
-    running = {RolloutId(0, "train", 4, name, sample): length
-               for name, sample, length in (("a", 0, 10), ("b", 0, 10), ("c", 0, 5), ("c", 1, 9), ("d", 0, 10))}
+    running = {
+        RolloutId(0, "train", 4, name, sample): length
+        for name, sample, length in (("a", 0, 10), ("b", 0, 10), ("c", 0, 5), ("c", 1, 9), ("d", 0, 10))
+    }
     assert list(drafting.weights(running).values()) == pytest.approx([1.0, 0.6, 0.65, 1.0, 1.0])
     assert set(made()[0].weights(running).values()) == {1.0}
 
 
 # ---- places
+
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(1, 3 * UPLOAD), st.booleans()), max_size=40))
 def test_regions_never_overlap_and_the_oldest_unused_go_first(visits):
@@ -110,13 +132,15 @@ def test_a_prompt_gets_its_table_and_keeps_it_until_it_changes_and_nobody_reads_
     drafting, history = made(shared=3 * 100)
     none, fresh = drafting.open(0, PROMPTS["a"])
     assert none[[OFFSET, SIZE, ALL_SIZE, ROW]].tolist() == [0, 0, 300, 0] and fresh
-    assert [(offset, arrays[0].size) for _, offset, arrays in drafting.uploads()] == [(0, 300)], "the empty table of all"
+    assert [(offset, arrays[0].size) for _, offset, arrays in drafting.uploads()] == [(0, 300)], (
+        "the empty table of all"
+    )
     record(drafting, history, group("a", 0))
     one, fresh = drafting.open(0, PROMPTS["a"])
     assert one[[OFFSET, SIZE]].tolist() == [UPLOAD, 3 * 40] and not fresh
     pieces = drafting.uploads()
     assert [(replica, offset) for replica, offset, _ in pieces] == [(0, UPLOAD), (0, 0)]
-    assert np.array_equal(pieces[0][2][0], index.grams(history.of("a"), PROMPTS["a"]))
+    assert np.array_equal(pieces[0][2][0], corpus.grams(history.of("a"), PROMPTS["a"]))
     assert np.array_equal(pieces[1][2][0], drafting.corpus.entries) and pieces[1][2][0].any()
     assert drafting.uploads() == []
     record(drafting, history, group("a", 1))
@@ -126,7 +150,7 @@ def test_a_prompt_gets_its_table_and_keeps_it_until_it_changes_and_nobody_reads_
         drafting.leave(0, PROMPTS["a"], place)
     three, _ = drafting.open(0, PROMPTS["a"])
     assert three[[OFFSET, SIZE]].tolist() == [UPLOAD, 3 * 80]
-    assert np.array_equal(drafting.uploads()[0][2][0], index.grams(history.of("a"), PROMPTS["a"]))
+    assert np.array_equal(drafting.uploads()[0][2][0], corpus.grams(history.of("a"), PROMPTS["a"]))
 
 
 def test_short_of_room_the_prompt_that_was_here_longest_ago_goes():
@@ -153,6 +177,7 @@ def test_replicas_have_their_own_tables():
 
 # ---- values
 
+
 def test_what_rows_are_worth_by_hand():
     """Before any count: one draft a slot and step, of a chance in the middle of its range, 8.5 / 16."""
     drafting, _ = made()
@@ -161,7 +186,7 @@ def test_what_rows_are_worth_by_hand():
     assert drafting.clones_of(10, 4, free=9) == 3, "6 rows are left, a clone takes one and drafts one"
     assert drafting.clones_of(10, 4, free=2) == 2 and drafting.clones_of(4, 4, free=9) == 0
     assert drafting.clones_of(1000, 1, free=99) == host.MOST_BRANCHES and made(clones=False)[0].clones_of(10, 4, 9) == 0
-    assert drafting.worth(10, 4, free=9) == pytest.approx(4 * 8.5 / 16 + 3 * estimates.FIRST_GAIN)
+    assert drafting.worth(10, 4, free=9) == pytest.approx(4 * 8.5 / 16 + 3 * acceptance.FIRST_GAIN)
 
 
 def test_what_was_counted_weighs_and_older_counts_fade():
@@ -171,12 +196,12 @@ def test_what_was_counted_weighs_and_older_counts_fade():
     counts = np.zeros((2, drafting.drafter.classes), int)
     counts[:, 7] = 64, 48
     drafting.told(counts, offers, slot_steps=100, clone_steps=1024, won=512)
-    keep, steps = estimates.SPAN / (estimates.SPAN + 100), estimates.FIRST_STEPS
+    keep, steps = acceptance.SPAN / (acceptance.SPAN + 100), acceptance.FIRST_STEPS
     all_steps = keep * steps + 100
     first, second, third = (200 / all_steps, keep * steps / all_steps, 100 / all_steps)
     assert drafting.worth(1000, 2) == pytest.approx(2 * (first * 15.5 + second * 8.5 + third * 4.5) / 16)
     assert drafting.worth(2 * first, 2) == pytest.approx(2 * first * 15.5 / 16), "the most promising ones first"
-    gain = (estimates.SPAN * estimates.FIRST_GAIN + 512) / (estimates.SPAN + 1024)
+    gain = (acceptance.SPAN * acceptance.FIRST_GAIN + 512) / (acceptance.SPAN + 1024)
     offered = 2 * (first + second + third)
     number = int((20 - offered) / (1 + offered / 2))
     assert drafting.worth(20, 2, free=50) == pytest.approx(drafting.worth(20, 2) + number * gain)
@@ -216,6 +241,7 @@ def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
 
 
 # ---- going on
+
 
 def visit(drafting, history):
     """What it answers over some turns, as plain values."""
@@ -264,6 +290,7 @@ def test_counts_of_another_drafter_are_refused():
 
 # ---- the device's tables
 
+
 @pytest.mark.parametrize("name", ["ours", "histospec"])
 def test_uploads_land_where_they_should(name):
     """On two replicas: the pieces of three texts, in one of them over what was there before; what was next to them stays."""
@@ -279,8 +306,8 @@ def test_uploads_land_where_they_should(name):
         engine._tables = engine._programs.upload(engine._tables, replica, offset * UPLOAD, arrays)
         for whole, array in zip(want, arrays):
             end = offset * UPLOAD + -(-size // UPLOAD) * UPLOAD
-            whole[replica, offset * UPLOAD:end] = 0
-            whole[replica, offset * UPLOAD:offset * UPLOAD + size] = array
+            whole[replica, offset * UPLOAD : end] = 0
+            whole[replica, offset * UPLOAD : offset * UPLOAD + size] = array
     rates = np.linspace(0.1, 0.9, drafting.drafter.classes).astype(np.float32)
     engine._tables = engine._programs.rated(engine._tables, rates)
     for whole, found in zip(want, engine._tables):

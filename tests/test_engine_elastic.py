@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+import engine_lab as lab
 import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine_lab as lab
-from jaxrl_post import mesh as meshes
-from jaxrl_post.checkpoint import read_state, write_state
+from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.engine.elastic import Elastic, moved
-from jaxrl_post.launch.compilation import CompileGuard
+from jaxrl_post.launch.compile_guard import CompileGuard
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Finish, Layout
 
 MANY, FEW = Layout(8, 1), Layout(4, 2)
@@ -31,6 +31,7 @@ def make(params, order=(MANY, FEW)):
     def builder(layout):
         mesh = meshes.make_mesh(layout.replicas, 1, layout.tensor)
         return lambda: lab.RowEngine(lab.TINY, params, mesh, **{**lab.BASE, **SIZES[layout]})
+
     return Elastic({layout: builder(layout) for layout in order}, params)
 
 
@@ -51,7 +52,7 @@ def shared(others):
 def fresh(shared):
     """The same engine in its first layout, with the first weights again, under a higher version."""
     params, engine = shared
-    engine.cancel([request.rollout_id for request in ASKED])
+    engine.park([request.rollout_id for request in ASKED])
     engine.relayout(MANY)
     engine.engine.reset()
     engine.swap(params, engine.version + 1)
@@ -81,12 +82,15 @@ def test_answers_that_moved_follow_the_law(fresh, path):
     out = finish(fresh)
     assert sorted(out) == sorted(request.rollout_id for request in ASKED)
     assert all(rollout.finish_clock >= rollout.start_clock + 63 for rollout in out.values())
-    one = lab.run(lab.engine(slots=16, max_length=112, pages=112), lab.requests(
-        32, samples=4, exact=64, longest_prompt=40, temperatures=(1.0, 0.7), seed=3))
+    one = lab.run(
+        lab.engine(slots=16, max_length=112, pages=112),
+        lab.requests(32, samples=4, exact=64, longest_prompt=40, temperatures=(1.0, 0.7), seed=3),
+    )
     gaps, worst = lab.first_differences(one, out, ASKED, lab.weights(0))
     assert worst <= 1e-5 and all(gap < 1e-4 for gap in gaps), gaps
-    assert not lab.against_sampler({id: out[id] for id in list(out)[:4]}, [r for r in ASKED if r.rollout_id in list(out)[:4]],
-                                   lab.weights(0))
+    assert not lab.against_sampler(
+        {id: out[id] for id in list(out)[:4]}, [r for r in ASKED if r.rollout_id in list(out)[:4]], lab.weights(0)
+    )
 
 
 def test_tokens_that_were_there_stay_bit_for_bit(fresh):
@@ -107,8 +111,12 @@ def test_tokens_that_were_there_stay_bit_for_bit(fresh):
 def _held(others):
     """Bytes on the devices, of pages (5 dimensions) and of everything else, but for those of `others`."""
     theirs = {id(array) for array in others}
-    buffers = {(shard.device, shard.data.unsafe_buffer_pointer()): (array.ndim == 5, shard.data.nbytes)
-               for array in jax.live_arrays() if id(array) not in theirs for shard in array.addressable_shards}
+    buffers = {
+        (shard.device, shard.data.unsafe_buffer_pointer()): (array.ndim == 5, shard.data.nbytes)
+        for array in jax.live_arrays()
+        if id(array) not in theirs
+        for shard in array.addressable_shards
+    }
     out = Counter()
     for paged, size in buffers.values():
         out[paged] += size
@@ -188,7 +196,9 @@ def test_a_run_saved_in_another_layout_goes_on_alike(fresh, tmp_path):
 
 def test_a_layout_that_was_not_compiled_is_refused(fresh):
     fresh.submit(ASKED)
-    with pytest.raises(ValueError, match=r"Layout\(replicas=2, tensor=4\) was asked for.*the nearest is Layout\(replicas=4"):
+    with pytest.raises(
+        ValueError, match=r"Layout\(replicas=2, tensor=4\) was asked for.*the nearest is Layout\(replicas=4"
+    ):
         fresh.relayout(Layout(2, 4))
     assert fresh.layout == MANY and len(finish(fresh)) == len(ASKED)
     with pytest.raises(ValueError, match="name others in engine.layouts"):
@@ -198,7 +208,9 @@ def test_a_layout_that_was_not_compiled_is_refused(fresh):
 
 @given(before=st.integers(1, 8), after=st.integers(1, 8), prompts=st.lists(st.integers(0, 7), max_size=24))
 def test_siblings_stay_together_and_replicas_are_filled_evenly(before, after, prompts):
-    lives = [((0, "train", 0, str(i), sample, 0), home % before) for i, home in enumerate(prompts) for sample in range(3)]
+    lives = [
+        ((0, "train", 0, str(i), sample, 0), home % before) for i, home in enumerate(prompts) for sample in range(3)
+    ]
     to = moved(lives, after)
     assert all(0 <= replica < after for replica in to)
     home = {}
@@ -210,8 +222,10 @@ def test_siblings_stay_together_and_replicas_are_filled_evenly(before, after, pr
 
 def test_a_group_of_two_replicas_stays_two_and_loads_are_counted_in_answers():
     """By hand: three of `a` on 0, `b` and `c` on 1, one of `a` on 1: to two replicas."""
-    lives = [((0, "train", 0, prompt, sample, 0), replica) for prompt, sample, replica in (
-        ("a", 0, 0), ("a", 1, 0), ("a", 2, 0), ("b", 0, 1), ("c", 0, 1), ("a", 3, 1))]
+    lives = [
+        ((0, "train", 0, prompt, sample, 0), replica)
+        for prompt, sample, replica in (("a", 0, 0), ("a", 1, 0), ("a", 2, 0), ("b", 0, 1), ("c", 0, 1), ("a", 3, 1))
+    ]
     assert moved(lives, 2) == [0, 0, 0, 1, 1, 1]
 
 
@@ -223,8 +237,14 @@ class Borrower:
 
     def _devices(self):
         theirs = {id(array) for array in self.others}  # of arrays that are kept: an id alone may come again
-        return len({shard.device for array in jax.live_arrays() if array.ndim == 5 and id(array) not in theirs
-                    for shard in array.addressable_shards})
+        return len(
+            {
+                shard.device
+                for array in jax.live_arrays()
+                if array.ndim == 5 and id(array) not in theirs
+                for shard in array.addressable_shards
+            }
+        )
 
     def borrow(self):
         self.told.append(("borrow", self._devices()))
@@ -240,12 +260,22 @@ def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     mesh = meshes.make_mesh(4)
     params = learner(mesh=mesh)
     if not shared:
-        params = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)  # the engine has a copy of its own, in float32
-    ways, asked = {Layout(4, 1): mesh, Layout(2, 1): meshes.divided(mesh, 2, mesh)[0]}, [
-        lab.dataclasses.replace(request, replica=request.replica % 4) for request in ASKED]
+        params = jax.tree.map(
+            lambda leaf: leaf.astype("bfloat16"), params
+        )  # the engine has a copy of its own, in float32
+    ways, asked = (
+        {Layout(4, 1): mesh, Layout(2, 1): meshes.divided(mesh, 2, mesh)[0]},
+        [lab.dataclasses.replace(request, replica=request.replica % 4) for request in ASKED],
+    )
     borrower = Borrower(jax.live_arrays())
-    engine = Elastic({layout: (lambda mesh: lambda: lab.RowEngine(lab.TINY, params, mesh, **{**lab.BASE, **SIZES[FEW]}))(way)
-                      for layout, way in ways.items()}, params, borrower)
+    engine = Elastic(
+        {
+            layout: (lambda mesh: lambda: lab.RowEngine(lab.TINY, params, mesh, **{**lab.BASE, **SIZES[FEW]}))(way)
+            for layout, way in ways.items()
+        },
+        params,
+        borrower,
+    )
     assert (engine.engine.case == "shared") is shared
     want = lab.run(engine, asked)
     engine.engine.reset()
@@ -291,9 +321,18 @@ def test_drafts_go_on_in_another_layout():
 
     def builder(layout):
         drafting = lab.drafting("ours", groups, replicas=layout.replicas, slots=sizes[layout]["slots"])
-        drafting.corpus = type(drafting.corpus)(3 << 12) if layout.tensor == 2 else drafting.corpus  # it knows nothing yet
-        return lambda: lab.RowEngine(lab.TINY, params, meshes.make_mesh(layout.replicas, 1, layout.tensor), drafting=drafting,
-                                     cost=lab.FREE_ROWS, **{**lab.BASE, **sizes[layout], "max_length": 112})
+        drafting.corpus = (
+            type(drafting.corpus)(3 << 12) if layout.tensor == 2 else drafting.corpus
+        )  # it knows nothing yet
+        return lambda: lab.RowEngine(
+            lab.TINY,
+            params,
+            meshes.make_mesh(layout.replicas, 1, layout.tensor),
+            drafting=drafting,
+            cost=lab.FREE_ROWS,
+            **{**lab.BASE, **sizes[layout], "max_length": 112},
+        )
+
     engine = Elastic({layout: builder(layout) for layout in sizes}, params)
     knows = engine.engine.drafting.corpus.entries.size
     engine.submit(asked)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import engine_lab as lab
 import numpy as np
 import pytest
 
-import engine_lab as lab
-from jaxrl_post.engine import engine as engine_file
-from jaxrl_post.engine import probe, rows
-from jaxrl_post.slots import packing
-from jaxrl_post.slots.columns import OUT_WINDOW
-from jaxrl_post.slots.live import Live
+from jaxrl_post.engine import bit_probe, row_program
+from jaxrl_post.engine import row_engine as engine_file
+from jaxrl_post.engine.host import packing
+from jaxrl_post.engine.host.sequence import Live
+from jaxrl_post.engine.host.wire import OUT_WINDOW
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 ASKED = lab.requests(60)
@@ -109,7 +109,7 @@ def test_dispatch_length_and_page_size_of_prompt_sharing_change_nothing(plain):
 
 def test_row_sizes_kept_by_the_probe_give_the_same_bits():
     several = lab.engine(row_sizes=(64, 96, 128))
-    kept = probe.keep_equal_sizes(several)
+    kept = bit_probe.keep_equal_sizes(several)
     assert kept[128] and set(several.row_sizes) == {size for size, equal in kept.items() if equal}
     outs = []
     for size in [s for s in kept if kept[s]]:
@@ -130,7 +130,7 @@ def test_probe_drops_a_size_that_differs(monkeypatch):
         return state, told
 
     monkeypatch.setattr(several._programs, "dispatch", off)
-    assert probe.keep_equal_sizes(several) == {64: False, 96: True}
+    assert bit_probe.keep_equal_sizes(several) == {64: False, 96: True}
     assert several.row_sizes == (96,) and several.clock == 0
 
 
@@ -147,8 +147,9 @@ def test_swap_gives_new_rollouts_the_new_weights_and_no_stale_prompt(shared):
     engine.swap(placed(lab.weights(1)), 1)
     out = lab.run(engine, asked[1::2])
     assert all((r.versions == 1).all() for name, r in out.items() if name.attempt == 0)
-    assert lab.same_bits({k: v for k, v in out.items() if k.attempt == 0}, {r.rollout_id: new[r.rollout_id] for r in
-                                                                           asked[1::2]})
+    assert lab.same_bits(
+        {k: v for k, v in out.items() if k.attempt == 0}, {r.rollout_id: new[r.rollout_id] for r in asked[1::2]}
+    )
     assert not lab.same_bits(before, {name: new[name] for name in before})
 
 
@@ -166,7 +167,7 @@ def test_verify_after_a_swap_gives_what_the_new_weights_would_have_given(shared)
     out = lab.run(engine, again)
     assert lab.same_bits(want, out)
     assert engine.metrics()["rows/draft_accepted"] > 20
-    assert any(old[name].tokens.tolist() != out[name].tokens[:len(old[name])].tolist() for name in out)
+    assert any(old[name].tokens.tolist() != out[name].tokens[: len(old[name])].tolist() for name in out)
 
 
 def test_keep_equals_a_cached_reference_that_switches_weights(shared):
@@ -257,8 +258,10 @@ def test_evaluation_gets_pages_when_training_holds_all(plain):
 def test_stop_strings_do_not_depend_on_the_dispatch_length():
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN"
     decode = lambda tokens: "".join(letters[t] for t in tokens)  # noqa: E731
-    asked = [dataclasses.replace(r, sampling=Sampling(stop_strings=("ab", "Q", "c")), max_tokens=40) for r in
-             lab.requests(30, seed=8, temperatures=(1.0,))]
+    asked = [
+        dataclasses.replace(r, sampling=Sampling(stop_strings=("ab", "Q", "c")), max_tokens=40)
+        for r in lab.requests(30, seed=8, temperatures=(1.0,))
+    ]
     outs = [lab.run(lab.engine(steps_per_dispatch=k, decode=decode), asked) for k in (1, 8)]
     assert lab.same_bits(*outs)
     stopped = [r for r in outs[0].values() if r.finish.value == "stop"]
@@ -274,7 +277,7 @@ def test_pages_and_slots_come_back(shared):
     lab.run(engine, ASKED[:30])
     engine.submit(ASKED[30:])
     engine.step()
-    engine.cancel([r.rollout_id for r in ASKED])
+    engine.park([r.rollout_id for r in ASKED])
     engine.reset()
     assert engine.capacity == whole and engine.pending == 0
 
@@ -290,19 +293,21 @@ def test_what_can_never_fit_is_refused_whole(shared):
 
 
 def placed(params):
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
+
     return meshes.put(params, meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine"))
 
 
 # ---- planted faults (DESIGN 9.6): each must break one of the equalities above
+
 
 def noise_keyed_by_slot(monkeypatch):
     real = packing.describe
 
     def describe(live, row, *rest):
         real(live, row, *rest)
-        row[rows.SEED0] ^= live.slot
+        row[row_program.SEED0] ^= live.slot
 
     monkeypatch.setattr(packing, "describe", describe)
 
@@ -321,16 +326,19 @@ def position_off_by_one_after_a_park(monkeypatch):
 
 
 def draft_not_compared_at_eos(monkeypatch):
-    real = rows._accept
-    monkeypatch.setattr(rows, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False))
+    real = row_program._accept
+    monkeypatch.setattr(
+        row_program, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False)
+    )
 
 
 def verify_keeps_the_mismatched_token(monkeypatch):
     def accept(plan, guess, sampled, ended):
         _, counts, match = real(plan, guess, sampled, ended)
-        return rows.jnp.where(guess >= 0, guess, sampled), counts, match
-    real = rows._accept
-    monkeypatch.setattr(rows, "_accept", accept)
+        return row_program.jnp.where(guess >= 0, guess, sampled), counts, match
+
+    real = row_program._accept
+    monkeypatch.setattr(row_program, "_accept", accept)
 
 
 def stale_prompt_page_after_a_swap(monkeypatch):
@@ -341,7 +349,7 @@ def guesses_kept_after_a_miss(monkeypatch):
     real = Live.extend
 
     def extend(self, more, version):
-        left = self.guesses[len(more.tokens):]
+        left = self.guesses[len(more.tokens) :]
         real(self, more, version)
         self.guesses = left
 
@@ -363,8 +371,15 @@ def test_planted_position_off_by_one_after_a_park(monkeypatch, plain):
 def test_planted_faults_of_acceptance(monkeypatch, plain, fault):
     fault(monkeypatch)
     noise = np.random.default_rng(2)
-    guesses = [np.concatenate([np.where(noise.random(len(plain[r.rollout_id])) < 0.95, plain[r.rollout_id].tokens, 7),
-                               noise.integers(0, 40, 6)]) for r in ASKED]
+    guesses = [
+        np.concatenate(
+            [
+                np.where(noise.random(len(plain[r.rollout_id])) < 0.95, plain[r.rollout_id].tokens, 7),
+                noise.integers(0, 40, 6),
+            ]
+        )
+        for r in ASKED
+    ]
     out = lab.run(lab.engine(), [lab.with_guesses(r, g) for r, g in zip(ASKED, guesses)])
     assert not lab.same_bits(plain, out)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import engine_lab as lab
 import numpy as np
 import pytest
-
-import engine_lab as lab
 import scripted_drafter as scripted
-from jaxrl_post import mesh as meshes
-from jaxrl_post.engine import engine as engine_file
-from jaxrl_post.engine import probe, rows
+
+from jaxrl_post.engine import bit_probe, row_program
+from jaxrl_post.engine import row_engine as engine_file
+from jaxrl_post.engine.host.wire import OUT_WINDOW
 from jaxrl_post.models import decoder
-from jaxrl_post.slots.columns import OUT_WINDOW
+from jaxrl_post.parallel import mesh as meshes
 
 ASKED = lab.requests(40)
 NAMES = ("ngram", "histospec", "histospec_rewards", "ours")
@@ -42,7 +42,9 @@ def plain_long():
 
 @functools.cache
 def scripts():
-    return scripted.Scripts(plain() | plain_long(), length=lab.BASE["max_length"], vocab=lab.TINY.vocab_size, eos=lab.EOS)
+    return scripted.Scripts(
+        plain() | plain_long(), length=lab.BASE["max_length"], vocab=lab.TINY.vocab_size, eos=lab.EOS
+    )
 
 
 @functools.cache
@@ -175,7 +177,7 @@ def test_row_sizes_give_the_bits_that_they_give_without_drafts():
 def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
     """A size whose program gives other bits only when it drafts is dropped; with the largest one, drafting is refused."""
     one = made("ours", True, row_sizes=(64, 96))
-    kept = probe.keep_equal_sizes(one)
+    kept = bit_probe.keep_equal_sizes(one)
     assert kept[96] and one.drafting.forced is None and one.clock == 0
     real, drafted = one._programs.dispatch, []
 
@@ -190,10 +192,12 @@ def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
     one.row_sizes = (64, 96)
     monkeypatch.setattr(one._programs, "dispatch", off)
     if wrong == 96:
-        with pytest.raises(ValueError, match="speculation.drafter: with drafts a step of 96 rows gives other bits here"):
-            probe.keep_equal_sizes(one)
+        with pytest.raises(
+            ValueError, match="speculation.drafter: with drafts a step of 96 rows gives other bits here"
+        ):
+            bit_probe.keep_equal_sizes(one)
     else:
-        assert probe.keep_equal_sizes(one) == {64: False, 96: True} and one.row_sizes == (96,)
+        assert bit_probe.keep_equal_sizes(one) == {64: False, 96: True} and one.row_sizes == (96,)
     assert set(drafted) == {False, True}
 
 
@@ -210,8 +214,11 @@ def test_verify_after_a_swap_gives_what_the_new_weights_would_have_given():
 def test_keep_equals_a_cached_reference_that_switches_weights():
     asked = lab.requests(16, samples=4, seed=9, longest=40, temperatures=(1.0, 0.7))
     before = lab.run(lab.engine(), asked)
-    one = lab.engine(drafting=lab.drafting("ours", lab.groups_of(asked, before, vary=0.1), clones=True), cost=lab.FREE_ROWS,
-                     steps_per_dispatch=4)
+    one = lab.engine(
+        drafting=lab.drafting("ours", lab.groups_of(asked, before, vary=0.1), clones=True),
+        cost=lab.FREE_ROWS,
+        steps_per_dispatch=4,
+    )
     out = lab.swap_in_mid_generation(one, asked, placed(lab.weights(1)), steps=3, mode="keep")
     weights = {0: lab.weights(0), 1: lab.weights(1)}
     mixed = [r for r in asked if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
@@ -243,8 +250,11 @@ def finish(engine):
 def test_cut_laws_change_under_nothing():
     asked = lab.requests(32, cuts=((0, 1.0), (5, 1.0), (0, 0.7), (8, 0.5)), samples=4)
     want = lab.run(lab.engine(restricted=True), asked)
-    one = lab.engine(restricted=True, cost=lab.FREE_ROWS,
-                     drafting=lab.drafting("ours", lab.groups_of(asked, want, vary=0.1), clones=True))
+    one = lab.engine(
+        restricted=True,
+        cost=lab.FREE_ROWS,
+        drafting=lab.drafting("ours", lab.groups_of(asked, want, vary=0.1), clones=True),
+    )
     assert lab.same_bits(want, lab.run(one, asked))
     assert spec(one)[1] > 100
 
@@ -263,7 +273,9 @@ def test_replicas_draft_each_for_themselves(name):
 def held_by_the_device(engine) -> list[bool]:
     """Of each answer in a slot: whether the drafter's favourites there are what the host knows it should learn."""
     favourites = np.asarray(engine._state.favourites)[0]
-    return [np.array_equal(favourites[live.slot, :live.known], live.learnable()) for live in engine._replicas[0].running]
+    return [
+        np.array_equal(favourites[live.slot, : live.known], live.learnable()) for live in engine._replicas[0].running
+    ]
 
 
 def alternated(engine) -> list[bool]:
@@ -285,8 +297,16 @@ def test_what_plain_steps_gave_is_shown_before_the_next_drafts():
 
 def test_a_planted_drafter_that_is_shown_nothing_is_found(monkeypatch):
     real = engine_file.RowEngine._insert
-    monkeypatch.setattr(engine_file.RowEngine, "_insert", lambda self, admitted, drafts, slots=None: real(
-        self, admitted if not drafts or any(target < self.sizes.pages for *_, target in admitted) else [], drafts, slots))
+    monkeypatch.setattr(
+        engine_file.RowEngine,
+        "_insert",
+        lambda self, admitted, drafts, slots=None: real(
+            self,
+            admitted if not drafts or any(target < self.sizes.pages for *_, target in admitted) else [],
+            drafts,
+            slots,
+        ),
+    )
     assert not all(alternated(ready("ours", False)))
 
 
@@ -300,7 +320,7 @@ def test_favourites_are_what_the_model_held_likely():
     for request in [r for r in ASKED if r.sampling.temperature == 1][:4]:
         rollout = out[request.rollout_id]
         text = np.concatenate([request.prompt.tokens, rollout.tokens])
-        scores = lab.sampler.numpy_llama.forward(lab.weights(0), lab.TINY, text)[request.prompt.tokens.size - 1:-1]
+        scores = lab.sampler.numpy_llama.forward(lab.weights(0), lab.TINY, text)[request.prompt.tokens.size - 1 : -1]
         close = np.sort(scores, axis=1)[:, -1] - np.sort(scores, axis=1)[:, -2] < 1e-4
         assert np.all((rollout.favourites == scores.argmax(axis=1)) | close)
 
@@ -311,12 +331,13 @@ def test_pages_and_slots_come_back():
     one.submit(ASKED)
     for _ in range(3):
         one.step()
-    one.cancel([r.rollout_id for r in ASKED])
+    one.park([r.rollout_id for r in ASKED])
     one.reset()
     assert one.capacity == whole and one.pending == 0
 
 
 # ---- planted faults (DESIGN 9.6): each must break the equality
+
 
 def clone_begins_with_another_page(monkeypatch):
     real = engine_file.RowEngine._insert
@@ -329,47 +350,66 @@ def clone_begins_with_another_page(monkeypatch):
 
 
 def clone_is_copied_back_from_the_wrong_position(monkeypatch):
-    real = rows._follow
-    monkeypatch.setattr(rows, "_follow", lambda width, sizes, packed, filled, *rest: real(
-        width, sizes, packed, filled + sizes.page, *rest))
+    real = row_program._follow
+    monkeypatch.setattr(
+        row_program,
+        "_follow",
+        lambda width, sizes, packed, filled, *rest: real(width, sizes, packed, filled + sizes.page, *rest),
+    )
 
 
 def the_losers_text_is_kept(monkeypatch):
-    real = rows._follow
+    real = row_program._follow
 
     def follow(width, sizes, packed, filled, cache, tokens, favourites, slots):
         cache, _, favourites, slots = real(width, sizes, packed, filled, cache, tokens, favourites, slots)
         return cache, tokens, favourites, slots
 
-    monkeypatch.setattr(rows, "_follow", follow)
+    monkeypatch.setattr(row_program, "_follow", follow)
 
 
 def draft_accepted_without_comparing(monkeypatch):
-    real = rows._accept
-    monkeypatch.setattr(rows, "_accept", lambda plan, guess, sampled, ended: real(
-        plan, rows.jnp.where(guess >= 0, sampled, guess), sampled, ended))
+    real = row_program._accept
+    monkeypatch.setattr(
+        row_program,
+        "_accept",
+        lambda plan, guess, sampled, ended: real(
+            plan, row_program.jnp.where(guess >= 0, sampled, guess), sampled, ended
+        ),
+    )
 
 
 def draft_beyond_the_limit(monkeypatch):
-    real = rows._bound
-    monkeypatch.setattr(rows, "_bound", lambda packed, sizes: real(packed.at[..., rows.LIMIT].add(3), sizes))
+    real = row_program._bound
+    monkeypatch.setattr(
+        row_program, "_bound", lambda packed, sizes: real(packed.at[..., row_program.LIMIT].add(3), sizes)
+    )
 
 
 def draft_not_compared_at_eos(monkeypatch):
-    real = rows._accept
-    monkeypatch.setattr(rows, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False))
+    real = row_program._accept
+    monkeypatch.setattr(
+        row_program, "_accept", lambda plan, guess, sampled, ended: real(plan, guess, sampled, ended & False)
+    )
 
 
-@pytest.mark.parametrize("fault", [clone_begins_with_another_page, clone_is_copied_back_from_the_wrong_position,
-                                   the_losers_text_is_kept])
+@pytest.mark.parametrize(
+    "fault", [clone_begins_with_another_page, clone_is_copied_back_from_the_wrong_position, the_losers_text_is_kept]
+)
 def test_planted_faults_of_clones(monkeypatch, fault):
     fault(monkeypatch)
     scripts().better_clones()
     assert not lab.same_bits(plain_long(), lab.run(made("better_clones", True, steps_per_dispatch=3), LONG))
 
 
-@pytest.mark.parametrize("fault, kind", [(draft_accepted_without_comparing, "adversarial"), (draft_beyond_the_limit, "perfect"),
-                                         (draft_not_compared_at_eos, "perfect")])
+@pytest.mark.parametrize(
+    "fault, kind",
+    [
+        (draft_accepted_without_comparing, "adversarial"),
+        (draft_beyond_the_limit, "perfect"),
+        (draft_not_compared_at_eos, "perfect"),
+    ],
+)
 def test_planted_faults_of_drafts(monkeypatch, fault, kind):
     fault(monkeypatch)
     getattr(scripts(), kind)()

@@ -1,9 +1,8 @@
 """Tail batching on the real engine: it trains on what synchronous rounds train on, and verify is restart to the bit."""
 
+import engine_lab as lab
 import numpy as np
 import pytest
-
-import engine_lab as lab
 from frozen_rounds import multiset, rounds
 
 STEPS = 7
@@ -14,9 +13,17 @@ def sync():
     return rounds("sync", steps=STEPS)[0]
 
 
-@pytest.mark.parametrize("mode, engine, more", [
-    ("verify", {}, {}), ("recompute", {}, {}), ("restart", {}, {}), ("verify", {"pages": 14}, {}),
-    ("recompute", {"slots": 5}, {"long_batches": 2}), ("verify", {"steps_per_dispatch": 1}, {"long_batches": 2})])
+@pytest.mark.parametrize(
+    "mode, engine, more",
+    [
+        ("verify", {}, {}),
+        ("recompute", {}, {}),
+        ("restart", {}, {}),
+        ("verify", {"pages": 14}, {}),
+        ("recompute", {"slots": 5}, {"long_batches": 2}),
+        ("verify", {"steps_per_dispatch": 1}, {"long_batches": 2}),
+    ],
+)
 def test_frozen_weights_train_on_what_sync_trains_on(sync, mode, engine, more):
     found, counts = rounds("tail_batching", steps=STEPS, over=1.5, prefix_mode=mode, engine=engine, **more)
     assert counts["sched/num_groups_deferred"] >= 8 and counts["sched/num_tokens_deferred"] > 100
@@ -25,15 +32,21 @@ def test_frozen_weights_train_on_what_sync_trains_on(sync, mode, engine, more):
     assert multiset(found) == multiset(sync)
     assert [r.id for r in found[0]] != [r.id for r in sync[0]] or [r.id for r in found[1]] != [r.id for r in sync[1]]
     bits = {r.id: (r.logprobs.tobytes(), r.entropies.tobytes(), r.finish) for rollouts in sync for r in rollouts}
-    assert all(bits[r.id] == (r.logprobs.tobytes(), r.entropies.tobytes(), r.finish) for rollouts in found for r in rollouts)
+    assert all(
+        bits[r.id] == (r.logprobs.tobytes(), r.entropies.tobytes(), r.finish) for rollouts in found for r in rollouts
+    )
 
 
 def test_frozen_weights_with_drafts(sync):
     """Who wins a race depends on drafts; which tokens a rollout has does not."""
     asked = lab.requests(4)
     groups = lab.groups_of(asked, lab.run(lab.engine(), asked))
-    found, counts = rounds("tail_batching", steps=STEPS, over=1.5, engine=dict(
-        drafting=lab.drafting("ours", groups), cost=lab.FREE_ROWS, row_sizes=(64,)))
+    found, counts = rounds(
+        "tail_batching",
+        steps=STEPS,
+        over=1.5,
+        engine=dict(drafting=lab.drafting("ours", groups), cost=lab.FREE_ROWS, row_sizes=(64,)),
+    )
     assert counts["sched/num_groups_deferred"] >= 8
     assert multiset(found) == multiset(sync)
 
@@ -41,8 +54,10 @@ def test_frozen_weights_with_drafts(sync):
 def moving(version):
     """Near weights, so that prefixes agree for a while."""
     one, two = lab.weights(0), lab.weights(1)
-    return {name: leaf if isinstance(leaf, dict) else leaf * (1 - 0.01 * version) + 0.01 * version * two[name]
-            for name, leaf in one.items()}
+    return {
+        name: leaf if isinstance(leaf, dict) else leaf * (1 - 0.01 * version) + 0.01 * version * two[name]
+        for name, leaf in one.items()
+    }
 
 
 def test_when_weights_move_verify_is_restart_to_the_bit():
@@ -61,4 +76,5 @@ def test_when_weights_move_recompute_keeps_versions_and_mixes_them():
     kinds = [len(set(r.versions.tolist())) for rollouts in found for r in rollouts]
     assert max(kinds) == 2 and np.mean(np.array(kinds) == 1) > 0.5
     assert sorted(r.id for rollouts in found for r in rollouts) == sorted(
-        r.id for rollouts in rounds("sync", steps=STEPS, weights=moving)[0] for r in rollouts)
+        r.id for rollouts in rounds("sync", steps=STEPS, weights=moving)[0] for r in rollouts
+    )

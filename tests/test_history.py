@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_post import checkpoint
+from jaxrl_post.checkpoint import host_state
 from jaxrl_post.history import OVERHEAD, History
-from jaxrl_post.observers import Remembering
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 
@@ -22,13 +21,25 @@ def group(prompt, epoch, *, answers=2, seed=0, longest=6):
     for sample in range(answers):
         n = int(noise.integers(0, longest + 1))
         zeros = np.zeros(n)
-        rollouts.append(Rollout(
-            id=RolloutId(0, "train", epoch, prompt, sample), prompt=about, tokens=noise.integers(0, 99, n),
-            favourites=noise.integers(0, 99, n),
-            sampled=np.arange(n) < max(n - 1, 0), logprobs=zeros, entropies=zeros, drafted=zeros, start_clock=0,
-            versions=np.sort(noise.integers(0, 5, n)), finish=Finish.EOS, finish_clock=0))
-    return Group(prompt=about, rollouts=tuple(rollouts), rewards=noise.random(answers),
-                 scored=noise.random(answers) < 0.8)
+        rollouts.append(
+            Rollout(
+                id=RolloutId(0, "train", epoch, prompt, sample),
+                prompt=about,
+                tokens=noise.integers(0, 99, n),
+                favourites=noise.integers(0, 99, n),
+                sampled=np.arange(n) < max(n - 1, 0),
+                logprobs=zeros,
+                entropies=zeros,
+                drafted=zeros,
+                start_clock=0,
+                versions=np.sort(noise.integers(0, 5, n)),
+                finish=Finish.EOS,
+                finish_clock=0,
+            )
+        )
+    return Group(
+        prompt=about, rollouts=tuple(rollouts), rewards=noise.random(answers), scored=noise.random(answers) < 0.8
+    )
 
 
 def hash_of(text):
@@ -37,14 +48,31 @@ def hash_of(text):
 
 def told(history, prompt):
     """Everything of() says, as plain values."""
-    return [(past.epoch, [past.answer(i).tolist() for i in range(len(past.rewards))], past.lengths.tolist(),
-             [text.tolist() for text in past.texts_to_learn], past.rewards.tolist(), past.scored.tolist(), past.versions.tolist()) for past in history.of(prompt)]
+    return [
+        (
+            past.epoch,
+            [past.answer(i).tolist() for i in range(len(past.rewards))],
+            past.lengths.tolist(),
+            [text.tolist() for text in past.texts_to_learn],
+            past.rewards.tolist(),
+            past.scored.tolist(),
+            past.versions.tolist(),
+        )
+        for past in history.of(prompt)
+    ]
 
 
 def expected(group):
     versions = [int(r.versions[r.sampled][-1]) if r.sampled.any() else -1 for r in group.rollouts]
-    return (group.rollouts[0].id.epoch, [r.tokens.tolist() for r in group.rollouts], [len(r) for r in group.rollouts],
-            [r.favourites.tolist() for r in group.rollouts], group.rewards.tolist(), group.scored.tolist(), versions)
+    return (
+        group.rollouts[0].id.epoch,
+        [r.tokens.tolist() for r in group.rollouts],
+        [len(r) for r in group.rollouts],
+        [r.favourites.tolist() for r in group.rollouts],
+        group.rewards.tolist(),
+        group.scored.tolist(),
+        versions,
+    )
 
 
 def test_the_last_epochs_of_every_prompt_newest_first():
@@ -70,8 +98,11 @@ def test_zero_epochs_remember_nothing():
 
 
 @settings(max_examples=40)
-@given(visits=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.integers(1, 3)), max_size=14),
-       room=st.integers(0, 4), cut=st.integers(0, 14))
+@given(
+    visits=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.integers(1, 3)), max_size=14),
+    room=st.integers(0, 4),
+    cut=st.integers(0, 14),
+)
 def test_oldest_first_out_and_a_restored_history_goes_on_alike(visits, room, cut, tmp_path_factory):
     """Against a list with the same two rules, looked at after every record; saved and restored in the middle."""
     limit = room * (OVERHEAD + 80)
@@ -79,9 +110,9 @@ def test_oldest_first_out_and_a_restored_history_goes_on_alike(visits, room, cut
     for place, (prompt, epoch, answers) in enumerate(visits):
         if place == cut:
             folder = tmp_path_factory.mktemp("history") / "state"
-            checkpoint.write_state(folder, history.state_dict())
+            host_state.write_state(folder, history.state_dict())
             history = History(epochs=2, max_bytes=limit)
-            history.load_state_dict(checkpoint.read_state(folder))
+            history.load_state_dict(host_state.read_state(folder))
         new = group(prompt, epoch, answers=answers)
         history.record(new)
         kept = [g for g in kept if (g.prompt.id, g.rollouts[0].id.epoch) != (prompt, epoch)] + [new]
@@ -119,23 +150,3 @@ def test_the_bound_holds_for_what_python_holds():
     tracemalloc.stop()
     assert 0.9 * (1 << 18) < history.nbytes <= 1 << 18
     assert 0.5 * history.nbytes < held < 1.05 * history.nbytes
-
-
-def test_a_group_is_recorded_when_it_is_scored():
-    class Grader:
-        def start(self, rollout):
-            started.append(rollout)
-
-        def join(self, asked):
-            return Group(prompt=asked.prompt, rollouts=asked.rollouts, rewards=[1.0, 2.0], scored=[True, False])
-
-        def metrics(self):
-            return {"reward/x": 1.0}
-
-    started, history = [], History(epochs=1, max_bytes=1 << 20)
-    rewards, asked = Remembering(Grader(), [history]), group("a", 5)
-    rewards.start(asked.rollouts[0])
-    assert started == [asked.rollouts[0]] and len(history) == 0
-    assert rewards.join(asked).rewards.tolist() == [1.0, 2.0]
-    assert history.of("a")[0].rewards.tolist() == [1.0, 2.0] and history.of("a")[0].scored.tolist() == [True, False]
-    assert rewards.metrics() == {"reward/x": 1.0, "history/num_groups": 1.0, "history/bytes": float(history.nbytes)}

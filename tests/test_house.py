@@ -25,18 +25,39 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "name": "a file's recipe has one, a second run of it gets another by --config.name",
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
     "seed": "a recipe holds for every seed; --config.seed chooses",
-    "reward.test_limit_s": "of programs that are judged without adaptive_limit, which the one config that judges programs has on",
+    "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
 }
 OF_PAPERS = {  # values whose default is the paper's own, so that the recipe that names it changes nothing
-    "scheduler.max_waves": "dapo", "algorithm.overlong_penalty": "dapo", "algorithm.gamma": "reinforce_plus_plus",
-    "algorithm.kl_coef": "reinforce_plus_plus", "algorithm.tau_pos": "sapo", "algorithm.tau_neg": "sapo",
-    "algorithm.kl_loss_type": "grpo", "algorithm.rollout_is_threshold": "cispo", "optimizer.b1": "demo",
+    "scheduler.max_waves": "dapo",
+    "algorithm.overlong_penalty": "dapo",
+    "algorithm.gamma": "reinforce_plus_plus",
+    "algorithm.kl_coef": "reinforce_plus_plus",
+    "algorithm.tau_pos": "sapo",
+    "algorithm.tau_neg": "sapo",
+    "algorithm.kl_loss_type": "grpo",
+    "algorithm.rollout_is_threshold": "cispo",
+    "optimizer.b1": "demo",
 }
-RULES = {f.__name__: f for f in (
-    house.unknown_rooms, house.upward_imports, house.cycles, house.host_imports, house.loop_imports, house.config_dicts, house.config_order,
-    house.forbidden_names, house.type_checking, house.broad_excepts, house.simulator_in_scheduler,
-    house.partition_specs, house.package_folders)}
+RULES = {
+    f.__name__: f
+    for f in (
+        house.unknown_rooms,
+        house.upward_imports,
+        house.cycles,
+        house.first_level,
+        house.host_imports,
+        house.loop_imports,
+        house.config_dicts,
+        house.config_order,
+        house.forbidden_names,
+        house.type_checking,
+        house.broad_excepts,
+        house.simulator_in_scheduler,
+        house.partition_specs,
+        house.package_folders,
+    )
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +80,22 @@ def test_long_functions_have_a_reason(tree):
 
 def test_host_rooms_load_no_jax(tree):
     """By really importing them: what a dependency drags in counts."""
-    modules = [m for m in tree.modules if tree.room(m) in house.HOST]
+    modules = [m for m in tree.modules if house.under(m, house.HOST)]
     assert "jaxrl_post.types" in modules
     assert not _loaded_devices(ROOT, modules)
 
 
 def _loaded_devices(root: Path, modules: list[str]) -> str:
     """The device libraries that importing the modules one by one loads, with the first module that does it."""
-    code = ("import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
-            f"    bad = sorted({house.DEVICE_LIBRARIES!r} & set(sys.modules))\n"
-            "    if bad: sys.exit(f'{name} loads {bad}')")
+    code = (
+        "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
+        f"    bad = sorted({house.DEVICE_LIBRARIES!r} & set(sys.modules))\n"
+        "    if bad: sys.exit(f'{name} loads {bad}')"
+    )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", code, *modules], cwd=root, env=env, capture_output=True, text=True,
-                          timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules], cwd=root, env=env, capture_output=True, text=True, timeout=120
+    )
     return done.stderr.strip() if done.returncode else ""
 
 
@@ -116,41 +140,99 @@ def _config_files() -> list[Path]:
 # Planted violations: (rule, files of a synthetic checkout, what the rule must name).
 PLANTED = [
     ("unknown_rooms", {"jaxrl_post/hotel.py": ""}, "hotel"),
-    ("upward_imports", {"jaxrl_post/batch.py": "from jaxrl_post.engine import rows", "jaxrl_post/engine/rows.py": ""},
-     "imports engine"),
-    ("upward_imports", {"jaxrl_post/batch.py": "def f():\n    import jaxrl_post.models.decoder as d"}, "imports models"),
-    ("upward_imports", {"jaxrl_post/pages.py": "from . import cost", "jaxrl_post/cost.py": ""}, "imports cost"),
-    ("upward_imports", {"jaxrl_post/data/tasks.py": "from ..models import hf", "jaxrl_post/models/hf.py": ""},
-     "imports models"),
-    ("upward_imports", {"kernels/attention.py": "from jaxrl_post import mesh", "jaxrl_post/mesh.py": ""}, "imports mesh"),
+    (
+        "upward_imports",
+        {
+            "jaxrl_post/trainer/packing.py": "from jaxrl_post.engine import compiled",
+            "jaxrl_post/engine/compiled.py": "",
+        },
+        "imports engine",
+    ),
+    (
+        "upward_imports",
+        {"jaxrl_post/data/tasks.py": "def f():\n    import jaxrl_post.models.decoder as d"},
+        "imports models",
+    ),
+    (
+        "upward_imports",
+        {"jaxrl_post/history.py": "from . import protocols", "jaxrl_post/protocols.py": ""},
+        "imports protocols",
+    ),
+    (
+        "upward_imports",
+        {"jaxrl_post/data/tasks.py": "from ..models import hf", "jaxrl_post/models/hf.py": ""},
+        "imports models",
+    ),
+    (
+        "upward_imports",
+        {"kernels/attention.py": "from jaxrl_post import loop", "jaxrl_post/loop.py": ""},
+        "imports loop",
+    ),
     ("upward_imports", {"jaxrl_post/__init__.py": "from jaxrl_post.types import Prompt"}, "imports types"),
-    ("upward_imports", {"jaxrl_post/cost.py": "import importlib\nimportlib.import_module('jaxrl_post.main')"},
-     "imports main"),
-    ("cycles", {"jaxrl_post/engine/a.py": "from jaxrl_post.engine import b",
-                "jaxrl_post/engine/b.py": "from jaxrl_post.engine.c import x",
-                "jaxrl_post/engine/c.py": "from .a import y"}, "a -> jaxrl_post.engine.b"),
+    (
+        "upward_imports",
+        {"jaxrl_post/engine/step_cost.py": "import importlib\nimportlib.import_module('jaxrl_post.main')"},
+        "imports main",
+    ),
+    (
+        "cycles",
+        {
+            "jaxrl_post/engine/a.py": "from jaxrl_post.engine import b",
+            "jaxrl_post/engine/b.py": "from jaxrl_post.engine.c import x",
+            "jaxrl_post/engine/c.py": "from .a import y",
+        },
+        "a -> jaxrl_post.engine.b",
+    ),
+    ("first_level", {f"jaxrl_post/x{i}.py": "" for i in range(14)}, "15 modules"),
+    ("host_imports", {"jaxrl_post/engine/host/pages.py": "import jax"}, "pages imports jax"),
     ("host_imports", {"jaxrl_post/rewards/pool.py": "def f():\n    import jax.numpy as jnp"}, "imports jax.numpy"),
-    ("host_imports", {"jaxrl_post/scheduler/rounds.py": "from flax import nnx"}, "imports flax"),
-    ("host_imports", {"jaxrl_post/rowplan.py": "import numpy as np"}, "imports numpy"),
+    ("host_imports", {"jaxrl_post/scheduler/rounds/rounds.py": "from flax import nnx"}, "imports flax"),
+    ("host_imports", {"jaxrl_post/engine/row_plan.py": "import numpy as np"}, "imports numpy"),
     ("loop_imports", {"jaxrl_post/loop.py": "from jaxrl_post import config", "jaxrl_post/config.py": ""}, "config"),
-    ("config_dicts", {"jaxrl_post/batch.py": "import ml_collections"}, "ml_collections"),
+    ("config_dicts", {"jaxrl_post/trainer/packing.py": "import ml_collections"}, "ml_collections"),
     ("config_dicts", {"jaxrl_post/config/schema.py": "import ml_collections"}, "config.schema imports ml_collections"),
-    ("config_order", {"jaxrl_post/config/rules.py": "from jaxrl_post.config.schema import Config", "jaxrl_post/config/schema.py": ""},
-     "rules imports schema"),
+    (
+        "config_order",
+        {
+            "jaxrl_post/config/rules.py": "from jaxrl_post.config.schema import Config",
+            "jaxrl_post/config/schema.py": "",
+        },
+        "rules imports schema",
+    ),
     ("config_order", {"jaxrl_post/config/extra.py": ""}, "extra is not in the order"),
     ("forbidden_names", {"jaxrl_post/trainer/train_utils.py": ""}, "train_utils.py"),
     ("forbidden_names", {"jaxrl_post/core/x.py": ""}, "core"),
     ("forbidden_names", {"tests/helpers.py": ""}, "helpers"),
-    ("type_checking", {"jaxrl_post/batch.py": "import typing\nif typing.TYPE_CHECKING:\n    import jax"}, "batch.py:2"),
-    ("broad_excepts", {"jaxrl_post/batch.py": "try:\n    f()\nexcept:\n    pass"}, "batch.py:3"),
+    (
+        "type_checking",
+        {"jaxrl_post/trainer/packing.py": "import typing\nif typing.TYPE_CHECKING:\n    import jax"},
+        "trainer/packing.py:2",
+    ),
+    ("broad_excepts", {"jaxrl_post/trainer/packing.py": "try:\n    f()\nexcept:\n    pass"}, "trainer/packing.py:3"),
     ("broad_excepts", {"kernels/x.py": "try:\n    f()\nexcept (OSError, Exception):\n    pass"}, "x.py:3"),
     ("broad_excepts", {"scripts/x.py": "with contextlib.suppress(BaseException):\n    f()"}, "x.py:1"),
-    ("simulator_in_scheduler", {"jaxrl_post/scheduler/rounds.py": "def admit(sim_engine): ..."}, "sim_engine"),
-    ("simulator_in_scheduler", {"jaxrl_post/scheduler/rounds.py": "class EngineSimulator: ..."}, "EngineSimulator"),
-    ("simulator_in_scheduler", {"jaxrl_post/scheduler/rounds.py": "from jaxrl_post.sim import engine"}, "imports"),
-    ("partition_specs", {"jaxrl_post/engine/rows.py": "from jax.sharding import PartitionSpec as S"}, "rows.py:1"),
-    ("partition_specs", {"jaxrl_post/engine/rows.py": "import jax\nx = jax.sharding.PartitionSpec('a')"}, "rows.py:2"),
-    ("partition_specs", {"jaxrl_post/engine/rows.py": "import jax\nx = jax.P('a')"}, "rows.py:2"),
+    ("simulator_in_scheduler", {"jaxrl_post/scheduler/rounds/rounds.py": "def admit(sim_engine): ..."}, "sim_engine"),
+    (
+        "simulator_in_scheduler",
+        {"jaxrl_post/scheduler/rounds/rounds.py": "class EngineSimulator: ..."},
+        "EngineSimulator",
+    ),
+    (
+        "simulator_in_scheduler",
+        {"jaxrl_post/scheduler/rounds/rounds.py": "from jaxrl_post.sim import engine"},
+        "imports",
+    ),
+    (
+        "partition_specs",
+        {"jaxrl_post/engine/row_program.py": "from jax.sharding import PartitionSpec as S"},
+        "row_program.py:1",
+    ),
+    (
+        "partition_specs",
+        {"jaxrl_post/engine/row_program.py": "import jax\nx = jax.sharding.PartitionSpec('a')"},
+        "row_program.py:2",
+    ),
+    ("partition_specs", {"jaxrl_post/engine/row_program.py": "import jax\nx = jax.P('a')"}, "row_program.py:2"),
     ("package_folders", {"jaxrl_post/sim/engine.py": ""}, "sim/ lacks"),
     ("package_folders", {"kernels/__init__.py": ""}, "must not exist"),
 ]
@@ -171,28 +253,50 @@ def test_a_planted_violation_is_found(tmp_path, rule, files, named):
 
 def test_every_rule_has_a_planted_violation_and_passes_a_good_tree(tmp_path):
     assert {case[0] for case in PLANTED} == set(RULES)
-    good = _plant(tmp_path, {
-        "jaxrl_post/types.py": "import numpy", "jaxrl_post/mesh.py": "from jax.sharding import PartitionSpec as P",
-        "jaxrl_post/scheduler/__init__.py": "", "jaxrl_post/scheduler/rounds.py":
-        '"""Drives the simulator too."""\nfrom jaxrl_post.types import Prompt\nfrom jaxrl_post.scheduler import balance',
-        "jaxrl_post/scheduler/balance.py": "similar = 1\ntry:\n    f()\nexcept ValueError:\n    pass",
-        "jaxrl_post/loop.py": "from .types import Prompt", "jaxrl_post/main.py": "import ml_collections, jaxrl_post.loop",
-        "kernels/attention.py": "import jax"})
+    good = _plant(
+        tmp_path,
+        {
+            "jaxrl_post/types.py": "import numpy",
+            "jaxrl_post/parallel/mesh.py": "from jax.sharding import PartitionSpec as P",
+            "jaxrl_post/parallel/__init__.py": "",
+            "jaxrl_post/scheduler/__init__.py": "",
+            "jaxrl_post/scheduler/rounds/__init__.py": "",
+            "jaxrl_post/scheduler/placement/__init__.py": "",
+            "jaxrl_post/scheduler/rounds/rounds.py": '"""Drives the simulator too."""\nfrom jaxrl_post.types import Prompt\nfrom jaxrl_post.scheduler import balance',
+            "jaxrl_post/scheduler/placement/histopipe.py": "similar = 1\ntry:\n    f()\nexcept ValueError:\n    pass",
+            "jaxrl_post/loop.py": "from .types import Prompt",
+            "jaxrl_post/main.py": "import ml_collections, jaxrl_post.loop",
+            "kernels/attention.py": "import jax",
+        },
+    )
     assert {name: rule(good) for name, rule in RULES.items() if rule(good)} == {}
 
 
 def test_planted_lengths_are_found(tmp_path):
     body = "def f():\n    '''doc\n\n    more'''\n" + "    x = 1\n" * 43
     long = "class A:\n    def g(self):\n" + "        x = 1\n" * 44
-    tree = _plant(tmp_path, {"jaxrl_post/batch.py": body, "jaxrl_post/cost.py": long, "kernels/a.py": "x = 1\n" * 441})
-    assert house.long_functions(tree) == {"jaxrl_post/cost.py:A.g": 45}
+    tree = _plant(
+        tmp_path,
+        {
+            "jaxrl_post/trainer/packing.py": body,
+            "jaxrl_post/engine/step_cost.py": long,
+            "kernels/a.py": "x = 1\n" * 441,
+        },
+    )
+    assert house.long_functions(tree) == {"jaxrl_post/engine/step_cost.py:A.g": 45}
     assert house.long_files(tree) == {"kernels/a.py": 441}
-    assert house.unsettled({"a": 401}, {}) and house.unsettled({}, {"a": "why"}) and not house.unsettled({"a": 1}, {"a": "w"})
+    assert (
+        house.unsettled({"a": 401}, {})
+        and house.unsettled({}, {"a": "why"})
+        and not house.unsettled({"a": 1}, {"a": "w"})
+    )
 
 
 def test_a_host_room_that_drags_jax_in_is_found(tmp_path):
-    _plant(tmp_path, {"jaxrl_post/cost.py": "import planted_dependency", "planted_dependency.py": "import jax"})
-    assert "jaxrl_post.cost loads ['jax'" in _loaded_devices(tmp_path, ["jaxrl_post.cost"])
+    _plant(
+        tmp_path, {"jaxrl_post/engine/step_cost.py": "import planted_dependency", "planted_dependency.py": "import jax"}
+    )
+    assert "jaxrl_post.engine.step_cost loads ['jax'" in _loaded_devices(tmp_path, ["jaxrl_post.engine.step_cost"])
 
 
 PROTOCOLS = """
@@ -205,15 +309,20 @@ class Learner(Protocol):
 """
 
 
-@pytest.mark.parametrize("loop, missing", [
-    ("def run(engine, learner):\n    engine.step(), engine.clock, learner.step()", []),
-    ("def run(engine, learner):\n    engine.step(), learner.step()", ["Engine.clock"]),
-    ("def run(engine, learner):\n    engine.step(), engine.clock", ["Learner.step"]),  # another protocol's step
-    ("def run(machine: Engine):\n    machine.step(), machine.clock", ["Learner.step"]),
-    ("def run(self):\n    for part in (self.engine, self.learner):\n        part.step()", ["Engine.clock"]),
-    ("class Fake:\n    def step(self, engine): engine.step()\n    def clock(self): self.engine.clock",
-     ["Engine.clock", "Engine.step", "Learner.step"]),  # an implementation that only calls another one
-])
+@pytest.mark.parametrize(
+    "loop, missing",
+    [
+        ("def run(engine, learner):\n    engine.step(), engine.clock, learner.step()", []),
+        ("def run(engine, learner):\n    engine.step(), learner.step()", ["Engine.clock"]),
+        ("def run(engine, learner):\n    engine.step(), engine.clock", ["Learner.step"]),  # another protocol's step
+        ("def run(machine: Engine):\n    machine.step(), machine.clock", ["Learner.step"]),
+        ("def run(self):\n    for part in (self.engine, self.learner):\n        part.step()", ["Engine.clock"]),
+        (
+            "class Fake:\n    def step(self, engine): engine.step()\n    def clock(self): self.engine.clock",
+            ["Engine.clock", "Engine.step", "Learner.step"],
+        ),  # an implementation that only calls another one
+    ],
+)
 def test_uncalled_protocol_methods_are_found(tmp_path, loop, missing):
     tree = _plant(tmp_path, {"jaxrl_post/protocols.py": PROTOCOLS, "jaxrl_post/loop.py": loop})
     assert [sentence.partition(":")[0] for sentence in contracts.uncalled(tree)] == missing
@@ -227,6 +336,11 @@ def test_config_values_that_nobody_sets_or_reads_are_found(tmp_path):
     assert {"engine.slots", "data.task"} <= contracts.assigned(file)
     assert not {"engine.pages", "steps"} & contracts.assigned(file)
     assert contracts.changed({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, ["a.b", "a.c"]) == {"a.c"}
-    tree = _plant(tmp_path, {"jaxrl_post/config/schema.py": "class C:\n    def p(self): return self.a.b\ndef rule(c): c.a.d",
-                             "jaxrl_post/main.py": "config.a.e"})
+    tree = _plant(
+        tmp_path,
+        {
+            "jaxrl_post/config/schema.py": "class C:\n    def p(self): return self.a.b\ndef rule(c): c.a.d",
+            "jaxrl_post/main.py": "config.a.e",
+        },
+    )
     assert contracts.unread(tree, ["a.b", "a.d", "a.e"]) == ["a.d"]

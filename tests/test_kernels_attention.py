@@ -13,7 +13,7 @@ R, S, N, K, H, PAGE, PAGES, BLOCKS = 9, 4, 6, 2, 8, 4, 20, 5
 
 def _case(seed=0):
     noise = np.random.default_rng(seed)
-    table = noise.permutation(PAGES)[:S * BLOCKS].reshape(S, BLOCKS).astype(np.int32)
+    table = noise.permutation(PAGES)[: S * BLOCKS].reshape(S, BLOCKS).astype(np.int32)
     slot = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3], np.int32)
     position = np.array([0, 1, 2, 16, 6, 7, 9, 10, 11], np.int32)
     real = np.array([1, 1, 1, 1, 1, 1, 1, 1, 0], bool)
@@ -34,8 +34,8 @@ def _plain(q, keys, values, slot, position, scale, window, cap):
     for r in range(R):
         low = 0 if window is None else max(0, position[r] - window + 1)
         for n in range(N):
-            k = keys[slot[r], low:position[r] + 1, n // (N // K)].astype(np.float64)
-            v = values[slot[r], low:position[r] + 1, n // (N // K)]
+            k = keys[slot[r], low : position[r] + 1, n // (N // K)].astype(np.float64)
+            v = values[slot[r], low : position[r] + 1, n // (N // K)]
             s = k @ q[r, n] * scale
             s = cap * np.tanh(s / cap) if cap else s
             w = np.exp(s - s.max())

@@ -8,21 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from jaxrl_post import mesh as meshes
-from jaxrl_post.kernels import attention, attention_gpu
 from jaxrl_post.kernels.pallas_gpu import plgpu
+
+from jaxrl_post.kernels import attention, attention_gpu
+from jaxrl_post.parallel import mesh as meshes
 
 PAGE = attention_gpu.PAGE
 HOW = dict(scale=0.2, window=None, soft_cap=None)
 
 
-interpreted = pytest.mark.skipif(not hasattr(plgpu, "InterpretGPUParams"),
-                                 reason="the interpreter of jax 0.10 knows no transposed operand of wgmma")
+interpreted = pytest.mark.skipif(
+    not hasattr(plgpu, "InterpretGPUParams"), reason="the interpreter of jax 0.10 knows no transposed operand of wgmma"
+)
 
 
 def _races() -> bool:
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
     return gpu_callbacks.get_races().races_found
 
 
@@ -32,19 +34,26 @@ def _case(K=2, G=3, H=64, counts=((0, 130, 1), (1, 10, 3), (2, 60, 10)), blocks=
     noise = np.random.default_rng(seed)
     S = max(slot for slot, _, _ in counts) + 1
     pages = S * blocks + 3
-    table = noise.permutation(pages)[:S * blocks].reshape(S, blocks)
+    table = noise.permutation(pages)[: S * blocks].reshape(S, blocks)
     for slot, first, count in counts:
-        table[slot, (first + count - 1) // PAGE + 1:] = pages + slot
+        table[slot, (first + count - 1) // PAGE + 1 :] = pages + slot
     where = [(slot, first + index) for slot, first, count in counts for index in range(count)] + [(S - 1, 0)] * dead
     real = np.arange(len(where)) < len(where) - dead
-    rows = attention.Rows(jnp.array([w[0] for w in where], jnp.int32), jnp.array([w[1] for w in where], jnp.int32),
-                          jnp.asarray(real), jnp.asarray(table, jnp.int32))
+    rows = attention.Rows(
+        jnp.array([w[0] for w in where], jnp.int32),
+        jnp.array([w[1] for w in where], jnp.int32),
+        jnp.asarray(real),
+        jnp.asarray(table, jnp.int32),
+    )
     cache = attention.Cache(jnp.asarray(noise.normal(size=(pages, PAGE, 2 * K, H)), jnp.bfloat16))
     return jnp.asarray(noise.normal(size=(len(where), K * G, H)), jnp.bfloat16), cache, rows
 
 
 def _kernel(q, cache, rows, **how):
-    out = np.asarray(attention_gpu.attention(q, cache.pages, rows, interpret=plgpu.InterpretGPUParams(detect_races=True), **how), np.float32)
+    out = np.asarray(
+        attention_gpu.attention(q, cache.pages, rows, interpret=plgpu.InterpretGPUParams(detect_races=True), **how),
+        np.float32,
+    )
     assert not _races()
     return out
 
@@ -56,18 +65,23 @@ def short_stretches(monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize("case, how", [
-    (dict(), dict()),
-    (dict(), dict(window=20, soft_cap=2.0)),
-    (dict(K=1, G=7, counts=((0, 200, 9), (1, 63, 2)), dead=0), dict(window=70)),
-    (dict(K=1, G=1, H=128, counts=((0, 0, 1), (1, 64, 1), (2, 127, 1))), dict(soft_cap=5.0)),
-    (dict(K=3, G=16, counts=((0, 120, 17),), dead=1), dict()),
-], ids=["ragged", "window and cap", "long window", "single heads", "tiles of four rows"])
+@pytest.mark.parametrize(
+    "case, how",
+    [
+        (dict(), dict()),
+        (dict(), dict(window=20, soft_cap=2.0)),
+        (dict(K=1, G=7, counts=((0, 200, 9), (1, 63, 2)), dead=0), dict(window=70)),
+        (dict(K=1, G=1, H=128, counts=((0, 0, 1), (1, 64, 1), (2, 127, 1))), dict(soft_cap=5.0)),
+        (dict(K=3, G=16, counts=((0, 120, 17),), dead=1), dict()),
+    ],
+    ids=["ragged", "window and cap", "long window", "single heads", "tiles of four rows"],
+)
 def test_equals_the_reference(case, how, short_stretches):
     q, cache, rows = _case(**case)
     got = _kernel(q, cache, rows, **HOW | how)
-    exact = attention.reference(q.astype(jnp.float32) * 1, attention.Cache(cache.pages.astype(jnp.float32)), rows,
-                                **HOW | how)
+    exact = attention.reference(
+        q.astype(jnp.float32) * 1, attention.Cache(cache.pages.astype(jnp.float32)), rows, **HOW | how
+    )
     # q * scale, the weights and the result are rounded to bfloat16, 2^-9 each; values are of size 1 to 4
     np.testing.assert_allclose(got, np.asarray(exact), atol=0.03, rtol=0.02)
     near = np.asarray(attention.reference(q, cache, rows, **HOW | how), np.float32)
@@ -115,8 +129,12 @@ def test_the_platform_and_the_shapes_choose():
     wide = attention.Cache(cache.pages.astype(jnp.float32))
     assert attention.serving(q, cache) == {"cuda": attention_gpu.attention}  # no TPU kernel for heads of 64
     assert not attention.serving(q.astype(jnp.float32), wide)
-    text = jax.jit(functools.partial(attention.attention, **HOW)).trace(q.astype(jnp.float32), wide, rows).lower(
-        lowering_platforms=("cuda",)).as_text()
+    text = (
+        jax.jit(functools.partial(attention.attention, **HOW))
+        .trace(q.astype(jnp.float32), wide, rows)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
     assert "mosaic_gpu" not in text
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 
 from jaxrl_post.kernels import attention, attention_tpu
-from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 
 N, K, H, PAGE, BLOCKS, S = 6, 2, 128, 8, 5, 3
 HOW = dict(scale=0.1, window=None, soft_cap=None)
@@ -20,10 +20,14 @@ HOW = dict(scale=0.1, window=None, soft_cap=None)
 def _case():
     noise = np.random.default_rng(1)
     pages = S * BLOCKS + 2
-    table = noise.permutation(pages)[:S * BLOCKS].reshape(S, BLOCKS)
+    table = noise.permutation(pages)[: S * BLOCKS].reshape(S, BLOCKS)
     table[1, 2:] = pages  # not mapped
-    rows = attention.Rows(jnp.array([0, 0, 0, 1, 2, 2, 2], jnp.int32), jnp.array([17, 18, 19, 3, 30, 31, 0], jnp.int32),
-                          jnp.array([1, 1, 1, 1, 1, 1, 0], bool), jnp.asarray(table, jnp.int32))
+    rows = attention.Rows(
+        jnp.array([0, 0, 0, 1, 2, 2, 2], jnp.int32),
+        jnp.array([17, 18, 19, 3, 30, 31, 0], jnp.int32),
+        jnp.array([1, 1, 1, 1, 1, 1, 0], bool),
+        jnp.asarray(table, jnp.int32),
+    )
     cache = attention.Cache(jnp.asarray(noise.normal(size=(pages, PAGE, 2 * K, H)), jnp.bfloat16))
     return jnp.asarray(noise.normal(size=(7, N, H)), jnp.bfloat16), cache, rows
 

@@ -6,24 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 import sampler
+
 from jaxrl_post.kernels import sampling, threefry, thresholds
 
 
 def test_threefry_known_answers():
     """Random123's test vectors for threefry2x32, 20 rounds, and the twin written with Python integers."""
-    for key, counter, word in [((0, 0), (0, 0), 0x6B200159), ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, 0x1CB996FC),
-                               ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), 0xC4923A9C)]:
+    for key, counter, word in [
+        ((0, 0), (0, 0), 0x6B200159),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, 0x1CB996FC),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), 0xC4923A9C),
+    ]:
         got = threefry.first_word(np, *(np.array([v], np.uint32) for v in key + counter))
         assert int(got[0]) == word == sampler.threefry(key, counter)
 
 
 def test_noise_is_a_gumbel_number_of_seed_position_and_word():
     noise = np.random.default_rng(0)
-    seeds = noise.integers(0, 2 ** 32, (50, 2), dtype=np.uint32)
+    seeds = noise.integers(0, 2**32, (50, 2), dtype=np.uint32)
     positions = noise.integers(0, 5000, 50).astype(np.int32)
-    words = noise.integers(0, 2 ** 32, (50, 7), dtype=np.uint32)
+    words = noise.integers(0, 2**32, (50, 7), dtype=np.uint32)
     got = np.asarray(sampling.gumbel(jnp.asarray(seeds), jnp.asarray(positions), jnp.asarray(words)))
     want = [[sampler.gumbel(seeds[r], int(positions[r]), int(w)) for w in words[r]] for r in range(50)]
     np.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
@@ -35,7 +38,7 @@ def test_agrees_with_the_twin(vocab):
     rows = 24
     logits = (noise.normal(size=(rows, vocab)) * 3).astype(np.float32)
     logits[3, : vocab // 2] = -np.inf
-    seeds = noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32)
+    seeds = noise.integers(0, 2**32, (rows, 2), dtype=np.uint32)
     positions = noise.integers(0, 4096, rows).astype(np.int32)
     heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
     tokens, logprobs, entropies, plain, likeliest = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
@@ -53,7 +56,7 @@ def test_with_thresholds_agrees_with_the_twin_that_sorts(vocab):
     rows = 40
     logits = (noise.normal(size=(rows, vocab)) * 3).astype(np.float32)
     logits[3, : vocab // 2] = -np.inf
-    seeds = noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32)
+    seeds = noise.integers(0, 2**32, (rows, 2), dtype=np.uint32)
     positions = noise.integers(0, 4096, rows).astype(np.int32)
     heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
     top_k = np.resize([0, 1, 5, vocab + 3, 40], rows).astype(np.int32)
@@ -63,8 +66,9 @@ def test_with_thresholds_agrees_with_the_twin_that_sorts(vocab):
     plain = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat))).plain
     cut = 0
     for r in range(rows):
-        want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]), top_k=int(top_k[r]),
-                            top_p=float(top_p[r]))
+        want = sampler.draw(
+            logits[r], seeds[r], int(positions[r]), float(heat[r]), top_k=int(top_k[r]), top_p=float(top_p[r])
+        )
         assert want.edge > 1e-6, "another seed: this one cannot decide"
         assert drawn.tokens[r] == want.token or want.gap < 1e-5
         assert abs(drawn.logprobs[r] - want.logprob) < 1e-5 and abs(drawn.entropies[r] - want.entropy) < 2e-5
@@ -76,9 +80,15 @@ def test_with_thresholds_agrees_with_the_twin_that_sorts(vocab):
 
 def test_a_threshold_of_none_changes_no_bit():
     noise = np.random.default_rng(3)
-    given = [jnp.asarray(x) for x in (
-        noise.normal(size=(32, 2053)).astype(np.float32), noise.integers(0, 2 ** 32, (32, 2), dtype=np.uint32),
-        np.arange(32, dtype=np.int32), np.resize([1.0, 0.0, 0.7], 32).astype(np.float32))]
+    given = [
+        jnp.asarray(x)
+        for x in (
+            noise.normal(size=(32, 2053)).astype(np.float32),
+            noise.integers(0, 2**32, (32, 2), dtype=np.uint32),
+            np.arange(32, dtype=np.int32),
+            np.resize([1.0, 0.0, 0.7], 32).astype(np.float32),
+        )
+    ]
     off = thresholds.find(given[0], given[3], jnp.zeros(32, jnp.int32), jnp.ones(32))
     assert (np.asarray(off) == -np.inf).all()
     for one, two in zip(sampling.sample(*given), sampling.sample(*given, off), strict=True):
@@ -102,12 +112,13 @@ def test_ties_go_to_the_lowest_id():
 
 def _counts(logits: np.ndarray, draws: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each id came out of `draws` draws, and how often it should have."""
-    law = jax.jit(jax.vmap(lambda seed, at: sampling.sample(
-        jnp.asarray(logits)[None], seed[None], at[None], jnp.ones(1))[0][0]))
+    law = jax.jit(
+        jax.vmap(lambda seed, at: sampling.sample(jnp.asarray(logits)[None], seed[None], at[None], jnp.ones(1))[0][0])
+    )
     noise = np.random.default_rng(1)
-    seeds = jnp.asarray(noise.integers(0, 2 ** 32, (draws, 2), dtype=np.uint32))
+    seeds = jnp.asarray(noise.integers(0, 2**32, (draws, 2), dtype=np.uint32))
     at = jnp.asarray(noise.integers(0, 300, draws).astype(np.int32))
-    tokens = np.concatenate([np.asarray(law(seeds[i:i + 4000], at[i:i + 4000])) for i in range(0, draws, 4000)])
+    tokens = np.concatenate([np.asarray(law(seeds[i : i + 4000], at[i : i + 4000])) for i in range(0, draws, 4000)])
     expected = draws * np.exp(sampler.numpy_llama.log_softmax(logits.astype(np.float64)))
     return np.bincount(tokens, minlength=logits.size), expected
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import engine_lab as lab
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +13,13 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks as interpreted_gpu
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-
-import engine_lab as lab
-from jaxrl_post import mesh as meshes
-from jaxrl_post.engine import rows as device
-from jaxrl_post.engine.programs import Programs
-from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.kernels.pallas_tpu import pltpu
+
+from jaxrl_post.engine import row_program as device
+from jaxrl_post.engine.compiled import Programs
+from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
 
 ON_TPU = functools.partial(sampling_tpu.statistics, interpret=pltpu.InterpretParams(detect_races=True))
 ON_GPU = functools.partial(sampling_gpu.statistics, interpret=InterpretGPUParams(detect_races=True))
@@ -31,16 +31,20 @@ def given(rows: int, vocab: int, seed: int = 0) -> tuple:
     """Logits, seeds, positions and temperatures; half of one row is not allowed."""
     noise = np.random.default_rng(seed)
     logits = (noise.normal(size=(rows, vocab)) * 3).astype(np.float32)
-    logits[rows // 2, :vocab // 2] = -np.inf
-    seeds, at = noise.integers(0, 2 ** 32, (rows, 2), dtype=np.uint32), noise.integers(0, 4000, rows).astype(np.int32)
+    logits[rows // 2, : vocab // 2] = -np.inf
+    seeds, at = noise.integers(0, 2**32, (rows, 2), dtype=np.uint32), noise.integers(0, 4000, rows).astype(np.int32)
     heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
     return tuple(map(jnp.asarray, (logits, seeds, at, heat)))
 
 
 def cut(logits, heat):
     rows = heat.size
-    return jax.jit(thresholds.find)(logits, heat, jnp.asarray(np.resize([0, 5, 40], rows).astype(np.int32)),
-                                    jnp.asarray(np.resize([1.0, 0.9], rows).astype(np.float32)))
+    return jax.jit(thresholds.find)(
+        logits,
+        heat,
+        jnp.asarray(np.resize([0, 5, 40], rows).astype(np.int32)),
+        jnp.asarray(np.resize([1.0, 0.9], rows).astype(np.float32)),
+    )
 
 
 reference = jax.jit(sampling.sample)
@@ -114,8 +118,9 @@ def test_a_row_knows_only_itself(shell):
 
 def test_planted_tile_math_without_the_threshold_fails(monkeypatch):
     real = tiles.of_tile
-    monkeypatch.setattr(tiles, "of_tile", lambda logits, there, lowest, inverse: real(logits, there, tiles.LOWEST / 10,
-                                                                                      inverse))
+    monkeypatch.setattr(
+        tiles, "of_tile", lambda logits, there, lowest, inverse: real(logits, there, tiles.LOWEST / 10, inverse)
+    )
     logits, seeds, at, heat = given(9, 2052)
     args = (logits, seeds, at, heat, cut(logits, heat))
     shell = functools.partial(ON_GPU)  # ON_GPU itself was traced before, and its trace kept
@@ -141,8 +146,13 @@ def test_a_vocabulary_in_parts_is_drawn_from_as_a_whole(ways, vocab):
 @pytest.mark.parametrize("vocab", [152064, 2053, 512])
 def test_lowers_to_the_kernel_that_serves(platform, vocab):
     shape = jax.ShapeDtypeStruct
-    args = (shape((160, vocab), jnp.float32), shape((160, 2), jnp.uint32), shape((160,), jnp.int32),
-            shape((160,), jnp.float32), shape((160,), jnp.float32))
+    args = (
+        shape((160, vocab), jnp.float32),
+        shape((160, 2), jnp.uint32),
+        shape((160,), jnp.int32),
+        shape((160,), jnp.float32),
+        shape((160,), jnp.float32),
+    )
     text = jax.jit(verify.verify_sample).trace(*args).lower(lowering_platforms=(platform,)).as_text()
     assert (CUSTOM_CALL[platform] in text) == verify.KERNELS[platform].serves(160, vocab)
     text = jax.jit(verify.verify_sample).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
@@ -160,14 +170,32 @@ def test_on_cpu_it_is_the_reference_bit_for_bit():
 def test_the_row_program_holds_the_kernel(platform, shape):
     """The engine's whole dispatch, lowered for a platform that is not here, on one device and on several."""
     mesh, config = meshes.make_mesh(*shape), dataclasses.replace(lab.TINY, vocab_size=2056)
-    sizes = device.Sizes.of(meshes.replicas(mesh), slots=4, max_length=32, page_size=16, pages=8, head_rows=4,
-                            steps_per_dispatch=2, restricted=True)
+    sizes = device.Sizes.of(
+        meshes.replicas(mesh),
+        slots=4,
+        max_length=32,
+        page_size=16,
+        pages=8,
+        head_rows=4,
+        steps_per_dispatch=2,
+        restricted=True,
+    )
     programs = Programs(config, mesh, sizes, (8,), jnp.float32)
     homes = meshes.param_shardings(mesh, decoder.axes(config), "engine")
-    params = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home),
-                          decoder.abstract(config), homes)
-    run = jax.jit(functools.partial(device.dispatch, 8, programs.sizes, config, jnp.float32, programs.drafter,
-                                    functools.partial(meshes.by_heads, mesh)))
+    params = jax.tree.map(
+        lambda x, home: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home), decoder.abstract(config), homes
+    )
+    run = jax.jit(
+        functools.partial(
+            device.dispatch,
+            8,
+            programs.sizes,
+            config,
+            jnp.float32,
+            programs.drafter,
+            functools.partial(meshes.by_heads, mesh),
+        )
+    )
     packed = jax.ShapeDtypeStruct((sizes.replicas, 4, device.TABLE + sizes.blocks), jnp.int32)
     state, tables = jax.eval_shape(lambda: programs.blanks(programs.drafter))
     traced = run.trace(params, tables, state, packed, jax.ShapeDtypeStruct((3,), jnp.int32))

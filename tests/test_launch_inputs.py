@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jaxrl_post import config as configs
-from jaxrl_post import mesh
 from jaxrl_post.data.tokenizer import characters
 from jaxrl_post.launch import inputs
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.parallel import mesh
 
 TINY = PRESETS["tiny"]
 
@@ -42,8 +42,9 @@ def test_weights_are_placed_as_they_are_read_or_drawn(tmp_path, source):
     wanted = decoder.init(dataclasses.replace(TINY, vocab_size=16), 5)
     if source == "path":
         hf.save(tmp_path / "model", dataclasses.replace(TINY, vocab_size=16), wanted)
-    start = inputs.gather(given(tmp_path, path=str(tmp_path / "model")) if source == "path" else
-                          given(tmp_path, preset="tiny"))
+    start = inputs.gather(
+        given(tmp_path, path=str(tmp_path / "model")) if source == "path" else given(tmp_path, preset="tiny")
+    )
     home = mesh.param_shardings(mesh.make_mesh(1, 2, 2), decoder.axes(start.model), "learner")
     placed = start.load_params(home)
     wanted = wanted if source == "path" else decoder.init(start.model, 0)

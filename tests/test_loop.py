@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_ring import SAMPLING, ToyEngine, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.loop import run
-from jaxrl_post.scheduler.rounds import Sync
-from toy_ring import SAMPLING, ToyEngine, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
+from jaxrl_post.scheduler.rounds.rounds import Sync
+from jaxrl_post.telemetry.events import Ring
 
 
 def accuracy(rollout):
@@ -18,10 +19,20 @@ def accuracy(rollout):
 
 def turn(*, order=0, slots=8, steps=3, filter_groups=True):
     engine, learner, observe = ToyEngine(order=order, slots=slots), ToyLearner(), ToyObserver()
-    scheduler = Sync(ToyPrompts(10), run_seed=1, steps=steps, prompts_per_round=3, group_size=4, sampling=SAMPLING,
-                     max_tokens=6, filter_groups=filter_groups, max_waves=99, replicas=1)
+    scheduler = Sync(
+        ToyPrompts(10),
+        run_seed=1,
+        steps=steps,
+        prompts_per_round=3,
+        group_size=4,
+        sampling=SAMPLING,
+        max_tokens=6,
+        filter_groups=filter_groups,
+        max_waves=99,
+        replicas=1,
+    )
     rewards = ToyRewards(accuracy)
-    run(engine, scheduler, rewards, learner, observe, publish, steps)
+    run(observed(observe), engine, scheduler, rewards, learner, publish, steps)
     return engine, learner, observe, rewards
 
 
@@ -29,7 +40,13 @@ def test_the_order_of_a_round():
     engine, learner, observe, rewards = turn(filter_groups=False)
     assert learner.calls == [("prepare", 3), ("accumulate", 3), ("commit",)] * 3
     assert [s[:1] + s[2:] if s[0] == "commit" else s for s in observe.seen] == [
-        ("commit", 3), ("published", 1), ("commit", 3), ("published", 2), ("commit", 3), ("published", 3)]
+        ("commit", 3),
+        ("published", 1),
+        ("commit", 3),
+        ("published", 2),
+        ("commit", 3),
+        ("published", 3),
+    ]
     work = [call for call in engine.calls if call != ("step",) and call != ("submit", 0)]
     assert work == [("submit", 12), ("swap", 1), ("submit", 12), ("swap", 2), ("submit", 12), ("swap", 3)]
     assert len(rewards.started) == len(set(rewards.started)) == 36
@@ -42,18 +59,39 @@ def test_a_round_sees_only_the_weights_published_before_it():
             super().prepare(groups)
 
     engine, learner = ToyEngine(), Watching()
-    scheduler = Sync(ToyPrompts(10), run_seed=1, steps=4, prompts_per_round=2, group_size=3, sampling=SAMPLING,
-                     max_tokens=6, filter_groups=False, max_waves=1, replicas=1)
-    run(engine, scheduler, ToyRewards(accuracy), learner, ToyObserver(), publish, 4)
+    scheduler = Sync(
+        ToyPrompts(10),
+        run_seed=1,
+        steps=4,
+        prompts_per_round=2,
+        group_size=3,
+        sampling=SAMPLING,
+        max_tokens=6,
+        filter_groups=False,
+        max_waves=1,
+        replicas=1,
+    )
+    run(observed(ToyObserver()), engine, scheduler, ToyRewards(accuracy), learner, publish, 4)
     assert learner.step == engine.version == 4
 
 
 def several(mini_batches, ppo_epochs, kind=Sync, steps=8):
     engine, learner, observe = ToyEngine(), ToyLearner(), ToyObserver()
-    scheduler = kind(ToyPrompts(10), run_seed=1, steps=steps // (mini_batches * ppo_epochs), prompts_per_round=4,
-                     group_size=2, sampling=SAMPLING, max_tokens=6, filter_groups=False, max_waves=1, replicas=1,
-                     mini_batches=mini_batches, ppo_epochs=ppo_epochs)
-    run(engine, scheduler, ToyRewards(accuracy), learner, observe, publish, steps)
+    scheduler = kind(
+        ToyPrompts(10),
+        run_seed=1,
+        steps=steps // (mini_batches * ppo_epochs),
+        prompts_per_round=4,
+        group_size=2,
+        sampling=SAMPLING,
+        max_tokens=6,
+        filter_groups=False,
+        max_waves=1,
+        replicas=1,
+        mini_batches=mini_batches,
+        ppo_epochs=ppo_epochs,
+    )
+    run(observed(observe), engine, scheduler, ToyRewards(accuracy), learner, publish, steps)
     return engine, learner, observe
 
 
@@ -91,20 +129,43 @@ def test_completion_order_and_slots_never_change_what_is_learned(order, slots):
 def test_nothing_goes_on_after_the_last_step():
     engine, learner, _, _ = turn()
     calls = len(engine.calls)
-    run(engine, None, None, learner, None, publish, 3)
+    run(Ring(), engine, None, None, learner, publish, 3)
     assert len(engine.calls) == calls
 
 
 def test_standing_still_is_an_error():
-    scheduler = Sync(ToyPrompts(10), run_seed=1, steps=2, prompts_per_round=3, group_size=4, sampling=SAMPLING,
-                     max_tokens=6, filter_groups=False, max_waves=1, replicas=1)
-    with pytest.raises(RuntimeError, match="stands still at learner step 0 of 2.*12 requests pending.*sync round 1 of "
-                                           "2, wave 1: 0 of 3 groups kept, 3 on their way with 12 rollouts missing"):
-        run(ToyEngine(stuck=True), scheduler, ToyRewards(accuracy), ToyLearner(), ToyObserver(), publish, 2)
+    scheduler = Sync(
+        ToyPrompts(10),
+        run_seed=1,
+        steps=2,
+        prompts_per_round=3,
+        group_size=4,
+        sampling=SAMPLING,
+        max_tokens=6,
+        filter_groups=False,
+        max_waves=1,
+        replicas=1,
+    )
+    with pytest.raises(
+        RuntimeError,
+        match="stands still at learner step 0 of 2.*12 requests pending.*sync round 1 of "
+        "2, wave 1: 0 of 3 groups kept, 3 on their way with 12 rollouts missing",
+    ):
+        run(Ring(), ToyEngine(stuck=True), scheduler, ToyRewards(accuracy), ToyLearner(), publish, 2)
 
 
 def test_a_scheduler_with_fewer_rounds_than_steps_is_an_error():
-    scheduler = Sync(ToyPrompts(10), run_seed=1, steps=1, prompts_per_round=3, group_size=4, sampling=SAMPLING,
-                     max_tokens=6, filter_groups=False, max_waves=1, replicas=1)
+    scheduler = Sync(
+        ToyPrompts(10),
+        run_seed=1,
+        steps=1,
+        prompts_per_round=3,
+        group_size=4,
+        sampling=SAMPLING,
+        max_tokens=6,
+        filter_groups=False,
+        max_waves=1,
+        replicas=1,
+    )
     with pytest.raises(RuntimeError, match="stands still at learner step 1 of 2.*0 requests pending"):
-        run(ToyEngine(), scheduler, ToyRewards(accuracy), ToyLearner(), ToyObserver(), publish, 2)
+        run(Ring(), ToyEngine(), scheduler, ToyRewards(accuracy), ToyLearner(), publish, 2)

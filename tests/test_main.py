@@ -15,10 +15,12 @@ import pytest
 from trace_reader import check, tracks
 
 from jaxrl_post import main as command
-from jaxrl_post import mesh, metrics, rollout_log
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
-from jaxrl_post.slots import dispatches
+from jaxrl_post.engine.host import dispatch_log
+from jaxrl_post.launch import command_line
+from jaxrl_post.parallel import mesh
+from jaxrl_post.telemetry import metrics, rollout_log
 
 CONFIG = """
 from jaxrl_post.config import default
@@ -51,9 +53,11 @@ def here(tmp_path_factory):
     """A folder with a config and all that it names: sums of one digit, 90 to train on and 10 held out."""
     folder = tmp_path_factory.mktemp("command")
     characters("0123456789+=").save(folder / "tokenizer")
-    rows = [{"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums",
-             "reward_model": {"ground_truth": str(a + b)}}
-            for a in range(10) for b in range(10)]
+    rows = [
+        {"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums", "reward_model": {"ground_truth": str(a + b)}}
+        for a in range(10)
+        for b in range(10)
+    ]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:90]))
     (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[90:]))
     (folder / "reward.py").write_text(REWARD)
@@ -67,41 +71,57 @@ def go(here, *flags):
 
 
 def test_flags():
-    flags = command.parse(["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"])
-    assert flags == command.Flags(config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r")
+    flags = command_line.parse(["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"])
+    assert flags == command_line.Flags(config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r")
 
 
-@pytest.mark.parametrize("flag, sentence", [
-    ("--config.scheduler.promts=3", "unknown name 'scheduler.promts'; nearest valid name is 'scheduler.prompts'"),
-    ("--config.scheduler.group_size=1", "scheduler.group_size=1 must be at least 2"),
-    ("--dryrun", "unknown argument '--dryrun'; nearest is --dry-run"),
-    ("--run-dir=", "unknown argument '--run-dir='; nearest is --run-dir=FOLDER"),
-    ("--config.model.preset=tinny", "model.preset='tinny' is not one of"),
-    ("--config.model.tokenizer=/nowhere", "there is no tokenizer at /nowhere"),
-    ("--config.model.path=/nowhere", "model.path='/nowhere' and model.preset='tiny' are both given"),
-    ("--config.sampling.stop_ids=[99]", "sampling.stop_ids: 99 is no token of the tokenizer; the nearest valid value is"),
-    ("--config.sampling.stop_ids=[1,2,3,4,5,6,7,8,9]", "at most 8 can end an answer"),
-    ("--config.data.train=/nowhere.jsonl", "there is no file /nowhere.jsonl"),
-    ("--config.eval.data=", "name a file of held-out prompts, or set eval.prompts=0"),
-    ("--config.eval.prompts=11", "has 10 rows; the nearest valid value is 10"),
-    ("--config.eval.data=HERE/train.jsonl", "share 6 prompts, the first is '0+0'"),
-    ("--config.sampling.max_tokens=30", "the prompt has 4 tokens; it must have 1 to 2"),
-    ("--config.engine.max_length=9999", "engine.max_length=9999"),
-    ("--config.mesh.tensor=4", "mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2"),
-    ("--config.mesh.data=32", "batch.rows=4 must be a multiple of mesh.data*mesh.fsdp=32"),
-    ("--config.reward.functions=['nowhere.x:y']", "there is no module 'nowhere'"),
-    ("--config.engine.cost_table=/nowhere.json", "engine.cost_table=/nowhere.json: no such file; write one with"),
-    ("--config.run_dir=HERE/reward.py/runs", "run_dir=HERE/reward.py/runs: Not a directory (HERE/reward.py/runs): name a"),
-    ("--run-dir=HERE/reward.py/run", "--run-dir=HERE/reward.py/run: Not a directory"),
-    ("--run-dir=HERE/toy.py", "toy.py exists already and is not an empty folder: a run is never written over"),
-    ("--config.model.tokenizer=HERE/broken.json", "broken.json is a tokenizer.json that the tokenizers library does not"),
-    ("--config.eval.at=[2,4]", "eval.at=(2, 4): 4 is never reached: it must be at least 0 and at most steps=3"),
-    ("--config.optimizer.warmup_steps=9", "optimizer.warmup_steps=9 is above the run's steps=3"),
-])
+@pytest.mark.parametrize(
+    "flag, sentence",
+    [
+        ("--config.scheduler.promts=3", "unknown name 'scheduler.promts'; nearest valid name is 'scheduler.prompts'"),
+        ("--config.scheduler.group_size=1", "scheduler.group_size=1 must be at least 2"),
+        ("--dryrun", "unknown argument '--dryrun'; nearest is --dry-run"),
+        ("--run-dir=", "unknown argument '--run-dir='; nearest is --run-dir=FOLDER"),
+        ("--config.model.preset=tinny", "model.preset='tinny' is not one of"),
+        ("--config.model.tokenizer=/nowhere", "there is no tokenizer at /nowhere"),
+        ("--config.model.path=/nowhere", "model.path='/nowhere' and model.preset='tiny' are both given"),
+        (
+            "--config.sampling.stop_ids=[99]",
+            "sampling.stop_ids: 99 is no token of the tokenizer; the nearest valid value is",
+        ),
+        ("--config.sampling.stop_ids=[1,2,3,4,5,6,7,8,9]", "at most 8 can end an answer"),
+        ("--config.data.train=/nowhere.jsonl", "there is no file /nowhere.jsonl"),
+        ("--config.eval.data=", "name a file of held-out prompts, or set eval.prompts=0"),
+        ("--config.eval.prompts=11", "has 10 rows; the nearest valid value is 10"),
+        ("--config.eval.data=HERE/train.jsonl", "share 6 prompts, the first is '0+0'"),
+        ("--config.sampling.max_tokens=30", "the prompt has 4 tokens; it must have 1 to 2"),
+        ("--config.engine.max_length=9999", "engine.max_length=9999"),
+        (
+            "--config.mesh.tensor=4",
+            "mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2",
+        ),
+        ("--config.mesh.data=32", "batch.rows=4 must be a multiple of mesh.data*mesh.fsdp=32"),
+        ("--config.reward.functions=['nowhere.x:y']", "there is no module 'nowhere'"),
+        ("--config.engine.cost_table=/nowhere.json", "engine.cost_table=/nowhere.json: no such file; write one with"),
+        (
+            "--config.run_dir=HERE/reward.py/runs",
+            "run_dir=HERE/reward.py/runs: Not a directory (HERE/reward.py/runs): name a",
+        ),
+        ("--run-dir=HERE/reward.py/run", "--run-dir=HERE/reward.py/run: Not a directory"),
+        ("--run-dir=HERE/toy.py", "toy.py exists already and is not an empty folder: a run is never written over"),
+        (
+            "--config.model.tokenizer=HERE/broken.json",
+            "broken.json is a tokenizer.json that the tokenizers library does not",
+        ),
+        ("--config.eval.at=[2,4]", "eval.at=(2, 4): 4 is never reached: it must be at least 0 and at most steps=3"),
+        ("--config.optimizer.warmup_steps=9", "optimizer.warmup_steps=9 is above the run's steps=3"),
+    ],
+)
 def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, flag, sentence):
     watching, compiled = [True], []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **labels: compiled.append(labels) if watching and "backend_compile" in event else None)
+        lambda event, seconds, **labels: compiled.append(labels) if watching and "backend_compile" in event else None
+    )
     assert go(here, flag.replace("HERE", str(here))) == 1
     watching.clear()
     assert not compiled, "something was compiled before the mistake was found"
@@ -111,40 +131,66 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(here, capsys, flag, senten
     assert not list(here.glob("runs/*"))
 
 
-SUPERVISED = ("--config.engine.name=demonstrations", "--config.algorithm.loss_mode=sft",
-              "--config.algorithm.adv_estimator=ones", "--config.scheduler.group_size=1", "--config.eval.data=")
+SUPERVISED = (
+    "--config.engine.name=demonstrations",
+    "--config.algorithm.loss_mode=sft",
+    "--config.algorithm.adv_estimator=ones",
+    "--config.scheduler.group_size=1",
+    "--config.eval.data=",
+)
 
 
 def test_a_demonstration_that_is_too_long_is_found_before_anything_is_compiled(here, capsys):
     """Of a file the longest row; of a task whose demonstrations differ by seed the longest of any seed."""
-    rows = [{"id": str(n), "prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2" * n}}
-            for n in (3, 8)]
+    rows = [
+        {"id": str(n), "prompt": "1+1=", "data_source": "sums", "reward_model": {"ground_truth": "2" * n}}
+        for n in (3, 8)
+    ]
     (here / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = [*SUPERVISED, f"--config.eval.data={here / 'eval.jsonl'}"]
     assert go(here, *flags, f"--config.data.train={here / 'long.jsonl'}") == 1
-    assert "the demonstration of prompt '8' has 9 tokens with its end, more than sampling.max_tokens=8; the nearest " \
-           "valid value is 9" in capsys.readouterr().err
+    assert (
+        "the demonstration of prompt '8' has 9 tokens with its end, more than sampling.max_tokens=8; the nearest "
+        "valid value is 9" in capsys.readouterr().err
+    )
     characters("0123456789+=#").save(here / "tasks_tokenizer")
-    flags += [f"--config.model.tokenizer={here / 'tasks_tokenizer'}", "--config.data.train=task:sums",
-              "--config.data.size=16", "--config.data.task.careful=0.001", "--config.data.task.usual=3",
-              "--config.data.task.longest=4", "--config.data.task.tail=0.0"]
+    flags += [
+        f"--config.model.tokenizer={here / 'tasks_tokenizer'}",
+        "--config.data.train=task:sums",
+        "--config.data.size=16",
+        "--config.data.task.careful=0.001",
+        "--config.data.task.usual=3",
+        "--config.data.task.longest=4",
+        "--config.data.task.tail=0.0",
+    ]
     assert go(here, *flags) == 1  # "10+2+3=" becomes "12+3=15#15": 9 characters or more, where a guess is "#15"
     assert "more than sampling.max_tokens=8" in capsys.readouterr().err and not list(here.glob("runs/*"))
 
 
 def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
-    (here / "broken.py").write_text("def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1 / 0\n")
-    flags = [f"--config.reward.functions=['{here / 'broken.py'}:broken']", "--config.scheduler.prompts=2",
-             "--config.scheduler.group_size=2", "--config.eval.prompts=1", "--config.eval.samples=1"]
-    for name, more, words in (("untrained", ["--config.eval=default", "--config.eval.prompts=0"], "training: none of the first 2 groups' 4"),
-                              ("unevaluated", [], "evaluation: none of 2")):
+    (here / "broken.py").write_text(
+        "def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1 / 0\n"
+    )
+    flags = [
+        f"--config.reward.functions=['{here / 'broken.py'}:broken']",
+        "--config.scheduler.prompts=2",
+        "--config.scheduler.group_size=2",
+        "--config.eval.prompts=1",
+        "--config.eval.samples=1",
+    ]
+    for name, more, words in (
+        ("untrained", ["--config.eval=default", "--config.eval.prompts=0"], "training: none of the first 2 groups' 4"),
+        ("unevaluated", [], "evaluation: none of 2"),
+    ):
         folder = here / name
         assert go(here, f"--run-dir={folder}", *flags, *more) == 1
         said = capsys.readouterr().err
         assert said.startswith("error: ") and said.count("\n") == 1 and f"{words} answers could be scored" in said
         assert not (folder / "policy").exists()
     # mended, the run goes on where it was: what failed is asked again
-    (here / "broken.py").write_text("def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n")
+    (here / "broken.py").write_text(
+        "def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
+    )
     assert go(here, f"--run-dir={here / 'untrained'}", "--resume", *flags, "--config.eval=default", "--config.eval.prompts=0") == 0
 
 
@@ -168,7 +214,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     assert "Weights reach the engine: relayout" in said
     assert "Memory of the process: not known here: the run's 16 devices are needed" in said
     assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == [
-        path for path in before if "__pycache__" not in path.parts]
+        path for path in before if "__pycache__" not in path.parts
+    ]
 
 
 def test_a_dry_run_says_what_the_process_will_hold_and_makes_no_weights(here, capsys, monkeypatch):
@@ -176,7 +223,7 @@ def test_a_dry_run_says_what_the_process_will_hold_and_makes_no_weights(here, ca
         monkeypatch.setattr(mesh, name, lambda *_: pytest.fail("a plan places nothing"))
     assert go(here, "--dry-run", "--config.mesh.fsdp=2", "--config.engine.dtype=bfloat16") == 0
     said = capsys.readouterr().out
-    table = said[said.index("Memory of the process (cpu, 2 devices)"):].splitlines()[1:]
+    table = said[said.index("Memory of the process (cpu, 2 devices)") :].splitlines()[1:]
     rows = {line.rsplit("  ", 1)[0].strip(): float(line.split()[-2].replace(",", "")) for line in table}
     *parts, (name, highest) = rows.items()
     assert name == "process at its highest" and highest == pytest.approx(sum(size for _, size in parts), abs=0.5)
@@ -218,7 +265,7 @@ def test_a_run_leaves_what_it_promises(finished):
             assert reward == float(rollout.tokens[:1].tolist() == [int(group.prompt.answer[0]) + 1])  # id 1 is "0"
     events = [json.loads(line) for line in (finished / "scheduler_log.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events].count("complete") == 48
-    dispatched = [dispatches.read(line) for line in (finished / "dispatches.jsonl").read_text().splitlines()]
+    dispatched = [dispatch_log.read(line) for line in (finished / "dispatches.jsonl").read_text().splitlines()]
     for purpose, name in (("train", "rows"), ("eval", "eval/rows")):
         mine = [dispatch for dispatch in dispatched if dispatch.purpose == purpose]
         assert sum(dispatch.steps for dispatch in mine) == sum(row.get(f"{name}/steps", 0) for row in rows)
@@ -229,7 +276,10 @@ def test_a_run_leaves_what_it_promises(finished):
 
 def test_meter_and_trace_tell_what_the_rollout_log_holds(finished):
     """Two of three rounds were drawn: every answer once, in one of the slots, and nothing else in them."""
-    logged = [[r for g in rollout_log.read(finished / "rollouts" / f"step_{n:06d}.npz") for r in g.rollouts] for n in (1, 2, 3)]
+    logged = [
+        [r for g in rollout_log.read(finished / "rollouts" / f"step_{n:06d}.npz") for r in g.rollouts]
+        for n in (1, 2, 3)
+    ]
     lengths = [len(rollout) for rollouts in logged for rollout in rollouts]
     rows = [row for row in metrics.read(finished / "metrics.jsonl") if "training/global_step" in row]
     report = json.loads((finished / "bias.json").read_text())
@@ -237,27 +287,39 @@ def test_meter_and_trace_tell_what_the_rollout_log_holds(finished):
     assert report["trained_length/mean"] == report["launched_length/mean"] == pytest.approx(np.mean(lengths))
     assert report["shift"] == report["num_prompts_that_differ"] == report["num_untrained"] == 0
     assert sum(report["histograms"]["trained"]) == report["num_rollouts_launched"] == 48
-    assert [row["bias/step_length/short"] for row in rows] == [np.mean([len(r) for r in rollouts]) for rollouts in logged]
+    assert [row["bias/step_length/short"] for row in rows] == [
+        np.mean([len(r) for r in rollouts]) for rollouts in logged
+    ]
     events = json.loads((finished / "trace_000000.json").read_text())
     check(events)
     found, drawn = tracks(events), [e for e in events if e["ph"] == "X" and e["cat"] == "replica 0"]
     assert sorted((e["name"], e["args"]["tokens"], e["args"]["finish"]) for e in drawn) == sorted(
-        (f"{r.prompt.id} #{r.id.sample}", len(r), r.finish.value) for r in [*logged[0], *logged[1]])
+        (f"{r.prompt.id} #{r.id.sample}", len(r), r.finish.value) for r in [*logged[0], *logged[1]]
+    )
     assert len({e["tid"] for e in drawn}) == 8 and len(found["ring", "round"]) == len(found["ring", "swap"]) == 2
-    assert sum(int(name.split()[0]) for name, *_ in found["ring", "engine"]) == rows[0]["rows/steps"] + rows[1]["rows/steps"]
+    assert (
+        sum(int(name.split()[0]) for name, *_ in found["ring", "engine"])
+        == rows[0]["rows/steps"] + rows[1]["rows/steps"]
+    )
     assert {name for name, *_ in found["ring", "learner"]} == {"old_log_prob", "update_actor"}
 
 
 def test_a_run_repeats_to_the_bit_also_without_the_evaluation_between(here, finished):
     again = here / "again"
     assert go(here, f"--run-dir={again}") == 0
-    for name in ("rollouts/step_000001.npz", "rollouts/step_000003.npz", "scheduler_log.jsonl", "rewards.jsonl",
-                 "policy/model.safetensors"):
+    for name in (
+        "rollouts/step_000001.npz",
+        "rollouts/step_000003.npz",
+        "scheduler_log.jsonl",
+        "rewards.jsonl",
+        "policy/model.safetensors",
+    ):
         assert (again / name).read_bytes() == (finished / name).read_bytes(), name
     same_answers(*(folder / "evaluations" / "step_000003.npz" for folder in (finished, again)))
     first, second = (metrics.read(folder / "metrics.jsonl") for folder in (finished, again))
-    assert [metrics.deterministic(row) for row in second] == [metrics.deterministic(row) for i, row in enumerate(first)
-                                                              if i != 3]
+    assert [metrics.deterministic(row) for row in second] == [
+        metrics.deterministic(row) for i, row in enumerate(first) if i != 3
+    ]
 
 
 def test_the_exported_policy_answers_as_the_run_ended(here, finished):
@@ -281,7 +343,7 @@ def test_the_last_words(here, capsys):
     assert said.count("prompt  '9+") == 3 and said.count("  before  ") == 3 == said.count("  after   ")
     assert "prompt  '9+1='   answer '10'" in said and f"\n{folder}\n" in said
     assert "6 held-out prompts, 1 steps" in said and "step 1/1" in said
-    listed = [line.split()[0] for line in said[said.index(f"\n{folder}\n"):].splitlines()[2:]]
+    listed = [line.split()[0] for line in said[said.index(f"\n{folder}\n") :].splitlines()[2:]]
     assert listed == sorted(path.name for path in folder.iterdir())
 
 
@@ -321,8 +383,18 @@ def test_an_implicit_transfer_in_the_loop_fails_the_run(here, monkeypatch):
 
 def test_dynamic_sampling_and_no_evaluation(here):
     folder = here / "filtered"
-    assert go(here, f"--run-dir={folder}", "--config.scheduler.filter_groups=True", "--config.scheduler.max_waves=99",
-              "--config.eval=default", "--config.eval.prompts=0", "--config.steps=2") == 0
+    assert (
+        go(
+            here,
+            f"--run-dir={folder}",
+            "--config.scheduler.filter_groups=True",
+            "--config.scheduler.max_waves=99",
+            "--config.eval=default",
+            "--config.eval.prompts=0",
+            "--config.steps=2",
+        )
+        == 0
+    )
     rows = metrics.read(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["frac_reward_zero_std"] == 0 and row["sched/num_groups_trained"] == 4 for row in rows)
@@ -333,12 +405,26 @@ def test_dynamic_sampling_and_no_evaluation(here):
 def test_supervised_training_is_the_same_loop(here):
     """Rollouts are the task's own solutions, the loss falls, and the evaluating engine got the trained weights."""
     folder = here / "supervised"
-    task = ["--config.data.train=task:sums", "--config.data.size=64", "--config.eval.data=", "--config.batch.tokens=96",
-            "--config.engine.max_length=96", "--config.sampling.max_tokens=64", "--config.data.task.usual=4",
-            "--config.data.task.longest=5", "--config.reward.functions=['jaxrl_post.rewards.math:exact']"]
-    supervised = ["--config.engine.name=demonstrations", "--config.algorithm.loss_mode=sft", "--config.steps=12",
-                  "--config.algorithm.adv_estimator=ones", "--config.scheduler.group_size=1",
-                  "--config.scheduler.prompts=16", f"--config.model.tokenizer={here / 'sums_tokenizer'}"]
+    task = [
+        "--config.data.train=task:sums",
+        "--config.data.size=64",
+        "--config.eval.data=",
+        "--config.batch.tokens=96",
+        "--config.engine.max_length=96",
+        "--config.sampling.max_tokens=64",
+        "--config.data.task.usual=4",
+        "--config.data.task.longest=5",
+        "--config.reward.functions=['jaxrl_post.rewards.math:exact']",
+    ]
+    supervised = [
+        "--config.engine.name=demonstrations",
+        "--config.algorithm.loss_mode=sft",
+        "--config.steps=12",
+        "--config.algorithm.adv_estimator=ones",
+        "--config.scheduler.group_size=1",
+        "--config.scheduler.prompts=16",
+        f"--config.model.tokenizer={here / 'sums_tokenizer'}",
+    ]
     characters("0123456789+=#").save(here / "sums_tokenizer")
     assert go(here, f"--run-dir={folder}", *task, *supervised) == 0
     rows = [row for row in metrics.read(folder / "metrics.jsonl") if "actor/pg_loss" in row]
@@ -350,8 +436,18 @@ def test_supervised_training_is_the_same_loop(here):
         text = TASKS["sums"].demonstrate(group.prompt.extra, rollout.id.seed())
         assert words.decode(rollout.tokens) == text and rollout.tokens[-1] == 0 and rollout.sampled.all()
         assert split_of(words.decode(group.prompt.tokens)) == "sft"
-    assert go(here, f"--run-dir={here / 'after'}", *task, "--config.steps=1", "--config.model.preset=",
-              f"--config.model.path={folder / 'policy'}", "--config.model.tokenizer=") == 0
+    assert (
+        go(
+            here,
+            f"--run-dir={here / 'after'}",
+            *task,
+            "--config.steps=1",
+            "--config.model.preset=",
+            f"--config.model.path={folder / 'policy'}",
+            "--config.model.tokenizer=",
+        )
+        == 0
+    )
     same_answers(folder / "evaluations" / "step_000012.npz", here / "after" / "evaluations" / "step_000000.npz")
 
 
@@ -366,20 +462,39 @@ def test_two_processes_write_the_same_bytes_as_one(here):
     def launch(folder, devices, environment):
         root = str(Path(__file__).parents[1])
         given = os.environ | {"PYTHONPATH": root, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-        return subprocess.Popen([sys.executable, "-m", "jaxrl_post.main", f"--config={here / 'toy.py'}",
-                                 f"--run-dir={here / folder}", *flags], env=given | environment, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, text=True, cwd=root)
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "jaxrl_post.main",
+                f"--config={here / 'toy.py'}",
+                f"--run-dir={here / folder}",
+                *flags,
+            ],
+            env=given | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=root,
+        )
 
-    jobs = [launch("two", 2, {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2",
-                              "JAX_PROCESS_ID": str(i)}) for i in range(2)]
+    jobs = [
+        launch(
+            "two",
+            2,
+            {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(i)},
+        )
+        for i in range(2)
+    ]
     said = [job.communicate(timeout=240)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     alone = launch("one", 4, {})
     said = alone.communicate(timeout=240)[0]
     assert alone.returncode == 0, said
     first, second = here / "two" / "process_0", here / "two" / "process_1"
-    names, others = ([path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-                     for folder in (first, second))
+    names, others = (
+        [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()] for folder in (first, second)
+    )
     assert names == others and len(names) > 6
     for name in names:
         if name.name != "metrics.jsonl":
@@ -388,6 +503,7 @@ def test_two_processes_write_the_same_bytes_as_one(here):
     assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
     decided = [(folder / "scheduler_log.jsonl").read_text().splitlines() for folder in (first, here / "one")]
     taken = [next(i for i, line in enumerate(lines) if '"event":"take"' in line) for lines in decided]
-    assert decided[0][:taken[0] + 1] == decided[1][:taken[1] + 1]
+    assert decided[0][: taken[0] + 1] == decided[1][: taken[1] + 1]
     assert (first / "rollouts" / "step_000001.npz").read_bytes() == (
-        here / "one" / "rollouts" / "step_000001.npz").read_bytes()
+        here / "one" / "rollouts" / "step_000001.npz"
+    ).read_bytes()

@@ -5,14 +5,23 @@ import shutil
 
 import numpy as np
 import pytest
-
-from jaxrl_post import main as command
-from jaxrl_post import cost, metrics, rollout_log
 from test_main import here  # noqa: F401
 
-ELASTIC = ["--config.mesh.data=2", "--config.engine.layouts=[2]", "--config.engine.row_sizes=[64]", "--config.steps=6",
-           "--config.scheduler.placement=longest_first", "--config.checkpoint.every=2", "--config.checkpoint.keep_last=4",
-           "--config.engine.slots=4", "--config.eval.every=2"]
+from jaxrl_post import main as command
+from jaxrl_post.engine import step_cost
+from jaxrl_post.telemetry import metrics, rollout_log
+
+ELASTIC = [
+    "--config.mesh.data=2",
+    "--config.engine.layouts=[2]",
+    "--config.engine.row_sizes=[64]",
+    "--config.steps=6",
+    "--config.scheduler.placement=longest_first",
+    "--config.checkpoint.every=2",
+    "--config.checkpoint.keep_last=4",
+    "--config.engine.slots=4",
+    "--config.eval.every=2",
+]
 
 
 def go(here, folder, *more):
@@ -23,8 +32,13 @@ def go(here, folder, *more):
 def weights_rule():
     """A cost like that of a large model: a step takes the reading of the weights, and two devices read half each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "decode", lambda kind, shape, *, tensor, per_collective_s: cost.DecodeCost(
-            weights_s=1.0 / tensor, token_s=0.0, row_s=1e-3))
+        patch.setattr(
+            step_cost,
+            "decode",
+            lambda kind, shape, *, tensor, per_collective_s: step_cost.DecodeCost(
+                weights_s=1.0 / tensor, token_s=0.0, row_s=1e-3
+            ),
+        )
         yield
 
 
@@ -64,25 +78,45 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(run, here):  # noqa: F811
     assert go(here, again, "--resume") == 0
     assert rows(again) == rows(run)
     assert (again / "scheduler_log.jsonl").read_bytes() == (run / "scheduler_log.jsonl").read_bytes()
-    for one, two in zip(sorted((run / "rollouts").glob("*.npz")), sorted((again / "rollouts").glob("*.npz")), strict=True):
+    for one, two in zip(
+        sorted((run / "rollouts").glob("*.npz")), sorted((again / "rollouts").glob("*.npz")), strict=True
+    ):
         for mine, theirs in zip(rollout_log.read(one), rollout_log.read(two), strict=True):
-            assert all(np.array_equal(a.tokens, b.tokens) and a.logprobs.tobytes() == b.logprobs.tobytes()
-                       for a, b in zip(mine.rollouts, theirs.rollouts, strict=True))
+            assert all(
+                np.array_equal(a.tokens, b.tokens) and a.logprobs.tobytes() == b.logprobs.tobytes()
+                for a, b in zip(mine.rollouts, theirs.rollouts, strict=True)
+            )
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    (["--config.engine.layouts=[3]"], "engine.layouts=(3,): 3 devices a replica must be a multiple of mesh.tensor=1 above it "
-     "that divides the 2 devices; the nearest valid engine.layouts is (2,)"),
-    (["--config.mesh.data=1"], "2 devices a replica must be a multiple of mesh.tensor=1 above it that divides the 1 devices; "
-     "the nearest valid engine.layouts is ()"),
-    (["--config.engine.layouts=[2,2]"], "engine.layouts=(2, 2) names a layout twice"),
-    (["--config.engine.cost_table=table.json"], "engine.cost_table='table.json' was measured in one layout"),
-    (["--config.scheduler.placement=rank_groups", "--config.history.epochs=0"], "history.epochs=0 must be at least 1"),
-    (["--config.scheduler.placement=rank_groups", "--config.mesh.data=1", "--config.engine.layouts=[]"],
-     "replicas to choose from, and there is one; the nearest valid scheduler.placement is 'least_loaded'"),
-    (["--config.scheduler.placement=longest"], "is not one of least_loaded, divided, longest_first, rank_groups; nearest is "
-     "'longest_first'"),
-])
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (
+            ["--config.engine.layouts=[3]"],
+            "engine.layouts=(3,): 3 devices a replica must be a multiple of mesh.tensor=1 above it "
+            "that divides the 2 devices; the nearest valid engine.layouts is (2,)",
+        ),
+        (
+            ["--config.mesh.data=1"],
+            "2 devices a replica must be a multiple of mesh.tensor=1 above it that divides the 1 devices; "
+            "the nearest valid engine.layouts is ()",
+        ),
+        (["--config.engine.layouts=[2,2]"], "engine.layouts=(2, 2) names a layout twice"),
+        (["--config.engine.cost_table=table.json"], "engine.cost_table='table.json' was measured in one layout"),
+        (
+            ["--config.scheduler.placement=rank_groups", "--config.history.epochs=0"],
+            "history.epochs=0 must be at least 1",
+        ),
+        (
+            ["--config.scheduler.placement=rank_groups", "--config.mesh.data=1", "--config.engine.layouts=[]"],
+            "replicas to choose from, and there is one; the nearest valid scheduler.placement is 'least_loaded'",
+        ),
+        (
+            ["--config.scheduler.placement=longest"],
+            "is not one of least_loaded, divided, longest_first, rank_groups; nearest is 'longest_first'",
+        ),
+    ],
+)
 def test_mistakes_are_one_sentence(here, capsys, flags, sentence):  # noqa: F811
     assert go(here, here / "never", *flags) == 1
     said = capsys.readouterr().err
@@ -93,8 +127,24 @@ def test_rank_groups_turn_the_ring(here):  # noqa: F811
     """And train on the same tokens as the least loaded replica: with learning rate 0 every round has the same weights."""
     folders = {own: here / own for own in ("least_loaded", "rank_groups")}
     for own, folder in folders.items():
-        assert go(here, folder, "--config.engine.layouts=[]", f"--config.scheduler.placement={own}", "--config.steps=3",
-                  "--config.optimizer.lr=0.0", "--config.eval=default", "--config.eval.prompts=0") == 0
-    one, two = ([[r.tokens.tolist() for g in rollout_log.read(file) for r in g.rollouts]
-                 for file in sorted((folder / "rollouts").glob("*.npz"))] for folder in folders.values())
+        assert (
+            go(
+                here,
+                folder,
+                "--config.engine.layouts=[]",
+                f"--config.scheduler.placement={own}",
+                "--config.steps=3",
+                "--config.optimizer.lr=0.0",
+                "--config.eval=default",
+                "--config.eval.prompts=0",
+            )
+            == 0
+        )
+    one, two = (
+        [
+            [r.tokens.tolist() for g in rollout_log.read(file) for r in g.rollouts]
+            for file in sorted((folder / "rollouts").glob("*.npz"))
+        ]
+        for folder in folders.values()
+    )
     assert one == two and len(one) == 3

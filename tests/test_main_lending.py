@@ -11,17 +11,30 @@ from test_main_resume import here, kill, resume, same_run  # noqa: F401  (a fixt
 from test_main_split import WHERE, done
 from test_main_tail_batching import steps_of
 
-from jaxrl_post import checkpoint, metrics, rollout_log
+from jaxrl_post.checkpoint import store
+from jaxrl_post.telemetry import metrics, rollout_log
 
 ROOT = Path(__file__).parents[1]
 COSTS = '{"figures": {"step_s": {"32": 0.002}, "train_token_s": 0.00013}}'
-FLAGS = ("--config.scheduler.stream=1", "--config.scheduler.lend=0.2", "--config.steps=5", "--config.checkpoint.every=1",
-         "--config.checkpoint.keep_last=5", "--config.sampling.max_tokens=24", "--config.engine.steps_per_dispatch=2",
-         "--config.engine.row_sizes=(32,)", "--config.optimizer.lr=0.001",
-         "--config.scheduler.prompts=8", "--config.scheduler.group_size=2")
+FLAGS = (
+    "--config.scheduler.stream=1",
+    "--config.scheduler.lend=0.2",
+    "--config.steps=5",
+    "--config.checkpoint.every=1",
+    "--config.checkpoint.keep_last=5",
+    "--config.sampling.max_tokens=24",
+    "--config.engine.steps_per_dispatch=2",
+    "--config.engine.row_sizes=(32,)",
+    "--config.optimizer.lr=0.001",
+    "--config.scheduler.prompts=8",
+    "--config.scheduler.group_size=2",
+)
 LENDS = (*FLAGS, "--config.mesh.fsdp=2", "--config.mesh.engine=4", "--config.batch.rows=2")
-RUNS = {"split": (*LENDS, "--config.engine.cost_table={here}/cost.json"),  # weights come in the midst of the next round
-        "shared": (*FLAGS, "--config.mesh.data=4"), "sharded": (*FLAGS, "--config.mesh.data=2", "--config.mesh.fsdp=2")}
+RUNS = {
+    "split": (*LENDS, "--config.engine.cost_table={here}/cost.json"),  # weights come in the midst of the next round
+    "shared": (*FLAGS, "--config.mesh.data=4"),
+    "sharded": (*FLAGS, "--config.mesh.data=2", "--config.mesh.fsdp=2"),
+}
 
 
 def rollouts(folder):
@@ -70,7 +83,7 @@ def test_killed_while_devices_are_lent(here, whole, capsys):  # noqa: F811
     one, flags = whole
     target, at = here / f"{one.name}_killed", published(one)
     step = at.index([2, 1]) + 1 if [2, 1] in at else 2
-    kill(here, target, checkpoint, "manifest", step + 1, flags=flags)  # in the midst of the next save
+    kill(here, target, store, "manifest", step + 1, flags=flags)  # in the midst of the next save
     kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
     assert f"goes on after step {step}" in capsys.readouterr().out
     assert resume(here, target, *flags) == 0
@@ -78,7 +91,7 @@ def test_killed_while_devices_are_lent(here, whole, capsys):  # noqa: F811
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_when_chores_are_done_changes_nothing(here, whole, where, monkeypatch):  # noqa: F811
+def test_when_deferred_calls_are_made_changes_nothing(here, whole, where, monkeypatch):  # noqa: F811
     """A micro-batch goes to lent devices if they were there when its group was handed over, not when it was packed."""
     one, flags = whole
     other = here / f"{one.name}_chores_{where.replace(' ', '_')}"
@@ -94,9 +107,20 @@ def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing
     (here / "cost.json").write_text(COSTS)
     for lend in ("0.2", "0.0"):
         folder = here / f"frozen_{name}_{lend}"
-        assert go(here, f"--run-dir={folder}", *[flag.format(here=here) for flag in RUNS[name]], f"--config.scheduler.lend={lend}",
-                  "--config.optimizer.lr=0.0", "--config.eval=default", "--config.eval.prompts=0", "--config.checkpoint=default",
-                  "--config.checkpoint.every=0") == 0
+        assert (
+            go(
+                here,
+                f"--run-dir={folder}",
+                *[flag.format(here=here) for flag in RUNS[name]],
+                f"--config.scheduler.lend={lend}",
+                "--config.optimizer.lr=0.0",
+                "--config.eval=default",
+                "--config.eval.prompts=0",
+                "--config.checkpoint=default",
+                "--config.checkpoint.every=0",
+            )
+            == 0
+        )
         found[lend] = rollouts(folder)
     assert sum(row["engine/num_moved_rollouts"] for row in steps_of(here / f"frozen_{name}_0.2")) > 10
     assert found["0.2"] == found["0.0"] and len(found["0.0"]) == 80
@@ -107,12 +131,23 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
     """They decide, sample and measure alike, and at learning rate 0 every answer is that of two processes which lend nothing."""
     sys.path.insert(0, str(ROOT / "scripts"))
     import processes
+
     folders = {lend: here / f"two_{lend}" for lend in ("0.2", "0.0")}
     for lend, folder in folders.items():
-        flags = [*RUNS["shared"], f"--config.scheduler.lend={lend}", "--config.optimizer.lr=0.0", "--config.eval=default",
-                 "--config.eval.prompts=0"]
-        processes.run(ROOT, ["-m", "jaxrl_post.main", f"--config={here / 'toy.py'}", f"--run-dir={folder}", *flags], processes=2,
-                      devices=2, timeout_s=240)
+        flags = [
+            *RUNS["shared"],
+            f"--config.scheduler.lend={lend}",
+            "--config.optimizer.lr=0.0",
+            "--config.eval=default",
+            "--config.eval.prompts=0",
+        ]
+        processes.run(
+            ROOT,
+            ["-m", "jaxrl_post.main", f"--config={here / 'toy.py'}", f"--run-dir={folder}", *flags],
+            processes=2,
+            devices=2,
+            timeout_s=240,
+        )
     one, two = (folders["0.2"] / f"process_{index}" for index in range(2))
     assert (one / "scheduler_log.jsonl").read_bytes() == (two / "scheduler_log.jsonl").read_bytes()
     rows = [[metrics.deterministic(row) for row in metrics.read(folder / "metrics.jsonl")] for folder in (one, two)]
@@ -120,22 +155,48 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
     assert rollouts(one) == rollouts(two) == rollouts(folders["0.0"] / "process_0") and len(rollouts(one)) == 80
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    (["--config.mesh.engine=1"], "scheduler.lend=0.2 lends half of the engine's replicas, and it has one; the nearest valid "
-     "scheduler.lend is 0"),
-    (["--config.mesh.engine=0", "--config.mesh.data=2", "--config.batch.rows=4", "--config.engine.layouts=[2]"], "lends replicas "
-     "within a round, and engine.layouts=(2,) are changed between two: leave one of them empty or 0"),
-    (["--config.scheduler.name=pipeline"], "lends devices while a round drains, and scheduler.name='pipeline' has no rounds; the "
-     "nearest valid scheduler.lend is 0"),
-    (["--config.scheduler.lend=1.0"], "of all of them none is left to wait for: it must be below 1; 0.4 is usual"),
-    (["--config.engine.name=demonstrations", "--config.algorithm.loss_mode=sft", "--config.algorithm.adv_estimator=ones"],
-     "lends devices that generate, and engine.name='demonstrations' does not; the nearest valid scheduler.lend is 0"),
-    (["--config.scheduler.stream=0"], "scheduler.stream=0 gives it none before the round is over; the nearest valid scheduler.stream is 1"),
-    (["--config.scheduler.placement=divided"], "scheduler.placement='divided' keeps its own account; the nearest valid "
-     "scheduler.placement is 'least_loaded'"),
-    (["--config.mesh.engine=6", "--config.batch.rows=4"], "lends 3 shards for micro-batches of batch.rows=4, which must be a "
-     "multiple of it; the nearest valid batch.rows is 6"),
-])
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (
+            ["--config.mesh.engine=1"],
+            "scheduler.lend=0.2 lends half of the engine's replicas, and it has one; the nearest valid scheduler.lend is 0",
+        ),
+        (
+            ["--config.mesh.engine=0", "--config.mesh.data=2", "--config.batch.rows=4", "--config.engine.layouts=[2]"],
+            "lends replicas "
+            "within a round, and engine.layouts=(2,) are changed between two: leave one of them empty or 0",
+        ),
+        (
+            ["--config.scheduler.name=pipeline"],
+            "lends devices while a round drains, and scheduler.name='pipeline' has no rounds; the "
+            "nearest valid scheduler.lend is 0",
+        ),
+        (["--config.scheduler.lend=1.0"], "of all of them none is left to wait for: it must be below 1; 0.4 is usual"),
+        (
+            [
+                "--config.engine.name=demonstrations",
+                "--config.algorithm.loss_mode=sft",
+                "--config.algorithm.adv_estimator=ones",
+            ],
+            "lends devices that generate, and engine.name='demonstrations' does not; the nearest valid scheduler.lend is 0",
+        ),
+        (
+            ["--config.scheduler.stream=0"],
+            "scheduler.stream=0 gives it none before the round is over; the nearest valid scheduler.stream is 1",
+        ),
+        (
+            ["--config.scheduler.placement=divided"],
+            "scheduler.placement='divided' keeps its own account; the nearest valid scheduler.placement is "
+            "'least_loaded'",
+        ),
+        (
+            ["--config.mesh.engine=6", "--config.batch.rows=4"],
+            "lends 3 shards for micro-batches of batch.rows=4, which must be a "
+            "multiple of it; the nearest valid batch.rows is 6",
+        ),
+    ],
+)
 def test_mistakes_are_one_sentence(here, capsys, flags, sentence):  # noqa: F811
     assert go(here, f"--run-dir={here / 'never'}", *LENDS, *flags) == 1
     said = capsys.readouterr().err

@@ -9,12 +9,23 @@ from test_main import go
 from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
 from test_main_tail_batching import steps_of
 
-from jaxrl_post import checkpoint, rollout_log, weights
+from jaxrl_post.checkpoint import store
+from jaxrl_post.parallel import weight_sync
+from jaxrl_post.telemetry import rollout_log
 
-FLAGS = ("--config.scheduler.name=pipeline", "--config.scheduler.max_staleness=3", "--config.scheduler.ahead=2",
-         "--config.checkpoint.every=1", "--config.checkpoint.keep_last=3", "--config.steps=7",
-         "--config.engine.steps_per_dispatch=2", "--config.engine.refill_slots=1", "--config.scheduler.prompts=2", "--config.scheduler.group_size=2",
-         "--config.sampling.max_tokens=24")
+FLAGS = (
+    "--config.scheduler.name=pipeline",
+    "--config.scheduler.max_staleness=3",
+    "--config.scheduler.ahead=2",
+    "--config.checkpoint.every=1",
+    "--config.checkpoint.keep_last=3",
+    "--config.steps=7",
+    "--config.engine.steps_per_dispatch=2",
+    "--config.engine.refill_slots=1",
+    "--config.scheduler.prompts=2",
+    "--config.scheduler.group_size=2",
+    "--config.sampling.max_tokens=24",
+)
 KEPT = (*FLAGS, "--config.scheduler.max_unscored=4", "--config.algorithm.min_ess=0.9999", "--config.optimizer.lr=0.05")
 TURNS = (*FLAGS, "--config.scheduler.interleave=1.0", "--config.batch.rows=1")
 AUTO = (*FLAGS, "--config.engine.carry_over=auto", "--config.engine.carry_share=0.3")
@@ -32,8 +43,10 @@ def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F
         assert 0 < sum(row["training/gated_updates"] for row in rows) < 7
     if flags is TURNS:
         lines = map(json.loads, (whole / "scheduler_log.jsonl").read_text().splitlines())
-        assert any(line["event"] == "take" and line["groups"] and not line["fresh"] for line in lines), "no step was handed over in pieces"
-    kill(here, target, checkpoint, "manifest", 3, flags=flags)  # in a save
+        assert any(line["event"] == "take" and line["groups"] and not line["fresh"] for line in lines), (
+            "no step was handed over in pieces"
+        )
+    kill(here, target, store, "manifest", 3, flags=flags)  # in a save
     assert saved(target)
     kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
     assert resume(here, target, *flags) == 0
@@ -45,7 +58,7 @@ def test_a_swap_that_fails_in_its_midst_says_restart_and_is_resumed(here, monkey
     whole, torn = here / "piped_kept_whole", here / "piped_torn"
     if not whole.exists():
         assert resume(here, whole, *KEPT) == 0
-    calls, sound = [], weights.Layout._replaced
+    calls, sound = [], weight_sync.Layout._replaced
 
     def fails(self, *given):
         calls.append(1)
@@ -53,7 +66,7 @@ def test_a_swap_that_fails_in_its_midst_says_restart_and_is_resumed(here, monkey
             raise jax.errors.JaxRuntimeError("INTERNAL: planted")
         return sound(self, *given)
 
-    monkeypatch.setattr(weights.Layout, "_replaced", fails)
+    monkeypatch.setattr(weight_sync.Layout, "_replaced", fails)
     assert resume(here, torn, *KEPT) == 42
     assert "the swap to new weights failed after its checks" in capsys.readouterr().err
     monkeypatch.undo()
@@ -65,12 +78,20 @@ def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(her
     found = {}
     for name, more in (("sync", FLAGS[-3:]), ("pipeline", FLAGS)):
         folder = here / f"frozen_{name}"
-        flags = ("--config.optimizer.lr=0.0", "--config.steps=7", "--config.eval=default",
-                 "--config.eval.prompts=0", "--config.checkpoint.every=0")
+        flags = (
+            "--config.optimizer.lr=0.0",
+            "--config.steps=7",
+            "--config.eval=default",
+            "--config.eval.prompts=0",
+            "--config.checkpoint.every=0",
+        )
         assert go(here, f"--run-dir={folder}", *more, *flags) == 0
         groups = [group for file in sorted((folder / "rollouts").glob("*.npz")) for group in rollout_log.read(file)]
         assert len(groups) == 14
-        found[name] = [(group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes(), float(score))
-                       for group in groups for r, score in zip(group.rollouts, group.rewards, strict=True)]
+        found[name] = [
+            (group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes(), float(score))
+            for group in groups
+            for r, score in zip(group.rollouts, group.rewards, strict=True)
+        ]
     assert sorted(found["pipeline"]) == sorted(found["sync"])
     assert max(row["off_policy/max"] for row in steps_of(here / "frozen_pipeline")) >= 2

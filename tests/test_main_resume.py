@@ -15,15 +15,23 @@ import orbax.checkpoint as ocp
 import pytest
 from test_main import CONFIG, go
 
-from jaxrl_post import checkpoint, metrics, rollout_log
-from jaxrl_post import main as command
+from jaxrl_post.checkpoint import store
 from jaxrl_post.data.tokenizer import characters
+from jaxrl_post.launch import command_line
 from jaxrl_post.models import hf
+from jaxrl_post.telemetry import journal, metrics, rollout_log
 
 STEPS = 5
-FLAGS = (f"--config.steps={STEPS}", "--config.checkpoint.every=2", "--config.checkpoint.keep_last=2",
-         "--config.eval.every=2", "--config.eval.prompts=3", "--config.optimizer.weight_decay=0.1",
-         "--config.optimizer.schedule=cosine", "--config.engine.row_sizes=(16,32)")
+FLAGS = (
+    f"--config.steps={STEPS}",
+    "--config.checkpoint.every=2",
+    "--config.checkpoint.keep_last=2",
+    "--config.eval.every=2",
+    "--config.eval.prompts=3",
+    "--config.optimizer.weight_decay=0.1",
+    "--config.optimizer.schedule=cosine",
+    "--config.engine.row_sizes=(16,32)",
+)
 REWARD = """
 def even(data_source, solution_str, ground_truth, extra_info):
     return {"score": sum(c in "02468" for c in solution_str) / 8, "acc": float(solution_str[:1] == ground_truth[:1])}
@@ -39,8 +47,11 @@ def here(tmp_path_factory):
     """The run of test_main on 12 prompts, one epoch and a bit, with a reward that says something about every answer."""
     folder = tmp_path_factory.mktemp("resume")
     characters("0123456789+=").save(folder / "tokenizer")
-    rows = [{"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums",
-             "reward_model": {"ground_truth": str(a + b)}} for a in range(4) for b in range(4)]
+    rows = [
+        {"id": f"{a}+{b}", "prompt": f"{a}+{b}=", "data_source": "sums", "reward_model": {"ground_truth": str(a + b)}}
+        for a in range(4)
+        for b in range(4)
+    ]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:12]))
     (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[12:]))
     (folder / "reward.py").write_text(REWARD)
@@ -71,15 +82,23 @@ def final_state(folder):
 
 def same_run(one, two):
     """Everything that a run leaves and that was not timed."""
-    files = [sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-                    and not {"checkpoints"} & set(path.parts)) for folder in (one, two)]
+    files = [
+        sorted(
+            path.relative_to(folder).as_posix()
+            for path in folder.rglob("*")
+            if path.is_file() and not {"checkpoints"} & set(path.parts)
+        )
+        for folder in (one, two)
+    ]
     assert files[0] == files[1] and len(files[0]) > 12
     for name in files[0]:
         if name not in ("metrics.jsonl", "summary.json", "config.json"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
     rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
     assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]
-    told = [json.loads((folder / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for folder in (one, two)]
+    told = [
+        json.loads((folder / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for folder in (one, two)
+    ]
     assert told[0] == told[1]
     states = [final_state(folder) for folder in (one, two)]
     assert sorted(states[0]) == sorted(states[1]) and any(name.startswith("opt_state") for name in states[0])
@@ -112,10 +131,10 @@ def saved(folder):
 
 def test_killed_before_and_in_the_first_save(here, whole, capsys):
     target = here / "early"
-    kill(here, target, rollout_log.Journal, "write", 2)  # in the evaluation before
-    kill(here, target, checkpoint, "write_state", 1)  # in the save at step 2
+    kill(here, target, journal.Journal, "write", 2)  # in the evaluation before
+    kill(here, target, store, "write_state", 1)  # in the save at step 2
     assert saved(target) == ["step_000002.part"] and capsys.readouterr().out.count("starts over") == 1
-    kill(here, target, checkpoint.Checkpoints, "_prune", 1)  # step 2 is whole
+    kill(here, target, store.Checkpoints, "_prune", 1)  # step 2 is whole
     assert saved(target) == ["step_000002"]
     assert resume(here, target) == 0
     said = capsys.readouterr().out
@@ -126,9 +145,9 @@ def test_killed_before_and_in_the_first_save(here, whole, capsys):
 def test_killed_between_saves_and_in_later_ones(here, whole, capsys):
     target = here / "late"
     kill(here, target, rollout_log, "_whole", 5, after=True)  # rollouts of step 3 are written, their index line is not
-    kill(here, target, checkpoint, "manifest", 1)  # in the save at step 4
+    kill(here, target, store, "manifest", 1)  # in the save at step 4
     assert saved(target) == ["step_000002", "step_000004.part"]
-    kill(here, target, checkpoint.shutil, "rmtree", 2)  # step 5 is whole and step 2 about to be deleted
+    kill(here, target, store.shutil, "rmtree", 2)  # step 5 is whole and step 2 about to be deleted
     assert saved(target) == ["step_000002.gone", "step_000004", "step_000005"]
     kill(here, target, hf, "save", 1)
     assert saved(target) == ["step_000004", "step_000005"]
@@ -166,15 +185,26 @@ def test_a_score_that_was_journaled_is_never_asked_for_again(here, capsys):
 
     # killed where all that was asked for is journaled: in the commit of step 1, in the evaluation after step 2's save
     # and before step 4's, and once more on the way back there
-    points = [(rollout_log, "to_bytes", 2), (checkpoint.Checkpoints, "save", 2), (rollout_log, "to_bytes", 1),
-              (checkpoint.Checkpoints, "save", 1), (hf, "save", 1)]
+    points = [
+        (rollout_log, "to_bytes", 2),
+        (store.Checkpoints, "save", 2),
+        (rollout_log, "to_bytes", 1),
+        (store.Checkpoints, "save", 1),
+        (hf, "save", 1),
+    ]
     straight, asked = run("straight")
     assert not list(straight.glob("*aside*"))
     crooked, asked_too = run("crooked", killed_at=points)
-    assert asked == asked_too == sum(len((straight / name).read_text().splitlines()) for name in rollout_log.JOURNALS)
+    assert asked == asked_too == sum(len((straight / name).read_text().splitlines()) for name in journal.JOURNALS)
     same_run(straight, crooked)
     assert ["of rewards.jsonl after that point are used again" in words for words in said[1:]] == [
-        False, True, True, True, True, False], said
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ], said
 
 
 @pytest.fixture
@@ -197,10 +227,16 @@ def test_a_flipped_byte_in_the_newest_checkpoint(here, whole, ended, capsys):
     same_run(whole, ended)
 
 
-@pytest.mark.parametrize("flag, sentence", [
-    ("--config.optimizer.lr=0.5", "resume refused: optimizer.lr 0.01 -> 0.5: step 5 was saved under the first"),
-    ("--config.steps=4", "steps 5 -> 4"), ("--config.checkpoint.every=3", "checkpoint.every 2 -> 3"),
-    ("--config.data.train=HERE/other.jsonl", "data.train.digest"), ("--config.seed=1", "seed 0 -> 1")])
+@pytest.mark.parametrize(
+    "flag, sentence",
+    [
+        ("--config.optimizer.lr=0.5", "resume refused: optimizer.lr 0.01 -> 0.5: step 5 was saved under the first"),
+        ("--config.steps=4", "steps 5 -> 4"),
+        ("--config.checkpoint.every=3", "checkpoint.every 2 -> 3"),
+        ("--config.data.train=HERE/other.jsonl", "data.train.digest"),
+        ("--config.seed=1", "seed 0 -> 1"),
+    ],
+)
 def test_another_config_or_other_data_is_refused_and_nothing_is_cut(here, ended, capsys, flag, sentence):
     lines = (here / "train.jsonl").read_text().splitlines(keepends=True)
     (here / "other.jsonl").write_text("".join([*lines[1:], lines[0]]))
@@ -220,9 +256,14 @@ def test_more_steps_go_on_where_the_run_ended(here, ended, capsys):
     assert json.loads((ended / "config.json").read_text())["steps"] == 6
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    (("--resume",), "--resume says not which run"), (("--resume=/nowhere",), "there is no such folder"),
-    (("--resume=HERE",), "is not the folder of a run: it holds")])
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (("--resume",), "--resume says not which run"),
+        (("--resume=/nowhere",), "there is no such folder"),
+        (("--resume=HERE",), "is not the folder of a run: it holds"),
+    ],
+)
 def test_what_cannot_be_resumed(here, capsys, flags, sentence):
     before = sorted(here.iterdir())
     assert go(here, *FLAGS, *(flag.replace("HERE", str(here)) for flag in flags)) == 1
@@ -231,10 +272,10 @@ def test_what_cannot_be_resumed(here, capsys, flags, sentence):
 
 
 def test_flags():
-    flags = command.parse(["--config=a.py", "--run-dir=r", "--resume"])
-    assert flags == command.Flags(config="a.py", run_dir="r", resume="allowed")
-    flags = command.parse(["--config=a.py", "--resume=r"])
-    assert flags == command.Flags(config="a.py", run_dir="r", resume="required")
+    flags = command_line.parse(["--config=a.py", "--run-dir=r", "--resume"])
+    assert flags == command_line.Flags(config="a.py", run_dir="r", resume="allowed")
+    flags = command_line.parse(["--config=a.py", "--resume=r"])
+    assert flags == command_line.Flags(config="a.py", run_dir="r", resume="required")
 
 
 DYING = """
@@ -248,9 +289,18 @@ def dying(self, step, *rest):
 checkpoint.Checkpoints.save = dying
 sys.exit(main.main(sys.argv[1:]))
 """
-PAIR = ("--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.steps=3", "--config.checkpoint.every=1",
-        "--config.checkpoint.keep_last=3", "--config.eval.prompts=2", "--config.eval.every=2", "--config.eval.samples=1",
-        "--config.engine.row_sizes=(32,)", "--config.optimizer.weight_decay=0.1")
+PAIR = (
+    "--config.mesh.data=2",
+    "--config.mesh.fsdp=2",
+    "--config.steps=3",
+    "--config.checkpoint.every=1",
+    "--config.checkpoint.keep_last=3",
+    "--config.eval.prompts=2",
+    "--config.eval.every=2",
+    "--config.eval.samples=1",
+    "--config.engine.row_sizes=(32,)",
+    "--config.optimizer.weight_decay=0.1",
+)
 
 
 def pair(here, folder, cache, *, code=(), resumed=False):
@@ -259,13 +309,32 @@ def pair(here, folder, cache, *, code=(), resumed=False):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     root = str(Path(__file__).parents[1])
-    command = [sys.executable, *(code or ("-m", "jaxrl_post.main")), f"--config={here / 'toy.py'}", f"--run-dir={folder}",
-               *PAIR, *(["--resume"] if resumed else [])]
+    command = [
+        sys.executable,
+        *(code or ("-m", "jaxrl_post.main")),
+        f"--config={here / 'toy.py'}",
+        f"--run-dir={folder}",
+        *PAIR,
+        *(["--resume"] if resumed else []),
+    ]
     given = os.environ | {
-        "PYTHONPATH": root, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
-    jobs = [subprocess.Popen(command, env=given | {"JAX_PROCESS_ID": str(i)}, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, text=True, cwd=root) for i in range(2)]
+        "PYTHONPATH": root,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": "2",
+    }
+    jobs = [
+        subprocess.Popen(
+            command,
+            env=given | {"JAX_PROCESS_ID": str(i)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=root,
+        )
+        for i in range(2)
+    ]
     said = [job.communicate(timeout=300)[0] for job in jobs]
     return [job.returncode for job in jobs], said
 
@@ -274,10 +343,14 @@ def placed_state(folder):
     """As `final_state`, of arrays that lay on more devices than there are here."""
     last = max((folder / "checkpoints").glob("step_??????"))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    kinds = {name: kind.rstrip("]").split("[") for name, kind in
-             json.loads((last / "about.json").read_text())["arrays"].items()}
-    like = {name: jax.ShapeDtypeStruct([int(n) for n in shape.split(",") if n], dtype, sharding=here)
-            for name, (dtype, shape) in kinds.items()}
+    kinds = {
+        name: kind.rstrip("]").split("[")
+        for name, kind in json.loads((last / "about.json").read_text())["arrays"].items()
+    }
+    like = {
+        name: jax.ShapeDtypeStruct([int(n) for n in shape.split(",") if n], dtype, sharding=here)
+        for name, (dtype, shape) in kinds.items()
+    }
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
         found = reader.restore(last.absolute() / "arrays", args=ocp.args.StandardRestore(like))
     return {name: np.asarray(leaf) for name, leaf in found.items()}
@@ -297,8 +370,10 @@ def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
     assert "goes on after step 1" in said[0] and "of rewards.jsonl after that point are used again" in said[0]
     for process in ("process_0", "process_1"):
         one, two = tmp_path / "whole" / process, target / process
-        names = [sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-                 for folder in (one, two)]
+        names = [
+            sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            for folder in (one, two)
+        ]
         assert names[0] == names[1] and len(names[0]) > 9
         for name in set(names[0]) - {"metrics.jsonl"}:
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
@@ -307,6 +382,8 @@ def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
     exported = [(folder / "policy" / "model.safetensors").read_bytes() for folder in (tmp_path / "whole", target)]
     assert exported[0] == exported[1]
     states = [placed_state(folder) for folder in (tmp_path / "whole", target)]
-    assert sorted(states[0]) == sorted(states[1]) and any(np.any(leaf) for name, leaf in states[0].items() if "opt" in name)
+    assert sorted(states[0]) == sorted(states[1]) and any(
+        np.any(leaf) for name, leaf in states[0].items() if "opt" in name
+    )
     for name, leaf in states[0].items():
         assert leaf.dtype == states[1][name].dtype and leaf.tobytes() == states[1][name].tobytes(), name

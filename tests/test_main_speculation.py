@@ -8,15 +8,30 @@ from test_main import go
 from test_main_resume import FLAGS as RESUMED
 from test_main_resume import final_state, here, kill, same_run, saved  # noqa: F401  `here` is a fixture
 
-from jaxrl_post import checkpoint, metrics, rollout_log
-from jaxrl_post import main as command
+from jaxrl_post.checkpoint import store
+from jaxrl_post.telemetry import metrics, rollout_log
 
-FLAGS = (*RESUMED, "--config.steps=7", "--config.checkpoint.keep_last=9", "--config.eval.every=3",
-         "--config.eval.prompts=3", "--config.engine.row_sizes=(64,)", "--config.history.epochs=2",
-         "--config.sampling.max_tokens=16")
-PAPERS = ("--config.speculation.drafter=histospec", "--config.speculation.width=4", "--config.speculation.prompt_entries=4096")
-OURS = (*PAPERS, "--config.speculation.drafter=ours", "--config.speculation.shared_entries=3000",
-        "--config.speculation.live_entries=256")
+FLAGS = (
+    *RESUMED,
+    "--config.steps=7",
+    "--config.checkpoint.keep_last=9",
+    "--config.eval.every=3",
+    "--config.eval.prompts=3",
+    "--config.engine.row_sizes=(64,)",
+    "--config.history.epochs=2",
+    "--config.sampling.max_tokens=16",
+)
+PAPERS = (
+    "--config.speculation.drafter=histospec",
+    "--config.speculation.width=4",
+    "--config.speculation.prompt_entries=4096",
+)
+OURS = (
+    *PAPERS,
+    "--config.speculation.drafter=ours",
+    "--config.speculation.shared_entries=3000",
+    "--config.speculation.live_entries=256",
+)
 
 
 def run(here, folder, *more):  # noqa: F811
@@ -40,9 +55,12 @@ def bare(here):  # noqa: F811
 
 def tokens_of(folder):
     """Everything about the rollouts but when their tokens came."""
-    return [(r.id, r.tokens.tobytes(), r.logprobs.tobytes(), r.entropies.tobytes(), r.finish)
-            for file in sorted((folder / "rollouts").glob("step_*.npz")) for group in rollout_log.read(file)
-            for r in group.rollouts]
+    return [
+        (r.id, r.tokens.tobytes(), r.logprobs.tobytes(), r.entropies.tobytes(), r.finish)
+        for file in sorted((folder / "rollouts").glob("step_*.npz"))
+        for group in rollout_log.read(file)
+        for r in group.rollouts
+    ]
 
 
 def same_end(one, two):
@@ -68,9 +86,9 @@ def test_so_does_the_papers_drafter(here, bare):  # noqa: F811
 def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafting, capsys):  # noqa: F811
     target = here / "killed"
     flags = (*FLAGS, *OURS)
-    kill(here, target, checkpoint, "manifest", 2, flags=flags)  # in the save at step 4: on from step 2
+    kill(here, target, store, "manifest", 2, flags=flags)  # in the save at step 4: on from step 2
     assert saved(target) == ["step_000002", "step_000004.part"]
-    kill(here, target, command.RowEngine, "step", 25, flags=flags)  # between two saves
+    kill(here, target, row_engine.RowEngine, "step", 25, flags=flags)  # between two saves
     run(here, target, *OURS)
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(drafting, target)
@@ -78,7 +96,15 @@ def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafti
 
 
 def test_two_replicas_draft_and_end_alike(here):  # noqa: F811
-    ends = [run(here, here / f"two-{name}", "--config.mesh.data=2", "--config.steps=4", *drafts)
-            for name, drafts in (("off", ()), ("ours", OURS))]
+    ends = [
+        run(
+            here,
+            here / f"two-{name}",
+            "--config.mesh.data=2",
+            "--config.steps=4",
+            *drafts,
+        )
+        for name, drafts in (("off", ()), ("ours", OURS))
+    ]
     assert total(ends[1], "spec/num_accepted") > 50
     same_end(*ends)

@@ -9,17 +9,28 @@ from test_main_pipeline import FLAGS
 from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
 from test_main_tail_batching import steps_of
 
-from jaxrl_post import checkpoint, chores, config, parts, rollout_log
-from jaxrl_post.cost import StepCost, TableCost
-from jaxrl_post.engine import engine
+from jaxrl_post import config
+from jaxrl_post.checkpoint import store
+from jaxrl_post.engine import row_engine
+from jaxrl_post.engine.step_cost import StepCost, TableCost
+from jaxrl_post.launch import build
 from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.trainer import learner
 
 TABLE = "--config.engine.cost_table={here}/cost.json"
 COSTS = '{"figures": {"step_s": {"16": 0.001, "32": 0.002}}}'  # a trained token takes 3 / 16 of a step's time
 SPLIT = (*FLAGS, "--config.mesh.fsdp=2", "--config.mesh.engine=2")
-ROUNDS = ("--config.mesh.engine=1", "--config.steps=7", "--config.checkpoint.every=1", "--config.scheduler.prompts=2",
-          "--config.scheduler.group_size=2", "--config.sampling.max_tokens=24", "--config.engine.steps_per_dispatch=2")
+ROUNDS = (
+    "--config.mesh.engine=1",
+    "--config.steps=7",
+    "--config.checkpoint.every=1",
+    "--config.scheduler.prompts=2",
+    "--config.scheduler.group_size=2",
+    "--config.sampling.max_tokens=24",
+    "--config.engine.steps_per_dispatch=2",
+)
 
 
 @pytest.mark.parametrize("name, flags", [("pipeline", SPLIT), ("rounds", ROUNDS)])
@@ -36,7 +47,7 @@ def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa
     assert len(begins) == 6 and len(ends) == 7  # the last step begins as it ends
     assert sum(row.get("timing_s/overlapped", 0.0) > 0 for row in rows) >= 4
     assert all(a <= b for a, b in zip(begins, ends)) and any(a < b for a, b in zip(begins, ends))
-    kill(here, target, checkpoint, "manifest", 3, flags=flags)
+    kill(here, target, store, "manifest", 3, flags=flags)
     assert saved(target)
     kill(here, target, rollout_log, "_whole", 3, after=True, flags=flags)
     assert resume(here, target, *flags) == 0
@@ -48,15 +59,15 @@ WHERE = ["at once", "never under a dispatch"]
 
 
 def done(where, monkeypatch):
-    """From now on chores are, elsewhere than under a dispatch that runs."""
+    """Deferred calls are made elsewhere than under a dispatch, from now on."""
     if where == "at once":
-        monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
+        monkeypatch.setattr(TimedRing, "later", TimedRing.call)
     else:
-        monkeypatch.setattr(engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
+        monkeypatch.setattr(row_engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_when_chores_are_done_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
+def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
     """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""
     (here / "cost.json").write_text(COSTS)
@@ -78,11 +89,22 @@ def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here
     found = {}
     for name, more in (("shared", FLAGS), ("split", (*FLAGS, "--config.mesh.engine=1"))):
         folder = here / f"frozen_{name}"
-        assert go(here, f"--run-dir={folder}", *more, "--config.optimizer.lr=0.0", "--config.eval=default",
-                  "--config.eval.prompts=0", "--config.checkpoint.every=0") == 0
+        assert (
+            go(
+                here,
+                f"--run-dir={folder}",
+                *more,
+                "--config.optimizer.lr=0.0",
+                "--config.eval=default",
+                "--config.eval.prompts=0",
+                "--config.checkpoint.every=0",
+            )
+            == 0
+        )
         groups = [group for file in sorted((folder / "rollouts").glob("*.npz")) for group in rollout_log.read(file)]
-        found[name] = sorted((group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes()) for group in groups
-                             for r in group.rollouts)
+        found[name] = sorted(
+            (group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes()) for group in groups for r in group.rollouts
+        )
     assert found["split"] == found["shared"] and len(found["split"]) == 28
 
 
@@ -91,8 +113,8 @@ def test_how_long_a_step_is_foreseen_to_take():
     over 2: 2 * 3 / 4 / 16 ms."""
     given = config.resolve(config.default(), ["model.preset=tiny", "mesh.fsdp=2", "mesh.tensor=2", "mesh.engine=4"])
     replica = Replica(slots=8, kv_tokens=99, cost=TableCost(table=StepCost((16, 32), (1e-3, 2e-3), "by hand")))
-    assert given.replicas == 2 and given.devices == 8 and parts.layouts(given)[0] == (2, 2)
-    assert parts.pace(given, lambda: replica, None)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
+    assert given.replicas == 2 and given.devices == 8 and build.layouts(given)[0] == (2, 2)
+    assert build.pace(given, lambda: replica, None)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
     measured = StepCost((64,), (0.01,), "hand", training=0.5)
-    assert parts.pace(given, lambda: replica, measured)._token_s == 0.5
-    assert parts.pace(config.resolve(config.default(), ["model.preset=tiny"]), lambda: replica, measured) is None
+    assert build.pace(given, lambda: replica, measured)._token_s == 0.5
+    assert build.pace(config.resolve(config.default(), ["model.preset=tiny"]), lambda: replica, measured) is None

@@ -8,10 +8,15 @@ import pytest
 from test_main import go
 from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
 
-from jaxrl_post import checkpoint, metrics, rollout_log
+from jaxrl_post.checkpoint import store
+from jaxrl_post.telemetry import metrics, rollout_log
 
-FLAGS = ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.checkpoint.every=1",
-         "--config.steps=6")
+FLAGS = (
+    "--config.scheduler.name=tail_batching",
+    "--config.scheduler.over=1.5",
+    "--config.checkpoint.every=1",
+    "--config.steps=6",
+)
 PARTIAL = (*FLAGS, "--config.scheduler.prefix_mode=recompute", "--config.scheduler.stream=2")
 VERIFIED = (*FLAGS, "--config.scheduler.long_batches=2")
 
@@ -32,7 +37,7 @@ def test_killed_with_groups_put_off(here, flags, capsys):  # noqa: F811
     assert [row["sched/num_groups_trained"] for row in rows] == ([4] * 6 if partial else [4] * 4 + [8, 0])
     stale = [row["off_policy/max"] for row in rows]
     assert stale[:2] == [0, 0] and stale[2] > 0 if partial else stale == [0] * 5 + [1]
-    kill(here, target, checkpoint, "manifest", 3, flags=flags)  # in the save at step 3, where nobody waits any more
+    kill(here, target, store, "manifest", 3, flags=flags)  # in the save at step 3, where nobody waits any more
     assert "step_000002" in saved(target)  # and four groups wait here
     kill(here, target, rollout_log, "_whole", 4, after=True, flags=flags)  # at step 5 or so
     assert resume(here, target, *flags) == 0
@@ -55,13 +60,21 @@ def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(her
     found = {}
     for name, more in (("sync", ()), ("tail", VERIFIED), ("partial", PARTIAL)):
         folder = here / f"frozen_{name}"
-        flags = ("--config.optimizer.lr=0.0", "--config.steps=6", "--config.eval=default",
-                 "--config.eval.prompts=0", "--config.checkpoint.every=0")
+        flags = (
+            "--config.optimizer.lr=0.0",
+            "--config.steps=6",
+            "--config.eval=default",
+            "--config.eval.prompts=0",
+            "--config.checkpoint.every=0",
+        )
         assert go(here, f"--run-dir={folder}", *more, *flags) == 0
         groups = [group for file in sorted((folder / "rollouts").glob("*.npz")) for group in rollout_log.read(file)]
         assert len(groups) == 24
-        found[name] = sorted((group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes(), float(score))
-                             for group in groups for r, score in zip(group.rollouts, group.rewards, strict=True))
+        found[name] = sorted(
+            (group.prompt.id, r.id.seed().tobytes(), r.tokens.tobytes(), float(score))
+            for group in groups
+            for r, score in zip(group.rollouts, group.rewards, strict=True)
+        )
         mean = np.mean([len(r.tokens) for group in groups for r in group.rollouts])
         assert mean == pytest.approx(np.mean([row["response_length/mean"] for row in steps_of(folder)]))
     assert found["tail"] == found["sync"] == found["partial"]

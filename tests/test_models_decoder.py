@@ -38,9 +38,21 @@ VARIANTS = {
     "norm_eps": dict(norm_eps=0.3),
     "gelu_tanh": dict(activation="gelu_tanh"),
     "gelu": dict(activation="gelu"),
-    "all": dict(tied=True, windows=(2, None), attn_soft_cap=1.5, final_soft_cap=2.0, qk_norm=True, qkv_bias=True,
-                query_scale=0.3, norm_offset=1.0, post_norms=True, embed_scale=4.0, activation="gelu_tanh",
-                rope_scaling=RopeScaling("linear", 2.0), local_rope_theta=100.0),
+    "all": dict(
+        tied=True,
+        windows=(2, None),
+        attn_soft_cap=1.5,
+        final_soft_cap=2.0,
+        qk_norm=True,
+        qkv_bias=True,
+        query_scale=0.3,
+        norm_offset=1.0,
+        post_norms=True,
+        embed_scale=4.0,
+        activation="gelu_tanh",
+        rope_scaling=RopeScaling("linear", 2.0),
+        local_rope_theta=100.0,
+    ),
 }
 
 
@@ -51,8 +63,9 @@ def config_of(variant: str) -> ModelConfig:
 def shaken(config: ModelConfig, seed: int = 0) -> dict:
     """Random params in which no norm is 1 and no bias 0, so that forgetting one shows."""
     generator = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: leaf + generator.normal(0, 0.2, leaf.shape).astype(np.float32),
-                        decoder.init(config, seed))
+    return jax.tree.map(
+        lambda leaf: leaf + generator.normal(0, 0.2, leaf.shape).astype(np.float32), decoder.init(config, seed)
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("config", "dtype"))
@@ -192,8 +205,13 @@ def test_gradient_agrees_with_finite_differences():
 
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
-        gradient = jax.jit(jax.grad(lambda p: jnp.sin(scores(
-            p, config, jnp.asarray(tokens)[None], jnp.asarray(positions)[None], dtype=jnp.float64)).sum()))(wide)
+        gradient = jax.jit(
+            jax.grad(
+                lambda p: jnp.sin(
+                    scores(p, config, jnp.asarray(tokens)[None], jnp.asarray(positions)[None], dtype=jnp.float64)
+                ).sum()
+            )
+        )(wide)
     gradient = jax.tree.map(np.asarray, gradient)
     slope = sum(float((g * d).sum()) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction)))
     measured = (twin(1e-6) - twin(-1e-6)) / 2e-6
@@ -221,7 +239,7 @@ def test_init_is_a_function_of_seed_path_and_shape():
     assert not np.array_equal(params["layers"]["0"]["q"], params["layers"]["1"]["q"])
     deeper = decoder.init(dataclasses.replace(config, layers=3, windows=()), 3)
     assert np.array_equal(params["layers"]["1"]["q"], deeper["layers"]["1"]["q"])
-    assert abs(params["layers"]["0"]["q"].std() * 32 ** 0.5 - 1) < 0.1
+    assert abs(params["layers"]["0"]["q"].std() * 32**0.5 - 1) < 0.1
     assert params["final_norm"].tolist() == [1.0] * 32
     assert decoder.init(dataclasses.replace(config, norm_offset=1.0), 3)["final_norm"].tolist() == [0.0] * 32
 
@@ -241,23 +259,33 @@ def test_axes_name_every_axis_once():
     assert "head" not in names and "head" in decoder.axes(PLAIN)
 
 
-@pytest.mark.parametrize("name, count", [  # as their publishers count them
-    ("stories260k", 260_032), ("llama3_2_1b", 1_235_814_400), ("llama3_1_8b", 8_030_261_248),
-    ("qwen2_5_0_5b", 494_032_768), ("qwen2_5_1_5b", 1_543_714_304), ("qwen3_0_6b", 596_049_920),
-])
+@pytest.mark.parametrize(
+    "name, count",
+    [  # as their publishers count them
+        ("stories260k", 260_032),
+        ("llama3_2_1b", 1_235_814_400),
+        ("llama3_1_8b", 8_030_261_248),
+        ("qwen2_5_0_5b", 494_032_768),
+        ("qwen2_5_1_5b", 1_543_714_304),
+        ("qwen3_0_6b", 596_049_920),
+    ],
+)
 def test_presets_have_the_published_number_of_parameters(name, count):
     assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(decoder.abstract(PRESETS[name]))) == count
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (dict(kv_heads=3), "heads=4 must be a multiple of kv_heads=3"),
-    (dict(head_dim=7), "head_dim=7 must be even.* nearest valid value is 8"),
-    (dict(windows=(None,)), "windows has 1 entries, expected one for each of 2 layers"),
-    (dict(windows=(None, 0)), "at least 1"),
-    (dict(activation="relu"), "not one of silu, gelu_tanh, gelu"),
-    (dict(rope_scaling=RopeScaling("yarn", 2.0)), "'yarn' is not one of linear, llama3"),
-    (dict(ffw=0), "ffw must be at least 1, got 0"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (dict(kv_heads=3), "heads=4 must be a multiple of kv_heads=3"),
+        (dict(head_dim=7), "head_dim=7 must be even.* nearest valid value is 8"),
+        (dict(windows=(None,)), "windows has 1 entries, expected one for each of 2 layers"),
+        (dict(windows=(None, 0)), "at least 1"),
+        (dict(activation="relu"), "not one of silu, gelu_tanh, gelu"),
+        (dict(rope_scaling=RopeScaling("yarn", 2.0)), "'yarn' is not one of linear, llama3"),
+        (dict(ffw=0), "ffw must be at least 1, got 0"),
+    ],
+)
 def test_impossible_shapes_are_refused_in_one_sentence(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(PLAIN, **change)
@@ -266,6 +294,7 @@ def test_impossible_shapes_are_refused_in_one_sentence(change, sentence):
 def test_ids_without_meaning_are_never_scored():
     """used_vocab: the law over the used ids alone, by plain renormalisation; and entropies stay finite."""
     from jaxrl_post.algorithms import logprobs
+
     config = dataclasses.replace(PRESETS["tiny"], used_vocab=50)
     params = jax.tree.map(jnp.asarray, decoder.init(config, 0))
     h = jnp.asarray(np.random.default_rng(0).normal(size=(5, config.embed)), jnp.float32)

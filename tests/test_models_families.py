@@ -18,17 +18,37 @@ FAMILIES = [
     dataclasses.replace(TINY, qkv_bias=True),
     dataclasses.replace(TINY, qkv_bias=True, windows=(None, 6)),
     dataclasses.replace(TINY, qk_norm=True, windows=(6, None)),
-    dataclasses.replace(TINY, norm_offset=1.0, post_norms=True, embed_scale=32 ** 0.5, query_scale=12 ** -0.5,
-                        attn_soft_cap=3.0, final_soft_cap=4.0, windows=(7, None), activation="gelu_tanh", tied=False),
-    dataclasses.replace(TINY, norm_offset=1.0, post_norms=True, embed_scale=32 ** 0.5, query_scale=8 ** -0.5,
-                        qk_norm=True, windows=(7, None), activation="gelu_tanh", local_rope_theta=77.0,
-                        rope_scaling=RopeScaling("linear", 8.0)),
+    dataclasses.replace(
+        TINY,
+        norm_offset=1.0,
+        post_norms=True,
+        embed_scale=32**0.5,
+        query_scale=12**-0.5,
+        attn_soft_cap=3.0,
+        final_soft_cap=4.0,
+        windows=(7, None),
+        activation="gelu_tanh",
+        tied=False,
+    ),
+    dataclasses.replace(
+        TINY,
+        norm_offset=1.0,
+        post_norms=True,
+        embed_scale=32**0.5,
+        query_scale=8**-0.5,
+        qk_norm=True,
+        windows=(7, None),
+        activation="gelu_tanh",
+        local_rope_theta=77.0,
+        rope_scaling=RopeScaling("linear", 8.0),
+    ),
 ]
 KINDS = ["mistral", "qwen2", "qwen2", "qwen3", "gemma2", "gemma3_text"]
 
 
-@pytest.mark.parametrize("config, kind", list(zip(FAMILIES, KINDS, strict=True)),
-                         ids=[f"{at}_{kind}" for at, kind in enumerate(KINDS)])
+@pytest.mark.parametrize(
+    "config, kind", list(zip(FAMILIES, KINDS, strict=True)), ids=[f"{at}_{kind}" for at, kind in enumerate(KINDS)]
+)
 def test_families_come_back_from_several_files_as_they_went(tmp_path, config, kind):
     params = shaken(config)
     hf.check_savable(config)
@@ -43,41 +63,134 @@ def test_families_come_back_from_several_files_as_they_went(tmp_path, config, ki
     theirs = {name: tensor for file in files for name, tensor in safetensors.numpy.load_file(file).items()}
     assert {name: file.name for file in files for name in safetensors.numpy.load_file(file)} == index["weight_map"]
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in theirs.values())
-    assert all(sum(t.nbytes for t in tensors.values()) <= 20_000 or len(tensors) == 1
-               for tensors in map(safetensors.numpy.load_file, files))
+    assert all(
+        sum(t.nbytes for t in tensors.values()) <= 20_000 or len(tensors) == 1
+        for tensors in map(safetensors.numpy.load_file, files)
+    )
 
 
 # As they lie on the Hub, less what says nothing of the shape; then the number of parameters that is published.
 PUBLISHED = {
-    "gemma-2-2b": (dict(
-        architectures=["Gemma2ForCausalLM"], attention_bias=False, attn_logit_softcapping=50.0,
-        final_logit_softcapping=30.0, head_dim=256, hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh",
-        hidden_size=2304, intermediate_size=9216, max_position_embeddings=8192, model_type="gemma2", num_attention_heads=8,
-        num_hidden_layers=26, num_key_value_heads=4, query_pre_attn_scalar=256, rms_norm_eps=1e-06, rope_theta=10000.0,
-        sliding_window=4096, torch_dtype="float32", vocab_size=256000), 2_614_341_888, (4096, None) * 13),
-    "gemma-3-1b": (dict(
-        architectures=["Gemma3ForCausalLM"], attention_bias=False, attn_logit_softcapping=None,
-        final_logit_softcapping=None, head_dim=256, hidden_activation="gelu_pytorch_tanh", hidden_size=1152,
-        intermediate_size=6912, max_position_embeddings=32768, model_type="gemma3_text", num_attention_heads=4,
-        num_hidden_layers=26, num_key_value_heads=1, query_pre_attn_scalar=256, rms_norm_eps=1e-06,
-        rope_local_base_freq=10000, rope_scaling=None, rope_theta=1000000, sliding_window=512, sliding_window_pattern=6,
-        torch_dtype="bfloat16", vocab_size=262144), 999_885_952, ((512,) * 5 + (None,)) * 4 + (512, 512)),
-    "mistral-7b-v0.1": (dict(
-        architectures=["MistralForCausalLM"], hidden_act="silu", hidden_size=4096, intermediate_size=14336,
-        max_position_embeddings=32768, model_type="mistral", num_attention_heads=32, num_hidden_layers=32,
-        num_key_value_heads=8, rms_norm_eps=1e-05, rope_theta=10000.0, sliding_window=4096, tie_word_embeddings=False,
-        torch_dtype="bfloat16", vocab_size=32000), 7_241_732_096, (4096,) * 32),
-    "qwen2.5-0.5b": (dict(
-        architectures=["Qwen2ForCausalLM"], hidden_act="silu", hidden_size=896, intermediate_size=4864,
-        max_position_embeddings=32768, max_window_layers=24, model_type="qwen2", num_attention_heads=14,
-        num_hidden_layers=24, num_key_value_heads=2, rms_norm_eps=1e-06, rope_theta=1000000.0, sliding_window=32768,
-        tie_word_embeddings=True, torch_dtype="bfloat16", use_mrope=False, use_sliding_window=False,
-        vocab_size=151936), 494_032_768, (None,) * 24),
-    "llama-2-7b": (dict(
-        architectures=["LlamaForCausalLM"], hidden_act="silu", hidden_size=4096, intermediate_size=11008,
-        max_position_embeddings=4096, model_type="llama", num_attention_heads=32, num_hidden_layers=32,
-        num_key_value_heads=32, pretraining_tp=1, rms_norm_eps=1e-05, rope_scaling=None, tie_word_embeddings=False,
-        torch_dtype="float16", vocab_size=32000), 6_738_415_616, (None,) * 32),
+    "gemma-2-2b": (
+        dict(
+            architectures=["Gemma2ForCausalLM"],
+            attention_bias=False,
+            attn_logit_softcapping=50.0,
+            final_logit_softcapping=30.0,
+            head_dim=256,
+            hidden_act="gelu_pytorch_tanh",
+            hidden_activation="gelu_pytorch_tanh",
+            hidden_size=2304,
+            intermediate_size=9216,
+            max_position_embeddings=8192,
+            model_type="gemma2",
+            num_attention_heads=8,
+            num_hidden_layers=26,
+            num_key_value_heads=4,
+            query_pre_attn_scalar=256,
+            rms_norm_eps=1e-06,
+            rope_theta=10000.0,
+            sliding_window=4096,
+            torch_dtype="float32",
+            vocab_size=256000,
+        ),
+        2_614_341_888,
+        (4096, None) * 13,
+    ),
+    "gemma-3-1b": (
+        dict(
+            architectures=["Gemma3ForCausalLM"],
+            attention_bias=False,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            head_dim=256,
+            hidden_activation="gelu_pytorch_tanh",
+            hidden_size=1152,
+            intermediate_size=6912,
+            max_position_embeddings=32768,
+            model_type="gemma3_text",
+            num_attention_heads=4,
+            num_hidden_layers=26,
+            num_key_value_heads=1,
+            query_pre_attn_scalar=256,
+            rms_norm_eps=1e-06,
+            rope_local_base_freq=10000,
+            rope_scaling=None,
+            rope_theta=1000000,
+            sliding_window=512,
+            sliding_window_pattern=6,
+            torch_dtype="bfloat16",
+            vocab_size=262144,
+        ),
+        999_885_952,
+        ((512,) * 5 + (None,)) * 4 + (512, 512),
+    ),
+    "mistral-7b-v0.1": (
+        dict(
+            architectures=["MistralForCausalLM"],
+            hidden_act="silu",
+            hidden_size=4096,
+            intermediate_size=14336,
+            max_position_embeddings=32768,
+            model_type="mistral",
+            num_attention_heads=32,
+            num_hidden_layers=32,
+            num_key_value_heads=8,
+            rms_norm_eps=1e-05,
+            rope_theta=10000.0,
+            sliding_window=4096,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+            vocab_size=32000,
+        ),
+        7_241_732_096,
+        (4096,) * 32,
+    ),
+    "qwen2.5-0.5b": (
+        dict(
+            architectures=["Qwen2ForCausalLM"],
+            hidden_act="silu",
+            hidden_size=896,
+            intermediate_size=4864,
+            max_position_embeddings=32768,
+            max_window_layers=24,
+            model_type="qwen2",
+            num_attention_heads=14,
+            num_hidden_layers=24,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-06,
+            rope_theta=1000000.0,
+            sliding_window=32768,
+            tie_word_embeddings=True,
+            torch_dtype="bfloat16",
+            use_mrope=False,
+            use_sliding_window=False,
+            vocab_size=151936,
+        ),
+        494_032_768,
+        (None,) * 24,
+    ),
+    "llama-2-7b": (
+        dict(
+            architectures=["LlamaForCausalLM"],
+            hidden_act="silu",
+            hidden_size=4096,
+            intermediate_size=11008,
+            max_position_embeddings=4096,
+            model_type="llama",
+            num_attention_heads=32,
+            num_hidden_layers=32,
+            num_key_value_heads=32,
+            pretraining_tp=1,
+            rms_norm_eps=1e-05,
+            rope_scaling=None,
+            tie_word_embeddings=False,
+            torch_dtype="float16",
+            vocab_size=32000,
+        ),
+        6_738_415_616,
+        (None,) * 32,
+    ),
 }
 
 
@@ -91,15 +204,23 @@ def test_published_configs_have_the_published_number_of_parameters(tmp_path, nam
     hf.check_savable(config)
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (dict(qk_norm=True, qkv_bias=True), "qk_norm=True cannot be saved as Qwen2ForCausalLM, which is the nearest of Ll"),
-    (dict(windows=(3, 4)), r"windows=\(3, 4\) cannot be saved as LlamaForCausalLM"),
-    (dict(windows=(None, 4)), r"windows=\(None, 4\) cannot be saved as LlamaForCausalLM"),
-    (dict(query_scale=0.4), "query_scale=0.4 cannot be saved"),
-    (dict(post_norms=True, norm_offset=1.0), "embed_scale=1.0 cannot be saved as Gemma2ForCausalLM"),
-    (dict(embed=9, post_norms=True, norm_offset=1.0, embed_scale=3.0),
-     r"embed=9 \(no multiple of heads=2\) cannot be saved as Gemma2"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (
+            dict(qk_norm=True, qkv_bias=True),
+            "qk_norm=True cannot be saved as Qwen2ForCausalLM, which is the nearest of Ll",
+        ),
+        (dict(windows=(3, 4)), r"windows=\(3, 4\) cannot be saved as LlamaForCausalLM"),
+        (dict(windows=(None, 4)), r"windows=\(None, 4\) cannot be saved as LlamaForCausalLM"),
+        (dict(query_scale=0.4), "query_scale=0.4 cannot be saved"),
+        (dict(post_norms=True, norm_offset=1.0), "embed_scale=1.0 cannot be saved as Gemma2ForCausalLM"),
+        (
+            dict(embed=9, post_norms=True, norm_offset=1.0, embed_scale=3.0),
+            r"embed=9 \(no multiple of heads=2\) cannot be saved as Gemma2",
+        ),
+    ],
+)
 def test_what_no_family_expresses_is_not_saved(tmp_path, change, sentence):
     config = dataclasses.replace(SQUARE, **change)
     with pytest.raises(ValueError, match=sentence):

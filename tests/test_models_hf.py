@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxrl_post import mesh
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.decoder import ModelConfig, RopeScaling
 from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.parallel import mesh
 from tests import numpy_llama
 from tests.dense_attend import dense
 
@@ -50,8 +50,18 @@ def assert_same(ours: dict, theirs: dict) -> None:
 
 def test_a_real_directory_of_transformers_4(data_dir):
     config, params = hf.load(data_dir / "verl-tiny-llama")
-    assert config == ModelConfig(vocab_size=16, embed=128, layers=4, heads=4, kv_heads=4, head_dim=32, ffw=344,
-                                 max_length=2048, rope_theta=10000.0, norm_eps=1e-6)
+    assert config == ModelConfig(
+        vocab_size=16,
+        embed=128,
+        layers=4,
+        heads=4,
+        kv_heads=4,
+        head_dim=32,
+        ffw=344,
+        max_length=2048,
+        rope_theta=10000.0,
+        norm_eps=1e-6,
+    )
     tokens = np.random.default_rng(0).integers(0, 16, (1, 20))
     exact = numpy_llama.forward(params, config, tokens[0], dtype=np.float64)
     np.testing.assert_allclose(scores(config, params, tokens)[0], exact, rtol=0, atol=1e-5)
@@ -60,11 +70,15 @@ def test_a_real_directory_of_transformers_4(data_dir):
     assert_same(params, jax.tree.map(lambda leaf: leaf.astype(np.float32), kept))
 
 
-@pytest.mark.parametrize("config", [
-    SQUARE,  # nothing but its name says which way round a square matrix lies
-    dataclasses.replace(TINY, rope_scaling=RopeScaling("linear", 2.0), activation="gelu_tanh", norm_eps=3e-6),
-    dataclasses.replace(TINY, tied=False, rope_theta=5e5, rope_scaling=RopeScaling("llama3", 8.0, 1.5, 3.0, 99)),
-], ids=["square", "linear", "llama3"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        SQUARE,  # nothing but its name says which way round a square matrix lies
+        dataclasses.replace(TINY, rope_scaling=RopeScaling("linear", 2.0), activation="gelu_tanh", norm_eps=3e-6),
+        dataclasses.replace(TINY, tied=False, rope_theta=5e5, rope_scaling=RopeScaling("llama3", 8.0, 1.5, 3.0, 99)),
+    ],
+    ids=["square", "linear", "llama3"],
+)
 def test_float32_comes_back_to_the_bit(tmp_path, config):
     params = shaken(config)
     hf.save(tmp_path / "out", config, params)
@@ -98,19 +112,30 @@ def test_matrices_of_the_file_are_outputs_by_inputs(tmp_path):
 def test_a_saved_golden_is_the_golden(tmp_path):
     config, params = hf.load(GOLDEN)
     hf.save(tmp_path / "out", config, params, dtype="float16")
-    ours, theirs = (safetensors.safe_open(folder / "model.safetensors", "numpy") for folder in (
-        tmp_path / "out", GOLDEN))
+    ours, theirs = (
+        safetensors.safe_open(folder / "model.safetensors", "numpy") for folder in (tmp_path / "out", GOLDEN)
+    )
     assert sorted(ours.keys()) == sorted(theirs.keys()) and ours.metadata() == theirs.metadata()
     assert all(np.array_equal(ours.get_tensor(name), theirs.get_tensor(name)) for name in ours.keys())
 
 
 def test_tokenizer_files_and_ids_go_along(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    hf.save(tmp_path / "out", SQUARE, shaken(SQUARE), tokenizer_files=[tmp_path / "tokenizer.json"], eos_ids=(3, 5),
-            bos_id=1)
+    hf.save(
+        tmp_path / "out",
+        SQUARE,
+        shaken(SQUARE),
+        tokenizer_files=[tmp_path / "tokenizer.json"],
+        eos_ids=(3, 5),
+        bos_id=1,
+    )
     hf.save(tmp_path / "one", SQUARE, shaken(SQUARE), eos_ids=(3,))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     for name in ("config.json", "generation_config.json"):
         written = json.loads((tmp_path / "out" / name).read_text())
         assert (written["eos_token_id"], written["bos_token_id"]) == ([3, 5], 1)
@@ -163,27 +188,33 @@ def edited(folder: Path, change) -> Path:
 NORM = "model.layers.1.input_layernorm.weight"
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (lambda c, t: c.update(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not read; known are Llama"),
-    (lambda c, t: c.update(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForCond.* is not read"),
-    (lambda c, t: c.pop("hidden_size"), "hidden_size must be a whole number of at least 1, got None"),
-    (lambda c, t: c.update(vocab_size="8"), "vocab_size must be a whole number of at least 1, got '8'"),
-    (lambda c, t: c.update(num_attention_heads=0), "num_attention_heads must be a whole number of at least 1, got 0"),
-    (lambda c, t: c.update(rms_norm_eps=None), "rms_norm_eps must be a number, got None"),
-    (lambda c, t: c.update(layer_types=["sliding_attention"] * 2), "layer_types=.* is not supported"),
-    (lambda c, t: c.update(rope_parameters={"full_attention": {}}), "by kind of layer are not supported"),
-    (lambda c, t: c.update(rope_scaling={"partial_rotary_factor": 0.5}), "partial_rotary_factor must be 1.0"),
-    (lambda c, t: c.update(attention_bias=True), "attention_bias=True is not supported"),
-    (lambda c, t: c.update(quantization_config={"bits": 4}), "quantization_config=.* is not supported"),
-    (lambda c, t: c.update(hidden_act="relu"), "hidden_act='relu' is not one of silu"),
-    (lambda c, t: c.update(rope_scaling={"type": "yarn", "factor": 2}), "rope type 'yarn' is not one of default"),
-    (lambda c, t: c.update(rope_scaling={"type": "linear"}), "factor must be a number"),
-    (lambda c, t: t.pop(NORM), rf"tensor {NORM} is missing; expected shape \(8,\)"),
-    (lambda c, t: t.update(extra=np.zeros((2, 3))), r"tensor extra of shape \(2, 3\) is not part"),
-    (lambda c, t: t.update({NORM: np.ones(9, np.float32)}), rf"tensor {NORM} has shape \(9,\), expected \(8,\)"),
-    (lambda c, t: t.update({NORM: np.ones(8, np.int8)}), rf"tensor {NORM} has type I8, expected one of BF16"),
-    (lambda c, t: c.update(tie_word_embeddings=True), "lm_head.weight differs from"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (lambda c, t: c.update(architectures=["MambaForCausalLM"]), "MambaForCausalLM is not read; known are Llama"),
+        (lambda c, t: c.update(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForCond.* is not read"),
+        (lambda c, t: c.pop("hidden_size"), "hidden_size must be a whole number of at least 1, got None"),
+        (lambda c, t: c.update(vocab_size="8"), "vocab_size must be a whole number of at least 1, got '8'"),
+        (
+            lambda c, t: c.update(num_attention_heads=0),
+            "num_attention_heads must be a whole number of at least 1, got 0",
+        ),
+        (lambda c, t: c.update(rms_norm_eps=None), "rms_norm_eps must be a number, got None"),
+        (lambda c, t: c.update(layer_types=["sliding_attention"] * 2), "layer_types=.* is not supported"),
+        (lambda c, t: c.update(rope_parameters={"full_attention": {}}), "by kind of layer are not supported"),
+        (lambda c, t: c.update(rope_scaling={"partial_rotary_factor": 0.5}), "partial_rotary_factor must be 1.0"),
+        (lambda c, t: c.update(attention_bias=True), "attention_bias=True is not supported"),
+        (lambda c, t: c.update(quantization_config={"bits": 4}), "quantization_config=.* is not supported"),
+        (lambda c, t: c.update(hidden_act="relu"), "hidden_act='relu' is not one of silu"),
+        (lambda c, t: c.update(rope_scaling={"type": "yarn", "factor": 2}), "rope type 'yarn' is not one of default"),
+        (lambda c, t: c.update(rope_scaling={"type": "linear"}), "factor must be a number"),
+        (lambda c, t: t.pop(NORM), rf"tensor {NORM} is missing; expected shape \(8,\)"),
+        (lambda c, t: t.update(extra=np.zeros((2, 3))), r"tensor extra of shape \(2, 3\) is not part"),
+        (lambda c, t: t.update({NORM: np.ones(9, np.float32)}), rf"tensor {NORM} has shape \(9,\), expected \(8,\)"),
+        (lambda c, t: t.update({NORM: np.ones(8, np.int8)}), rf"tensor {NORM} has type I8, expected one of BF16"),
+        (lambda c, t: c.update(tie_word_embeddings=True), "lm_head.weight differs from"),
+    ],
+)
 def test_wrong_directories_are_refused_in_one_sentence(tmp_path, change, sentence):
     hf.save(tmp_path / "out", SQUARE, shaken(SQUARE))
     with pytest.raises(ValueError, match=sentence) as error:
@@ -200,7 +231,8 @@ def test_both_spellings_of_config_give_the_same(tmp_path):
         del config["rope_theta"], config["rope_scaling"]
 
     assert hf.load(edited(tmp_path / "out", newer))[0] == dataclasses.replace(
-        SQUARE, rope_theta=777.0, rope_scaling=RopeScaling("linear", 2.0))
+        SQUARE, rope_theta=777.0, rope_scaling=RopeScaling("linear", 2.0)
+    )
 
     def older(config, tensors):
         config.update(rope_theta=777.0, rope_scaling={"type": "linear", "factor": 2.0})
@@ -208,7 +240,8 @@ def test_both_spellings_of_config_give_the_same(tmp_path):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)
 
     assert hf.load(edited(tmp_path / "out", older))[0] == dataclasses.replace(
-        SQUARE, rope_theta=777.0, rope_scaling=RopeScaling("linear", 2.0))
+        SQUARE, rope_theta=777.0, rope_scaling=RopeScaling("linear", 2.0)
+    )
 
 
 def test_a_second_copy_of_a_tied_embedding_is_accepted(tmp_path):
@@ -218,13 +251,16 @@ def test_a_second_copy_of_a_tied_embedding_is_accepted(tmp_path):
     assert_same(hf.load(tmp_path / "out")[1], shaken(config))
 
 
-@pytest.mark.parametrize("remove, add, sentence", [
-    ("model.safetensors", "pytorch_model.bin", r"bin is a pickle, .*convert it .*out', dtype='auto'\)\.save"),
-    ("model.safetensors", "consolidated.00.pth", "consolidated.00.pth is a pickle"),
-    ("model.safetensors", "model.safetensors.index.json", "weight_map must be an object of file names"),
-    ("model.safetensors", None, "no model.safetensors in it, and no model.safetensors.index.json"),
-    ("config.json", None, "config.json: no such file"),
-])
+@pytest.mark.parametrize(
+    "remove, add, sentence",
+    [
+        ("model.safetensors", "pytorch_model.bin", r"bin is a pickle, .*convert it .*out', dtype='auto'\)\.save"),
+        ("model.safetensors", "consolidated.00.pth", "consolidated.00.pth is a pickle"),
+        ("model.safetensors", "model.safetensors.index.json", "weight_map must be an object of file names"),
+        ("model.safetensors", None, "no model.safetensors in it, and no model.safetensors.index.json"),
+        ("config.json", None, "config.json: no such file"),
+    ],
+)
 def test_missing_files_are_named(tmp_path, remove, add, sentence):
     shutil.copytree(GOLDEN, tmp_path / "out")
     (tmp_path / "out" / remove).unlink()
@@ -263,12 +299,18 @@ def test_each_leaf_goes_to_its_sharding_as_it_is_read():
     assert_same(jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), half), host)
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (lambda index: index["weight_map"].update({"model.norm.weight": "elsewhere.x"}), "names 'elsewhere.x"),
-    (lambda index: index["weight_map"].update({"model.norm.weight": "../qwen3/config.json"}), "is no file of this"),
-    (lambda index: index["weight_map"].pop("model.norm.weight"), "norm.weight is in model-.*index says otherwise"),
-    (lambda index: index["weight_map"].update(extra="model-00001-of-00003.safetensors"), "extra is not in model-00001"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (lambda index: index["weight_map"].update({"model.norm.weight": "elsewhere.x"}), "names 'elsewhere.x"),
+        (lambda index: index["weight_map"].update({"model.norm.weight": "../qwen3/config.json"}), "is no file of this"),
+        (lambda index: index["weight_map"].pop("model.norm.weight"), "norm.weight is in model-.*index says otherwise"),
+        (
+            lambda index: index["weight_map"].update(extra="model-00001-of-00003.safetensors"),
+            "extra is not in model-00001",
+        ),
+    ],
+)
 def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path, change, sentence):
     shutil.copytree(GOLDENS / "qwen3", tmp_path / "out")
     file = tmp_path / "out" / "model.safetensors.index.json"

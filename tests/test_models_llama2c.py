@@ -14,6 +14,7 @@ from jaxrl_post.models import decoder, llama2c
 from tests import numpy_llama
 from tests.dense_attend import dense
 
+
 def golden_story(folder: Path) -> str:
     text = (folder / "stories260K.md").read_text()
     return re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL).group(1)
@@ -23,8 +24,8 @@ def pieces(folder: Path) -> list[bytes]:
     """The vocabulary of tok512.bin: int32 longest, then per token float32 score, int32 length, bytes."""
     data, out, at = (folder / "tok512.bin").read_bytes(), [], 4
     while at < len(data):
-        length = int(np.frombuffer(data[at + 4:at + 8], "<i4")[0])
-        out.append(data[at + 8:at + 8 + length])
+        length = int(np.frombuffer(data[at + 4 : at + 8], "<i4")[0])
+        out.append(data[at + 8 : at + 8 + length])
         at += 8 + length
     return out
 
@@ -102,14 +103,17 @@ def test_every_number_of_a_file_finds_its_place(tmp_path):
     assert jax.tree.map(np.shape, params) == jax.tree.map(lambda leaf: leaf.shape, decoder.abstract(config))
 
 
-@pytest.mark.parametrize("header, floats, sentence", [
-    (HEADER, BODY - 1, "the header asks for .* bytes, the file has"),
-    (HEADER, BODY + 1, "the header asks for .* bytes, the file has"),
-    ([0x616B3432] + HEADER[1:], BODY, "versioned export"),
-    ([8, 12, -2, 2, 1, 5, 3], BODY, "layers=-2"),
-    ([8, 12, 2, 3, 1, 5, 3], BODY, "heads=3"),
-    (HEADER[:3], 0, "no header of 28 bytes"),
-])
+@pytest.mark.parametrize(
+    "header, floats, sentence",
+    [
+        (HEADER, BODY - 1, "the header asks for .* bytes, the file has"),
+        (HEADER, BODY + 1, "the header asks for .* bytes, the file has"),
+        ([0x616B3432] + HEADER[1:], BODY, "versioned export"),
+        ([8, 12, -2, 2, 1, 5, 3], BODY, "layers=-2"),
+        ([8, 12, 2, 3, 1, 5, 3], BODY, "heads=3"),
+        (HEADER[:3], 0, "no header of 28 bytes"),
+    ],
+)
 def test_wrong_files_are_refused_in_one_sentence(tmp_path, header, floats, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         llama2c.load(written(tmp_path / "bad.bin", header, floats))

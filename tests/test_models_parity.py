@@ -20,8 +20,11 @@ def test_the_goldens_can_tell(family):
     config, params = hf.load(arms.GOLDENS / family)
     assert scores.std() >= 2 and scores.dtype == np.float32 and scores.shape == (*tokens.shape, config.vocab_size)
     assert all(window is None or 2 * window < tokens.shape[1] for window in config.windows)
-    assert config.rope_scaling is None or config.rope_scaling.kind == "linear" or (
-        config.rope_scaling.original_length < tokens.shape[1])
+    assert (
+        config.rope_scaling is None
+        or config.rope_scaling.kind == "linear"
+        or (config.rope_scaling.original_length < tokens.shape[1])
+    )
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         assert leaf.std() > 0.1, path
     assert sum(file.stat().st_size for file in (arms.GOLDENS / family).iterdir()) < 140_000
@@ -29,15 +32,17 @@ def test_the_goldens_can_tell(family):
 
 @pytest.mark.parametrize("family", arms.FAMILIES)
 def test_scores_equal_those_of_transformers_in_both_spellings(family, tmp_path):
-    (config, params), (other, again) = (hf.load(arms.spelled(family, spelling, tmp_path)) for spelling in (
-        "newer", "older"))
+    (config, params), (other, again) = (
+        hf.load(arms.spelled(family, spelling, tmp_path)) for spelling in ("newer", "older")
+    )
     assert config == other
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(again), strict=True))
     largest, elsewhere = arms.gap(family, config, params)
     assert largest <= arms.BOUND and elsewhere == 0
     tokens, theirs = arms.golden(family)
-    np.testing.assert_allclose(numpy_llama.forward(params, config, tokens[1], dtype=np.float64), theirs[1], rtol=0,
-                               atol=arms.BOUND)
+    np.testing.assert_allclose(
+        numpy_llama.forward(params, config, tokens[1], dtype=np.float64), theirs[1], rtol=0, atol=arms.BOUND
+    )
 
 
 @pytest.mark.parametrize("family, fault", FAULTS)
@@ -53,8 +58,9 @@ def test_over_the_attention_of_trainer_and_engine_scores_are_as_close(arm):
     assert largest <= arms.BOUND and elsewhere == 0
 
 
-@pytest.mark.parametrize("family, leaves", [
-    ("llama2", 9), ("qwen2", 12), ("qwen3", 11), ("gemma2", 11), ("gemma3", 13)])
+@pytest.mark.parametrize(
+    "family, leaves", [("llama2", 9), ("qwen2", 12), ("qwen3", 11), ("gemma2", 11), ("gemma3", 13)]
+)
 def test_each_family_has_its_own_leaves(family, leaves):
     config, params = hf.load(arms.GOLDENS / family)
     assert len(params["layers"]["0"]) == leaves

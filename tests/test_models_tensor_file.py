@@ -14,8 +14,10 @@ from jaxrl_post.models import tensor_file
 
 def arrays(dtype) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    return {name: generator.standard_normal(shape).astype(dtype) for name, shape in (
-        ("b", (3, 5)), ("a", (7,)), ("scalar", ()), ("empty", (0, 4)))}
+    return {
+        name: generator.standard_normal(shape).astype(dtype)
+        for name, shape in (("b", (3, 5)), ("a", (7,)), ("scalar", ()), ("empty", (0, 4)))
+    }
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
@@ -28,8 +30,12 @@ def test_both_read_what_the_other_wrote(tmp_path, dtype):
         ours = tensor_file.read(found[name])
         assert ours.dtype == value.dtype and ours.shape == value.shape and ours.tobytes() == value.tobytes()
     turned = {name: value.copy(order="F") for name, value in given.items()}
-    tensor_file.write(tmp_path / "ours.safetensors", {name: value.shape for name, value in given.items()},
-                      np.dtype(dtype), iter(turned.values()))
+    tensor_file.write(
+        tmp_path / "ours.safetensors",
+        {name: value.shape for name, value in given.items()},
+        np.dtype(dtype),
+        iter(turned.values()),
+    )
     theirs = safetensors.numpy.load_file(tmp_path / "ours.safetensors")
     assert all(theirs[name].dtype == value.dtype for name, value in given.items())
     assert all(np.array_equal(theirs[name], value) for name, value in given.items())
@@ -42,8 +48,9 @@ def test_same_compares_every_byte(tmp_path, monkeypatch):
     one = np.arange(30, dtype=np.float32)
     other = one.copy()
     other[-1] += 1
-    safetensors.numpy.save_file({"one": one, "again": one.copy(), "other": other, "wide": one.reshape(5, 6)},
-                                tmp_path / "file")
+    safetensors.numpy.save_file(
+        {"one": one, "again": one.copy(), "other": other, "wide": one.reshape(5, 6)}, tmp_path / "file"
+    )
     found = tensor_file.entries(tmp_path / "file")
     assert tensor_file.same(found["one"], found["again"])
     assert not tensor_file.same(found["one"], found["other"]) and not tensor_file.same(found["one"], found["wide"])
@@ -58,14 +65,41 @@ def one(**changes) -> dict:
     return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}
 
 
-@pytest.mark.parametrize("data", [
-    b"", b"1234567", (1 << 40).to_bytes(8, "little") + b"{}", written(b"{nonsense", b""), written(b"[]", b""),
-    written(one(), b"1234567"), written(one(), b"123456789"), written(one(shape=[3]), b"12345678"),
-    written(one(dtype="F7"), b"12345678"), written(one(shape=[-2]), b"12345678"),
-    written(one(data_offsets=[1, 9]), b"123456789"), written({"a": {}}, b""), written({"a": 3}, b""),
-    written({**one(), "b": one()["a"]}, b"12345678"),
-], ids=["nothing", "short", "long_header", "no_json", "no_object", "cut", "too_long", "shape", "dtype", "negative",
-        "gap", "no_keys", "no_entry", "overlap"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"1234567",
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        written(b"{nonsense", b""),
+        written(b"[]", b""),
+        written(one(), b"1234567"),
+        written(one(), b"123456789"),
+        written(one(shape=[3]), b"12345678"),
+        written(one(dtype="F7"), b"12345678"),
+        written(one(shape=[-2]), b"12345678"),
+        written(one(data_offsets=[1, 9]), b"123456789"),
+        written({"a": {}}, b""),
+        written({"a": 3}, b""),
+        written({**one(), "b": one()["a"]}, b"12345678"),
+    ],
+    ids=[
+        "nothing",
+        "short",
+        "long_header",
+        "no_json",
+        "no_object",
+        "cut",
+        "too_long",
+        "shape",
+        "dtype",
+        "negative",
+        "gap",
+        "no_keys",
+        "no_entry",
+        "overlap",
+    ],
+)
 def test_files_that_are_not_whole_are_refused_in_one_sentence(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(ValueError, match="not a whole safetensors file") as error:

@@ -16,14 +16,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("pyproject.toml", "MANIFEST.in", "jaxrl_post", "kernels")
 # Prints where a kernel and the package come from, as the interpreter finds them; neither imports jax.
-WHERE = ("import importlib.util as u, jaxrl_post as p; "
-         "print(u.find_spec('jaxrl_post.kernels.planted').origin, p.__file__, p.__version__, sep='\\n')")
+WHERE = (
+    "import importlib.util as u, jaxrl_post as p; "
+    "print(u.find_spec('jaxrl_post.kernels.planted').origin, p.__file__, p.__version__, sep='\\n')"
+)
 
 
 def run(*command, cwd: Path, path: str | None = None) -> list[str]:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     env.update({"PYTHONPATH": path} if path else {})
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout.split()
 
@@ -48,17 +52,24 @@ def version() -> str:
 
 def test_the_door_works_without_installing_from_the_root(checkout):
     assert run(sys.executable, "-c", WHERE, cwd=checkout) == [
-        str(checkout / "kernels" / "planted.py"), str(checkout / "jaxrl_post" / "__init__.py"), version()]
+        str(checkout / "kernels" / "planted.py"),
+        str(checkout / "jaxrl_post" / "__init__.py"),
+        version(),
+    ]
 
 
 def test_the_door_works_without_installing_from_elsewhere(checkout, tmp_path):
-    assert run(sys.executable, "-c", WHERE, cwd=tmp_path, path=str(checkout))[0] == str(checkout / "kernels" / "planted.py")
+    assert run(sys.executable, "-c", WHERE, cwd=tmp_path, path=str(checkout))[0] == str(
+        checkout / "kernels" / "planted.py"
+    )
 
 
 def test_every_kernel_is_found_through_the_door():
     names = sorted(path.stem for path in (ROOT / "kernels").glob("*.py"))
     assert names
-    code = "import importlib.util as u, sys; print(*[u.find_spec('jaxrl_post.kernels.' + n).origin for n in sys.argv[1:]])"
+    code = (
+        "import importlib.util as u, sys; print(*[u.find_spec('jaxrl_post.kernels.' + n).origin for n in sys.argv[1:]])"
+    )
     found = run(sys.executable, "-c", code, *names, cwd=ROOT)
     assert found == [str(ROOT / "kernels" / f"{name}.py") for name in names]
 
@@ -72,9 +83,13 @@ def test_the_top_level_kernels_folder_shadows_nobody(checkout, tmp_path):
 
 def test_constraints_pin_every_dependency_and_name_no_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = {re.match(r"[\w-]+", text)[0].lower().replace("_", "-")
-              for text in [*project["dependencies"], *(name for extra in ("test", "aot-tpu", "aot-cuda")
-                                                       for name in project["optional-dependencies"][extra])]}
+    needed = {
+        re.match(r"[\w-]+", text)[0].lower().replace("_", "-")
+        for text in [
+            *project["dependencies"],
+            *(name for extra in ("test", "aot-tpu", "aot-cuda") for name in project["optional-dependencies"][extra]),
+        ]
+    }
     jax = {"3.11": "0.10.2", "3.12": "0.11.2", "3.13": "0.11.2"}
     files = sorted((ROOT / "constraints").glob("py*.txt"))
     assert [file.stem.removeprefix("py") for file in files] == list(jax)
@@ -85,8 +100,13 @@ def test_constraints_pin_every_dependency_and_name_no_place():
             assert (pin := re.fullmatch(r"([\w.-]+)==([\w.+]+)", line)), f"{file.name}: {line!r} is no NAME==VERSION"
             pins[pin[1].lower().replace("_", "-")] = pin[2]
         assert not needed - set(pins), f"{file.name} lacks {needed - set(pins)}"
-        assert pins["jax"] == pins["jaxlib"] == pins["jax-cuda13-pjrt"] == pins["jax-cuda13-plugin"] \
+        assert (
+            pins["jax"]
+            == pins["jaxlib"]
+            == pins["jax-cuda13-pjrt"]
+            == pins["jax-cuda13-plugin"]
             == jax[file.stem.removeprefix("py")]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +124,20 @@ def environment(tmp_path_factory) -> Path:
 
 def install(python: Path, folder: Path, *what) -> None:
     """Replaces whatever this project is in the environment. pip sees only what lies in the environment itself."""
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
-        "--no-index", "--force-reinstall", *what, cwd=folder)
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--force-reinstall",
+        *what,
+        cwd=folder,
+    )
 
 
 def test_wheel_sdist_and_editable(checkout, environment, tmp_path):
@@ -118,7 +150,11 @@ def test_wheel_sdist_and_editable(checkout, environment, tmp_path):
     _check_wheel(wheel, checkout)
     for archive in (wheel, sdist):  # the sdist is built into a wheel once more
         install(environment, tmp_path, archive)
-        installed = [str(site / "jaxrl_post" / "kernels" / "planted.py"), str(site / "jaxrl_post" / "__init__.py"), version()]
+        installed = [
+            str(site / "jaxrl_post" / "kernels" / "planted.py"),
+            str(site / "jaxrl_post" / "__init__.py"),
+            version(),
+        ]
         assert run(environment, "-c", WHERE, cwd=tmp_path) == installed
     install(environment, tmp_path, "--editable", checkout)
     edited = [str(checkout / "kernels" / "planted.py"), str(checkout / "jaxrl_post" / "__init__.py"), version()]

@@ -12,8 +12,10 @@ from jaxrl_post.rewards import Overrun, code
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 
 # A reward worker has neither jax nor threads; the process of the tests may have both.
-pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in (
-    "os.fork:RuntimeWarning", "This process:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{words}")
+    for words in ("os.fork:RuntimeWarning", "This process:DeprecationWarning")
+]
 ADD = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is it."
 UNFIT = (123, 367, 927)  # of MBPP: one takes 5 s, two name a class that the file lacks
 TESTS = {"test_list": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]}
@@ -28,14 +30,25 @@ def test_a_right_program_and_wrong_ones():
     assert {name: found[name] for name in ("score", "acc", "passed")} == {"score": 1.0, "acc": 1.0, "passed": 1.0}
     assert 0 < found["cpu_s"] < 1
     assert judge(ADD.replace("a + b", "abs(a) + b"))["passed"] == 0.5
-    for text in ("", "def add(a, b", "def add(a, b): return a - b", "import sys\nsys.exit(0)", "import os\nos._exit(0)",
-                 "def add(a, b): raise SystemExit(0)", "x = bytearray(1 << 31)", "open('/tmp/x', 'w').write('x' * (1 << 22))"):
+    for text in (
+        "",
+        "def add(a, b",
+        "def add(a, b): return a - b",
+        "import sys\nsys.exit(0)",
+        "import os\nos._exit(0)",
+        "def add(a, b): raise SystemExit(0)",
+        "x = bytearray(1 << 31)",
+        "open('/tmp/x', 'w').write('x' * (1 << 22))",
+    ):
         assert judge(text)["score"] == 0.0, text
 
 
 def test_what_goes_beyond_the_limit_is_a_verdict():
-    for text in ("while True: pass", "import signal\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass",
-                 "import time\ntime.sleep(60)"):
+    for text in (
+        "while True: pass",
+        "import signal\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass",
+        "import time\ntime.sleep(60)",
+    ):
         with pytest.raises(Overrun) as caught:
             judge(text, 0.2)
         assert caught.value.args[0]["score"] == 0.0 and caught.value.args[0]["cpu_s"] < 3
@@ -66,6 +79,7 @@ def test_real_tasks_accept_their_own_solutions_and_no_others(data_dir):
 
 def test_the_limit_adapts_by_hand():
     """RollPacker's T = min(max(2, 1.5 x slowest right one), 30)."""
+
     def record(prompt_id, cpu_s, acc=1.0):
         return {"prompt_id": prompt_id, "cpu_s": cpu_s, "components": {"acc": acc}}
 
@@ -97,6 +111,11 @@ def test_the_pool_tells_the_limit_and_journals_it_with_what_was_taken(tmp_path):
             out.append(rewards.join(group(one)))
     assert [list(one.components) for one in out] == [["acc", "limit"]] * 4
     np.testing.assert_array_equal([one.components["limit"][0] for one in out], [30.0, 6.0, 6.0, 15.0])
-    assert [(record["limit_s"], record["cpu_s"]) for record in journal] == [(30.0, 4.0), (6.0, 1.0), (6.0, 10.0), (15.0, 1.0)]
+    assert [(record["limit_s"], record["cpu_s"]) for record in journal] == [
+        (30.0, 4.0),
+        (6.0, 1.0),
+        (6.0, 10.0),
+        (15.0, 1.0),
+    ]
     again = Adaptive(30.0, journal)
     assert again.of("p") == 15.0

@@ -81,13 +81,27 @@ def test_what_is_asked(serve, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     endpoint = serve((200, "It is.\nVERDICT: 1"))
     assert ask(judge(endpoint), answer="{truth}", task="{answer}") == 1.0  # braces of what is put in are its own
-    (path, body, key), = endpoint.asked
-    assert path == "/v1/chat/completions" and key == "Bearer secret" and body["temperature"] == 0 and body["model"] == "m"
+    ((path, body, key),) = endpoint.asked
+    assert (
+        path == "/v1/chat/completions" and key == "Bearer secret" and body["temperature"] == 0 and body["model"] == "m"
+    )
     assert body["messages"] == [{"role": "user", "content": "Task: {answer} Answer: {truth} Truth: 4"}]
 
 
-@pytest.mark.parametrize("text", ["VERDICT: 1 or so", "VERDICT: 1\nGood luck!", "verdict: 1", "1", "", "VERDICT: 7", "VERDICT: nan",
-                                  '{"choices": []}', "{not json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "VERDICT: 1 or so",
+        "VERDICT: 1\nGood luck!",
+        "verdict: 1",
+        "1",
+        "",
+        "VERDICT: 7",
+        "VERDICT: nan",
+        '{"choices": []}',
+        "{not json",
+    ],
+)
 def test_a_reply_without_a_verdict_is_none(serve, text):
     endpoint = serve((200, text))
     with pytest.raises(Undecided, match="no verdict within 8 s and 3 attempts; the last one brought"):
@@ -130,9 +144,15 @@ def test_a_cache_answers_for_the_same_question_only(serve, tmp_path):
     assert len(list(tmp_path.rglob("*.json"))) == 2 == len([path for path in tmp_path.rglob("*") if path.is_file()])
 
 
-@pytest.mark.parametrize("changed, sentence", [
-    ({"endpoint": "localhost:8000"}, "must begin with http"), ({"attempts": 0}, "attempts=0 must be at least 1"),
-    ({"question": "{task}?"}, "does not say where {answer} goes"), ({"low": 1.0}, "low=1.0 below high=1.0")])
+@pytest.mark.parametrize(
+    "changed, sentence",
+    [
+        ({"endpoint": "localhost:8000"}, "must begin with http"),
+        ({"attempts": 0}, "attempts=0 must be at least 1"),
+        ({"question": "{task}?"}, "does not say where {answer} goes"),
+        ({"low": 1.0}, "low=1.0 below high=1.0"),
+    ],
+)
 def test_what_is_refused(changed, sentence):
     with pytest.raises(ValueError, match=sentence):
         Judge(**{"endpoint": "http://x", "model": "m", "question": QUESTION} | changed)
@@ -140,7 +160,7 @@ def test_what_is_refused(changed, sentence):
 
 def test_a_row_without_the_task_that_is_asked_for_is_refused(serve):
     endpoint = serve((200, "VERDICT: 1"))
-    with pytest.raises(ValueError, match="holds {task}, and extra_info has no \"task\" but ..level.."):
+    with pytest.raises(ValueError, match='holds {task}, and extra_info has no "task" but ..level..'):
         judge(endpoint)("sums", "4", "4", {"level": 1})
     assert judge_without_task(endpoint)("sums", "4", "4", {}) == 1.0 and len(endpoint.asked) == 1
 
@@ -151,12 +171,27 @@ def judge_without_task(endpoint):
 
 def test_a_dead_endpoint_masks_samples_and_is_counted(tmp_path, caplog):
     file = tmp_path / "judged.py"
-    file.write_text("from jaxrl_post.rewards.judge import Judge\n"
-                    f"score = Judge('http://127.0.0.1:9/v1', model='m', question='{{answer}}', deadline_s=0.5, attempts=2)\n")
+    file.write_text(
+        "from jaxrl_post.rewards.judge import Judge\n"
+        f"score = Judge('http://127.0.0.1:9/v1', model='m', question='{{answer}}', deadline_s=0.5, attempts=2)\n"
+    )
     prompt = Prompt(id="p", tokens=[1], answer="4")
-    rollouts = tuple(Rollout(id=RolloutId(0, "train", 0, "p", i), prompt=prompt, tokens=[5], sampled=[True], logprobs=[0],
-                             entropies=[0], versions=[0], drafted=[False], finish=Finish.EOS, start_clock=0, finish_clock=1)
-                     for i in range(2))
+    rollouts = tuple(
+        Rollout(
+            id=RolloutId(0, "train", 0, "p", i),
+            prompt=prompt,
+            tokens=[5],
+            sampled=[True],
+            logprobs=[0],
+            entropies=[0],
+            versions=[0],
+            drafted=[False],
+            finish=Finish.EOS,
+            start_clock=0,
+            finish_clock=1,
+        )
+        for i in range(2)
+    )
     with Pool((f"{file}:score",), (), workers=1, timeout_s=5.0, decode=lambda tokens: "4") as pool:
         for rollout in rollouts:
             pool.start(rollout)

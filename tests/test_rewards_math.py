@@ -11,16 +11,44 @@ from jaxrl_post.rewards import format as form
 from jaxrl_post.rewards import length, math
 
 SAME = [
-    (r"\frac{1}{2}", "0.5"), (r"\dfrac12", "1/2"), ("1,234", "1234"), (r"10\,000", "10000"), (r"50\%", "50"),
-    (r"50\%", "0.5"), (r"\{2,1\}", r"\{1,2\}"), ("(1, 2]", "(1,2]"), (r"5\text{ cm}", "5"), (r"5 \text{ cm}^2", "5"),
-    (r"\$18.00", "18"), ("x=5", "5"), (r"2\sqrt3", r"2\sqrt{3}"), (r"1\frac{1}{2}", "1.5"), (r"-\frac{3}{4}", "-0.75"),
-    (r"90^\circ", "90"), (r"\text{Monday}", "Monday"), ("1,2", "2,1"), (r"\left(1,\frac12\right)", "(1,0.5)"),
-    ("5 dollars", "5"), (".5", "1/2"), ("5.", "5"), (r"2 \pi", r"2\pi"), (r"\dfrac{\pi}{2}", r"\frac{\pi}2"),
+    (r"\frac{1}{2}", "0.5"),
+    (r"\dfrac12", "1/2"),
+    ("1,234", "1234"),
+    (r"10\,000", "10000"),
+    (r"50\%", "50"),
+    (r"50\%", "0.5"),
+    (r"\{2,1\}", r"\{1,2\}"),
+    ("(1, 2]", "(1,2]"),
+    (r"5\text{ cm}", "5"),
+    (r"5 \text{ cm}^2", "5"),
+    (r"\$18.00", "18"),
+    ("x=5", "5"),
+    (r"2\sqrt3", r"2\sqrt{3}"),
+    (r"1\frac{1}{2}", "1.5"),
+    (r"-\frac{3}{4}", "-0.75"),
+    (r"90^\circ", "90"),
+    (r"\text{Monday}", "Monday"),
+    ("1,2", "2,1"),
+    (r"\left(1,\frac12\right)", "(1,0.5)"),
+    ("5 dollars", "5"),
+    (".5", "1/2"),
+    ("5.", "5"),
+    (r"2 \pi", r"2\pi"),
+    (r"\dfrac{\pi}{2}", r"\frac{\pi}2"),
     ("-3", "−3"),
 ]
 DIFFERENT = [
-    ("(2,1)", "(1,2)"), ("(1,2)", "[1,2)"), ("5x", "5"), ("", ""), ("1/0", "1"), ("9" * 5000, "9"), ("0.333", "1/3"),
-    (r"\{1,1,2\}", r"\{1,2,2\}"), ("50%", "5000"), ("x+1", "1+x"), ("(" * 900 + ")" * 900, "1"),
+    ("(2,1)", "(1,2)"),
+    ("(1,2)", "[1,2)"),
+    ("5x", "5"),
+    ("", ""),
+    ("1/0", "1"),
+    ("9" * 5000, "9"),
+    ("0.333", "1/3"),
+    (r"\{1,1,2\}", r"\{1,2,2\}"),
+    ("50%", "5000"),
+    ("x+1", "1+x"),
+    ("(" * 900 + ")" * 900, "1"),
 ]
 
 
@@ -35,27 +63,54 @@ def test_two_different_answers(given, gold):
     assert not math.same(given, gold)
 
 
-@pytest.mark.parametrize("text,gold,score", [
-    ("12+30=42#42", "42", 1), (" 42\n", "42", 1), ("12+30=42", "42", 0), ("042", "42", 0), ("42.", "42", 0),
-    ("", "42", 0),
-    ("#41#42 ", "42", 1), ("#42#41", "42", 0), ("anything", "work\n#### anything", 1),
-])
+@pytest.mark.parametrize(
+    "text,gold,score",
+    [
+        ("12+30=42#42", "42", 1),
+        (" 42\n", "42", 1),
+        ("12+30=42", "42", 0),
+        ("042", "42", 0),
+        ("42.", "42", 0),
+        ("", "42", 0),
+        ("#41#42 ", "42", 1),
+        ("#42#41", "42", 0),
+        ("anything", "work\n#### anything", 1),
+    ],
+)
 def test_exact_is_the_text_or_what_follows_the_last_hash(text, gold, score):
     assert math.exact("", text, gold, {}) == score
 
 
-@pytest.mark.parametrize("text,gold,score", [
-    ("#### 72", "72", 1), ("#### 7\n#### 1,080", "1080", 1), ("####72", "72", 0), ("72", "72", 0),
-    ("#### -5.", "-5", 1), ("#### 72" + " " * 300, "72", 0), ("#### ,", "72", 0),
-])
+@pytest.mark.parametrize(
+    "text,gold,score",
+    [
+        ("#### 72", "72", 1),
+        ("#### 7\n#### 1,080", "1080", 1),
+        ("####72", "72", 0),
+        ("72", "72", 0),
+        ("#### -5.", "-5", 1),
+        ("#### 72" + " " * 300, "72", 0),
+        ("#### ,", "72", 0),
+    ],
+)
 def test_strict_is_verls_rule(text, gold, score):
     assert math.strict("", text, gold, {}) == score
 
 
-@pytest.mark.parametrize("text,gold,score", [
-    ("The answer is 5.", "5", 1), ("answer: $1,080 dollars", "1080", 1), ("5-3", "3", 1), ("= -3", "-3", 1),
-    ("x 3/4", "0.75", 1), ("12,500.50 in all", "12500.5", 1), ("no", "1", 0), ("1, 2, 3", "3", 1), ("$.50", "0.5", 1),
-])
+@pytest.mark.parametrize(
+    "text,gold,score",
+    [
+        ("The answer is 5.", "5", 1),
+        ("answer: $1,080 dollars", "1080", 1),
+        ("5-3", "3", 1),
+        ("= -3", "-3", 1),
+        ("x 3/4", "0.75", 1),
+        ("12,500.50 in all", "12500.5", 1),
+        ("no", "1", 0),
+        ("1, 2, 3", "3", 1),
+        ("$.50", "0.5", 1),
+    ],
+)
 def test_flexible_takes_the_last_number(text, gold, score):
     assert math.flexible("", text, gold, {}) == score
 
@@ -87,10 +142,22 @@ def test_gsm8k_model_answers_score_as_their_authors_labelled_them(data_dir):
     assert compared == 5276 and wrong == 0
 
 
-@pytest.mark.parametrize("text", [
-    "1" * 20000, "1," * 10000, r"\boxed{" * 3000, "{" * 20000, "answer: " * 4000, "1/" * 10000, r"\frac{" * 4000,
-    r"\boxed{" + "(" * 9990 + ")" * 9990 + "}", r"\boxed{1" + " ab" * 6000, r"\boxed{" + "1," * 9000 + "}",
-    "<think>" * 3000 + "</think>" * 3000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1" * 20000,
+        "1," * 10000,
+        r"\boxed{" * 3000,
+        "{" * 20000,
+        "answer: " * 4000,
+        "1/" * 10000,
+        r"\frac{" * 4000,
+        r"\boxed{" + "(" * 9990 + ")" * 9990 + "}",
+        r"\boxed{1" + " ab" * 6000,
+        r"\boxed{" + "1," * 9000 + "}",
+        "<think>" * 3000 + "</think>" * 3000,
+    ],
+)
 def test_degenerate_texts_are_wrong_and_quick(text):
     begun = time.process_time()
     for scorer in (math.exact, math.strict, math.flexible, math.boxed, math.math, form.thinking, form.hashes):
@@ -99,13 +166,21 @@ def test_degenerate_texts_are_wrong_and_quick(text):
     assert time.process_time() - begun < 1.0
 
 
-@pytest.mark.parametrize("scorer,text,score", [
-    (form.thinking, "<think>a\nb</think>\n<answer>4</answer>", 1), (form.thinking, "<think>a</think>", 0),
-    (form.thinking, "<think>a<think>b</think></think><answer>4</answer>", 0),
-    (form.thinking, "x<think>a</think><answer>4</answer>", 0),
-    (form.hashes, "so\n#### 1,080", 1), (form.hashes, "#### 1 or #### 2", 0), (form.hashes, "#### 1 apple", 0),
-    (form.boxed, r"\boxed{4}", 1), (form.boxed, r"\boxed{4", 0), (form.boxed, r"\boxed{4}\boxed{5}", 0),
-])
+@pytest.mark.parametrize(
+    "scorer,text,score",
+    [
+        (form.thinking, "<think>a\nb</think>\n<answer>4</answer>", 1),
+        (form.thinking, "<think>a</think>", 0),
+        (form.thinking, "<think>a<think>b</think></think><answer>4</answer>", 0),
+        (form.thinking, "x<think>a</think><answer>4</answer>", 0),
+        (form.hashes, "so\n#### 1,080", 1),
+        (form.hashes, "#### 1 or #### 2", 0),
+        (form.hashes, "#### 1 apple", 0),
+        (form.boxed, r"\boxed{4}", 1),
+        (form.boxed, r"\boxed{4", 0),
+        (form.boxed, r"\boxed{4}\boxed{5}", 0),
+    ],
+)
 def test_forms(scorer, text, score):
     assert scorer("", text, "", {}) == score
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rollout_log import Journaled
+from jaxrl_post.telemetry.journal import Journaled
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
-GRADERS = '''
+GRADERS = """
 import os, sys, time
 from jaxrl_post.rewards import Overrun
 
@@ -84,7 +84,7 @@ def bare_number(completions): return 1.0
 def needs_level(completions, level): return [float(level[0])]
 def positional(completions, /): return [1.0]
 async def later(completions): return [1.0]
-'''
+"""
 TEXTS: list[str] = []
 
 
@@ -98,10 +98,19 @@ def rollout(text: str, sample: int = 0, prompt: str = "p", epoch: int = 0, purpo
     """A rollout whose one token is the number of its text."""
     TEXTS.append(text)
     one = np.ones(1)
-    return Rollout(id=RolloutId(0, purpose, epoch, prompt, sample), tokens=[len(TEXTS) - 1], sampled=[True],
-                   prompt=Prompt(id=prompt, tokens=[1], answer="gold", source="src", extra={"k": np.array([1, 2])}),
-                   logprobs=-one, entropies=one, versions=[0], drafted=[False], finish=Finish.EOS,
-                   start_clock=0, finish_clock=1)
+    return Rollout(
+        id=RolloutId(0, purpose, epoch, prompt, sample),
+        tokens=[len(TEXTS) - 1],
+        sampled=[True],
+        prompt=Prompt(id=prompt, tokens=[1], answer="gold", source="src", extra={"k": np.array([1, 2])}),
+        logprobs=-one,
+        entropies=one,
+        versions=[0],
+        drafted=[False],
+        finish=Finish.EOS,
+        start_clock=0,
+        finish_clock=1,
+    )
 
 
 def group(*rollouts: Rollout) -> Group:
@@ -133,8 +142,9 @@ def test_order_and_worker_count_change_nothing(graders):
 
 def test_a_failing_grader_leaves_unscored_and_the_others_alone(graders, caplog):
     with pool(graders, "mixed") as rewards:
-        out = scores(rewards, "fine", "loop", "raise", "exit", "fine", "quit", "sleep", "nan", "none", "huge", "bad",
-                     "fine")
+        out = scores(
+            rewards, "fine", "loop", "raise", "exit", "fine", "quit", "sleep", "nan", "none", "huge", "bad", "fine"
+        )
         ok = [True, False, False, False, True] + [False] * 6 + [True]
         assert out.scored.tolist() == ok and out.rewards.tolist() == [float(x) for x in ok]
         assert np.isnan(out.components["acc"][~out.scored]).all()
@@ -177,7 +187,12 @@ def test_components_weights_and_names(graders):
         out = scores(rewards, "gold", "raise")
     assert out.rewards.tolist() == [3, 0] and out.scored.tolist() == [True, False]
     assert {k: v[0] for k, v in out.components.items()} == {
-        "acc": 1, "mixed/score": 1, "named/score": 4, "named/acc": 1, "named/half": 2}
+        "acc": 1,
+        "mixed/score": 1,
+        "named/score": 4,
+        "named/acc": 1,
+        "named/half": 2,
+    }
 
 
 def test_arguments_go_by_name_and_carry_the_columns(graders):
@@ -227,8 +242,11 @@ def test_a_missing_column_is_said_before_the_run(graders):
     with pool(graders, "number", "needs_level") as rewards:
         good = rollout("1").prompt
         rewards.check([replace(good, extra={"level": 3})])
-        with pytest.raises(ValueError, match="needs_level' needs the column 'level', which prompt 'p' has not; its "
-                                             "columns are ground_truth, answer, data_source, k"):
+        with pytest.raises(
+            ValueError,
+            match="needs_level' needs the column 'level', which prompt 'p' has not; its "
+            "columns are ground_truth, answer, data_source, k",
+        ):
             rewards.check([good])
 
 
@@ -277,28 +295,39 @@ def test_the_journal_has_the_true_score_of_every_rollout(graders):
     with pool(graders, "number", shuffle=True, journal=journal) as rewards:
         scores(rewards, "1", "2", "x")
     assert [(r["prompt_id"], r["sample"], r["reward"], r["scored"]) for r in journal.records] == [
-        ("p", 0, 1.0, True), ("p", 1, 2.0, True), ("p", 2, 0.0, False)]
+        ("p", 0, 1.0, True),
+        ("p", 1, 2.0, True),
+        ("p", 2, 0.0, False),
+    ]
     assert journal.records[0]["components"] == {"acc": 1.0} and len({r["digest"] for r in journal.records}) == 3
 
 
 def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, tmp_path):
     """A grader that notes each call and raises the second time: only what the journal lacks is asked for. Records,
     scores and counts are those of the first life, a failure's too."""
-    (tmp_path / "once.py").write_text(textwrap.dedent("""
+    (tmp_path / "once.py").write_text(
+        textwrap.dedent("""
         import os
         def counting(data_source, solution_str, ground_truth, extra_info):
             with open(CALLS, "a") as file: file.write(solution_str + " ")
             if solution_str == "bad": raise RuntimeError
             return {"score": float(solution_str) / 3, "tens": float(solution_str) * 10}
-    """).replace("CALLS", repr(str(tmp_path / "calls"))))
+    """).replace("CALLS", repr(str(tmp_path / "calls")))
+    )
     texts = ["1", "bad", "2"]
     rollouts = [rollout(text, i) for i, text in enumerate(texts)]
     fresh = rollout("5", 3)
     seen = []
     for life, members in enumerate((rollouts, [*rollouts, fresh])):
         log, before = Journal(), Journaled(seen[0][0] if seen else ())
-        with Pool((f"{tmp_path / 'once.py'}:counting",), workers=2, timeout_s=30.0, journal=log, journaled=before,
-                  decode=lambda tokens: TEXTS[tokens[0]]) as rewards:
+        with Pool(
+            (f"{tmp_path / 'once.py'}:counting",),
+            workers=2,
+            timeout_s=30.0,
+            journal=log,
+            journaled=before,
+            decode=lambda tokens: TEXTS[tokens[0]],
+        ) as rewards:
             for one in [*members, *members[:2]]:  # the last two come again, as those that were taken up once more
                 rewards.start(one)
             out = rewards.join(group(*members))
@@ -326,18 +355,21 @@ def test_join_needs_start(graders):
         rewards.join(group(rollout("1")))
 
 
-@pytest.mark.parametrize("path,words", [
-    ("jaxrl_post.rewards.math:exakt", "no 'exakt'; nearest is 'exact'"),
-    ("jaxrl_post.rewards.maths:exact", "no module 'jaxrl_post.rewards.maths'"),
-    ("no_such_package.mod:fn", "no module 'no_such_package'"),
-    ("exact", "must be written pkg.mod:fn or file.py:fn"),
-    ("missing.py:fn", "there is no file"),
-    ("{graders}:short", "does not take the four arguments"),
-    ("{graders}:value", "is a int, not a function"),
-    ("{graders}:positional", "must take its arguments by name"),
-    ("{graders}:later", "'later' is async"),
-    ("{broken}:fn", "cannot be loaded: ZeroDivisionError"),
-])
+@pytest.mark.parametrize(
+    "path,words",
+    [
+        ("jaxrl_post.rewards.math:exakt", "no 'exakt'; nearest is 'exact'"),
+        ("jaxrl_post.rewards.maths:exact", "no module 'jaxrl_post.rewards.maths'"),
+        ("no_such_package.mod:fn", "no module 'no_such_package'"),
+        ("exact", "must be written pkg.mod:fn or file.py:fn"),
+        ("missing.py:fn", "there is no file"),
+        ("{graders}:short", "does not take the four arguments"),
+        ("{graders}:value", "is a int, not a function"),
+        ("{graders}:positional", "must take its arguments by name"),
+        ("{graders}:later", "'later' is async"),
+        ("{broken}:fn", "cannot be loaded: ZeroDivisionError"),
+    ],
+)
 def test_a_wrong_path_is_one_sentence_at_construction(graders, tmp_path, path, words):
     (tmp_path / "broken.py").write_text("1 / 0")
     path = path.format(graders=graders, broken=tmp_path / "broken.py")
@@ -349,8 +381,12 @@ def test_a_wrong_path_is_one_sentence_at_construction(graders, tmp_path, path, w
 
 
 def test_wrong_settings_are_refused(graders):
-    for given, words in ((dict(workers=0), "workers=0"), (dict(timeout_s=0.0), "timeout_s=0"),
-                         (dict(weights=(1.0, 2.0)), "2 entries"), (dict(compute=False), "needs `share`")):
+    for given, words in (
+        (dict(workers=0), "workers=0"),
+        (dict(timeout_s=0.0), "timeout_s=0"),
+        (dict(weights=(1.0, 2.0)), "2 entries"),
+        (dict(compute=False), "needs `share`"),
+    ):
         with pytest.raises(ValueError, match=words):
             pool(graders, "number", **given)
 

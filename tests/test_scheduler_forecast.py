@@ -4,14 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
+import sim_arms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_post.cost import DecodeCost
-from jaxrl_post.scheduler.allocation import allocate, barrier, curve, spread, two_steps
+from jaxrl_post.engine.step_cost import DecodeCost
 from jaxrl_post.scheduler.forecast import Replica, pipelined, replay, share
+from jaxrl_post.scheduler.placement.histopipe import allocate, barrier, curve, spread, two_steps
 from jaxrl_post.sim.pace import Independent
-import sim_arms
 
 COST = DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.3, request_s=0.02, prefill_s=0.001)
 WORK = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=12)
@@ -46,7 +46,9 @@ def test_a_replay_is_what_single_steps_give(work, slots, kv_tokens):
     found, want = replay(replica, work), step_by_step(replica, work)
     assert found.preemptions == want[1] and found.pressure == pytest.approx(want[2])
     # Within a stretch the context grows evenly, so its mean is that of its middle; the larger of two lines is not even.
-    linear = Replica(slots=slots, kv_tokens=kv_tokens, cost=DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.0, prefill_s=0.001))
+    linear = Replica(
+        slots=slots, kv_tokens=kv_tokens, cost=DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.0, prefill_s=0.001)
+    )
     assert replay(linear, work).seconds == pytest.approx(step_by_step(linear, work)[0])
     assert found.seconds == pytest.approx(want[0], rel=0.05)
 
@@ -90,8 +92,10 @@ def test_an_allocation_is_near_the_best_of_all(objective, worst, mean):
         curves = curves_of(rng, ranks, replicas)
         sizes = allocate(curves, replicas, objective)
         assert len(sizes) == ranks and min(sizes) >= 1 and sum(sizes) == replicas
-        best = min(objective(spread(curves, np.diff([0, *cut, replicas])))
-                   for cut in itertools.combinations(range(1, replicas), ranks - 1))
+        best = min(
+            objective(spread(curves, np.diff([0, *cut, replicas])))
+            for cut in itertools.combinations(range(1, replicas), ranks - 1)
+        )
         ratios.append(objective(spread(curves, sizes)) / best)
     assert max(ratios) <= worst + 1e-9 and np.mean(ratios) <= mean + 1e-9
 

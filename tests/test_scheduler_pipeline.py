@@ -7,21 +7,36 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from jaxrl_post.scheduler import pipeline
-from jaxrl_post.scheduler.placement import LeastLoaded
-from jaxrl_post.types import Capacity
 from racing_ring import RacingEngine, accuracy, names, policy, trained, turn
 from test_scheduler_properties import grade
 from toy_ring import SAMPLING, ToyPrompts
 from witness import Restarting, Wandering
 
+from jaxrl_post.scheduler import pipeline
+from jaxrl_post.scheduler.placement.placement import LeastLoaded
+from jaxrl_post.types import Capacity
+
 CASES = dict(
-    seed=st.integers(0, 2**16), size=st.integers(1, 5), group=st.integers(1, 4), steps=st.integers(1, 9),
-    count=st.integers(4, 40), staleness=st.integers(0, 5), ahead=st.integers(0, 9), unscored=st.integers(0, 12),
-    filtered=st.booleans(), wander=st.booleans(), replicas=st.integers(1, 3), slots=st.integers(1, 40),
-    dispatch=st.integers(1, 6), order=st.one_of(st.none(), st.integers(0, 99)), drift=st.sampled_from([0.0, 0.05]),
-    every=st.sampled_from([3, 11, 50]), failing=st.sampled_from([0.0, 0.2]), late=st.integers(0, 30), pieces=st.integers(1, 6))
+    seed=st.integers(0, 2**16),
+    size=st.integers(1, 5),
+    group=st.integers(1, 4),
+    steps=st.integers(1, 9),
+    count=st.integers(4, 40),
+    staleness=st.integers(0, 5),
+    ahead=st.integers(0, 9),
+    unscored=st.integers(0, 12),
+    filtered=st.booleans(),
+    wander=st.booleans(),
+    replicas=st.integers(1, 3),
+    slots=st.integers(1, 40),
+    dispatch=st.integers(1, 6),
+    order=st.one_of(st.none(), st.integers(0, 99)),
+    drift=st.sampled_from([0.0, 0.05]),
+    every=st.sampled_from([3, 11, 50]),
+    failing=st.sampled_from([0.0, 0.2]),
+    late=st.integers(0, 30),
+    pieces=st.integers(1, 6),
+)
 
 
 class PipedEngine(RacingEngine):
@@ -69,7 +84,9 @@ class Judge:
         for key in map(tuple, self._scheduler_open()):  # what a placement holds back is open too: its time runs
             assert not self.ended[key], f"{key} ended already"
             self.open.setdefault(key, self.version)
-        assert all((request.rollout_id.epoch, request.prompt.id) in self.open for request in requests), "of no open group"
+        assert all((request.rollout_id.epoch, request.prompt.id) in self.open for request in requests), (
+            "of no open group"
+        )
         flying = sum(self._group - self._got[key] for key in self.open)
         full = flying >= self.slots + self._ahead
         most = self._size * (min(self.version + self._bound, self.steps - 1) - self.step + 1)
@@ -88,7 +105,9 @@ class Judge:
     def due(self):
         groups = self._scheduler.due()
         self._asked |= {_key(group) for group in groups}
-        assert len(self.whole.keys() - self._asked) <= max(self._unscored, self._size), "too many groups are whole and not asked for"
+        assert len(self.whole.keys() - self._asked) <= max(self._unscored, self._size), (
+            "too many groups are whole and not asked for"
+        )
         self.lines.append(("due", [_key(group) for group in groups]))
         return groups
 
@@ -110,11 +129,11 @@ class Judge:
             assert part.commit or not part.publish
             assert part.fresh or part.groups or part.commit, "a part of nothing"
             self._due += keys
-            handed, self._due = self._due[:len(part.groups)], self._due[len(part.groups):]
+            handed, self._due = self._due[: len(part.groups)], self._due[len(part.groups) :]
             assert handed == [_key(group) for group in part.groups], "not what the step has begun with"
             assert not (part.commit and self._due), "a step ends without some of its groups"
             if part.fresh:
-                assert keys == order[:self._size], "not the oldest whole groups"
+                assert keys == order[: self._size], "not the oldest whole groups"
                 for group in part.fresh:
                     assert [r.id.sample for r in group.rollouts] == list(range(self._group))
                     ages = np.concatenate([self.step - r.versions for r in group.rollouts])
@@ -127,7 +146,7 @@ class Judge:
                 self.version = self.step
         if not parts and self.version == self.step < self.steps and len(self._kept) >= self._size:
             before, order = dict(self.open), [key for key in self.open if key in self._kept]
-            self.open = {key: version for key, version in self.open.items() if key not in order[:self._size]}
+            self.open = {key: version for key, version in self.open.items() if key not in order[: self._size]}
             self.step += 1
             assert not self._in_time(), "it waits for nobody"
             self.step, self.open = self.step - 1, before
@@ -138,7 +157,7 @@ class Judge:
         """By playing on: every later step takes those with the least time left, all of them being whole."""
         left, step = sorted(min(version + self._bound, self.steps - 1) for version in self.open.values()), self.step
         while left:
-            now, left = left[:self._size], left[self._size:]
+            now, left = left[: self._size], left[self._size :]
             if any(last < step for last in now):
                 return False
             step += 1
@@ -161,17 +180,38 @@ def piped(case, every, **more):
 
     def make():
         return pipeline.Pipeline(
-            ToyPrompts(case["count"], case["seed"]), run_seed=7, steps=case["steps"], prompts_per_step=case["size"],
-            group_size=case["group"], sampling=SAMPLING, max_tokens=24, max_staleness=case["staleness"], ahead=case["ahead"],
-            max_unscored=case["unscored"] and case["unscored"] + case["size"], filter_groups=filtered, max_waves=10_000,
-            replicas=case["replicas"], pace=Late(case["late"], case["pieces"]) if case["late"] > 9 else None,
-            placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]), **more)
+            ToyPrompts(case["count"], case["seed"]),
+            run_seed=7,
+            steps=case["steps"],
+            prompts_per_step=case["size"],
+            group_size=case["group"],
+            sampling=SAMPLING,
+            max_tokens=24,
+            max_staleness=case["staleness"],
+            ahead=case["ahead"],
+            max_unscored=case["unscored"] and case["unscored"] + case["size"],
+            filter_groups=filtered,
+            max_waves=10_000,
+            replicas=case["replicas"],
+            pace=Late(case["late"], case["pieces"]) if case["late"] > 9 else None,
+            placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]),
+            **more,
+        )
 
-    judge = Judge(make, size=case["size"], group=case["group"], staleness=case["staleness"], ahead=case["ahead"],
-                  unscored=case["unscored"] and case["unscored"] + case["size"], every=every, seed=case["seed"])
+    judge = Judge(
+        make,
+        size=case["size"],
+        group=case["group"],
+        staleness=case["staleness"],
+        ahead=case["ahead"],
+        unscored=case["unscored"] and case["unscored"] + case["size"],
+        every=every,
+        seed=case["seed"],
+    )
     judge.steps, judge.wanders = case["steps"], case["wander"]  # such a placement leaves slots empty as it likes
-    engine = PipedEngine(slots=case["slots"], steps=case["dispatch"], order=case["order"], drift=case["drift"],
-                         replicas=case["replicas"])
+    engine = PipedEngine(
+        slots=case["slots"], steps=case["dispatch"], order=case["order"], drift=case["drift"], replicas=case["replicas"]
+    )
     return judge, turn(judge, engine, case["steps"], grade(case["failing"])), engine
 
 
@@ -193,8 +233,27 @@ def test_every_promise_holds(case):
     holds(case)
 
 
-HELD_BACK = dict(seed=2, size=4, group=1, steps=3, count=4, staleness=1, ahead=0, unscored=0, filtered=False, wander=True,
-                 replicas=1, slots=5, dispatch=2, order=None, drift=0.0, every=3, failing=0.0, late=0, pieces=1)
+HELD_BACK = dict(
+    seed=2,
+    size=4,
+    group=1,
+    steps=3,
+    count=4,
+    staleness=1,
+    ahead=0,
+    unscored=0,
+    filtered=False,
+    wander=True,
+    replicas=1,
+    slots=5,
+    dispatch=2,
+    order=None,
+    drift=0.0,
+    every=3,
+    failing=0.0,
+    late=0,
+    pieces=1,
+)
 
 
 def test_a_group_whose_requests_a_placement_holds_back_is_waited_for():
@@ -202,8 +261,27 @@ def test_a_group_whose_requests_a_placement_holds_back_is_waited_for():
     holds(HELD_BACK)
 
 
-BASE = dict(seed=3, size=3, group=3, steps=9, count=40, staleness=2, ahead=3, unscored=0, filtered=False, wander=False,
-            replicas=2, slots=20, dispatch=2, order=5, drift=0.05, every=11, failing=0.0, late=0, pieces=1)
+BASE = dict(
+    seed=3,
+    size=3,
+    group=3,
+    steps=9,
+    count=40,
+    staleness=2,
+    ahead=3,
+    unscored=0,
+    filtered=False,
+    wander=False,
+    replicas=2,
+    slots=20,
+    dispatch=2,
+    order=5,
+    drift=0.05,
+    every=11,
+    failing=0.0,
+    late=0,
+    pieces=1,
+)
 
 
 def test_the_base_of_the_planted_faults_is_sound_and_reaches_its_bound():
@@ -254,8 +332,13 @@ def newest_first(patch):
 
 def half_the_slots(patch):
     whole = pipeline.Pipeline.admit
-    patch.setattr(pipeline.Pipeline, "admit", lambda self, capacity, clock: whole(
-        self, Capacity(slots=tuple(slots // 2 for slots in capacity.slots), pages=capacity.pages), clock))
+    patch.setattr(
+        pipeline.Pipeline,
+        "admit",
+        lambda self, capacity, clock: whole(
+            self, Capacity(slots=tuple(slots // 2 for slots in capacity.slots), pages=capacity.pages), clock
+        ),
+    )
 
 
 def kept_groups_are_forgotten(patch):
@@ -265,8 +348,11 @@ def kept_groups_are_forgotten(patch):
 
 def last_steps_are_forgotten(patch):
     whole = pipeline.Pipeline.state_dict
-    patch.setattr(pipeline.Pipeline, "state_dict", lambda self: (state := whole(self)) | {
-        "open": [opened | {"until": 99} for opened in state["open"]]})
+    patch.setattr(
+        pipeline.Pipeline,
+        "state_dict",
+        lambda self: (state := whole(self)) | {"open": [opened | {"until": 99} for opened in state["open"]]},
+    )
 
 
 def pieces_are_forgotten(patch):
@@ -274,8 +360,17 @@ def pieces_are_forgotten(patch):
     patch.setattr(pipeline.Pipeline, "load_state_dict", lambda self, state: (whole(self, state), self._left.clear()))
 
 
-FAULTS = [pieces_are_forgotten, one_group_too_many, one_step_too_old, nobody_is_waited_for, all_are_waited_for, newest_first, half_the_slots,
-          kept_groups_are_forgotten, last_steps_are_forgotten]
+FAULTS = [
+    pieces_are_forgotten,
+    one_group_too_many,
+    one_step_too_old,
+    nobody_is_waited_for,
+    all_are_waited_for,
+    newest_first,
+    half_the_slots,
+    kept_groups_are_forgotten,
+    last_steps_are_forgotten,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -294,8 +389,12 @@ def test_bound_0_is_the_synchronous_ring(dispatch):
     """Also under drift: every answer is of the weights that it is trained at."""
     case = BASE | {"staleness": 0, "drift": 0.05, "dispatch": dispatch}
     judge, learner, _ = piped(case, 0)
-    sync = turn(policy("sync", ToyPrompts(40, 3), steps=9, prompts_per_round=3), RacingEngine(drift=0.05, steps=dispatch), 9,
-                grade(0.0))
+    sync = turn(
+        policy("sync", ToyPrompts(40, 3), steps=9, prompts_per_round=3),
+        RacingEngine(drift=0.05, steps=dispatch),
+        9,
+        grade(0.0),
+    )
     assert judge.oldest == 0 and learner.batches == sync.batches and learner.params == sync.params
 
 
@@ -311,8 +410,19 @@ def test_frozen_weights_train_on_what_synchronous_rounds_do():
 
 
 def test_filters_that_leave_nothing_say_so():
-    scheduler = pipeline.Pipeline(ToyPrompts(9), run_seed=7, steps=3, prompts_per_step=2, group_size=3, sampling=SAMPLING,
-                                  max_tokens=24, max_staleness=1, filter_groups=True, max_waves=4, replicas=1)
+    scheduler = pipeline.Pipeline(
+        ToyPrompts(9),
+        run_seed=7,
+        steps=3,
+        prompts_per_step=2,
+        group_size=3,
+        sampling=SAMPLING,
+        max_tokens=24,
+        max_staleness=1,
+        filter_groups=True,
+        max_waves=4,
+        replicas=1,
+    )
     with pytest.raises(RuntimeError, match="filter_groups kept 0 of the 2 groups of step 1 and left [89] out"):
         turn(scheduler, PipedEngine(slots=9), 3, lambda rollout: 1.0)
 
@@ -326,9 +436,12 @@ def test_a_bound_that_holds_back_is_counted():
     assert free["sched/paused_steps"] == 0 == free["sched/num_groups_open"]
 
 
-@pytest.mark.parametrize("ratio, held, expected", [(0.0, 0.0, 1.42), (0.5, 0.0, 1.92), (0.5, 0.5, 2.42), (1.0, 0.0, 4.0),
-                                                   (3.0, 0.0, 4.0), (0.9, 3.0, 4.0)])
+@pytest.mark.parametrize(
+    "ratio, held, expected",
+    [(0.0, 0.0, 1.42), (0.5, 0.0, 1.92), (0.5, 0.5, 2.42), (1.0, 0.0, 4.0), (3.0, 0.0, 4.0), (0.9, 3.0, 4.0)],
+)
 def test_expected_staleness(ratio, held, expected):
     """240 slots, batches of 240, answers of 100 tokens, the longest of a group 1.42 times as long: by hand."""
-    assert pipeline.expected_staleness(rate=240 / 100, longest=142.0, batch=240, ratio=ratio, held=held, most=4) == pytest.approx(
-        expected)
+    assert pipeline.expected_staleness(
+        rate=240 / 100, longest=142.0, batch=240, ratio=ratio, held=held, most=4
+    ) == pytest.approx(expected)

@@ -7,28 +7,46 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from jaxrl_post.scheduler import groups, races, rounds, tail_batching
-from jaxrl_post.scheduler.delivery import Streamed
-from jaxrl_post.scheduler.placement import LeastLoaded
 from racing_ring import RacingEngine, policy, trained, turn
 from toy_ring import ToyPrompts
 from witness import Restarting, Wandering, Witness, bound
 
+from jaxrl_post.scheduler import groups
+from jaxrl_post.scheduler.placement.placement import LeastLoaded
+from jaxrl_post.scheduler.rounds import races, rounds, tail_batching
+from jaxrl_post.scheduler.rounds.delivery import Streamed
+
 CASES = dict(
-    name=st.sampled_from(["sync", "tail_batching", "rollpacker"]), mode=st.sampled_from(["verify", "recompute", "restart"]),
-    over=st.sampled_from([1.0, 1.2, 1.5, 2.0, 3.5]), more=st.sampled_from([1.0, 1.34, 2.0]), seed=st.integers(0, 2**16),
-    size=st.integers(1, 5), group=st.integers(1, 4), steps=st.integers(1, 8), count=st.integers(3, 40),
-    filtered=st.booleans(), pieces=st.integers(0, 4), together=st.integers(1, 3), wander=st.booleans(), replicas=st.integers(1, 3),
-    slots=st.integers(1, 40), dispatch=st.integers(1, 6), order=st.one_of(st.none(), st.integers(0, 99)),
-    drift=st.sampled_from([0.0, 0.05]), every=st.sampled_from([3, 11, 50]), failing=st.sampled_from([0.0, 0.2]))
+    name=st.sampled_from(["sync", "tail_batching", "rollpacker"]),
+    mode=st.sampled_from(["verify", "recompute", "restart"]),
+    over=st.sampled_from([1.0, 1.2, 1.5, 2.0, 3.5]),
+    more=st.sampled_from([1.0, 1.34, 2.0]),
+    seed=st.integers(0, 2**16),
+    size=st.integers(1, 5),
+    group=st.integers(1, 4),
+    steps=st.integers(1, 8),
+    count=st.integers(3, 40),
+    filtered=st.booleans(),
+    pieces=st.integers(0, 4),
+    together=st.integers(1, 3),
+    wander=st.booleans(),
+    replicas=st.integers(1, 3),
+    slots=st.integers(1, 40),
+    dispatch=st.integers(1, 6),
+    order=st.one_of(st.none(), st.integers(0, 99)),
+    drift=st.sampled_from([0.0, 0.05]),
+    every=st.sampled_from([3, 11, 50]),
+    failing=st.sampled_from([0.0, 0.2]),
+)
 
 
 def grade(failing):
     """A grader that sometimes fails; half of the scores are 1."""
+
     def accuracy(rollout):
         noise = np.random.default_rng([int(rollout.tokens.sum()), len(rollout), rollout.id.sample])
         return None if noise.random() < failing else float(noise.random() < 0.5)
+
     return accuracy
 
 
@@ -37,20 +55,32 @@ def live_through(case, every):
     filtered = case["filtered"] and case["group"] > 1
     pieces = 0 if filtered else case["pieces"]
     together = case["together"] if case["name"] == "tail_batching" and not pieces else 1
-    own = {"sync": {}, "tail_batching": {"over": case["over"], "prefix_mode": case["mode"], "long_batches": together},
-           "rollpacker": {"over_prompts": case["over"], "over_samples": case["more"]}}[case["name"]]
+    own = {
+        "sync": {},
+        "tail_batching": {"over": case["over"], "prefix_mode": case["mode"], "long_batches": together},
+        "rollpacker": {"over_prompts": case["over"], "over_samples": case["more"]},
+    }[case["name"]]
 
     def make():
         return policy(
-            case["name"], ToyPrompts(case["count"], case["seed"]), steps=case["steps"], prompts_per_round=case["size"],
-            group_size=case["group"], filter_groups=filtered, max_waves=10_000, replicas=case["replicas"],
+            case["name"],
+            ToyPrompts(case["count"], case["seed"]),
+            steps=case["steps"],
+            prompts_per_round=case["size"],
+            group_size=case["group"],
+            filter_groups=filtered,
+            max_waves=10_000,
+            replicas=case["replicas"],
             delivery=Streamed(pieces) if pieces else None,
-            placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]), **own)
+            placement=Wandering(case["replicas"], case["seed"]) if case["wander"] else LeastLoaded(case["replicas"]),
+            **own,
+        )
 
     chaos = Restarting(make, case["seed"], every)
     witness = Witness(chaos, group_size=case["group"])
-    engine = RacingEngine(slots=case["slots"], steps=case["dispatch"], order=case["order"], drift=case["drift"],
-                          replicas=case["replicas"])
+    engine = RacingEngine(
+        slots=case["slots"], steps=case["dispatch"], order=case["order"], drift=case["drift"], replicas=case["replicas"]
+    )
     learner = turn(witness, engine, case["steps"], grade(case["failing"]))
     told = witness.settle(size=case["size"], steps=case["steps"], filtered=filtered)
     if not filtered:
@@ -78,8 +108,28 @@ def test_every_promise_holds(case):
     holds(case)
 
 
-BASE = dict(name="tail_batching", mode="recompute", over=1.5, more=1.0, seed=3, size=4, group=3, steps=8, count=40,
-            filtered=False, pieces=0, together=1, wander=False, replicas=2, slots=20, dispatch=4, order=5, drift=0.05, every=3, failing=0.0)
+BASE = dict(
+    name="tail_batching",
+    mode="recompute",
+    over=1.5,
+    more=1.0,
+    seed=3,
+    size=4,
+    group=3,
+    steps=8,
+    count=40,
+    filtered=False,
+    pieces=0,
+    together=1,
+    wander=False,
+    replicas=2,
+    slots=20,
+    dispatch=4,
+    order=5,
+    drift=0.05,
+    every=3,
+    failing=0.0,
+)
 
 
 def objects(case):
@@ -91,7 +141,11 @@ def objects(case):
 
 
 def test_the_base_of_the_planted_faults_is_sound():
-    assert holds(BASE) > 100 and holds(BASE | {"filtered": True}) > 100 and holds(BASE | {"pieces": 2, "wander": True}) > 100
+    assert (
+        holds(BASE) > 100
+        and holds(BASE | {"filtered": True}) > 100
+        and holds(BASE | {"pieces": 2, "wander": True}) > 100
+    )
 
 
 def prefixes_are_forgotten(patch):
@@ -127,6 +181,7 @@ def last_come_first_served(patch):
         self._queue.clear()
         whole(self, opened, clock)
         self._queue.update(before)
+
     patch.setattr(races.Races, "_queue_up", first)
 
 
@@ -140,16 +195,27 @@ def held_rollouts_are_generated_again(patch):
         opened.rollouts, opened.prefixes = {}, {}
         opened.attempt += 1
         return self._enter(opened, "recompute")
+
     patch.setattr(tail_batching.TailBatching, "_again", again)
 
 
 def the_order_of_a_set(patch):
     whole = LeastLoaded.place
-    patch.setattr(LeastLoaded, "place", lambda self, wave, round: whole(self, sorted(wave, key=lambda g: id(g[0])), round))
+    patch.setattr(
+        LeastLoaded, "place", lambda self, wave, round: whole(self, sorted(wave, key=lambda g: id(g[0])), round)
+    )
 
 
-FAULTS = [prefixes_are_forgotten, the_queue_is_forgotten, the_round_is_no_longer_long, who_was_whole_is_forgotten,
-          losers_are_not_parked, last_come_first_served, losers_are_dropped, the_order_of_a_set]
+FAULTS = [
+    prefixes_are_forgotten,
+    the_queue_is_forgotten,
+    the_round_is_no_longer_long,
+    who_was_whole_is_forgotten,
+    losers_are_not_parked,
+    last_come_first_served,
+    losers_are_dropped,
+    the_order_of_a_set,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -160,6 +226,7 @@ def test_planted_faults_are_found(fault, monkeypatch):
 
 def test_a_group_that_is_drawn_anew_is_found_at_frozen_weights(monkeypatch):
     """Not by the witness, who sees whole groups, but by the equality with synchronous rounds."""
+
     def tokens(name, **more):
         return trained(turn(policy(name, ToyPrompts(40), steps=8, **more), RacingEngine(), 8))
 

@@ -19,8 +19,9 @@ import record as records  # noqa: E402
 
 from jaxrl_post.models import decoder  # noqa: E402
 
-MODEL = decoder.ModelConfig(vocab_size=1100, embed=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffw=16, max_length=512,
-                            tied=True)
+MODEL = decoder.ModelConfig(
+    vocab_size=1100, embed=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffw=16, max_length=512, tied=True
+)
 
 
 def fresh() -> records.Record:
@@ -28,8 +29,13 @@ def fresh() -> records.Record:
 
 
 def test_it_refuses_in_one_sentence_where_there_is_no_gpu(tmp_path):
-    done = subprocess.run([sys.executable, "scripts/gpu_check.py", f"--json={tmp_path / 'x.json'}"], cwd=ROOT, text=True,
-                          capture_output=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "scripts/gpu_check.py", f"--json={tmp_path / 'x.json'}"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "needs an NVIDIA GPU" in done.stderr
     assert not (tmp_path / "x.json").exists()
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import drawing  # noqa: E402
 import plot_rounds  # noqa: E402
 
-from jaxrl_post.trace import TraceFile  # noqa: E402
+from jaxrl_post.telemetry.trace import TraceFile  # noqa: E402
 
 
 def traced(path):
@@ -50,7 +50,11 @@ def test_in_steps_only_the_engine_takes_time(tmp_path):
     both = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "t", slice(None), True)
     assert both.length == 30 and both.windows() == [(0, 10), (10, 30)]
     assert {(s.name, s.start, s.end) for s in both.spans if s.track[0] == "replica 0"} == {
-        ("p #0", 0, 10), ("p #1", 0, 5), ("q #0", 10, 30), ("q #1", 10, 30)}
+        ("p #0", 0, 10),
+        ("p #1", 0, 5),
+        ("q #0", 10, 30),
+        ("q #1", 10, 30),
+    }
     assert both.bubble() == pytest.approx(5 / 60)
 
 
@@ -75,9 +79,9 @@ def pixels(data):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     at, chunks = 8, {}
     while at < len(data):
-        size, name = struct.unpack(">I4s", data[at:at + 8])
-        body = data[at + 8:at + 8 + size]
-        assert struct.unpack(">I", data[at + 8 + size:at + 12 + size])[0] == zlib.crc32(name + body)
+        size, name = struct.unpack(">I4s", data[at : at + 8])
+        body = data[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(name + body)
         chunks[name] = body
         at += 12 + size
     width, height, depth, kind, *_ = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
@@ -97,17 +101,27 @@ def test_a_png_has_the_shapes_and_letters_of_the_picture():
     assert np.array_equal((found == (255, 0, 0)).all(axis=2), red)
     assert (found == (0, 0, 255)).all(axis=2).sum() == 1  # nothing short vanishes
     green = (found == (0, 255, 0)).all(axis=2)[15:25:2, 2:16:2]
-    assert ["".join(".#"[int(on)] for on in row) for row in green] == ["###..#.", ".#..##.", ".#...#.", ".#...#.", "###.###"]
+    assert ["".join(".#"[int(on)] for on in row) for row in green] == [
+        "###..#.",
+        ".#..##.",
+        ".#...#.",
+        ".#...#.",
+        "###.###",
+    ]
 
 
 def test_what_cannot_be_drawn_is_one_sentence(tmp_path, capsys):
     file, out = traced(tmp_path / "trace_000000.json"), tmp_path / "a.png"
-    assert plot_rounds.main([str(tmp_path), "--out", str(out), "--rounds", "1:2", "--title", "one"]) == 0 and out.is_file()
+    assert (
+        plot_rounds.main([str(tmp_path), "--out", str(out), "--rounds", "1:2", "--title", "one"]) == 0 and out.is_file()
+    )
     assert "one: 3 seconds, bubble 0%" in capsys.readouterr().out
-    for arguments, sentence in (([str(file), "--rounds", "7:9"], "rounds 7:9 were not traced; it has 2"),
-                                ([str(file), "--replicas", "1:"], "replicas 1: were not traced; it has 1"),
-                                ([str(file), "--rounds", "3"], "'3' must be A:B"),
-                                ([str(tmp_path / "no.json")], "not a whole trace"),
-                                ([str(file), "--out", "a.gif"], "must end in")):
+    for arguments, sentence in (
+        ([str(file), "--rounds", "7:9"], "rounds 7:9 were not traced; it has 2"),
+        ([str(file), "--replicas", "1:"], "replicas 1: were not traced; it has 1"),
+        ([str(file), "--rounds", "3"], "'3' must be A:B"),
+        ([str(tmp_path / "no.json")], "not a whole trace"),
+        ([str(file), "--out", "a.gif"], "must end in"),
+    ):
         assert plot_rounds.main([*arguments, *([] if "--out" in arguments else ["--out", str(out)])]) == 1
         assert sentence in capsys.readouterr().err

@@ -43,8 +43,9 @@ def root(tmp_path) -> Path:
 
 
 def run(root: Path, script: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, f"scripts/{script}.py", *arguments], cwd=root, capture_output=True, text=True,
-                          timeout=120)
+    return subprocess.run(
+        [sys.executable, f"scripts/{script}.py", *arguments], cwd=root, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_every_show_and_bench_of_the_project_is_listed():
@@ -59,7 +60,9 @@ def test_a_bound_that_holds_exits_0_and_is_written(root):
     done = run(root, "show", "two-and-two")
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()][2:4] == [
-        ["sum", "4", ">=", "4", "and", "<=", "4", "ok"], ["free", "7"]]
+        ["sum", "4", ">=", "4", "and", "<=", "4", "ok"],
+        ["free", "7"],
+    ]
     result = json.loads((root / "scripts/results/two-and-two.json").read_text())
     assert result["figures"] == {"sum": 4, "free": 7} and result["ok"] is True
     assert result["bounds"] == {"sum": {"at_least": 4, "at_most": 4, "ok": True}}
@@ -96,19 +99,33 @@ def test_all_runs_every_show_though_one_fails(root):
     done = run(root, "show", "--all")
     assert done.returncode == 1
     assert [line.split() for line in done.stdout.splitlines()[-4:]] == [
-        ["a", "ok"], ["b", "FAIL"], ["c", "FAIL"], ["d", "inputs", "missing"]]
+        ["a", "ok"],
+        ["b", "FAIL"],
+        ["c", "FAIL"],
+        ["d", "inputs", "missing"],
+    ]
     for name in "bc":
         (root / f"scripts/shows/{name}.py").unlink()
     assert run(root, "show", "--all").returncode == 2
 
 
-@pytest.mark.parametrize("value, bounds, ok", [
-    (0.5, dict(at_most=0.5), True), (0.5001, dict(at_most=0.5), False), (float("nan"), dict(at_most=0.5), False),
-    (float("nan"), dict(at_least=0.5), False), (None, dict(at_least=0), False), (True, dict(at_least=1), False),
-    (np.float32(0.5), dict(at_least=0.5), True), (np.array([1, 2]), dict(equals=[1, 2]), True),
-    ("text", dict(equals="other"), False), (0, dict(equals=0), True), (1, dict(equals=0), False),
-    (3, dict(at_least=1, at_most=2), False),
-])
+@pytest.mark.parametrize(
+    "value, bounds, ok",
+    [
+        (0.5, dict(at_most=0.5), True),
+        (0.5001, dict(at_most=0.5), False),
+        (float("nan"), dict(at_most=0.5), False),
+        (float("nan"), dict(at_least=0.5), False),
+        (None, dict(at_least=0), False),
+        (True, dict(at_least=1), False),
+        (np.float32(0.5), dict(at_least=0.5), True),
+        (np.array([1, 2]), dict(equals=[1, 2]), True),
+        ("text", dict(equals="other"), False),
+        (0, dict(equals=0), True),
+        (1, dict(equals=0), False),
+        (3, dict(at_least=1, at_most=2), False),
+    ],
+)
 def test_bounds(value, bounds, ok):
     record = records.Record("x", [])
     record.figure("key", value, **bounds)
@@ -124,15 +141,20 @@ def test_a_figure_is_written_once():
 
 def test_finished_work_is_kept_by_commit_and_never_on_a_changed_tree(root):
     def git(*arguments):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=root, check=True,
-                       capture_output=True)
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=root, check=True, capture_output=True
+        )
+
     git("init", "-q")
     (root / ".gitignore").write_text(".cache/\n")
     git("add", "."), git("commit", "-qm", "one")
     record, done = records.Record("x", [], root=root), []
     work = lambda: done.append(1) or {"n": np.int32(len(done))}  # noqa: E731
     assert [record.cached("seed0", work), record.cached("seed0", work), record.cached("seed1", work)] == [
-        {"n": 1}, {"n": 1}, {"n": 2}]
+        {"n": 1},
+        {"n": 1},
+        {"n": 2},
+    ]
     (root / "scripts/results").mkdir()
     (root / "scripts/results/x.json").write_text("{}")  # a show's result is no change
     assert record.cached("seed0", work) == {"n": 1}
@@ -144,7 +166,10 @@ def test_finished_work_is_kept_by_commit_and_never_on_a_changed_tree(root):
 
 def test_commands_run_in_the_root_and_failures_show_their_output(root):
     record = records.Record("x", [], root=root)
-    assert record.run("-c", "import os; assert os.environ['A'] == 'b'; open('here', 'w')", timeout_s=60, env={"A": "b"}) > 0
+    assert (
+        record.run("-c", "import os; assert os.environ['A'] == 'b'; open('here', 'w')", timeout_s=60, env={"A": "b"})
+        > 0
+    )
     assert (root / "here").is_file()
     with pytest.raises(RuntimeError, match="exited 3:\nwhy"):
         record.run("-c", "print('why'); raise SystemExit(3)", timeout_s=60)

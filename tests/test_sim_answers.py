@@ -6,16 +6,22 @@ import math
 
 import numpy as np
 import pytest
+import sim_arms as arms
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sim_arms as arms
 from jaxrl_post.sim import laws, workloads
 from jaxrl_post.sim.answers import Answer, agreement, noise, pieces, spans_of
 
 UNIFORMS = [(n + 0.5) / 400 for n in range(400)]
 HEAVY = laws.Mixture(laws.LogNormal(2.0, 0.8), laws.LogUniform(10.0, 100.0), 0.2)
-LAWS = [laws.Uniform(40), laws.LogNormal(2.0, 0.8), laws.LogUniform(3.0, 60.0), HEAVY, laws.Empirical([1, 3, 3, 8, 20, 21])]
+LAWS = [
+    laws.Uniform(40),
+    laws.LogNormal(2.0, 0.8),
+    laws.LogUniform(3.0, 60.0),
+    HEAVY,
+    laws.Empirical([1, 3, 3, 8, 20, 21]),
+]
 
 
 def drawn(law, beyond, grid):
@@ -51,7 +57,7 @@ def test_the_spread_gives_the_tail_that_was_asked_for():
     """Longest of 8 over the mean, by drawing; of one answer it is 1 whatever the spread."""
     sigma = laws.spread(1.45, 8)
     z = np.random.default_rng(0).normal(size=(100_000, 8))
-    assert np.exp(sigma * z).max(1).mean() / math.exp(sigma ** 2 / 2) == pytest.approx(1.45, rel=0.01)
+    assert np.exp(sigma * z).max(1).mean() / math.exp(sigma**2 / 2) == pytest.approx(1.45, rel=0.01)
     assert laws.tail_of(0.7, 1) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="nearest valid value is 1"):
         laws.spread(0.5, 8)
@@ -71,10 +77,14 @@ def test_every_version_has_the_same_law(tv):
 def test_the_first_difference_is_geometric_and_all_before_it_is_equal():
     """P(no difference in the first k tokens) = (1 - tv)^k, among answers that have so many."""
     tv, answers = 0.05, arms.answers(0.05)
-    pairs = [[answers.path(arms.request(n).rollout_id, None, ((0, version),)) for version in (3, 4)] for n in range(1500)]
+    pairs = [
+        [answers.path(arms.request(n).rollout_id, None, ((0, version),)) for version in (3, 4)] for n in range(1500)
+    ]
     for k in (1, 5, 12):
         there = [agreement(a.tokens(a.length), b) for a, b in pairs if a.length >= k]
-        assert np.mean([same >= k for same in there]) == pytest.approx((1 - tv) ** k, abs=3.5 * 0.5 / math.sqrt(len(there)))
+        assert np.mean([same >= k for same in there]) == pytest.approx(
+            (1 - tv) ** k, abs=3.5 * 0.5 / math.sqrt(len(there))
+        )
 
 
 @given(st.integers(0, 400), st.lists(st.integers(0, 4), min_size=1, max_size=4), st.floats(0.01, 0.4))
@@ -100,7 +110,7 @@ def test_frozen_weights_never_change_an_answer():
     assert answers.path(name, None, ((0, 0),)) == answers.path(name, None, ((0, 5), (2, 900)))
 
 
-@given(st.integers(0, 2 ** 64 - 1), st.integers(0, 10 ** 6), st.integers(-5, 10 ** 6))
+@given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.integers(-5, 10**6))
 def test_noise_lies_strictly_between_0_and_1(key, version, place):
     assert 0.0 < noise(key, version, place) < 1.0 and noise(key, version, place) == noise(key, version, place)
 
@@ -125,9 +135,15 @@ def test_the_fitted_workload_has_the_published_quantiles():
     law = workloads.rollpacker(3000, cap=8192)
     answers = arms.Answers(law, cap=8192)
     order = workloads.Prompts(3000, tokens=1)
-    lengths = np.array([[answers.length(name, prompt, 0) for name in names] for prompt, names in (
-        (prompt, [arms.RolloutId(0, "train", 0, prompt.id, sample, 0) for sample in range(8)])
-        for _, prompt in map(order.at, range(3000)))])
+    lengths = np.array(
+        [
+            [answers.length(name, prompt, 0) for name in names]
+            for prompt, names in (
+                (prompt, [arms.RolloutId(0, "train", 0, prompt.id, sample, 0) for sample in range(8)])
+                for _, prompt in map(order.at, range(3000))
+            )
+        ]
+    )
     assert lengths.mean() == pytest.approx(1006, rel=0.04)
     assert np.quantile(lengths, [0.5, 0.75, 0.9]) == pytest.approx([587, 1042, 1887], rel=0.05)
     assert (lengths == 8192).mean() == pytest.approx(0.026, abs=0.004)
@@ -137,7 +153,7 @@ def test_the_fitted_workload_has_the_published_quantiles():
 def test_log_normal_prompts_have_the_mean_the_tail_and_the_share_within():
     law = workloads.lognormal(4000, mean=1350.0, tail=1.43, group=8, within=0.5)
     own = [law(prompt) for _, prompt in map(workloads.Prompts(4000, tokens=1).at, range(4000))]
-    assert np.mean([math.exp(one.mu + one.sigma ** 2 / 2) for one in own]) == pytest.approx(1350, rel=0.02)
+    assert np.mean([math.exp(one.mu + one.sigma**2 / 2) for one in own]) == pytest.approx(1350, rel=0.02)
     assert np.var([one.mu for one in own]) == pytest.approx(own[0].sigma ** 2, rel=0.07)
     assert laws.tail_of(own[0].sigma, 8) == pytest.approx(1.43)
 
@@ -145,7 +161,10 @@ def test_log_normal_prompts_have_the_mean_the_tail_and_the_share_within():
 def test_an_epoch_holds_every_prompt_once_and_each_epoch_has_its_own_order():
     order = workloads.Prompts(50, tokens=3, seed=2)
     epochs = [[order.at(epoch * 50 + n)[1].id for n in range(50)] for epoch in range(2)]
-    assert sorted(epochs[0], key=int) == sorted(epochs[1], key=int) == [str(n) for n in range(50)] and epochs[0] != epochs[1]
+    assert (
+        sorted(epochs[0], key=int) == sorted(epochs[1], key=int) == [str(n) for n in range(50)]
+        and epochs[0] != epochs[1]
+    )
     assert order.at(120)[0] == 2 and order.at(3)[1].id == epochs[0][3]
 
 
@@ -153,7 +172,11 @@ def test_traces_are_read_in_their_own_forms(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"output_length": 5}\n{"output_length": 0}\n{"output_length": 7}\n')
     (tmp_path / "b.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,4,10\ny,9,3\n")
     (tmp_path / "c.txt").write_text("abcdefgh\n=====\nabc\nd\n=====\n")
-    assert [workloads.read_lengths(tmp_path / name) for name in ("a.jsonl", "b.csv", "c.txt")] == [[5, 7], [10, 3], [2, 2]]
+    assert [workloads.read_lengths(tmp_path / name) for name in ("a.jsonl", "b.csv", "c.txt")] == [
+        [5, 7],
+        [10, 3],
+        [2, 2],
+    ]
     (tmp_path / "d.jsonl").write_text('{"length": 5}\n')
     for name, said in (("d.jsonl", "no trace of this form"), ("e.csv", "no trace"), ("a.json", "no trace")):
         with pytest.raises(ValueError, match=said):

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-
 import sim_arms
+
 from jaxrl_post import config, simulate
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.elastic import SimElastic
@@ -58,8 +58,9 @@ def test_what_it_refuses():
 
 
 def test_a_replica_of_more_devices_holds_more():
-    given = settings.resolve(settings.default(), ["cluster.layouts=[2,4]", "cluster.bounded=True", "cluster.replicas=8",
-                                                  "cluster.slots=10"])
+    given = settings.resolve(
+        settings.default(), ["cluster.layouts=[2,4]", "cluster.bounded=True", "cluster.replicas=8", "cluster.slots=10"]
+    )
     found = parts.replicas(given.cluster)
     assert list(found) == [(8, 1), (4, 2), (2, 4)] and [one.slots for one in found.values()] == [10, 20, 40]
     kv = [one.kv_tokens for one in found.values()]
@@ -72,14 +73,31 @@ def test_a_replica_of_more_devices_holds_more():
 
 def test_a_planner_finds_the_layout_of_fewer_seconds():
     """Of every round but the first the planner's is at most 2 % above the best fixed layout."""
-    base = settings.resolve(settings.default(), ["workload.cap=8192", "cluster.replicas=8", "cluster.model=qwen2.5-14b",
-                                                 "cluster.collective_s=0.001", "cluster.bounded=True", "rounds=5",
-                                                 "scheduler.prompts=32"])
+    base = settings.resolve(
+        settings.default(),
+        [
+            "workload.cap=8192",
+            "cluster.replicas=8",
+            "cluster.model=qwen2.5-14b",
+            "cluster.collective_s=0.001",
+            "cluster.bounded=True",
+            "rounds=5",
+            "scheduler.prompts=32",
+        ],
+    )
     cluster = base.cluster
 
     def seconds(**changed):
         ring = simulate.assemble(dataclasses.replace(base, cluster=dataclasses.replace(cluster, **changed)))
-        simulate.loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, base.rounds)
+        simulate.loop.run(
+            simulate.tallied(ring),
+            ring.engine,
+            ring.scheduler,
+            ring.rewards,
+            ring.learner,
+            simulate.publish,
+            base.rounds,
+        )
         return [one.generate_s for one in ring.tally.rounds], ring.engine
 
     fixed = {tensor: seconds(tensor=tensor, replicas=8 // tensor, slots=1024 * tensor)[0] for tensor in (1, 2, 4)}

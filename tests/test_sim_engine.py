@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import sim_arms as arms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sim_arms as arms
 from jaxrl_post.sim.pace import Drafts, Independent, LockStep
 from jaxrl_post.types import Finish
 
@@ -26,26 +26,28 @@ def told(rollout):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_events_are_those_of_an_engine_that_goes_token_by_token(data):
-    """Under swaps, cancels, parks and re-entries in every mode, at the same clocks."""
+    """Under swaps, parks and re-entries in every mode, at the same clocks."""
     tv = data.draw(st.sampled_from([0.0, 0.02, 0.2]))
     replicas, slots = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     fast = arms.engine(tv=tv, replicas=replicas, slots=slots)
     slow = arms.TokenByToken(arms.answers(tv), replicas, slots)
     number, known = 0, set()
     for _ in range(data.draw(st.integers(1, 12))):
-        what = data.draw(st.sampled_from(["submit", "step", "swap", "cancel", "park"]))
-        some = [name for name in sorted(known) if data.draw(st.booleans())] if what in ("cancel", "park") else []
+        what = data.draw(st.sampled_from(["submit", "step", "swap", "remove", "park"]))
+        some = [name for name in sorted(known) if data.draw(st.booleans())] if what in ("remove", "park") else []
         if what == "submit":
-            asked = [arms.request(number + n, replica=data.draw(st.integers(0, replicas - 1)))
-                     for n in range(data.draw(st.integers(1, 5)))]
+            asked = [
+                arms.request(number + n, replica=data.draw(st.integers(0, replicas - 1)))
+                for n in range(data.draw(st.integers(1, 5)))
+            ]
             number += len(asked)
             known |= {one.rollout_id for one in asked}
             fast.submit(asked), slow.submit(asked)
         elif what == "swap":
             fast.swap(None, fast.version + 1)
             slow.version += 1
-        elif what == "cancel":
-            fast.cancel(some), slow.drop(some)
+        elif what == "remove":
+            fast.park(some), slow.drop(some)
             known -= set(some)
         elif what == "park":
             mode = data.draw(st.sampled_from(["recompute", "verify", "restart"]))
@@ -65,7 +67,9 @@ def both_go_on(fast, slow):
     while slow.clock < fast.clock:
         assert not expected, "an event was passed over"
         expected = slow.step()
-    assert sorted(map(told, done)) == sorted((name, clock, tokens, versions) for name, clock, tokens, versions in expected)
+    assert sorted(map(told, done)) == sorted(
+        (name, clock, tokens, versions) for name, clock, tokens, versions in expected
+    )
     return {rollout.id for rollout in done}
 
 
@@ -82,16 +86,18 @@ def test_the_clock_jumps_to_the_next_finish_and_seconds_add_up():
 
 def test_seconds_follow_the_cost_of_the_slowest_replica():
     """Two answers of 5 and 9 tokens in one replica, one of 3 in the other; a step costs 1 + 0.1 a row, by hand."""
-    from jaxrl_post.cost import DecodeCost
+    from jaxrl_post.engine.step_cost import DecodeCost
 
     class Given:
         cap, frozen = 9, True
 
         def path(self, rollout_id, prompt, spans):
             from jaxrl_post.sim.answers import Answer
+
             return Answer({"0": 5, "1": 9, "2": 3}[prompt.id], (0,), (0,))
 
     from jaxrl_post.sim.engine import SimEngine
+
     cost = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0, request_s=0.1)
     engine = SimEngine(Given(), replicas=2, slots=4, pace=LockStep(cost))
     engine.submit([arms.request(0, cap=9), arms.request(1, cap=9), arms.request(2, replica=1, cap=9)])
@@ -105,12 +111,16 @@ def test_seconds_follow_the_cost_of_the_slowest_replica():
 
 
 def test_drafts_speed_the_tail_up_and_change_no_token():
-    plain, drafting = (arms.engine(slots=8, cap=400, pace=LockStep(arms.FLAT, drafts))
-                       for drafts in (Drafts(), Drafts(tokens=2.0, width=3, most_running=3)))
+    plain, drafting = (
+        arms.engine(slots=8, cap=400, pace=LockStep(arms.FLAT, drafts))
+        for drafts in (Drafts(), Drafts(tokens=2.0, width=3, most_running=3))
+    )
     for engine in (plain, drafting):
         engine.submit([arms.request(n, cap=400) for n in range(8)])
     a, b = drain(plain), drain(drafting)
-    assert {rollout.id: rollout.tokens.tolist() for rollout in a} == {rollout.id: rollout.tokens.tolist() for rollout in b}
+    assert {rollout.id: rollout.tokens.tolist() for rollout in a} == {
+        rollout.id: rollout.tokens.tolist() for rollout in b
+    }
     third = sorted(len(rollout) for rollout in a)[-4]
     longest = max(len(rollout) for rollout in a)
     assert drafting.clock == third + -(-(longest - third) // 2) < plain.clock
@@ -123,7 +133,9 @@ def test_a_full_memory_costs_time_and_never_a_token(kv_tokens, slots, first):
     for engine in (roomy, tight):
         engine.submit([arms.request(first + n) for n in range(12)])
     a, b = drain(roomy), drain(tight)
-    assert {rollout.id: rollout.tokens.tolist() for rollout in a} == {rollout.id: rollout.tokens.tolist() for rollout in b}
+    assert {rollout.id: rollout.tokens.tolist() for rollout in a} == {
+        rollout.id: rollout.tokens.tolist() for rollout in b
+    }
     assert tight.clock >= roomy.clock
     assert max(tight.capacity.pages) == kv_tokens  # all of it came back
 
@@ -137,9 +149,13 @@ def test_what_waits_takes_a_slot_at_the_clock_at_which_one_is_free():
     assert engine.capacity.slots == (1,)
 
 
-@pytest.mark.parametrize("wrong, sentence", [
-    (dict(replica=3), "wants replica 3 of 1"), (dict(cap=20), "may have 20 tokens, but answers of this workload have up to 40"),
-])
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        (dict(replica=3), "wants replica 3 of 1"),
+        (dict(cap=20), "may have 20 tokens, but answers of this workload have up to 40"),
+    ],
+)
 def test_bad_requests_are_refused_whole(wrong, sentence):
     engine = arms.engine()
     with pytest.raises(ValueError, match=sentence):
@@ -160,5 +176,7 @@ def test_parked_ones_come_back_as_they_were():
     first = engine.step()
     parked = engine.park([one.rollout_id for one in asked])
     assert engine.pending == 0 and engine.capacity.slots == (2,)
-    assert [len(rollout) for rollout in parked if rollout.finish is Finish.PARKED and len(rollout)] == [first[0].finish_clock]
+    assert [len(rollout) for rollout in parked if rollout.finish is Finish.PARKED and len(rollout)] == [
+        first[0].finish_clock
+    ]
     assert np.all(parked[0].tokens == 0)

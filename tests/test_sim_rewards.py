@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-
 import sim_arms as arms
+
 from jaxrl_post.sim import lending
 from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.rewards import Lengths, SimRewards
@@ -54,10 +54,26 @@ def test_the_learner_counts_prompts_and_answers():
 
 def test_figures_by_hand():
     def one(kind, seconds, lengths):
-        return Round(kind=kind, generate_s=seconds, train_s=1.0, lent_s=seconds + 0.5, lengths=np.array(lengths), reward=0.5, staleness=2.0)
-    found = figures([one("short", 2.0, [1, 3]), one("short", 4.0, [2, 2]), one("long", 9.0, [8, 4])],
-                    {"sim/num_tokens_generated": 25.0, "sim/num_tokens_reused": 5.0})
-    assert (found["rollout_s"], found["step_s"], found["short_rollout_s"], found["long_step_s"]) == (5.0, 6.0, 3.0, 10.0)
+        return Round(
+            kind=kind,
+            generate_s=seconds,
+            train_s=1.0,
+            lent_s=seconds + 0.5,
+            lengths=np.array(lengths),
+            reward=0.5,
+            staleness=2.0,
+        )
+
+    found = figures(
+        [one("short", 2.0, [1, 3]), one("short", 4.0, [2, 2]), one("long", 9.0, [8, 4])],
+        {"sim/num_tokens_generated": 25.0, "sim/num_tokens_reused": 5.0},
+    )
+    assert (found["rollout_s"], found["step_s"], found["short_rollout_s"], found["long_step_s"]) == (
+        5.0,
+        6.0,
+        3.0,
+        10.0,
+    )
     assert (found["lent_step_s"], found["long_lent_step_s"]) == (5.5, 9.5)
     assert (found["period"], found["short_longest"], found["long_mean_length"]) == (3.0, 2.5, 6.0)
     assert found["tokens_wasted"] == pytest.approx(0.2) and found["tokens_recomputed"] == pytest.approx(0.2)

@@ -35,7 +35,8 @@ def test_synchronous_rounds_by_hand(tmp_path):
     given = settings.resolve(config.load(small(tmp_path)))
     ring = simulate.assemble(given)
     from jaxrl_post import loop
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, 6)
+
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, 6)
     longest = [int(one.lengths.max()) for one in ring.tally.rounds]
     assert [one.generate_s for one in ring.tally.rounds] == pytest.approx([0.5 + 0.01 * length for length in longest])
     assert ring.engine.clock == sum(longest) and all(one.lengths.size == 32 for one in ring.tally.rounds)
@@ -44,8 +45,10 @@ def test_synchronous_rounds_by_hand(tmp_path):
 def test_a_long_round_of_two_batches(tmp_path):
     """At weights that stand still the same answers in as many batches, in fewer seconds, the second of two a step stale."""
     over = ("rounds=12", "scheduler.name=tail_batching", "scheduler.over=1.5", "scheduler.prefix_mode=verify")
-    one, two = (simulate.turn(settings.resolve(config.load(small(tmp_path)), (*over, f"scheduler.long_batches={batches}")))
-                for batches in (1, 2))
+    one, two = (
+        simulate.turn(settings.resolve(config.load(small(tmp_path)), (*over, f"scheduler.long_batches={batches}")))
+        for batches in (1, 2)
+    )
     assert one["mean_length"] == two["mean_length"] and two["rollout_s"] < one["rollout_s"]
     assert (one["period"], two["period"]) == (3.0, 5.0)  # four short rounds, then a long one of two batches
     assert one["staleness"] == 0.0 and two["staleness"] == pytest.approx(0.5 / 5)
@@ -53,14 +56,28 @@ def test_a_long_round_of_two_batches(tmp_path):
 
 def test_report_and_json(tmp_path):
     out = tmp_path / "out.json"
-    assert simulate.main([f"--config={small(tmp_path)}", "--json", str(out), "--config.scheduler.name=tail_batching",
-                          "--config.scheduler.over=1.5", "--config.scheduler.prefix_mode=recompute"]) == 0
+    assert (
+        simulate.main(
+            [
+                f"--config={small(tmp_path)}",
+                "--json",
+                str(out),
+                "--config.scheduler.name=tail_batching",
+                "--config.scheduler.over=1.5",
+                "--config.scheduler.prefix_mode=recompute",
+            ]
+        )
+        == 0
+    )
     found = json.loads(out.read_text())
-    row, = found["rows"]
+    (row,) = found["rows"]
     assert row["fitted"] is True and row["error"] == pytest.approx(math.log(row["ours"] / 20.0))
     assert found["rms_log_error"] == pytest.approx(abs(row["error"]))
     sync, ours = found["stages"]["sync"], found["stages"]["small"]
-    assert found["speedup_over_sync"] == pytest.approx(sync["step_s"] / ours["step_s"]) and found["speedup_over_sync"] > 1.1
+    assert (
+        found["speedup_over_sync"] == pytest.approx(sync["step_s"] / ours["step_s"])
+        and found["speedup_over_sync"] > 1.1
+    )
     assert found["length_bias"] == 0.0 and found["tokens_wasted"] == 0.0 and ours["period"] == 3.0
     assert found["part_shares"] == {"small": 1.0}
 
@@ -81,24 +98,46 @@ def test_the_meter_and_the_trace_of_a_simulation(tmp_path):
 
 
 def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
-    file = small(tmp_path, 'c.parts = ("tail: scheduler.name=tail_batching scheduler.over=1.5", '
-                 '"drafts: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=8")')
+    file = small(
+        tmp_path,
+        'c.parts = ("tail: scheduler.name=tail_batching scheduler.over=1.5", '
+        '"drafts: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=8")',
+    )
     found = simulate.report(settings.resolve(config.load(file)))
-    assert list(found["stages"]) == ["sync", "tail", "drafts"] and sum(found["part_shares"].values()) == pytest.approx(1.0)
+    assert list(found["stages"]) == ["sync", "tail", "drafts"] and sum(found["part_shares"].values()) == pytest.approx(
+        1.0
+    )
     assert found["stages"]["drafts"]["step_s"] < found["stages"]["tail"]["step_s"] < found["stages"]["sync"]["step_s"]
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["--confg=x"], "unknown argument '--confg=x'; nearest is --config=FILE"),
-    (["--config=nowhere.py"], "--config=nowhere.py: no such Python file"),
-    (["--config=FILE", "--config.workload.capp=5"], "unknown name 'workload.capp'; nearest valid name is 'workload.cap'"),
-    (["--config=FILE", "--config.scheduler.over=1.5"], "(sync waits for all it launches, and a pipeline has no rounds to race in)"),
-    (["--config=FILE", "--config.scheduler.lend=0.5"], "scheduler.lend=0.5 moves rollouts in the midst of a round, which the "),
-    (["--config=FILE", "--config.parts=['nothing']"], "parts: 'nothing' must be a name, a colon and overrides"),
-    (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
-    (["--config=FILE", "--config.learner.apart=True", "--config.cluster.layouts=[2]", "--config.cluster.step_s=0.0"], "learner.apart=True: weights come in the midst of"),
-    (["--config=FILE", "--config.published={'speed': 2.0}", "--config.fitted=[]"], "published names 'speed'"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--confg=x"], "unknown argument '--confg=x'; nearest is --config=FILE"),
+        (["--config=nowhere.py"], "--config=nowhere.py: no such Python file"),
+        (
+            ["--config=FILE", "--config.workload.capp=5"],
+            "unknown name 'workload.capp'; nearest valid name is 'workload.cap'",
+        ),
+        (["--config=FILE", "--config.scheduler.over=1.5"], "(sync waits for all it launches, and a pipeline has no rounds to race in)"),
+        (
+            ["--config=FILE", "--config.scheduler.lend=0.5"],
+            "scheduler.lend=0.5 moves rollouts in the midst of a round, which the ",
+        ),
+        (["--config=FILE", "--config.parts=['nothing']"], "parts: 'nothing' must be a name, a colon and overrides"),
+        (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
+        (
+            [
+                "--config=FILE",
+                "--config.learner.apart=True",
+                "--config.cluster.layouts=[2]",
+                "--config.cluster.step_s=0.0",
+            ],
+            "learner.apart=True: weights come in the midst of",
+        ),
+        (["--config=FILE", "--config.published={'speed': 2.0}", "--config.fitted=[]"], "published names 'speed'"),
+    ],
+)
 def test_a_mistake_is_one_sentence(tmp_path, capsys, arguments, said):
     given = [argument.replace("FILE", small(tmp_path)) for argument in arguments]
     assert simulate.main(given) == 1
@@ -130,19 +169,45 @@ def test_what_a_learner_apart_is_compared_with_is_synchronous(tmp_path):
 def test_turns_by_micro_batch_save_no_time_and_age_tokens():
     """Decode plus training work is what it was, and weights come the later, the more of the time is the engine's."""
     from jaxrl_post import loop
+
     took, aged = [], []
     for ratio in (0.0, 0.5, 1.0):
-        given = settings.resolve(settings.default(), (
-            "rounds=24", "workload.name=lognormal", "workload.mean=300.0", "workload.tail=1.0", "workload.cap=2048",
-            "workload.prompts=2000", "cluster.replicas=4", "cluster.slots=64", "cluster.step_s=0.01", "scheduler.name=pipeline",
-            "scheduler.max_staleness=6", "scheduler.prompts=16", "scheduler.group_size=8", "learner.token_s=0.00002",
-            f"scheduler.interleave={ratio}"))
+        given = settings.resolve(
+            settings.default(),
+            (
+                "rounds=24",
+                "workload.name=lognormal",
+                "workload.mean=300.0",
+                "workload.tail=1.0",
+                "workload.cap=2048",
+                "workload.prompts=2000",
+                "cluster.replicas=4",
+                "cluster.slots=64",
+                "cluster.step_s=0.01",
+                "scheduler.name=pipeline",
+                "scheduler.max_staleness=6",
+                "scheduler.prompts=16",
+                "scheduler.group_size=8",
+                "learner.token_s=0.00002",
+                f"scheduler.interleave={ratio}",
+            ),
+        )
         ring = simulate.assemble(given)
-        loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, given.rounds)
+        loop.run(
+            simulate.tallied(ring),
+            ring.engine,
+            ring.scheduler,
+            ring.rewards,
+            ring.learner,
+            simulate.publish,
+            given.rounds,
+        )
         rounds = ring.tally.rounds[6:]
         took.append(sum(one.step_s for one in rounds) / sum(one.batches for one in rounds))
         aged.append(sum(one.staleness for one in rounds) / len(rounds))
     assert took == pytest.approx([took[0]] * 3, rel=0.1)
     assert aged[0] + 0.5 < aged[1] < aged[2] - 0.5
     with pytest.raises(ValueError, match="scheduler.interleave=0.5 divides the time of shared devices, and with learner.apart=True none are"):
-        settings.resolve(settings.default(), ("scheduler.name=pipeline", "learner.apart=True", "scheduler.interleave=0.5"))
+        settings.resolve(
+            settings.default(), ("scheduler.name=pipeline", "learner.apart=True", "scheduler.interleave=0.5")
+        )

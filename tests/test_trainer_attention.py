@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from dense_attend import dense
+
 from jaxrl_post.trainer import attention
 
 
@@ -21,8 +21,10 @@ def flat(x):
     return x.reshape(-1, *x.shape[2:])
 
 
-@pytest.mark.parametrize("T, window, soft_cap", [(20, None, None), (20, 3, None), (20, None, 2.0), (150, None, None),
-                                                 (150, 70, 5.0), (128, 1, None)])
+@pytest.mark.parametrize(
+    "T, window, soft_cap",
+    [(20, None, None), (20, 3, None), (20, None, 2.0), (150, None, None), (150, 70, 5.0), (128, 1, None)],
+)
 def test_values_and_gradients(T, window, soft_cap):
     q, k, v, segments = case(T)
     weight = jnp.asarray(np.random.default_rng(1).normal(size=q.shape), jnp.float32)
@@ -36,8 +38,9 @@ def test_values_and_gradients(T, window, soft_cap):
         return dense(positions, segments)(0, q, k, v, None, **how)[0]
 
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), rtol=2e-5, atol=2e-6)
-    got, expected = (jax.grad(lambda *a, f=f: jnp.sum(weight * f(*a)), argnums=(0, 1, 2))(q, k, v)
-                     for f in (ours, theirs))
+    got, expected = (
+        jax.grad(lambda *a, f=f: jnp.sum(weight * f(*a)), argnums=(0, 1, 2))(q, k, v) for f in (ours, theirs)
+    )
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 

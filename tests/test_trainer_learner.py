@@ -2,15 +2,16 @@
 
 import dataclasses
 
+import gradient_arms as arms
 import jax
 import jax.numpy as jnp
+import made_groups
 import numpy as np
 import pytest
 
-import gradient_arms as arms
-import made_groups
-from jaxrl_post import config, mesh
+from jaxrl_post import config
 from jaxrl_post.algorithms import advantages
+from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer.learner import Learner
 
@@ -69,8 +70,12 @@ def test_the_same_groups_at_the_same_weights_have_ratio_one(shared):
     metrics = turn(shared)
     assert metrics["actor/pg_clipfrac"] == 0 and abs(metrics["actor/ppo_kl"]) < 1e-6
     values = [advantages.grpo(g.rewards, g.scored, np.array([len(r) for r in g.rollouts])) for g in GROUPS]
-    pairs = [(a, r.sampled.sum()) for v, g in zip(values, GROUPS, strict=True)
-             for a, r, s in zip(v, g.rollouts, g.scored, strict=True) if s]
+    pairs = [
+        (a, r.sampled.sum())
+        for v, g in zip(values, GROUPS, strict=True)
+        for a, r, s in zip(v, g.rollouts, g.scored, strict=True)
+        if s
+    ]
     a, n = np.array(pairs).T
     assert metrics["actor/pg_loss"] == pytest.approx(-(a @ n) / n.sum(), rel=1e-4)  # ratio 1: the loss is -mean A
     assert metrics["critic/advantages/mean"] == pytest.approx((a @ n) / n.sum())
@@ -92,7 +97,7 @@ def test_entropy_and_mismatch_against_a_plain_forward(shared):
     for n, (g, i) in enumerate(members):  # the engine's log-probs are compared wherever it sampled, scored or not
         r = GROUPS[g].rollouts[i]
         start = r.prompt.tokens.size
-        gaps.append((logps[n, start:start + len(r)] - r.logprobs)[r.sampled])
+        gaps.append((logps[n, start : start + len(r)] - r.logprobs)[r.sampled])
     gaps = np.concatenate(gaps)
     assert metrics["training/rollout_logprobs_abs_diff_max"] == pytest.approx(np.abs(gaps).max(), rel=1e-5)
     assert metrics["training/rollout_logprobs_abs_diff_mean"] == pytest.approx(np.abs(gaps).mean(), rel=1e-5)
@@ -116,16 +121,18 @@ def test_nan_is_skipped_counted_and_leaves_every_bit(shared):
     metrics = turn(shared)  # and the next one is sound again
     assert metrics["training/skipped_updates"] == 0 and np.isfinite(metrics["actor/grad_norm"])
     now = host(shared.params)
-    assert any(a.tobytes() != b.tobytes()
-               for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(now), strict=True))
+    assert any(
+        a.tobytes() != b.tobytes() for a, b in zip(jax.tree.leaves(before[0]), jax.tree.leaves(now), strict=True)
+    )
 
 
 def test_a_commit_of_nothing_is_skipped_too(shared):
     before = host(shared.params)
     metrics = shared.commit()
     assert float(metrics["training/skipped_updates"]) == 1 and float(metrics["actor/grad_norm"]) == 0
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(shared.params)),
-                                                    strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(shared.params)), strict=True)
+    )
 
 
 def test_what_was_not_prepared_in_this_round_is_refused(shared):
@@ -151,9 +158,23 @@ def test_a_round_of_several_steps_keeps_the_policy_of_its_start():
         one.accumulate(GROUPS[2:])
         now = jax.tree.map(jnp.asarray, host(one.params))
         values = [advantages.grpo(g.rewards, g.scored, np.ones(4, int)) for g in GROUPS[2:]]
-        plain = jax.grad(lambda p: made_groups.plain_loss(
-            p, made_groups.MODEL, GROUPS[2:], values, jax.tree.map(jnp.asarray, start), None,
-            mode="seq-mean-token-mean", low=0.02, high=0.03, kl_coef=0.0, entropy_coef=0.0, max_tokens=24, temperature=0.8))(now)
+        plain = jax.grad(
+            lambda p: made_groups.plain_loss(
+                p,
+                made_groups.MODEL,
+                GROUPS[2:],
+                values,
+                jax.tree.map(jnp.asarray, start),
+                None,
+                mode="seq-mean-token-mean",
+                low=0.02,
+                high=0.03,
+                kl_coef=0.0,
+                entropy_coef=0.0,
+                max_tokens=24,
+                temperature=0.8,
+            )
+        )(now)
         assert arms.worst(host(one.gradient()), jax.device_get(plain)) <= 1e-12
         second = one.commit()
         one.accumulate(GROUPS)  # another epoch
@@ -175,9 +196,9 @@ def test_old_logprobs_come_from_the_gradients_own_pass_where_there_is_one():
     assert not asked
     one.commit()
     assert asked == [[g.prompt.id for g in GROUPS[2:]]]
-    assert one._old.keys() == want.keys()
+    assert one._old.of.keys() == want.keys()
     for name, logps in want.items():
-        np.testing.assert_allclose(one._old[name], logps, atol=1e-5)
+        np.testing.assert_allclose(one._old.of[name], logps, atol=1e-5)
     one.accumulate(GROUPS)
     one.commit()
     assert len(asked) == 1
@@ -185,13 +206,22 @@ def test_old_logprobs_come_from_the_gradients_own_pass_where_there_is_one():
 
 def test_penalties_are_in_the_rewards_reported_and_in_the_advantages():
     """Against tests of credit.py by what the learner reports: the reference is the policy, moved."""
-    given = config.Algorithm(adv_estimator="dr_grpo", use_kl_in_reward=True, kl_coef=0.5, overlong_buffer=20,
-                             rollout_is="token", rollout_rs="seq_mean_k2", rollout_rs_threshold=(4.55,))
+    given = config.Algorithm(
+        adv_estimator="dr_grpo",
+        use_kl_in_reward=True,
+        kl_coef=0.5,
+        overlong_buffer=20,
+        rollout_is="token",
+        rollout_rs="seq_mean_k2",
+        rollout_rs_threshold=(4.55,),
+    )
     one = learner(given=given, reference=True)
     params = jax.tree.map(jnp.asarray, host(one.params))
     tokens, mask, members = made_groups.unpacked(GROUPS)
-    logps, ref = (np.asarray(made_groups.plain_scores(p, made_groups.MODEL, tokens, 0.8)[0], float)
-                  for p in (params, jax.tree.map(jnp.asarray, made_groups.moved(made_groups.weights(), 2))))
+    logps, ref = (
+        np.asarray(made_groups.plain_scores(p, made_groups.MODEL, tokens, 0.8)[0], float)
+        for p in (params, jax.tree.map(jnp.asarray, made_groups.moved(made_groups.weights(), 2)))
+    )
     rewards, kls = [], []
     for n, (g, i) in enumerate(members):
         r = GROUPS[g].rollouts[i]
@@ -229,8 +259,10 @@ def test_learning_rate_zero_leaves_every_bit_even_with_decay():
     before = host(one.params)
     for _ in range(2):
         turn(one)
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(one.params)),
-                                                          strict=True))
+    assert all(
+        a.tobytes() == b.tobytes()
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(one.params)), strict=True)
+    )
     assert one.step == 2
 
 
@@ -265,9 +297,21 @@ def test_callers_arrays_survive_the_donation():
 
 
 def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
-    full, half = learner(), Learner(
-        made_groups.MODEL, made_groups.weights(), mesh.make_mesh(), algorithm=PLAIN, optimizer=config.Optimizer(),
-        batch=config.Batch(rows=4, tokens=48), temperature=0.8, steps=10, max_tokens=24, compute_dtype="bfloat16")
+    full, half = (
+        learner(),
+        Learner(
+            made_groups.MODEL,
+            made_groups.weights(),
+            mesh.make_mesh(),
+            algorithm=PLAIN,
+            optimizer=config.Optimizer(),
+            batch=config.Batch(rows=4, tokens=48),
+            temperature=0.8,
+            steps=10,
+            max_tokens=24,
+            compute_dtype="bfloat16",
+        ),
+    )
     grads = []
     for one in (full, half):
         one.prepare(GROUPS)
@@ -277,12 +321,18 @@ def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
     assert 1e-5 < arms.worst(grads[1], grads[0]) < 0.1
 
 
-@pytest.mark.parametrize("more, message", [
-    (dict(sizes=(2, 1, 1), rows=3), r"batch.rows=3 must be a multiple of mesh.data\*mesh.fsdp=2; the nearest valid "
-                                    "value is 4"),
-    (dict(sizes=(1, 1, 4)), "mesh.tensor=4 does not divide the model's kv_heads=2"),
-    (dict(given=config.Algorithm(kl_loss_coef=0.1)), "kl_loss_coef=0.1 .*needs a reference model"),
-])
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (
+            dict(sizes=(2, 1, 1), rows=3),
+            r"batch.rows=3 must be a multiple of mesh.data\*mesh.fsdp=2; the nearest valid "
+            "value is 4",
+        ),
+        (dict(sizes=(1, 1, 4)), "mesh.tensor=4 does not divide the model's kv_heads=2"),
+        (dict(given=config.Algorithm(kl_loss_coef=0.1)), "kl_loss_coef=0.1 .*needs a reference model"),
+    ],
+)
 def test_refusals(more, message):
     with pytest.raises(ValueError, match=message):
         learner(**more)

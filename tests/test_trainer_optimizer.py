@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import made_groups
 import numpy as np
 import pytest
 
-import made_groups
 from jaxrl_post.config import Optimizer
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer import optimizer as optimizers
@@ -21,8 +21,9 @@ def test_constant_after_warm_up():
 
 
 def test_linear():
-    np.testing.assert_allclose(rates(6, schedule="linear", warmup_steps=2, final_lr_ratio=0.2),
-                               [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(
+        rates(6, schedule="linear", warmup_steps=2, final_lr_ratio=0.2), [0.5, 1, 1, 0.8, 0.6, 0.4, 0.2], rtol=1e-6
+    )
 
 
 def test_cosine():
@@ -41,8 +42,18 @@ def test_warm_up_longer_than_the_run_is_refused():
 
 
 def test_matrices_decay_and_vectors_do_not():
-    model = decoder.ModelConfig(vocab_size=8, embed=4, layers=1, heads=2, kv_heads=2, head_dim=2, ffw=4, max_length=8,
-                                qkv_bias=True, qk_norm=True)
+    model = decoder.ModelConfig(
+        vocab_size=8,
+        embed=4,
+        layers=1,
+        heads=2,
+        kv_heads=2,
+        head_dim=2,
+        ffw=4,
+        max_length=8,
+        qkv_bias=True,
+        qk_norm=True,
+    )
     decayed = optimizers.matrices(decoder.axes(model))
     layer = decayed["layers"]["0"]
     assert {name for name, yes in layer.items() if yes} == {"q", "k", "v", "o", "gate", "up", "down"}
@@ -55,7 +66,7 @@ def adamw(param, grads, o: Optimizer, decay: bool, scale: float):
     for t, g in enumerate(grads, 1):
         g = g * scale[t - 1]
         m, v = o.b1 * m + (1 - o.b1) * g, o.b2 * v + (1 - o.b2) * g * g
-        step = (m / (1 - o.b1 ** t)) / (np.sqrt(v / (1 - o.b2 ** t)) + o.eps)
+        step = (m / (1 - o.b1**t)) / (np.sqrt(v / (1 - o.b2**t)) + o.eps)
         param = param - o.lr * (step + (o.weight_decay * param if decay else 0))
     return param
 
@@ -65,7 +76,7 @@ def test_three_steps_of_adamw_with_clipping_and_decay():
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(3, 2)), "n": rng.normal(size=3)}
     grads = [{"w": s * rng.normal(size=(3, 2)), "n": s * rng.normal(size=3)} for s in (0.01, 3.0, 1.0)]
-    norms = [np.sqrt(sum((g ** 2).sum() for g in each.values())) for each in grads]
+    norms = [np.sqrt(sum((g**2).sum() for g in each.values())) for each in grads]
     scale = [min(1, 1 / n) for n in norms]
     assert scale[0] == 1 and scale[1] < 0.5
     with jax.enable_x64(True):
@@ -89,4 +100,5 @@ def test_zero_turns_clipping_off():
 
 def test_mask_has_the_tree_of_the_params():
     assert jax.tree.structure(optimizers.matrices(decoder.axes(made_groups.MODEL))) == jax.tree.structure(
-        made_groups.weights())
+        made_groups.weights()
+    )

@@ -32,8 +32,10 @@ def recipe(method, **changes):
     return config.Algorithm(**(terms | changes))
 
 
-@pytest.mark.parametrize("method, changes", [("rollout", {}), ("loglinear", {}), ("loglinear", {
-    "rollout_is": "token", "rollout_is_threshold": (BOUND,)})])
+@pytest.mark.parametrize(
+    "method, changes",
+    [("rollout", {}), ("loglinear", {}), ("loglinear", {"rollout_is": "token", "rollout_is_threshold": (BOUND,)})],
+)
 def test_gradient_against_the_formulas(method, changes):
     with arms.precision(np.float64):
         one = arms.learner(np.float64, given=recipe(method, **changes), reference=False)
@@ -47,11 +49,16 @@ def test_gradient_against_the_formulas(method, changes):
         for batch in batches:
             logps = np.asarray(programs.score(one.params, one._put(batch), one._recipe)[0])
             mu, age = batch.rollout_logprobs, STEP - batch.versions.astype(float)
-            near = np.where(age == 0, 1.0, 1.0 - 1.0 / np.maximum(age, 1.0)) if method == "loglinear" else np.zeros_like(mu)
+            near = (
+                np.where(age == 0, 1.0, 1.0 - 1.0 / np.maximum(age, 1.0))
+                if method == "loglinear"
+                else np.zeros_like(mu)
+            )
             old = np.where(batch.loss_mask, mu + near * (logps - mu), 0.0)
             weights = np.minimum(np.exp(old - mu), BOUND) if changes else np.ones_like(mu)
-            plain = dataclasses.replace(batch, old_logprobs=old, prox_weights=None,
-                                        corrections=np.where(batch.loss_mask, weights, 0.0))
+            plain = dataclasses.replace(
+                batch, old_logprobs=old, prox_weights=None, corrections=np.where(batch.loss_mask, weights, 0.0)
+            )
             own = dataclasses.replace(one._recipe, algorithm=recipe("recompute", rollout_is="token"))
             grads, (count, *_) = jax.grad(programs.numerator, has_aux=True)(one.params, one._put(plain), own)
             found = (jax.device_get(grads), int(count))
@@ -69,4 +76,6 @@ def test_no_pass_of_its_own_and_the_gap_is_still_told():
     one.prepare(groups)
     one.accumulate(groups)
     told = one.commit()
-    assert 0 < told["rollout_corr/rollout_is_mean"] <= 2 and told["rollout_corr/ess"] <= 1 and "rollout_corr/k3_kl" in told
+    assert (
+        0 < told["rollout_corr/rollout_is_mean"] <= 2 and told["rollout_corr/ess"] <= 1 and "rollout_corr/k3_kl" in told
+    )

@@ -1,11 +1,11 @@
 """Groups that come in pieces, while others are still generated: the same gradient, and what cannot come in pieces."""
 
+import gradient_arms as arms
 import jax
+import made_groups
 import numpy as np
 import pytest
 
-import gradient_arms as arms
-import made_groups
 from jaxrl_post import config
 from jaxrl_post.algorithms import advantages
 
@@ -31,20 +31,43 @@ def test_the_sum_is_that_of_the_plain_formula(mode):
     a = arms.algorithm(mode)
     values = [advantages.grpo(g.rewards, g.scored, np.array([len(r) for r in g.rollouts])) for g in GROUPS]
     with arms.precision(np.float64):
-        policy, reference = (jax.tree.map(jax.numpy.asarray, tree) for tree in (
-            made_groups.weights(0, np.float64), made_groups.moved(made_groups.weights(0, np.float64), 2)))
-        plain = jax.device_get(jax.grad(lambda p: made_groups.plain_loss(
-            p, made_groups.MODEL, GROUPS, values, policy, reference, mode=mode, low=a.clip_ratio_low,
-            high=a.clip_ratio_high, kl_coef=a.kl_loss_coef, entropy_coef=a.entropy_coef, max_tokens=arms.MAX_TOKENS,
-            temperature=0.8))(policy))
+        policy, reference = (
+            jax.tree.map(jax.numpy.asarray, tree)
+            for tree in (made_groups.weights(0, np.float64), made_groups.moved(made_groups.weights(0, np.float64), 2))
+        )
+        plain = jax.device_get(
+            jax.grad(
+                lambda p: made_groups.plain_loss(
+                    p,
+                    made_groups.MODEL,
+                    GROUPS,
+                    values,
+                    policy,
+                    reference,
+                    mode=mode,
+                    low=a.clip_ratio_low,
+                    high=a.clip_ratio_high,
+                    kl_coef=a.kl_loss_coef,
+                    entropy_coef=a.entropy_coef,
+                    max_tokens=arms.MAX_TOKENS,
+                    temperature=0.8,
+                )
+            )(policy)
+        )
     assert arms.worst(streamed(mode=mode)[0], plain) <= EXACT
 
 
 @pytest.mark.parametrize("estimator", sorted(advantages.ADVANTAGES))
 def test_every_estimator_of_a_group_and_every_metric(estimator):
-    given = config.Algorithm(adv_estimator=estimator, rollout_is="token", rollout_rs="seq_mean_k2",
-                             rollout_rs_threshold=(4.55,), use_kl_in_reward=estimator != "maxrl", kl_coef=0.2,
-                             overlong_buffer=0 if estimator == "maxrl" else 20)
+    given = config.Algorithm(
+        adv_estimator=estimator,
+        rollout_is="token",
+        rollout_rs="seq_mean_k2",
+        rollout_rs_threshold=(4.55,),
+        use_kl_in_reward=estimator != "maxrl",
+        kl_coef=0.2,
+        overlong_buffer=0 if estimator == "maxrl" else 20,
+    )
     (one, told), (two, whole) = streamed(given=given), streamed(pieces=([0, 1, 2, 3, 4],), given=given)
     assert arms.worst(one, two) <= EXACT
     assert told.keys() == whole.keys() and {"rollout_corr/rollout_is_std", "critic/advantages/max"} <= told.keys()
@@ -55,8 +78,11 @@ def test_every_estimator_of_a_group_and_every_metric(estimator):
 @pytest.mark.parametrize("estimator", sorted(advantages.WHOLE_ROUND))
 def test_statistics_of_the_whole_round_are_refused(estimator):
     given = config.Algorithm(adv_estimator=estimator)
-    with pytest.raises(ValueError, match=f"algorithm.adv_estimator='{estimator}' whitens over all tokens of a round and this "
-                                         "round's groups came in pieces; the nearest valid scheduler.stream is 0"):
+    with pytest.raises(
+        ValueError,
+        match=f"algorithm.adv_estimator='{estimator}' whitens over all tokens of a round and this "
+        "round's groups came in pieces; the nearest valid scheduler.stream is 0",
+    ):
         streamed(np.float32, given=given, reference=False)
     streamed(np.float32, pieces=([0, 1, 2, 3, 4],), given=given, reference=False)
 

@@ -7,12 +7,12 @@ divisions written out. With x64 the bound is 1e-12; in float32 5e-6.
 import dataclasses
 import functools
 
+import gradient_arms as arms
 import jax
+import made_groups
 import numpy as np
 import pytest
 
-import gradient_arms as arms
-import made_groups
 from jaxrl_post.algorithms import aggregation, credit, losses
 from jaxrl_post.trainer import attention, learner, programs
 
@@ -70,8 +70,9 @@ def test_an_unscored_rollout_is_as_if_it_were_not_there():
     group = with_it[1]
     kept = np.flatnonzero(group.scored)
     assert kept.size == 3
-    less = dataclasses.replace(group, rollouts=tuple(group.rollouts[i] for i in kept), rewards=group.rewards[kept],
-                               scored=group.scored[kept])
+    less = dataclasses.replace(
+        group, rollouts=tuple(group.rollouts[i] for i in kept), rewards=group.rewards[kept], scored=group.scored[kept]
+    )
     for mode in arms.MODES:
         a, b = (arms.gradient(g, np.float64, mode=mode) for g in (with_it, [with_it[0], less, with_it[2]]))
         assert arms.worst(a, b) <= EXACT
@@ -80,8 +81,11 @@ def test_an_unscored_rollout_is_as_if_it_were_not_there():
 def test_directional_derivative_by_central_differences():
     """The gradient of the whole learner against differences of its own undivided loss, in x64."""
     with arms.precision(np.float64):
-        one = arms.learner(np.float64, mode="seq-mean-token-mean", given=arms.algorithm(
-            "seq-mean-token-mean", clip_ratio_low=0.5, clip_ratio_high=0.5))
+        one = arms.learner(
+            np.float64,
+            mode="seq-mean-token-mean",
+            given=arms.algorithm("seq-mean-token-mean", clip_ratio_low=0.5, clip_ratio_high=0.5),
+        )
         one.prepare(GROUPS)
         arms.shift(one, np.float64)
         one.accumulate(GROUPS)
@@ -104,8 +108,10 @@ def test_directional_derivative_by_central_differences():
 
 # ---- groups without a gradient
 
-ALIKE = [dataclasses.replace(group, rewards=np.ones_like(group.rewards)) if g % 2 else group
-         for g, group in enumerate(GROUPS)]
+ALIKE = [
+    dataclasses.replace(group, rewards=np.ones_like(group.rewards)) if g % 2 else group
+    for g, group in enumerate(GROUPS)
+]
 
 
 def trained(groups, loss_mode="vanilla", *, split=True, **terms):
@@ -120,7 +126,8 @@ def trained(groups, loss_mode="vanilla", *, split=True, **terms):
         ran = []
         for name in {"accumulate", "measure"} & one._programs.keys():
             one._programs[name] = functools.partial(
-                lambda run, name, *args: (ran.append(name), run(*args))[1], one._programs[name], name)
+                lambda run, name, *args: (ran.append(name), run(*args))[1], one._programs[name], name
+            )
         one.accumulate(groups)
         return jax.device_get(one.gradient()), jax.device_get(dict(one.commit())), set(ran)
 
@@ -133,12 +140,16 @@ def test_groups_without_advantages_are_only_measured(loss_mode):
     assert arms.worst(split, whole) <= EXACT
     fill = "training/packed_fill_ratio"
     assert same.keys() == told.keys() and fill in told
-    np.testing.assert_allclose(*([row[name] for name in sorted(row) if name != fill] for row in (same, told)), rtol=1e-11)
+    np.testing.assert_allclose(
+        *([row[name] for name in sorted(row) if name != fill] for row in (same, told)), rtol=1e-11
+    )
 
 
 def test_a_round_without_advantages_moves_nothing():
     gradient, told, ran = trained([dataclasses.replace(group, rewards=np.ones_like(group.rewards)) for group in GROUPS])
-    assert ran == {"measure"} and not any(leaf.any() for leaf in jax.tree.leaves(gradient)) and told["actor/entropy"] > 0
+    assert (
+        ran == {"measure"} and not any(leaf.any() for leaf in jax.tree.leaves(gradient)) and told["actor/entropy"] > 0
+    )
 
 
 @pytest.mark.parametrize("terms", [dict(kl_loss_coef=0.1), dict(entropy_coef=0.1), dict(loss_mode="sft")])
@@ -159,13 +170,17 @@ def no_segments(monkeypatch):
 
 def lengths_with_observed_tokens(monkeypatch):
     """A sequence divided by all of its tokens, those that were not sampled too."""
-    monkeypatch.setattr(credit, "_lengths", lambda group, filtering: group.scored * np.array(
-        [len(rollout) for rollout in group.rollouts]))
+    monkeypatch.setattr(
+        credit,
+        "_lengths",
+        lambda group, filtering: group.scored * np.array([len(rollout) for rollout in group.rollouts]),
+    )
 
 
 def a_sequence_counted_per_token(monkeypatch):
     def faulty(lengths, max_tokens):
         return 1.0 / np.maximum(lengths, 1), lengths
+
     monkeypatch.setitem(aggregation.AGGREGATIONS, "seq-mean-token-mean", faulty)
 
 
@@ -175,7 +190,13 @@ def late_by_one(monkeypatch):
     monkeypatch.setattr(programs, "score", lambda p, b, r: tuple(jax.numpy.roll(x, -1, axis=1) for x in right(p, b, r)))
 
 
-FAULTS = [arms.mean_per_micro_batch, no_segments, lengths_with_observed_tokens, a_sequence_counted_per_token, late_by_one]
+FAULTS = [
+    arms.mean_per_micro_batch,
+    no_segments,
+    lengths_with_observed_tokens,
+    a_sequence_counted_per_token,
+    late_by_one,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -194,13 +215,14 @@ def test_gspos_mean_over_a_row_is_seen(monkeypatch):
 
 def test_corrections_weigh_the_policys_loss_and_rejection_leaves_every_count():
     """Against the same batch with its advantages multiplied by hand; a rejected token leaves KL and entropy too."""
-    given = arms.algorithm("token-mean", rollout_is="token", rollout_is_threshold=(1.2,), kl_loss_coef=0.0,
-                           entropy_coef=0.0)
+    given = arms.algorithm(
+        "token-mean", rollout_is="token", rollout_is_threshold=(1.2,), kl_loss_coef=0.0, entropy_coef=0.0
+    )
     with arms.precision(np.float64):
         one, two = (arms.learner(np.float64, given=g) for g in (given, dataclasses.replace(given, rollout_is="none")))
         for learner in (one, two):
             learner.prepare(GROUPS)
-        weighed = {r.id: np.minimum(np.exp(one._old[r.id] - r.logprobs), 1.2) for g in GROUPS for r in g.rollouts}
+        weighed = {r.id: np.minimum(np.exp(one._old.of[r.id] - r.logprobs), 1.2) for g in GROUPS for r in g.rollouts}
         for name, own in two._credits.items():
             two._credits[name] = dataclasses.replace(own, advantages=own.advantages * weighed[name])
         for learner in (one, two):
@@ -208,8 +230,9 @@ def test_corrections_weigh_the_policys_loss_and_rejection_leaves_every_count():
             learner.accumulate(GROUPS)
         assert arms.worst(jax.device_get(one.gradient()), jax.device_get(two.gradient())) <= EXACT
         assert int(one._sums.count) == int(two._sums.count) == made_groups.unpacked(GROUPS)[1].sum()
-        none = arms.learner(np.float64, given=arms.algorithm(
-            "token-mean", rollout_rs="token_k2", rollout_rs_threshold=(1e-12,)))
+        none = arms.learner(
+            np.float64, given=arms.algorithm("token-mean", rollout_rs="token_k2", rollout_rs_threshold=(1e-12,))
+        )
         none.prepare(GROUPS)
         none.accumulate(GROUPS)
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(jax.device_get(none.gradient())))

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxrl_post.telemetry.events import Ring
 from jaxrl_post.types import Capacity, Finish, Prompt, Rollout, Sampling
 
 SAMPLING = Sampling(temperature=1.0, eos_ids=(0,))
@@ -50,9 +51,6 @@ class ToyEngine:
         self.calls.append(("submit", len(requests)))
         self._live += [[r, 1 + int(r.seed[0]) % min(self._longest, r.max_tokens)] for r in requests]
 
-    def cancel(self, ids):
-        self._live = [live for live in self._live if live[0].rollout_id not in set(ids)]
-
     def park(self, ids):
         assert not list(ids)
         return []
@@ -63,7 +61,7 @@ class ToyEngine:
         if not chosen or self._stuck:
             return []
         self.clock += chosen[0][0].purpose == "train"
-        picked = self._rng.permutation(len(chosen))[:self._slots]
+        picked = self._rng.permutation(len(chosen))[: self._slots]
         done = []
         for live in (chosen[i] for i in picked):
             live[1] -= 1
@@ -78,9 +76,19 @@ class ToyEngine:
         if request.sampling.temperature == 0:
             tokens = np.arange(1, n + 1)
         zeros = np.zeros(n)
-        return Rollout(id=request.rollout_id, prompt=request.prompt, tokens=tokens, sampled=zeros == 0, logprobs=zeros,
-                       entropies=zeros, versions=zeros + self.version, drafted=zeros, finish=Finish.EOS,
-                       start_clock=0, finish_clock=self.clock)
+        return Rollout(
+            id=request.rollout_id,
+            prompt=request.prompt,
+            tokens=tokens,
+            sampled=zeros == 0,
+            logprobs=zeros,
+            entropies=zeros,
+            versions=zeros + self.version,
+            drafted=zeros,
+            finish=Finish.EOS,
+            start_clock=0,
+            finish_clock=self.clock,
+        )
 
     def swap(self, params, version):
         assert version > self.version
@@ -105,8 +113,9 @@ class ToyRewards:
         self.joined.append(group.rollouts[0].id[2:4])
         scores = [self._accuracy(rollout) for rollout in group.rollouts]
         acc = np.array([0.0 if s is None else s for s in scores])
-        return dataclasses.replace(group, rewards=acc - 0.25, scored=[s is not None for s in scores],
-                                   components={"acc": acc})
+        return dataclasses.replace(
+            group, rewards=acc - 0.25, scored=[s is not None for s in scores], components={"acc": acc}
+        )
 
     def metrics(self):
         return {}
@@ -145,6 +154,14 @@ class ToyObserver:
 
     def published(self, version):
         self.seen.append(("published", version))
+
+
+def observed(observer):
+    """A ring with one observer."""
+    ring = Ring()
+    ring.on("committed", observer.commit)
+    ring.on("published", observer.published)
+    return ring
 
 
 def publish(learner, engine):

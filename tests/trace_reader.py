@@ -9,7 +9,11 @@ import numpy as np
 
 def check(events):
     """What the Trace Event Format asks of the events that are used, and that spans of one thread do not overlap."""
-    needed = {"X": {"name", "pid", "tid", "ts", "dur"}, "C": {"name", "pid", "ts", "args"}, "M": {"name", "pid", "args"}}
+    needed = {
+        "X": {"name", "pid", "tid", "ts", "dur"},
+        "C": {"name", "pid", "ts", "args"},
+        "M": {"name", "pid", "args"},
+    }
     lanes = defaultdict(list)
     for event in events:
         assert needed[event["ph"]] <= event.keys() and isinstance(event["pid"], int) and isinstance(event["name"], str)
@@ -34,7 +38,8 @@ def tracks(events):
     for e in events:
         if e["ph"] == "X":
             out[words[e["pid"], None], words[e["pid"], e["tid"]]].append(
-                (e["name"], round(e["ts"] / 1e6, 6), round((e["ts"] + e["dur"]) / 1e6, 6)))
+                (e["name"], round(e["ts"] / 1e6, 6), round((e["ts"] + e["dur"]) / 1e6, 6))
+            )
         if e["ph"] == "C":
             out[words[e["pid"], None], e["name"]].append((e["args"]["value"], round(e["ts"] / 1e6, 6)))
     return out

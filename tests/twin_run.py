@@ -10,23 +10,25 @@ import jax
 import numpy as np
 
 from jaxrl_post import config as configs
-from jaxrl_post import cost as costs
-from jaxrl_post import evaluate, loop, metrics, parts
-from jaxrl_post.engine.drafting import Drafting
+from jaxrl_post import evaluation as evaluate
+from jaxrl_post import loop
+from jaxrl_post.engine import step_cost as costs
+from jaxrl_post.engine.host import dispatch_log
+from jaxrl_post.engine.host.wire import Sizes
+from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
-from jaxrl_post.launch import inputs
+from jaxrl_post.launch import build, inputs
 from jaxrl_post.models import decoder
-from jaxrl_post.observers import Remembering
-from jaxrl_post.rollout_log import read
-from jaxrl_post.scheduler import schedulers
-from jaxrl_post.scheduler.recorder import Recorder
+from jaxrl_post.scheduler import registry
+from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.sim.learner import SimLearner
-from jaxrl_post.sim.logged import LoggedAnswers, LoggedRewards, lives
 from jaxrl_post.sim.rewards import SimRewards
-from jaxrl_post.sim.rows import RowTwin
+from jaxrl_post.sim.twin import RowTwin
+from jaxrl_post.sim.twin_inputs import LoggedAnswers, LoggedRewards, lives
 from jaxrl_post.simulate import publish
-from jaxrl_post.slots import dispatches
-from jaxrl_post.slots.columns import Sizes
+from jaxrl_post.telemetry import metrics
+from jaxrl_post.telemetry.events import Ring
+from jaxrl_post.telemetry.rollout_log import read
 from jaxrl_post.types import PER_TOKEN, Finish
 
 
@@ -50,49 +52,76 @@ class Run:
         config = configs.resolve(configs.load(str(self.file)), self.overrides)
         start, decisions, dispatched = inputs.gather(config), [], []
         train = [group for file in sorted((self.place / "rollouts").glob("step_*.npz")) for group in read(file)]
-        evaluations = {int(file.stem.removeprefix("step_")): read(file) for file in (self.place / "evaluations").glob("*.npz")}
+        evaluations = {
+            int(file.stem.removeprefix("step_")): read(file) for file in (self.place / "evaluations").glob("*.npz")
+        }
         logged = [json.loads(line) for line in self.lines("scheduler_log")]
         ended = lives(logged)
         if longer:
             train = [_longer(train[0], ended), *train[1:]]
-        answers = LoggedAnswers(train, ended, evaluations, drafted=config.speculation.drafter != "off",
-                                prefix_mode=config.scheduler.prefix_mode)
+        answers = LoggedAnswers(
+            train,
+            ended,
+            evaluations,
+            drafted=config.speculation.drafter != "off",
+            prefix_mode=config.scheduler.prefix_mode,
+        )
         twin = self._twin(config, start, answers)
         twin.report = lambda dispatch: dispatched.append(dispatch.line())
         observer = Boundaries(config, start, twin)
         observer.evaluate()
         history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-        rounds = schedulers.made(config, start.train, start.sampling, history.of,
-                                 lambda: next(iter(parts.replicas(config, start.model, start.cost).values())))
+        rounds = registry.made(
+            config,
+            start.train,
+            start.sampling,
+            history.of,
+            lambda: next(iter(build.replicas(config, start.model, start.cost).values())),
+        )
         scheduler = Recorder(rounds, decisions.append)
-        loop.run(twin, scheduler, Remembering(LoggedRewards(logged), [history]), SimLearner(), observer, publish, config.steps)
+        ring = Ring()
+        ring.on("scored", history.record)
+        ring.on("published", observer.published)
+        loop.run(ring, twin, scheduler, LoggedRewards(logged), SimLearner(), publish, config.steps)
         observer.evaluate()
         return [line.rstrip("\n") for line in decisions], [line.rstrip("\n") for line in dispatched]
 
     def _twin(self, config, start, answers):
         c, derived = config.engine, json.loads((self.place / "config.json").read_text())["derived"]
-        sizes = parts.engine_sizes(config, parts.layouts(config)[0])
+        sizes = build.engine_sizes(config, build.layouts(config)[0])
         row_sizes, dtype = sizes.pop("row_sizes"), sizes.pop("dtype")
         parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(start.model)))
         cost = start.cost or costs.analytic(derived["device"], parameters, dtype.itemsize, row_sizes)
         if cost.digest != derived["cost_table"]["digest"]:
-            raise ValueError(f"the run chose row sizes by cost table {derived['cost_table']}, the twin would by {cost.digest}")
-        drafting = Drafting(parts.drafter(config, start.model), replicas=config.replicas, slots=c.slots, past=lambda id: (),
-                            clones=config.speculation.clones)
-        drafted = [dispatch for dispatch in map(dispatches.read, self.lines("dispatches")) if dispatch.drafts]
-        return RowTwin(answers, Sizes.of(config.replicas, **sizes), drafted=drafted, row_sizes=derived["row_sizes"],
-                       refill_slots=c.refill_slots, cost=cost, drafting=drafting, vocab_size=start.model.vocab_size)
+            raise ValueError(
+                f"the run chose row sizes by cost table {derived['cost_table']}, the twin would by {cost.digest}"
+            )
+        drafting = Drafting(
+            build.drafter(config, start.model),
+            replicas=config.replicas,
+            slots=c.slots,
+            past=lambda id: (),
+            clones=config.speculation.clones,
+        )
+        drafted = [dispatch for dispatch in map(dispatch_log.read, self.lines("dispatches")) if dispatch.drafts]
+        return RowTwin(
+            answers,
+            Sizes.of(config.replicas, **sizes),
+            drafted=drafted,
+            row_sizes=derived["row_sizes"],
+            refill_slots=c.refill_slots,
+            cost=cost,
+            drafting=drafting,
+            vocab_size=start.model.vocab_size,
+        )
 
 
 class Boundaries:
-    """A protocols.Observer that does to the twin what a run does to its engine at a publish: evaluation, and the rest before a
+    """A listener that does to the twin what a run does to its engine at a publish: evaluation, and the rest before a
     checkpoint."""
 
     def __init__(self, config, start, twin):
         self._config, self._start, self._twin, self._version = config, start, twin, 0
-
-    def commit(self, metrics, part) -> None:
-        """Nothing is written."""
 
     def published(self, version: int) -> None:
         if self._config.evaluated_at(self._version, version):
@@ -103,14 +132,24 @@ class Boundaries:
 
     def evaluate(self) -> None:
         config = self._config
-        evaluate.evaluate(self._twin, SimRewards(), self._start.held_out, samples=config.eval.samples, run_seed=config.seed,
-                          sampling=self._start.sampling, max_tokens=config.sampling.max_tokens, replicas=config.replicas)
+        evaluate.evaluate(
+            self._twin,
+            SimRewards(),
+            self._start.held_out,
+            samples=config.eval.samples,
+            run_seed=config.seed,
+            sampling=self._start.sampling,
+            max_tokens=config.sampling.max_tokens,
+            replicas=config.replicas,
+        )
 
 
 def _longer(group, ended):
     """The group, the first of whose answers that ended by itself has its last token twice."""
     index = next(i for i, rollout in enumerate(group.rollouts) if rollout.finish is Finish.EOS)
     one = group.rollouts[index]
-    longer = dataclasses.replace(one, **{name: np.append(getattr(one, name), getattr(one, name)[-1:]) for name in PER_TOKEN})
+    longer = dataclasses.replace(
+        one, **{name: np.append(getattr(one, name), getattr(one, name)[-1:]) for name in PER_TOKEN}
+    )
     ended[one.id] = {when: end and (end[0] + 1, end[1]) for when, end in ended[one.id].items()}
-    return dataclasses.replace(group, rollouts=(*group.rollouts[:index], longer, *group.rollouts[index + 1:]))
+    return dataclasses.replace(group, rollouts=(*group.rollouts[:index], longer, *group.rollouts[index + 1 :]))

@@ -9,9 +9,8 @@ from collections import Counter
 
 import numpy as np
 
-from jaxrl_post import checkpoint
+from jaxrl_post.checkpoint import host_state
 from jaxrl_post.types import Finish, Part, RolloutId, Stop
-
 
 _SHELF = []  # of Wandering
 
@@ -37,8 +36,8 @@ class Restarting:
 def written_and_read(state):
     """As by checkpoint.write_state and read_state, without the disk."""
     arrays = {}
-    text = json.dumps(checkpoint._plain(state, arrays, "state"), sort_keys=True)
-    return json.loads(text, object_hook=lambda d: arrays[d[checkpoint._ARRAY]] if checkpoint._ARRAY in d else d)
+    text = json.dumps(host_state._plain(state, arrays, "state"), sort_keys=True)
+    return json.loads(text, object_hook=lambda d: arrays[d[host_state._ARRAY]] if host_state._ARRAY in d else d)
 
 
 class Wandering:
@@ -74,8 +73,11 @@ class Wandering:
         for rollout in rollouts:
             request = self._running.pop(rollout.id)
             prefix = rollout if len(rollout) else request.prefix
-            self._waiting.append(dataclasses.replace(request, prefix=prefix, prefix_mode="recompute" if len(rollout) else
-                                                     request.prefix_mode))
+            self._waiting.append(
+                dataclasses.replace(
+                    request, prefix=prefix, prefix_mode="recompute" if len(rollout) else request.prefix_mode
+                )
+            )
 
     def withdraw(self, ids):
         ids = set(ids)
@@ -120,7 +122,7 @@ class Witness:
     def complete(self, rollout):
         self.running.discard(rollout.id)
         stop = self._scheduler.complete(rollout)
-        assert isinstance(stop, Stop) and not stop.cancel
+        assert isinstance(stop, Stop)
         self._log("complete", [list(rollout.id), rollout.finish_clock, [list(id) for id in stop.park]])
         return stop
 
@@ -146,8 +148,10 @@ class Witness:
                 key, samples = tuple(_key(group)), [rollout.id.sample for rollout in group.rollouts]
                 assert key not in self.trained, f"{key} is trained on twice"
                 assert len(samples) == self._group_size and samples == sorted(set(samples)), samples
-                assert all(r.finish is not Finish.PARKED and tuple(_key(group)) == (r.id.epoch, r.id.prompt_id)
-                           for r in group.rollouts)
+                assert all(
+                    r.finish is not Finish.PARKED and tuple(_key(group)) == (r.id.epoch, r.id.prompt_id)
+                    for r in group.rollouts
+                )
                 assert len({r.id.attempt for r in group.rollouts}) == 1
                 self.trained[key] = self.rounds
             self._since.append(part)

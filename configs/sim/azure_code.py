@@ -17,7 +17,11 @@ DATA = Path(os.environ.get("JAXRL_DATA", Path(__file__).resolve().parents[3] / "
 def get_config():
     c = default()
     c.name, c.rounds = "azure code", 20
-    c.workload.name, c.workload.path, c.workload.cap = "trace", str(DATA / "traces" / "AzureLLMInferenceTrace_code.csv"), 2048
+    c.workload.name, c.workload.path, c.workload.cap = (
+        "trace",
+        str(DATA / "traces" / "AzureLLMInferenceTrace_code.csv"),
+        2048,
+    )
     c.cluster.replicas, c.cluster.device, c.cluster.model = 8, "h200", "qwen2.5-7b"
     c.scheduler.prompts, c.scheduler.group_size = 64, 8
     c.scheduler.name, c.scheduler.over, c.scheduler.prefix_mode = "tail_batching", 1.25, "recompute"

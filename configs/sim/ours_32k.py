@@ -23,6 +23,7 @@ def get_config():
     c.parts = (
         "tail batching: scheduler.name=tail_batching scheduler.over=1.3125 scheduler.prefix_mode=recompute",
         "placement: scheduler.placement=divided",
-        "drafts in the tail: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=16")
+        "drafts in the tail: cluster.draft_tokens=2.0 cluster.draft_width=4 cluster.draft_running=16",
+    )
     c.published = {"rollout_speedup_over_sync": 4.0}
     return c

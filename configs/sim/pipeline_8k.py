@@ -19,6 +19,8 @@ def get_config():
     c.cluster.replicas, c.cluster.slots = DEVICES, 192
     c.learner.token_s = TOKEN_S / DEVICES
     c.scheduler.prompts, c.scheduler.group_size = 128, 8
-    c.parts = ("full slots: scheduler.name=pipeline scheduler.max_staleness=4",
-               f"split: learner.apart=True learner.token_s={TOKEN_S / (DEVICES - GENERATORS)} cluster.replicas={GENERATORS}")
+    c.parts = (
+        "full slots: scheduler.name=pipeline scheduler.max_staleness=4",
+        f"split: learner.apart=True learner.token_s={TOKEN_S / (DEVICES - GENERATORS)} cluster.replicas={GENERATORS}",
+    )
     return c

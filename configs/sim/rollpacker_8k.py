@@ -20,6 +20,12 @@ def get_config():
     c.learner.step_s = 82.0 * 23 / 72
     c.scheduler.prompts, c.scheduler.group_size = 128, 8
     c.scheduler.name, c.scheduler.over, c.scheduler.over_samples = "rollpacker", 1.25, 1.25
-    c.published = {"rollout_s": 47.0, "short_step_s": 106.0, "long_step_s": 129.0, "speedup_over_sync": 1.3, "period": 5.0}
+    c.published = {
+        "rollout_s": 47.0,
+        "short_step_s": 106.0,
+        "long_step_s": 129.0,
+        "speedup_over_sync": 1.3,
+        "period": 5.0,
+    }
     c.fitted = ("rollout_s",)
     return c

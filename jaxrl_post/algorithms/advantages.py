@@ -17,8 +17,9 @@ EPSILON = 1e-6  # added to the standard deviation, as verl does (TRL 1e-4, OpenR
 VARIANCE_EPSILON = 1e-8  # added to the variance when whitening, as verl does
 
 
-def grpo(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
-         lengths: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+def grpo(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
     """(R_i - mean) / (std + 1e-6), std with n-1 (arXiv 2402.03300, section 4.1.2; constants as verl).
 
     A group with fewer than two scored rollouts has nothing to compare and gets 0 (verl hands on the raw reward there).
@@ -29,8 +30,9 @@ def grpo(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
     return np.where(scored, (rewards.astype(float) - values.mean()) / (values.std(ddof=1) + EPSILON), 0.0)
 
 
-def dr_grpo(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
-            lengths: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+def dr_grpo(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
     """R_i - mean (arXiv 2503.20783, section 3.1): no division, so that easy and hard prompts weigh the same."""
     values = _scored(rewards, scored)
     if values.size < 2:
@@ -38,15 +40,17 @@ def dr_grpo(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
     return np.where(scored, rewards.astype(float) - values.mean(), 0.0)
 
 
-def rloo(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
-         lengths: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+def rloo(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
     """R_i - mean of the others = n/(n-1) (R_i - mean) over the n scored (arXiv 2402.14740)."""
     n = int(scored.sum())
     return dr_grpo(rewards, scored, lengths) * (n / (n - 1) if n > 1 else 0.0)
 
 
-def opo(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
-        lengths: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+def opo(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
     """R_i - sum(T_j R_j) / sum(T_j): the baseline weighs answers by their sampled tokens (OPO, arXiv
     2505.23585; as verl).
 
@@ -59,21 +63,25 @@ def opo(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
     return np.where(scored, rewards.astype(float) - baseline, 0.0)
 
 
-def maxrl(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
-          lengths: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+def maxrl(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
     """(R_i - mean) / (mean + 1e-6): the rarer success, the more it weighs (arXiv 2602.02710; constants as SkyRL).
 
     The mean stands for the rate of success, so a negative reward is a ValueError. A group without any success gets 0.
     """
     values = _scored(rewards, scored)
     if np.any(values < 0):
-        raise ValueError(f"algorithm.adv_estimator='maxrl' divides by the rate of success and needs rewards of at "
-                         f"least 0, got {values.min()}; the nearest estimator without that need is 'grpo'")
+        raise ValueError(
+            f"algorithm.adv_estimator='maxrl' divides by the rate of success and needs rewards of at "
+            f"least 0, got {values.min()}; the nearest estimator without that need is 'grpo'"
+        )
     return dr_grpo(rewards, scored, lengths) / (values.mean() + EPSILON if values.size else 1.0)
 
 
-def ones(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
-         lengths: Int[np.ndarray, " G"]) -> Float[np.ndarray, " G"]:
+def ones(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
     """1 for every scored rollout: supervised training, where every demonstration counts alike."""
     _scored(rewards, scored)
     return scored.astype(float)
@@ -82,8 +90,12 @@ def ones(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"],
 ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "opo": opo, "maxrl": maxrl, "ones": ones}
 
 
-def reinforce_plus_plus(rewards: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]],
-                        groups: Int[np.ndarray, " n"], gamma: float) -> list[Float[np.ndarray, " _"]]:
+def reinforce_plus_plus(
+    rewards: Sequence[Float[np.ndarray, " _"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
+    groups: Int[np.ndarray, " n"],
+    gamma: float,
+) -> list[Float[np.ndarray, " _"]]:
     """whiten(G_t), G_t = r_t + gamma G_{t+1}, over all masked tokens of the round (REINFORCE++, arXiv
     2501.03262; as verl).
 
@@ -96,8 +108,12 @@ def reinforce_plus_plus(rewards: Sequence[Float[np.ndarray, " _"]], masks: Seque
     return whiten([_returns(reward, mask, gamma) for reward, mask in zip(rewards, masks, strict=True)], masks)
 
 
-def reinforce_plus_plus_baseline(rewards: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]],
-                                 groups: Int[np.ndarray, " n"], gamma: float) -> list[Float[np.ndarray, " _"]]:
+def reinforce_plus_plus_baseline(
+    rewards: Sequence[Float[np.ndarray, " _"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
+    groups: Int[np.ndarray, " n"],
+    gamma: float,
+) -> list[Float[np.ndarray, " _"]]:
     """whiten(R_i - mean of its group), R_i the sum of its rewards, over all masked tokens of the round (arXiv
     2501.03262; as verl). gamma is not read. A group with one scored rollout has the mean of that one, 0
     left (verl takes a mean of 0 there)."""
@@ -113,8 +129,9 @@ def reinforce_plus_plus_baseline(rewards: Sequence[Float[np.ndarray, " _"]], mas
 WHOLE_ROUND = {"reinforce_plus_plus": reinforce_plus_plus, "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline}
 
 
-def whiten(values: Sequence[Float[np.ndarray, " _"]],
-           masks: Sequence[Bool[np.ndarray, " _"]]) -> list[Float[np.ndarray, " _"]]:
+def whiten(
+    values: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]]
+) -> list[Float[np.ndarray, " _"]]:
     """(x - mean) / sqrt(var + 1e-8) over every masked token of all vectors, var with n-1 (as verl); 0 outside the mask,
     and everywhere where fewer than two tokens are masked."""
     seen = np.concatenate([value[mask] for value, mask in zip(values, masks, strict=True)] or [np.zeros(0)])
@@ -145,6 +162,7 @@ def _scored(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
 
 def _refused_unless_finite(values: np.ndarray) -> np.ndarray:
     if not np.all(np.isfinite(values)):
-        raise ValueError(f"advantages: scored rewards must be finite, got {values.tolist()}; leave such a "
-                         f"rollout unscored")
+        raise ValueError(
+            f"advantages: scored rewards must be finite, got {values.tolist()}; leave such a rollout unscored"
+        )
     return values

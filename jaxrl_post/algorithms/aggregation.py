@@ -44,9 +44,13 @@ def prompt_mean(lengths: Int[np.ndarray, " G"], max_tokens: int) -> Share:
     return np.full(lengths.shape, 1.0 / max(int(lengths.sum()), 1)), _present(np.where(first, lengths, 0))
 
 
-AGGREGATIONS = {"token-mean": token_mean, "seq-mean-token-mean": seq_mean_token_mean,
-                "seq-mean-token-sum": seq_mean_token_sum, "seq-mean-token-sum-norm": seq_mean_token_sum_norm,
-                "prompt-mean": prompt_mean}
+AGGREGATIONS = {
+    "token-mean": token_mean,
+    "seq-mean-token-mean": seq_mean_token_mean,
+    "seq-mean-token-sum": seq_mean_token_sum,
+    "seq-mean-token-sum-norm": seq_mean_token_sum_norm,
+    "prompt-mean": prompt_mean,
+}
 
 
 def _present(lengths: np.ndarray) -> np.ndarray:

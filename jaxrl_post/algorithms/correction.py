@@ -18,7 +18,9 @@ LEVELS: dict[str, Callable] = {"token": lambda stats: stats, "seq_sum": np.sum, 
 DIVERGENCES = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: np.exp(d) - 1.0 - d}
 
 
-def importance(log_ratio: Float[np.ndarray, " T"], mode: str, versions: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T"]:
+def importance(
+    log_ratio: Float[np.ndarray, " T"], mode: str, versions: Int[np.ndarray, " T"]
+) -> Float[np.ndarray, " T"]:
     """rho of each token, before any bound. mode none: 1. token: its own ratio. span: the product over the tokens of the same
     version of the weights, for each of them. sequence: the product over the answer. Logs are clamped to +-20."""
     if mode == "none":
@@ -62,8 +64,12 @@ def kept(log_ratio: Float[np.ndarray, " T"], mode: str, threshold: Sequence[floa
     return np.broadcast_to(_within(found, low, high), log_ratio.shape)
 
 
-def describe(ratios: Sequence[Float[np.ndarray, " _"]], weights: Sequence[Float[np.ndarray, " _"]],
-             keeps: Sequence[Bool[np.ndarray, " _"]], threshold: Sequence[float]) -> dict[str, float]:
+def describe(
+    ratios: Sequence[Float[np.ndarray, " _"]],
+    weights: Sequence[Float[np.ndarray, " _"]],
+    keeps: Sequence[Bool[np.ndarray, " _"]],
+    threshold: Sequence[float],
+) -> dict[str, float]:
     """rollout_corr/ metrics over the tokens of n >= 1 non-empty answers.
 
     rollout_is_{mean, std, min, max}: of the weights as applied, before rejection; eff_sample_size: (mean w)^2 / mean
@@ -75,10 +81,16 @@ def describe(ratios: Sequence[Float[np.ndarray, " _"]], weights: Sequence[Float[
     low = threshold[0] if len(threshold) == 2 else 1.0 / threshold[0]
     square = float(np.mean(w * w))
     figures = {
-        "is_mean": w.mean(), "is_std": w.std(), "is_min": w.min(), "is_max": w.max(),
+        "is_mean": w.mean(),
+        "is_std": w.std(),
+        "is_min": w.min(),
+        "is_max": w.max(),
         "is_eff_sample_size": w.mean() ** 2 / square if square > 0 else 0.0,
-        "is_ratio_fraction_high": np.mean(raw > threshold[-1]), "is_ratio_fraction_low": np.mean(raw < low),
-        "rs_masked_fraction": 1.0 - keep.mean(), "rs_seq_masked_fraction": np.mean([not part.all() for part in keeps])}
+        "is_ratio_fraction_high": np.mean(raw > threshold[-1]),
+        "is_ratio_fraction_low": np.mean(raw < low),
+        "rs_masked_fraction": 1.0 - keep.mean(),
+        "rs_seq_masked_fraction": np.mean([not part.all() for part in keeps]),
+    }
     return {f"rollout_corr/rollout_{name}": float(value) for name, value in figures.items()}
 
 

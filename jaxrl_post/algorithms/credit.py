@@ -48,8 +48,9 @@ class Found:
     penalties: np.ndarray
 
 
-def assign(groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, old: LogProbs,
-           reference: LogProbs) -> tuple[dict[RolloutId, Credit], Found]:
+def assign(
+    groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, old: LogProbs, reference: LogProbs
+) -> tuple[dict[RolloutId, Credit], Found]:
     """The credit of every rollout, and what `describe` makes metrics of.
 
     Args:
@@ -59,9 +60,13 @@ def assign(groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, ol
     """
     penalties = [_penalties(group, algorithm, max_tokens) for group in groups]
     drift = {r.id: _kl(r, algorithm, old, reference) for group in groups for r in group.rollouts}
-    rewards = [[_per_token(r, reward, algorithm.kl_coef * drift[r.id])
-                for r, reward in zip(group.rollouts, group.rewards + penalty, strict=True)]
-               for group, penalty in zip(groups, penalties, strict=True)]
+    rewards = [
+        [
+            _per_token(r, reward, algorithm.kl_coef * drift[r.id])
+            for r, reward in zip(group.rollouts, group.rewards + penalty, strict=True)
+        ]
+        for group, penalty in zip(groups, penalties, strict=True)
+    ]
     estimated = _advantages(groups, rewards, algorithm)
     corrected, seen = _corrections(groups, algorithm, old)
     credits = {}
@@ -70,10 +75,17 @@ def assign(groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, ol
         weights, counts = AGGREGATIONS[algorithm.loss_agg_mode](lengths, max_tokens)
         for i, rollout in enumerate(group.rollouts):
             credits[rollout.id] = Credit(
-                advantages=values[i], weight=float(weights[i]) if lengths[i] else 0.0, count=int(counts[i]),
-                correction=corrected.get(rollout.id), reward=float(owned[i].sum()))
-    return credits, Found(corrections=seen, kls=_kls(groups, algorithm, drift), penalties=np.concatenate(
-        [penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]))
+                advantages=values[i],
+                weight=float(weights[i]) if lengths[i] else 0.0,
+                count=int(counts[i]),
+                correction=corrected.get(rollout.id),
+                reward=float(owned[i].sum()),
+            )
+    return credits, Found(
+        corrections=seen,
+        kls=_kls(groups, algorithm, drift),
+        penalties=np.concatenate([penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]),
+    )
 
 
 def describe(found: Sequence[Found], algorithm: Algorithm) -> dict[str, float]:
@@ -89,8 +101,10 @@ def describe(found: Sequence[Found], algorithm: Algorithm) -> dict[str, float]:
     if kls:
         out |= {"actor/reward_kl_penalty": float(np.mean(kls)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
     if algorithm.overlong_buffer and penalties:
-        out |= {"reward/overlong/mean": float(np.mean(penalties)),
-                "reward/overlong/share": float(np.mean(np.array(penalties) < 0))}
+        out |= {
+            "reward/overlong/mean": float(np.mean(penalties)),
+            "reward/overlong/share": float(np.mean(np.array(penalties) < 0)),
+        }
     return out
 
 
@@ -122,15 +136,22 @@ def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np
     return values
 
 
-def _advantages(groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]],
-                algorithm: Algorithm) -> list[list[np.ndarray]]:
+def _advantages(
+    groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]], algorithm: Algorithm
+) -> list[list[np.ndarray]]:
     """Per group and rollout, float[T]."""
     if algorithm.adv_estimator in advantages.WHOLE_ROUND:
-        masks = [rollout.sampled & scored for group in groups
-                 for rollout, scored in zip(group.rollouts, group.scored, strict=True)]
+        masks = [
+            rollout.sampled & scored
+            for group in groups
+            for rollout, scored in zip(group.rollouts, group.scored, strict=True)
+        ]
         owners = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-        flat = iter(advantages.WHOLE_ROUND[algorithm.adv_estimator](
-            [reward for owned in rewards for reward in owned], masks, owners, algorithm.gamma))
+        flat = iter(
+            advantages.WHOLE_ROUND[algorithm.adv_estimator](
+                [reward for owned in rewards for reward in owned], masks, owners, algorithm.gamma
+            )
+        )
         return [[next(flat) for _ in group.rollouts] for group in groups]
     estimate = advantages.ADVANTAGES[algorithm.adv_estimator]
     out = []
@@ -173,5 +194,9 @@ def _kls(groups: Sequence[Group], algorithm: Algorithm, drift: LogProbs) -> list
     """Of every scored rollout the mean over its sampled tokens, where the KL is in the reward."""
     if not algorithm.use_kl_in_reward:
         return []
-    return [float(drift[r.id][r.sampled].mean()) for group in groups
-            for r, known in zip(group.rollouts, group.scored, strict=True) if known and r.sampled.any()]
+    return [
+        float(drift[r.id][r.sampled].mean())
+        for group in groups
+        for r, known in zip(group.rollouts, group.scored, strict=True)
+        if known and r.sampled.any()
+    ]

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
-def of_logits(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"],
-              temperature: float = 1.0) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+def of_logits(
+    logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"], temperature: float = 1.0
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """log softmax(logits / temperature) at `targets`, and the entropy of that distribution, in nats.
 
     The chosen logit is taken by comparing ids, not by indexing: the comparison fuses into the sums over V that are
@@ -22,8 +23,10 @@ def of_logits(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"],
     vocabulary tried (scripts/results/choices.json, by scripts/bench.py choices).
     """
     assert logits.ndim == targets.ndim + 1 and logits.shape[:-1] == targets.shape, (logits.shape, targets.shape)
-    assert jnp.issubdtype(logits.dtype, jnp.floating) and jnp.issubdtype(targets.dtype, jnp.integer), \
-        (logits.dtype, targets.dtype)
+    assert jnp.issubdtype(logits.dtype, jnp.floating) and jnp.issubdtype(targets.dtype, jnp.integer), (
+        logits.dtype,
+        targets.dtype,
+    )
     scores = logits / temperature
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     shifted = scores - top
@@ -34,9 +37,14 @@ def of_logits(logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"],
     return chosen - log_total, log_total - jnp.sum(weights * shifted, axis=-1) / total
 
 
-def chosen(head: Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]], hidden: Float[Array, "B T D"],
-           targets: Int[Array, "B T"], *, temperature: float,
-           chunk: int) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+def chosen(
+    head: Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    *,
+    temperature: float,
+    chunk: int,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-prob of targets[b, t] given hidden[b, t], and entropy there, both in the dtype of the logits.
 
     Args:

@@ -21,8 +21,14 @@ K3_BOUND = 10.0  # k3 values are clamped to +-10, as verl does
 Losses = tuple[Float[Array, "B T"], dict[str, Float[Array, "B T"]]]
 
 
-def vanilla(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
-            mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+def vanilla(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: Algorithm,
+) -> Losses:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - old_logprobs) (PPO, arXiv 1707.06347, equation 7;
     two bounds: DAPO, arXiv 2503.14476, equation 10).
 
@@ -39,8 +45,14 @@ def vanilla(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], ad
     return losses, indicators
 
 
-def gspo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
-         mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+def gspo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: Algorithm,
+) -> Losses:
     """PPO's clipping of the sequence's ratio s = exp(mean over its masked tokens of logprobs - old_logprobs), which
     every token of it shares (GSPO, arXiv 2507.18071, section 4.1).
 
@@ -54,8 +66,14 @@ def gspo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advan
     return _clipped(jnp.exp(jnp.minimum(own + mean, SEQUENCE_LOG_RATIO_BOUND)), advantages, algorithm)
 
 
-def cispo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
-          mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+def cispo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: Algorithm,
+) -> Losses:
     """-A logprobs sg(clip(r, 1 - low, 1 + high)): every token keeps its gradient, only its weight is bounded (CISPO,
     arXiv 2506.13585, section 3.1). Bounds are relative to 1, as in verl and slime; TRL's upper one is absolute."""
     _assert_alike(logprobs, old_logprobs, advantages)
@@ -64,8 +82,14 @@ def cispo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], adva
     return -advantages * weight * logprobs, {"actor/pg_clipfrac": (weight != ratio).astype(logprobs.dtype)}
 
 
-def sapo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advantages: Float[Array, "B T"],
-         mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+def sapo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: Algorithm,
+) -> Losses:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg: a soft gate in place of clipping
     (SAPO, arXiv 2511.20347). At r = 1 its gradient is that of -A r. Nothing is clipped."""
     _assert_alike(logprobs, old_logprobs, advantages)
@@ -74,8 +98,14 @@ def sapo(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"], advan
     return -advantages * jax.nn.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau), {}
 
 
-def sft(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"] | None, advantages: Float[Array, "B T"],
-        mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], algorithm: Algorithm) -> Losses:
+def sft(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"] | None,
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: Algorithm,
+) -> Losses:
     """-logprobs: the negative log-likelihood of demonstrations. Nothing is clipped; old log-probs are not read."""
     _assert_alike(logprobs, advantages)
     return -logprobs, {}
@@ -90,8 +120,9 @@ def log_ratio(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) 
     return jnp.clip(logprobs - old_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def sequence_mean(values: Float[Array, "B T"], mask: Bool[Array, "B T"],
-                  segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def sequence_mean(
+    values: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
     """At each token, the mean of the masked values of its segment of the row; 0 where there are none.
 
     A comparison of all pairs: it fuses into reductions, where a segment sum would be a scatter.

@@ -32,8 +32,8 @@ def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
         "training/rollout_logprobs_abs_diff_max": float(np.abs(gap).max()),
         "rollout_corr/kl": float(-gap.mean()),
         "rollout_corr/k3_kl": float(np.mean(ratio - 1.0 - np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))),
-        "rollout_corr/chi2_token": float(np.mean(ratio ** 2) - 1.0),
-        "rollout_corr/ess": float(ratio.mean() ** 2 / np.mean(ratio ** 2)),
+        "rollout_corr/chi2_token": float(np.mean(ratio**2) - 1.0),
+        "rollout_corr/ess": float(ratio.mean() ** 2 / np.mean(ratio**2)),
         "rollout_corr/tv": float(np.mean(np.abs(ratio - 1.0)) / 2),
     } | _of_answers(pairs)
 

@@ -47,14 +47,19 @@ class Chat:
           ValueError: the template has a mistake or refuses these messages.
         """
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: (self.now or datetime.datetime.now()).strftime(form)
         try:
             return environment.from_string(self.template).render(
-                messages=[dict(message) for message in messages], add_generation_prompt=generation, tools=None,
-                documents=None, **self.tokens)
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=generation,
+                tools=None,
+                documents=None,
+                **self.tokens,
+            )
         except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
@@ -74,8 +79,10 @@ def load(folder: str | Path) -> Chat | None:
     if template is None:
         return None
     tokens = {name: config[name] for name in _SPECIAL if config.get(name)}
-    return Chat(template=template, tokens={name: token["content"] if isinstance(token, dict) else token
-                                           for name, token in tokens.items()})
+    return Chat(
+        template=template,
+        tokens={name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()},
+    )
 
 
 def _raise(message: str):

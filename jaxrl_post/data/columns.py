@@ -22,11 +22,21 @@ _NONE = object()
 # verl: docs/preparation/prepare_data.rst; the second names are this project's own. slime: --input-key, --label-key and
 # --metadata-key at their defaults. TRL's standard and conversational prompts: `prompt` and whatever else.
 FORMATS: dict[str, dict[str, tuple[str, ...]]] = {
-    "verl": {"id": ("id",), "prompt": ("prompt",), "answer": ("reward_model.ground_truth", "answer"),
-             "source": ("data_source", "source"), "extra": ("extra_info", "extra")},
+    "verl": {
+        "id": ("id",),
+        "prompt": ("prompt",),
+        "answer": ("reward_model.ground_truth", "answer"),
+        "source": ("data_source", "source"),
+        "extra": ("extra_info", "extra"),
+    },
     "trl": {"id": ("id",), "prompt": ("prompt",), "answer": (), "source": (), "extra": ()},
-    "slime": {"id": ("id",), "prompt": ("prompt",), "answer": ("label",), "source": ("metadata.source_name",),
-              "extra": ("metadata",)},
+    "slime": {
+        "id": ("id",),
+        "prompt": ("prompt",),
+        "answer": ("label",),
+        "source": ("metadata.source_name",),
+        "extra": ("metadata",),
+    },
 }
 
 
@@ -57,8 +67,10 @@ class Columns:
             _known("data.columns", role, FORMATS["verl"])
             _need(isinstance(column, str), f"data.columns: {role} must name a column, got {column!r}")
         _need(self.named.get("prompt") != "", "data.columns: prompt must name a column, got ''")
-        _need(not self.template or PLACE in self.template, f"data.template={self.template!r} must hold {PLACE}, which "
-              "stands for the prompt")
+        _need(
+            not self.template or PLACE in self.template,
+            f"data.template={self.template!r} must hold {PLACE}, which stands for the prompt",
+        )
 
     def of(self, role: str) -> tuple[str, ...]:
         """The columns that may fill a role, in order."""
@@ -82,11 +94,16 @@ class Columns:
         info = self._extra(where, given)
         _, source = self._first(given, "source")
         source = self.source if source in (_NONE, None) else source
-        _need(isinstance(source, str), f"data: {where}, column {self._name('source')!r}: must be a text, got "
-              f"{source!r}")
+        _need(
+            isinstance(source, str), f"data: {where}, column {self._name('source')!r}: must be a text, got {source!r}"
+        )
         prompt = self._prompt(where, given)
-        row = {"prompt": prompt, "answer": self._answer(where, given), "source": source,
-               "extra": self._others(given) | info}
+        row = {
+            "prompt": prompt,
+            "answer": self._answer(where, given),
+            "source": source,
+            "extra": self._others(given) | info,
+        }
         row = {"id": self._identity(given, info, row), **row, "where": where}
         row["prompt"] = self._shaped(prompt)
         return row
@@ -100,25 +117,33 @@ class Columns:
 
     def _prompt(self, where: str, given: dict) -> str | list[dict]:
         name, prompt = self._first(given, "prompt")
-        _need(prompt is not _NONE, f"data: {where}: there is no column {self._name('prompt')!r}; its columns are "
-              f"{', '.join(given) or 'none'}")
+        _need(
+            prompt is not _NONE,
+            f"data: {where}: there is no column {self._name('prompt')!r}; its columns are {', '.join(given) or 'none'}",
+        )
         if isinstance(prompt, str):
             _need(prompt != "", f"data: {where}, column {name!r}: is empty")
             return prompt
-        _need(isinstance(prompt, list) and len(prompt) > 0, f"data: {where}, column {name!r}: must be a text or a list "
-              f"of messages, got {str(prompt)[:80]!r}")
+        _need(
+            isinstance(prompt, list) and len(prompt) > 0,
+            f"data: {where}, column {name!r}: must be a text or a list of messages, got {str(prompt)[:80]!r}",
+        )
         for i, message in enumerate(prompt):
-            _need(isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message,
-                  f"data: {where}, column '{name}[{i}]': must be an object with role and content: "
-                  f"{str(message)[:60]!r}")
+            _need(
+                isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message,
+                f"data: {where}, column '{name}[{i}]': must be an object with role and content: {str(message)[:60]!r}",
+            )
         return [{key: value for key, value in message.items() if value is not None} for message in prompt]
 
     def _answer(self, where: str, given: dict) -> str:
         _, answer = self._first(given, "answer")
         names = self.of("answer")
         others = f" (nor {', '.join(map(repr, names[1:]))})" if names[1:] else ""
-        _need(answer is not _NONE or not names, f"data: {where}: there is no column {self._name('answer')!r}{others}; "
-              f"its columns are {', '.join(given)}; data.columns names another, or none with {{'answer': ''}}")
+        _need(
+            answer is not _NONE or not names,
+            f"data: {where}: there is no column {self._name('answer')!r}{others}; "
+            f"its columns are {', '.join(given)}; data.columns names another, or none with {{'answer': ''}}",
+        )
         if answer is _NONE:
             return ""
         return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
@@ -130,8 +155,12 @@ class Columns:
         return info
 
     def _others(self, given: dict) -> dict:
-        used = {name.partition(".")[0] for role in FORMATS["verl"] for name in self.of(role)
-                if role != "answer" or "." in name or name == "answer"}
+        used = {
+            name.partition(".")[0]
+            for role in FORMATS["verl"]
+            for name in self.of(role)
+            if role != "answer" or "." in name or name == "answer"
+        }
         return {name: value for name, value in given.items() if name not in used}
 
     def _identity(self, given: dict, info: dict, row: dict) -> str:

@@ -51,8 +51,10 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
-        raise ValueError(f"data: {path} is a Parquet file, which needs pyarrow: pip install 'jaxrl_post[parquet]', or "
-                         "write the rows as JSONL") from error
+        raise ValueError(
+            f"data: {path} is a Parquet file, which needs pyarrow: pip install 'jaxrl_post[parquet]', or "
+            "write the rows as JSONL"
+        ) from error
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -73,8 +75,10 @@ def _plain(where: str, value: Any) -> Any:
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):
         return str(value)
     if isinstance(value, bytes):
-        raise ValueError(f"data: {where}: holds bytes, which no text prompt or reward function can use; write the file "
-                         "without that column")
+        raise ValueError(
+            f"data: {where}: holds bytes, which no text prompt or reward function can use; write the file "
+            "without that column"
+        )
     return value
 
 

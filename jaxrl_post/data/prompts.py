@@ -54,8 +54,9 @@ class Prompts:
         return position // len(self._prompts), self._prompts[int(self._order[position])]
 
 
-def rows(source: str, *, seed: int, split: str, size: int, arguments: Mapping | None = None,
-         columns: Columns = Columns()) -> list[dict]:
+def rows(
+    source: str, *, seed: int, split: str, size: int, arguments: Mapping | None = None, columns: Columns = Columns()
+) -> list[dict]:
     """The rows of `source`: a file's path, read by `columns`, or "task:NAME" with seed, split ("train", "eval"), size,
     arguments.
 
@@ -64,7 +65,7 @@ def rows(source: str, *, seed: int, split: str, size: int, arguments: Mapping | 
     """
     if not source.startswith(_TASK):
         return read(source, columns)
-    name = source[len(_TASK):]
+    name = source[len(_TASK) :]
     if name not in tasks.TASKS:
         raise ValueError(f"data: there is no task {name!r}; tasks are {', '.join(sorted(tasks.TASKS))}")
     given = (seed, split, size), dict(arguments or {})
@@ -82,13 +83,16 @@ def read(path: str | Path, columns: Columns = Columns()) -> list[dict]:
       ValueError: no such file, not readable, or a bad row, with its line and column.
     """
     if not Path(path).is_file():
-        raise ValueError(f"data: there is no file {path}; write a path of a JSONL or Parquet file, or task:NAME with "
-                         f"NAME one of {', '.join(sorted(tasks.TASKS))}")
+        raise ValueError(
+            f"data: there is no file {path}; write a path of a JSONL or Parquet file, or task:NAME with "
+            f"NAME one of {', '.join(sorted(tasks.TASKS))}"
+        )
     return [columns.row(where, given) for where, given in files.objects(path)]
 
 
-def tokenised(rows: Sequence[Mapping], tokenizer: Tokenizer, *, chat: Chat | None, limit: int,
-              where: str = "data") -> tuple[Prompt, ...]:
+def tokenised(
+    rows: Sequence[Mapping], tokenizer: Tokenizer, *, chat: Chat | None, limit: int, where: str = "data"
+) -> tuple[Prompt, ...]:
     """Prompts with their token ids. A text is encoded as it is; messages go through the chat template.
 
     Args:
@@ -103,21 +107,38 @@ def tokenised(rows: Sequence[Mapping], tokenizer: Tokenizer, *, chat: Chat | Non
     for number, row in enumerate(rows, start=1):
         place = row.get("where", f"{where}, row {number}")
         name = f"{place} (id {row['id']!r})"
-        _need(row["id"] not in seen, f"{name}: has the id of {seen.get(row['id'])}; every row needs an id of its own "
-              "(column 'id', or 'extra_info.index')")
+        _need(
+            row["id"] not in seen,
+            f"{name}: has the id of {seen.get(row['id'])}; every row needs an id of its own "
+            "(column 'id', or 'extra_info.index')",
+        )
         seen[row["id"]] = place
         messages = () if isinstance(row["prompt"], str) else tuple(row["prompt"])
         ids = _encoded(name, row["prompt"], messages, tokenizer, chat)
-        _need(0 < len(ids) <= limit, f"{name}: the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that "
-              "the answer fits behind it (engine.max_length - sampling.max_tokens)")
-        out.append(Prompt(id=str(row["id"]), tokens=np.array(ids, np.int32), answer=row["answer"], source=row["source"],
-                          messages=messages, extra=row.get("extra", {})))
+        _need(
+            0 < len(ids) <= limit,
+            f"{name}: the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that "
+            "the answer fits behind it (engine.max_length - sampling.max_tokens)",
+        )
+        out.append(
+            Prompt(
+                id=str(row["id"]),
+                tokens=np.array(ids, np.int32),
+                answer=row["answer"],
+                source=row["source"],
+                messages=messages,
+                extra=row.get("extra", {}),
+            )
+        )
     return tuple(out)
 
 
 def _encoded(name: str, prompt: str | Sequence, messages: tuple, tokenizer: Tokenizer, chat: Chat | None) -> list[int]:
-    _need(not messages or chat is not None, f"{name}: the prompt is a list of messages, but the tokenizer has no chat "
-          "template; add chat_template.jinja beside it, or give the prompt as a text")
+    _need(
+        not messages or chat is not None,
+        f"{name}: the prompt is a list of messages, but the tokenizer has no chat "
+        "template; add chat_template.jinja beside it, or give the prompt as a text",
+    )
     try:
         return tokenizer.encode(chat.render(messages), special=False) if messages else tokenizer.encode(prompt)
     except ValueError as error:

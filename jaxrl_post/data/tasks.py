@@ -44,9 +44,20 @@ def split_of(text: str) -> str:
 # ---- sums: a chain of additions
 
 
-def sum_rows(seed: int, split: str, size: int, *, shortest: int = 3, usual: int = 6, longest: int = 9,
-             gap: int = 0, more: float = 0.35, tail: float = 0.05, careful: float = 0.35,
-             luck: float = 0.15) -> list[dict]:
+def sum_rows(
+    seed: int,
+    split: str,
+    size: int,
+    *,
+    shortest: int = 3,
+    usual: int = 6,
+    longest: int = 9,
+    gap: int = 0,
+    more: float = 0.35,
+    tail: float = 0.05,
+    careful: float = 0.35,
+    luck: float = 0.15,
+) -> list[dict]:
     """Sums of one number of two digits and several of one digit, as "47+8+5=" with answer "60".
 
     The number of terms is geometric from `shortest` to `usual`, each further term having probability `more`; a share
@@ -61,8 +72,11 @@ def sum_rows(seed: int, split: str, size: int, *, shortest: int = 3, usual: int 
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
     """
-    _need(2 <= shortest <= usual <= usual + gap < longest <= 20, f"task sums: shortest={shortest}, usual={usual}, gap={gap}, "
-          f"longest={longest} must satisfy 2 <= shortest <= usual <= usual + gap < longest <= 20")
+    _need(
+        2 <= shortest <= usual <= usual + gap < longest <= 20,
+        f"task sums: shortest={shortest}, usual={usual}, gap={gap}, "
+        f"longest={longest} must satisfy 2 <= shortest <= usual <= usual + gap < longest <= 20",
+    )
     for name, value in (("more", more), ("tail", tail), ("careful", careful), ("luck", luck)):
         _need(0.0 <= value <= 1.0, f"task sums: {name}={value} must lie from 0 to 1")
     start = np.random.default_rng(_words("sums", seed, split)).random()
@@ -120,8 +134,10 @@ def sorting_rows(seed: int, split: str, size: int, *, shortest: int = 4, longest
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
     """
-    _need(1 <= shortest <= longest <= 100, f"task sorting: shortest={shortest}, longest={longest} must satisfy 1 <= "
-          "shortest <= longest <= 100")
+    _need(
+        1 <= shortest <= longest <= 100,
+        f"task sorting: shortest={shortest}, longest={longest} must satisfy 1 <= shortest <= longest <= 100",
+    )
 
     def problem(noise: np.random.Generator, index: int) -> tuple[str, str, dict]:
         digits = "".join(map(str, noise.integers(0, 10, shortest + index % (longest - shortest + 1))))
@@ -138,9 +154,38 @@ def solve_sorting(extra: Mapping, seed: np.ndarray | None = None) -> str:
 # ---- openings: first sentences of a children's story, to be told on
 
 _WHO = ("girl", "boy", "dog", "cat", "bird", "bear", "bunny", "mouse", "duck", "frog")
-_NAMES = ("Lily", "Tom", "Mia", "Ben", "Sue", "Max", "Anna", "Sam", "Lucy", "Tim", "Amy", "Jack", "Molly", "Bob", "Jane",
-          "Spot")
-_THINGS = ("ball", "kite", "toy car", "red box", "big tree", "blue hat", "book", "drum", "cake", "flower", "stick", "boat")
+_NAMES = (
+    "Lily",
+    "Tom",
+    "Mia",
+    "Ben",
+    "Sue",
+    "Max",
+    "Anna",
+    "Sam",
+    "Lucy",
+    "Tim",
+    "Amy",
+    "Jack",
+    "Molly",
+    "Bob",
+    "Jane",
+    "Spot",
+)
+_THINGS = (
+    "ball",
+    "kite",
+    "toy car",
+    "red box",
+    "big tree",
+    "blue hat",
+    "book",
+    "drum",
+    "cake",
+    "flower",
+    "stick",
+    "boat",
+)
 
 
 def opening_rows(seed: int, split: str, size: int, *, word: str = "happy") -> list[dict]:
@@ -165,9 +210,11 @@ def solve_opening(extra: Mapping, seed: np.ndarray | None = None) -> str:
     return f" Everybody was {' and '.join(extra['required'])}."
 
 
-TASKS = {"sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum),
-         "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting, longest=solve_sorting),
-         "openings": Task(rows=opening_rows, demonstrate=solve_opening, longest=solve_opening)}
+TASKS = {
+    "sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum),
+    "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting, longest=solve_sorting),
+    "openings": Task(rows=opening_rows, demonstrate=solve_opening, longest=solve_opening),
+}
 
 
 def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) -> list[dict]:
@@ -181,8 +228,10 @@ def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) ->
             if split_of(prompt) == split and prompt not in rows:
                 break
         else:
-            raise ValueError(f"task {task}: size={size} is more than split {split!r} has of every kind of problem; the "
-                             f"nearest valid size with these arguments is about {len(rows)}")
+            raise ValueError(
+                f"task {task}: size={size} is more than split {split!r} has of every kind of problem; the "
+                f"nearest valid size with these arguments is about {len(rows)}"
+            )
         rows[prompt] = {"id": f"{task}/{prompt}", "prompt": prompt, "answer": answer, "source": task, "extra": extra}
     return list(rows.values())
 

@@ -36,8 +36,9 @@ class JsonTokenizer:
         unknown = getattr(self.model.model, "unk_token", None)
         if unknown is not None and unknown in encoded.tokens:
             start, end = encoded.offsets[encoded.tokens.index(unknown)]
-            raise ValueError(f"the tokenizer has no token for {text[start:end]!r} at character {start} of "
-                             f"{text[:80]!r}")
+            raise ValueError(
+                f"the tokenizer has no token for {text[start:end]!r} at character {start} of {text[:80]!r}"
+            )
         return encoded.ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -83,7 +84,7 @@ class Llama2cTokenizer:
             out += [self.ids[data]] if data in self.ids else [byte + 3 for byte in data]
         while (best := self._best_merge(out)) is not None:
             place, merged = best
-            out[place:place + 2] = [merged]
+            out[place : place + 2] = [merged]
         return [self.bos_id, *out] if special else out
 
     def _best_merge(self, ids: list[int]) -> tuple[int, int] | None:
@@ -172,8 +173,10 @@ def _json(path: Path) -> JsonTokenizer:
     except ValueError as error:
         raise ValueError(f"{path} is a tokenizer.json that the tokenizers library does not take: {error}") from error
     _check_unknown(model, path)
-    config, generation, hub = (_object(path.parent / f"{name}.json", optional=True)
-                               for name in ("tokenizer_config", "generation_config", "config"))
+    config, generation, hub = (
+        _object(path.parent / f"{name}.json", optional=True)
+        for name in ("tokenizer_config", "generation_config", "config")
+    )
     named = [_id(model, name, config, path) for name in ("eos_token", "bos_token")]
     eos = _ids("eos_token_id", generation, path) + [i for i in named[:1] if i is not None]
     bos = [i for i in named[1:] if i is not None] or _ids("bos_token_id", hub, path)
@@ -237,7 +240,7 @@ def _llama2c(path: Path) -> Llama2cTokenizer:
         place += 8 + length
         if length < 0 or place > len(data):
             raise ValueError(f"{path} ends inside token {len(pieces)}: it is no llama2.c vocabulary, or cut")
-        pieces.append(data[place - length:place])
+        pieces.append(data[place - length : place])
         scores.append(score)
     if len(pieces) < 259 or pieces[3:5] != [b"<0x00>", b"<0x01>"]:
         raise ValueError(f"{path} has {len(pieces)} tokens and no bytes at ids 3 to 258: it is no llama2.c vocabulary")

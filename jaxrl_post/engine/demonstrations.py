@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.slots.live import begin, revived, written
+from jaxrl_post.engine.host.sequence import begin, revived, written
 from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 
@@ -21,8 +21,9 @@ class Demonstrations:
     function: like any rollout it depends on (prompt, seed), never on its company. A step writes everything that waits;
     log-probs and entropies are 0, every token counts as sampled by the current version."""
 
-    def __init__(self, write: Callable[[Any, np.ndarray], Sequence[int]], *, slots: int, replicas: int = 1,
-                 version: int = 0):
+    def __init__(
+        self, write: Callable[[Any, np.ndarray], Sequence[int]], *, slots: int, replicas: int = 1, version: int = 0
+    ):
         self._write, self._slots, self._replicas = write, slots, replicas
         self._version, self._clock, self._tokens = version, 0, 0
         self._waiting: dict[RolloutId, tuple[Request, np.ndarray]] = {}
@@ -59,15 +60,13 @@ class Demonstrations:
             if request.prefix is not None:
                 raise ValueError(f"request {request.rollout_id}: demonstrations do not go on from a prefix")
             if not 1 <= tokens.size <= request.max_tokens:
-                raise ValueError(f"prompt {request.prompt.id!r}: its demonstration has {tokens.size} tokens, the bound "
-                                 f"is 1 to sampling.max_tokens={request.max_tokens}; nearest valid bound is "
-                                 f"{tokens.size}")
+                raise ValueError(
+                    f"prompt {request.prompt.id!r}: its demonstration has {tokens.size} tokens, the bound "
+                    f"is 1 to sampling.max_tokens={request.max_tokens}; nearest valid bound is "
+                    f"{tokens.size}"
+                )
             written[request.rollout_id] = (request, tokens)
         self._waiting.update(written)
-
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        for id in ids:
-            self._waiting.pop(id, None)
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         """What waits has no token yet."""
@@ -85,9 +84,19 @@ class Demonstrations:
 
     def _rollout(self, request: Request, tokens: np.ndarray, finish: Finish, start: int) -> Rollout:
         zeros = np.zeros(tokens.size)
-        return Rollout(id=request.rollout_id, prompt=request.prompt, tokens=tokens, sampled=zeros == 0, logprobs=zeros,
-                       entropies=zeros, versions=zeros + self._version, drafted=zeros, finish=finish,
-                       start_clock=start, finish_clock=self._clock)
+        return Rollout(
+            id=request.rollout_id,
+            prompt=request.prompt,
+            tokens=tokens,
+            sampled=zeros == 0,
+            logprobs=zeros,
+            entropies=zeros,
+            versions=zeros + self._version,
+            drafted=zeros,
+            finish=finish,
+            start_clock=start,
+            finish_clock=self._clock,
+        )
 
     def swap(self, params: Any, version: int) -> None:
         """Only the number is kept: solutions do not depend on weights."""
@@ -97,11 +106,16 @@ class Demonstrations:
 
     def relayout(self, layout: Layout) -> None:
         if layout != Layout(self._replicas, 1):
-            raise ValueError(f"demonstrations lie on no devices: {layout} was asked for, there is {Layout(self._replicas, 1)}")
+            raise ValueError(
+                f"demonstrations lie on no devices: {layout} was asked for, there is {Layout(self._replicas, 1)}"
+            )
 
     def state_dict(self) -> dict:
-        return {"clock": self._clock, "tokens": self._tokens,
-                "waiting": [written(begin(request, 0)) for request, _ in self._waiting.values()]}
+        return {
+            "clock": self._clock,
+            "tokens": self._tokens,
+            "waiting": [written(begin(request, 0)) for request, _ in self._waiting.values()],
+        }
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
         self._clock, self._tokens, self._waiting = state["clock"], state["tokens"], {}

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from jaxrl_post.engine.engine import Held, RowEngine, drop
-from jaxrl_post.slots.dispatches import Dispatch
+from jaxrl_post.engine.host.dispatch_log import Dispatch
+from jaxrl_post.engine.row_engine import Held, RowEngine, drop
 from jaxrl_post.types import Capacity, Group, Layout, Prompt, Request, Rollout, RolloutId
 
 
@@ -108,11 +108,6 @@ class Elastic:
         self._engine.submit(requests)
         self._prompts.update((request.rollout_id, request.prompt) for request in requests)
 
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        ids = tuple(ids)
-        self._engine.cancel(ids)
-        self._forget(ids)
-
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         parked = self._engine.park(ids)
         self._forget(rollout.id for rollout in parked)
@@ -136,8 +131,10 @@ class Elastic:
             return
         if layout not in self.engines:
             near = min(self.engines, key=lambda known: (abs(known.tensor - layout.tensor), known))
-            raise ValueError(f"engine: {layout} was asked for, compiled are {', '.join(map(str, self.engines))}; the nearest "
-                             f"is {near}")
+            raise ValueError(
+                f"engine: {layout} was asked for, compiled are {', '.join(map(str, self.engines))}; the nearest "
+                f"is {near}"
+            )
         state = self._engine.state_dict()
         self._counts.update(num_relayouts=1, num_moved=len(state["lives"]))
         self._move(layout)
@@ -171,20 +168,26 @@ class Elastic:
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
         layout = Layout(*state["layout"])
         if layout not in self.engines:
-            raise ValueError(f"engine: the run was saved in {layout}, compiled are {', '.join(map(str, self.engines))}; name "
-                             "the former in engine.layouts")
+            raise ValueError(
+                f"engine: the run was saved in {layout}, compiled are {', '.join(map(str, self.engines))}; name "
+                "the former in engine.layouts"
+            )
         if layout != self.layout:
             self._move(layout)
         self._counts = Counter(state["moves"])
         self._engine.load_state_dict(state["engine"], prompts)
-        self._prompts = {id: prompts[id.prompt_id] for id in (RolloutId(*live["id"]) for live in state["engine"]["lives"])}
+        self._prompts = {
+            id: prompts[id.prompt_id] for id in (RolloutId(*live["id"]) for live in state["engine"]["lives"])
+        }
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, Counter()
-        return self._engine.metrics() | {"engine/num_relayouts": float(counts["num_relayouts"]),
-                                         "engine/num_moved_rollouts": float(counts["num_moved"]),
-                                         "engine/tensor": float(self.layout.tensor),
-                                         "engine/replicas": float(self.layout.replicas)}
+        return self._engine.metrics() | {
+            "engine/num_relayouts": float(counts["num_relayouts"]),
+            "engine/num_moved_rollouts": float(counts["num_moved"]),
+            "engine/tensor": float(self.layout.tensor),
+            "engine/replicas": float(self.layout.replicas),
+        }
 
 
 class Drafts:

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post import cost, mesh
 from jaxrl_post.config import Config
-from jaxrl_post.cost import StepCost
 from jaxrl_post.data import chat, prompts, tasks, tokenizer
 from jaxrl_post.data.columns import Columns
+from jaxrl_post.engine import step_cost as cost
+from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.parallel import mesh
 from jaxrl_post.types import MOST_ENDS, Prompt, Sampling
 
 
@@ -55,30 +56,55 @@ def gather(config: Config) -> Inputs:
     model, load_params = _model(config, words.vocab_size)
     hf.check_savable(model)  # as the run ends with it
     if words.vocab_size > model.vocab_size:
-        raise ValueError(f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
-                         "they do not belong together")
+        raise ValueError(
+            f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
+            "they do not belong together"
+        )
     if words.vocab_size < model.vocab_size:
         model = dataclasses.replace(model, used_vocab=words.vocab_size)
     if config.engine.max_length > model.max_length:
-        raise ValueError(f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
-                         f"positions; the nearest valid value is {model.max_length}")
+        raise ValueError(
+            f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
+            f"positions; the nearest valid value is {model.max_length}"
+        )
     template = chat.load(place) if place.is_dir() else None
     train, held_out = (_prompts(config, part, words, template) for part in ("train", "eval"))
     shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
     if shared:
-        raise ValueError(f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
-                         "prompts must not be trained on")
+        raise ValueError(
+            f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
+            "prompts must not be trained on"
+        )
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words)
+    sampling = _sampling(config, words)
+    return Inputs(
+        model=model,
+        load_params=load_params,
+        tokenizer=words,
+        files=_files(place),
+        held_out=held_out,
+        train=prompts.Prompts(train, config.seed),
+        sampling=sampling,
+        longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
+        write=_writer(config, words),
+        cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
+    )
+
+
+def _sampling(config: Config, words: tokenizer.Tokenizer) -> Sampling:
+    """The sampling law of training, with the tokenizer's end tokens."""
     law = config.sampling
-    sampling = Sampling(temperature=law.temperature, top_k=max(law.top_k, 0), top_p=law.top_p, eos_ids=words.eos_ids,
-                        stop_ids=law.stop_ids, stop_strings=law.stop_strings)
+    sampling = Sampling(
+        temperature=law.temperature,
+        top_k=max(law.top_k, 0),
+        top_p=law.top_p,
+        eos_ids=words.eos_ids,
+        stop_ids=law.stop_ids,
+        stop_strings=law.stop_strings,
+    )
     _check_ends(sampling, words.vocab_size)
-    write = _writer(config, words)
-    return Inputs(model=model, load_params=load_params, tokenizer=words, files=_files(place), held_out=held_out,
-                  train=prompts.Prompts(train, config.seed), sampling=sampling,
-                  longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
-                  write=write, cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None)
+    return sampling
 
 
 def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokenizer.Tokenizer) -> None:
@@ -87,9 +113,11 @@ def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokeni
     for prompt in train:
         tokens = len(words.encode(_longest(config, prompt), special=False)) + 1
         if tokens > config.sampling.max_tokens:
-            raise ValueError(f"data.train={config.data.train}: the demonstration of prompt {prompt.id!r} has {tokens} "
-                             f"tokens with its end, more than sampling.max_tokens={config.sampling.max_tokens}; the "
-                             f"nearest valid value is {tokens}")
+            raise ValueError(
+                f"data.train={config.data.train}: the demonstration of prompt {prompt.id!r} has {tokens} "
+                f"tokens with its end, more than sampling.max_tokens={config.sampling.max_tokens}; the "
+                f"nearest valid value is {tokens}"
+            )
 
 
 def _longest(config: Config, prompt: Prompt) -> str:
@@ -104,24 +132,32 @@ def _solution(prompt: Prompt) -> str:
 def _check_ends(sampling: Sampling, vocabulary: int) -> None:
     ends = sampling.eos_ids + sampling.stop_ids
     if len(ends) > MOST_ENDS:
-        raise ValueError(f"sampling.stop_ids and the tokenizer's end tokens are {len(ends)} ids; at most {MOST_ENDS} can "
-                         "end an answer")
+        raise ValueError(
+            f"sampling.stop_ids and the tokenizer's end tokens are {len(ends)} ids; at most {MOST_ENDS} can "
+            "end an answer"
+        )
     wrong = [token for token in sampling.stop_ids if not 0 <= token < vocabulary]
     if wrong:
-        raise ValueError(f"sampling.stop_ids: {wrong[0]} is no token of the tokenizer; the nearest valid value is "
-                         f"{min(max(wrong[0], 0), vocabulary - 1)}")
+        raise ValueError(
+            f"sampling.stop_ids: {wrong[0]} is no token of the tokenizer; the nearest valid value is "
+            f"{min(max(wrong[0], 0), vocabulary - 1)}"
+        )
 
 
 def _beside(config: Config) -> Path:
     if not config.model.path:
-        raise ValueError("model.tokenizer is empty and model.preset has none beside it: name a tokenizer.json, a "
-                         "directory that holds one, or a llama2.c vocabulary")
+        raise ValueError(
+            "model.tokenizer is empty and model.preset has none beside it: name a tokenizer.json, a "
+            "directory that holds one, or a llama2.c vocabulary"
+        )
     path = Path(config.model.path)
     if not path.exists():
         names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.0)
-        raise ValueError(f"model.path={config.model.path}: no such file or folder"
-                         + (f"; nearest is {path.parent / near[0]}" if near else ""))
+        raise ValueError(
+            f"model.path={config.model.path}: no such file or folder"
+            + (f"; nearest is {path.parent / near[0]}" if near else "")
+        )
     return tokenizer.beside(path)
 
 
@@ -150,22 +186,28 @@ def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: ch
         source, arguments, size = _eval_source(config), config.eval.task or arguments, config.eval.prompts
     split = "sft" if part == "train" and config.engine.name == "demonstrations" else part
     data = config.data
-    columns = Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
+    columns = Columns(
+        format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat
+    )
     rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=columns)
     if part == "eval":
         if len(rows) < size:
-            raise ValueError(f"eval.prompts={size} but {source} has {len(rows)} rows; the nearest valid value is "
-                             f"{len(rows)}")
+            raise ValueError(
+                f"eval.prompts={size} but {source} has {len(rows)} rows; the nearest valid value is {len(rows)}"
+            )
         rows = rows[:size]
-    return prompts.tokenised(rows, words, chat=template, limit=config.engine.max_length - config.sampling.max_tokens,
-                             where=source)
+    return prompts.tokenised(
+        rows, words, chat=template, limit=config.engine.max_length - config.sampling.max_tokens, where=source
+    )
 
 
 def _eval_source(config: Config) -> str:
     """eval.data, else the training task itself, which draws its held-out prompts apart."""
     if not config.eval.data and not config.data.train.startswith("task:"):
-        raise ValueError(f"eval.data is empty and data.train={config.data.train!r} is a file: name a file of held-out "
-                         "prompts, or set eval.prompts=0")
+        raise ValueError(
+            f"eval.data is empty and data.train={config.data.train!r} is a file: name a file of held-out "
+            "prompts, or set eval.prompts=0"
+        )
     return config.eval.data or config.data.train
 
 
@@ -174,8 +216,9 @@ def _writer(config: Config, words: tokenizer.Tokenizer) -> Callable[[Prompt, np.
     closes each."""
     name = config.data.train.removeprefix("task:")
     if config.engine.name == "demonstrations" and not words.eos_ids:
-        raise ValueError("engine.name='demonstrations' needs a tokenizer with an end token, to close each "
-                         "solution with")
+        raise ValueError(
+            "engine.name='demonstrations' needs a tokenizer with an end token, to close each solution with"
+        )
 
     def solve(prompt: Prompt, seed: np.ndarray) -> str:
         if name != config.data.train:

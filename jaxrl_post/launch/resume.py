@@ -22,9 +22,11 @@ import numpy as np
 import optax
 
 import jaxrl_post
-from jaxrl_post import checkpoint, config, rollout_log
+from jaxrl_post import config
+from jaxrl_post.checkpoint import identity, log_marks, store
 from jaxrl_post.config import Config
 from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.telemetry import journal as journal_file
 
 ORDER = 64  # positions whose prompts stand for the order of the data
 
@@ -32,15 +34,23 @@ ORDER = 64  # positions whose prompts stand for the order of the data
 def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
     """What a run is saved under, as JSON: config, fingerprint of the data, processes, device and versions."""
     ordered = (start.train.at(position)[1] for position in range(ORDER))
-    data = {"train": checkpoint.fingerprint(settings.data.train, settings.seed, itertools.chain(start.train, ordered)),
-            "eval": checkpoint.fingerprint(settings.eval.data, settings.seed, start.held_out)}
-    told = {"config": config.to_dict(settings), "data": data, "processes": jax.process_count(),
-            "device": jax.devices()[0].device_kind, "versions": dict(versions)}
+    data = {
+        "train": identity.fingerprint(settings.data.train, settings.seed, itertools.chain(start.train, ordered)),
+        "eval": identity.fingerprint(settings.eval.data, settings.seed, start.held_out),
+    }
+    told = {
+        "config": config.to_dict(settings),
+        "data": data,
+        "processes": jax.process_count(),
+        "device": jax.devices()[0].device_kind,
+        "versions": dict(versions),
+    }
     return json.loads(json.dumps(told))
 
 
-def point(saves: checkpoint.Checkpoints, place: Path, mine: Path, now: Mapping,
-          say: Callable[[str], object]) -> checkpoint.Saved | None:
+def point(
+    saves: store.Checkpoints, place: Path, mine: Path, now: Mapping, say: Callable[[str], object]
+) -> store.Saved | None:
     """The step to go on from, None for the beginning; logs below `mine`, this process's folder, are as they were then.
 
     Args:
@@ -50,28 +60,39 @@ def point(saves: checkpoint.Checkpoints, place: Path, mine: Path, now: Mapping,
     """
     saved = saves.newest()
     if saved is not None:
-        checkpoint.check_same(saved.about, now, saved.step)
+        identity.check_same(saved.about, now, saved.step)
         for name in ("versions", "device"):
-            for field, old, new in checkpoint.differences(saved.about[name], now[name], name):
+            for field, old, new in identity.differences(saved.about[name], now[name], name):
                 say(f"resume: {field} was {old} and is {new} now: from here on bits may differ")
     elif (place / "config.json").is_file():
         then = json.loads((place / "config.json").read_text(encoding="utf-8"))
-        checkpoint.check_same({"config": {name: value for name, value in then.items() if name != "derived"}},
-                              {"config": now["config"]}, 0)
+        identity.check_same(
+            {"config": {name: value for name, value in then.items() if name != "derived"}}, {"config": now["config"]}, 0
+        )
     marks = saved.host["marks"] if saved is not None else {}
-    checkpoint.check_reach(mine, marks)
+    log_marks.check_reach(mine, marks)
     if jax.process_index() == 0:  # it grades, and tells the others
-        for journal in rollout_log.JOURNALS:
-            rollout_log.put_aside(mine / journal, marks.get(journal, 0))
-    checkpoint.rewind(mine, marks)
+        for journal in journal_file.JOURNALS:
+            journal_file.put_aside(mine / journal, marks.get(journal, 0))
+    log_marks.rewind(mine, marks)
     if jax.process_index() == 0:
         (place / "summary.json").unlink(missing_ok=True)
-    say(f"resume: {place} goes on after step {saved.step}" if saved is not None else
-        f"resume: {place} has no checkpoint yet and starts over")
+    say(
+        f"resume: {place} goes on after step {saved.step}"
+        if saved is not None
+        else f"resume: {place} has no checkpoint yet and starts over"
+    )
     return saved
 
 
 def versions() -> dict[str, str]:
     """Of everything whose change may change a bit."""
-    return {"jaxrl_post": jaxrl_post.__version__, "python": platform.python_version(), "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__, "flax": flax.__version__, "optax": optax.__version__, "numpy": np.__version__}
+    return {
+        "jaxrl_post": jaxrl_post.__version__,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "numpy": np.__version__,
+    }

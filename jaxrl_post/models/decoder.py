@@ -87,11 +87,15 @@ class ModelConfig:
         if self.heads % self.kv_heads:
             raise ValueError(f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         if self.head_dim % 2:
-            raise ValueError(f"model: head_dim={self.head_dim} must be even, because rotation works on pairs; nearest "
-                             f"valid value is {self.head_dim + 1}")
+            raise ValueError(
+                f"model: head_dim={self.head_dim} must be even, because rotation works on pairs; nearest "
+                f"valid value is {self.head_dim + 1}"
+            )
         if len(self.windows) != self.layers:
-            raise ValueError(f"model: windows has {len(self.windows)} entries, expected one for each of {self.layers} "
-                             f"layers, or none")
+            raise ValueError(
+                f"model: windows has {len(self.windows)} entries, expected one for each of {self.layers} "
+                f"layers, or none"
+            )
         if any(window is not None and window < 1 for window in self.windows):
             raise ValueError(f"model: every window must be None or at least 1, got {self.windows}")
         if self.activation not in ACTIVATIONS:
@@ -102,7 +106,7 @@ class ModelConfig:
     @property
     def scale(self) -> float:
         """The factor of q.k."""
-        return self.head_dim ** -0.5 if self.query_scale is None else self.query_scale
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
 
 def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
@@ -150,13 +154,14 @@ class Layer(nnx.Module):
     def __init__(self, config: ModelConfig, index: int):
         c = config
         self.config, self.index = config, index
-        one, into, out = 1.0 - c.norm_offset, c.embed ** -0.5, (2 * c.layers) ** -0.5
+        one, into, out = 1.0 - c.norm_offset, c.embed**-0.5, (2 * c.layers) ** -0.5
         self.attn_norm = _param((c.embed,), (None,), mean=one)
         self.q = _param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=into)
         self.k = _param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=into)
         self.v = _param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=into)
-        self.o = _param((c.heads, c.head_dim, c.embed), ("heads", "head_dim", "embed"),
-                        std=out * (c.heads * c.head_dim) ** -0.5)
+        self.o = _param(
+            (c.heads, c.head_dim, c.embed), ("heads", "head_dim", "embed"), std=out * (c.heads * c.head_dim) ** -0.5
+        )
         if c.qkv_bias:
             self.q_bias = _param((c.heads, c.head_dim), ("heads", "head_dim"))
             self.k_bias = _param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
@@ -170,7 +175,7 @@ class Layer(nnx.Module):
         self.ffw_norm = _param((c.embed,), (None,), mean=one)
         self.gate = _param((c.embed, c.ffw), ("embed", "ffw"), std=into)
         self.up = _param((c.embed, c.ffw), ("embed", "ffw"), std=into)
-        self.down = _param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw ** -0.5)
+        self.down = _param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
 
     def __call__(self, h: Array, turn: tuple[Array, Array], attend: Callable, cache: Any) -> tuple[Array, Any]:
         """h [..., D]; turn: cosines and sines, [..., H/2] each."""
@@ -178,8 +183,9 @@ class Layer(nnx.Module):
         with jax.named_scope("qkv"):
             q, k, v = self._qkv(_norm(h, self.attn_norm[...], c), turn)
         with jax.named_scope("attend"):
-            out, cache = attend(self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index],
-                                soft_cap=c.attn_soft_cap)
+            out, cache = attend(
+                self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap
+            )
             out = jnp.einsum("...nh,nhd->...d", out.astype(dtype), self.o[...].astype(dtype))
             h = h + (_norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
@@ -212,11 +218,11 @@ class Decoder(nnx.Module):
         self.config = config
         # Rows of the table, not a one-hot product, which on CPU is the slower at every vocabulary tried
         # (scripts/results/choices.json, by scripts/bench.py choices).
-        self.embed = _param((c.vocab_size, c.embed), ("vocab", "embed"), std=c.embed ** -0.5)
+        self.embed = _param((c.vocab_size, c.embed), ("vocab", "embed"), std=c.embed**-0.5)
         self.layers = nnx.Dict({str(index): Layer(config, index) for index in range(c.layers)})
         self.final_norm = _param((c.embed,), (None,), mean=1.0 - c.norm_offset)
         if not c.tied:
-            self.head = _param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed ** -0.5)
+            self.head = _param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed**-0.5)
 
     def hidden(self, tokens: Array, positions: Array, attend: Callable, cache: Any, dtype: Any, remat: bool):
         with jax.named_scope("embed"):
@@ -297,11 +303,13 @@ def init(config: ModelConfig, seed: int) -> dict:
     """Random float32 params as host numpy: the same on every process, and the noise of each leaf a function of (seed,
     its path, its shape) alone. Matrices are normal with variance 1/inputs (embedding and head 1/D; those that write to
     the stream divided by 2L more, so that its variance does not grow with depth), norms multiply by 1, biases are 0."""
+
     def draw(path, shape, about):
         if not about["std"]:
             return np.full(shape, about["mean"], np.float32)
         noise = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32("/".join(path).encode())]))
         return noise.standard_normal(shape, dtype=np.float32) * np.float32(about["std"])
+
     return _leaves(config, draw)
 
 

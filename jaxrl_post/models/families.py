@@ -33,24 +33,61 @@ class Family(NamedTuple):
     absent: dict[str, Any]
 
 
-_PLAIN = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "num_key_value_heads": None, "head_dim": None,
-          "tie_word_embeddings": False, "hidden_act": "silu"}
-_QWEN = _PLAIN | {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096,
-                  "use_sliding_window": False, "max_window_layers": 28}
-_SOFT = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "num_key_value_heads": 4, "head_dim": 256,
-         "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256,
-         "sliding_window": 4096}
+_PLAIN = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+_QWEN = _PLAIN | {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+}
+_SOFT = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 FAMILIES = (
     Family("LlamaForCausalLM", "llama", {}, _PLAIN | {"max_position_embeddings": 2048}),
-    Family("MistralForCausalLM", "mistral", {},
-           _PLAIN | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}),
+    Family(
+        "MistralForCausalLM",
+        "mistral",
+        {},
+        _PLAIN | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    ),
     Family("Qwen2ForCausalLM", "qwen2", dict(qkv_bias=True), _QWEN),
     Family("Qwen3ForCausalLM", "qwen3", dict(qk_norm=True), _QWEN | {"head_dim": 128}),
-    Family("Gemma2ForCausalLM", "gemma2", _GEMMA,
-           _SOFT | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}),
-    Family("Gemma3ForCausalLM", "gemma3_text", _GEMMA | dict(qk_norm=True),
-           _SOFT | {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
-                    "final_logit_softcapping": None, "attn_logit_softcapping": None, "sliding_window_pattern": 6}),
+    Family(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        _GEMMA,
+        _SOFT | {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    ),
+    Family(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        _GEMMA | dict(qk_norm=True),
+        _SOFT
+        | {
+            "max_position_embeddings": 131072,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+            "sliding_window_pattern": 6,
+        },
+    ),
 )
 ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
@@ -75,9 +112,12 @@ def read(file: Path) -> ModelConfig:
     gemma = family.fixed.get("post_norms", False)
     if gemma:
         scalar = _number(file, given, "query_pre_attn_scalar")
-        softened = dict(embed_scale=float(embed) ** 0.5, query_scale=scalar ** -0.5,
-                        attn_soft_cap=_cap(file, given, "attn_logit_softcapping"),
-                        final_soft_cap=_cap(file, given, "final_logit_softcapping"))
+        softened = dict(
+            embed_scale=float(embed) ** 0.5,
+            query_scale=scalar**-0.5,
+            attn_soft_cap=_cap(file, given, "attn_logit_softcapping"),
+            final_soft_cap=_cap(file, given, "final_logit_softcapping"),
+        )
     kv_heads, head_dim = (given.get(key) for key in ("num_key_value_heads", "head_dim"))
     return ModelConfig(
         vocab_size=_count(file, given, "vocab_size"),
@@ -116,8 +156,9 @@ def _family(file: Path, given: Mapping) -> Family:
     for family in FAMILIES:
         if set(named) <= {family.architecture, family.kind}:
             return family
-    raise ValueError(f"model {file}: architecture {', '.join(map(str, named))} is not read; known are "
-                     f"{', '.join(ARCHITECTURES)}")
+    raise ValueError(
+        f"model {file}: architecture {', '.join(map(str, named))} is not read; known are {', '.join(ARCHITECTURES)}"
+    )
 
 
 def _number(file: Path, given: Mapping, key: str) -> float:
@@ -151,8 +192,10 @@ def _rope(file: Path, family: Family, given: Mapping) -> dict[str, Any]:
     if "rope_local_base_freq" in family.absent:
         nested = about.get("sliding_attention") or {}
         if nested.get("rope_type", "default") != "default":
-            raise ValueError(f"model {file}: rope type {nested['rope_type']!r} of sliding_attention is not supported; "
-                             f"it must be default")
+            raise ValueError(
+                f"model {file}: rope type {nested['rope_type']!r} of sliding_attention is not supported; "
+                f"it must be default"
+            )
         local = _number(file, {"rope_theta": given["rope_local_base_freq"], **nested}, "rope_theta")
         about = about.get("full_attention") or ({} if nested else about)
     if any(isinstance(value, Mapping) for value in about.values()):
@@ -170,9 +213,13 @@ def _scaling(file: Path, about: Mapping) -> RopeScaling | None:
     if kind == "linear":
         return RopeScaling("linear", _number(file, about, "factor"))
     if kind == "llama3":
-        return RopeScaling("llama3", _number(file, about, "factor"), _number(file, about, "low_freq_factor"),
-                           _number(file, about, "high_freq_factor"),
-                           _count(file, about, "original_max_position_embeddings"))
+        return RopeScaling(
+            "llama3",
+            _number(file, about, "factor"),
+            _number(file, about, "low_freq_factor"),
+            _number(file, about, "high_freq_factor"),
+            _count(file, about, "original_max_position_embeddings"),
+        )
     raise ValueError(f"model {file}: rope type {kind!r} is not one of default, linear, llama3")
 
 
@@ -182,12 +229,16 @@ def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[i
     kinds = given.get("layer_types")
     if kinds is not None:
         if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-            raise ValueError(f"model {file}: layer_types={kinds!r} must name full_attention or sliding_attention for "
-                             f"each of {layers} layers")
+            raise ValueError(
+                f"model {file}: layer_types={kinds!r} must name full_attention or sliding_attention for "
+                f"each of {layers} layers"
+            )
         named = [kind == "sliding_attention" for kind in kinds]
         if named != slides and family.kind in ("llama", "mistral"):
-            raise ValueError(f"model {file}: layer_types={kinds!r} is not supported for {family.architecture}, whose "
-                             f"layers are all alike")
+            raise ValueError(
+                f"model {file}: layer_types={kinds!r} is not supported for {family.architecture}, whose "
+                f"layers are all alike"
+            )
         slides = named
     return tuple(_count(file, given, "sliding_window") if slide else None for slide in slides)
 
@@ -219,8 +270,11 @@ def write(config: ModelConfig) -> dict[str, Any]:
     scaling = config.rope_scaling
     about = None if scaling is None else {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling is not None and scaling.kind == "llama3":
-        about |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor,
-                  "original_max_position_embeddings": scaling.original_length}
+        about |= {
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+            "original_max_position_embeddings": scaling.original_length,
+        }
     activation = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.activation]
     gemma = "query_pre_attn_scalar" in family.absent
     return {
@@ -247,8 +301,11 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
-    out = {"query_pre_attn_scalar": round(config.scale ** -2), "attn_logit_softcapping": config.attn_soft_cap,
-           "final_logit_softcapping": config.final_soft_cap}
+    out = {
+        "query_pre_attn_scalar": round(config.scale**-2),
+        "attn_logit_softcapping": config.attn_soft_cap,
+        "final_logit_softcapping": config.final_soft_cap,
+    }
     return out | ({"rope_local_base_freq": config.local_rope_theta} if "rope_local_base_freq" in family.absent else {})
 
 
@@ -261,8 +318,10 @@ def _windows_json(family: Family, config: ModelConfig) -> dict[str, Any]:
     if family.kind == "mistral":
         return out
     if family.kind in ("qwen2", "qwen3"):
-        out |= {"use_sliding_window": any(slides),
-                "max_window_layers": slides.index(True) if any(slides) else config.layers}
+        out |= {
+            "use_sliding_window": any(slides),
+            "max_window_layers": slides.index(True) if any(slides) else config.layers,
+        }
     if family.kind == "gemma3_text":
         out |= {"sliding_window_pattern": slides.index(False) + 1 if False in slides else config.layers + 1}
     return out | {"layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides]}
@@ -273,8 +332,10 @@ def _expressing(config: ModelConfig) -> Family:
     reasons = [_differs(family, config) for family in FAMILIES]
     least = min(range(len(FAMILIES)), key=lambda at: len(reasons[at]))
     if reasons[least]:
-        raise ValueError(f"model: {', '.join(reasons[least])} cannot be saved as {FAMILIES[least].architecture}, which "
-                         f"is the nearest of {', '.join(ARCHITECTURES)}")
+        raise ValueError(
+            f"model: {', '.join(reasons[least])} cannot be saved as {FAMILIES[least].architecture}, which "
+            f"is the nearest of {', '.join(ARCHITECTURES)}"
+        )
     return FAMILIES[least]
 
 
@@ -282,10 +343,11 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
     """Fields of `config` that the family cannot have."""
     gemma = "query_pre_attn_scalar" in family.absent
     plain = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
-    expected = {name: family.fixed.get(name, plain[name]) for name in ("norm_offset", "post_norms", "qk_norm",
-                                                                       "qkv_bias")}
+    expected = {
+        name: family.fixed.get(name, plain[name]) for name in ("norm_offset", "post_norms", "qk_norm", "qkv_bias")
+    }
     expected["embed_scale"] = float(config.embed) ** 0.5 if gemma else 1.0
-    scalar = round(config.scale ** -2) if gemma else config.head_dim
+    scalar = round(config.scale**-2) if gemma else config.head_dim
     if config.scale != float(scalar) ** -0.5:
         expected["query_scale"] = float(scalar) ** -0.5
     if not gemma:
@@ -330,9 +392,11 @@ _IN_LAYER = {
     "down": "mlp.down_proj.weight",
 }
 # The same name means another place where the outputs are normed too.
-_POST_NORMED = _IN_LAYER | {"attn_post_norm": "post_attention_layernorm.weight",
-                            "ffw_norm": "pre_feedforward_layernorm.weight",
-                            "ffw_post_norm": "post_feedforward_layernorm.weight"}
+_POST_NORMED = _IN_LAYER | {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "ffw_norm": "pre_feedforward_layernorm.weight",
+    "ffw_post_norm": "post_feedforward_layernorm.weight",
+}
 _OUTSIDE = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
 
 

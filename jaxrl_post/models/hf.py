@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post import mesh
 from jaxrl_post.models import families, tensor_file
 from jaxrl_post.models.decoder import ModelConfig
 from jaxrl_post.models.families import Tensor
 from jaxrl_post.models.tensor_file import Entry
+from jaxrl_post.parallel import mesh
 
 DTYPES = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -96,9 +96,11 @@ def _entries(directory: Path) -> dict[str, Entry]:
         return _indexed(directory)
     pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLED)
     if pickled:
-        raise ValueError(f"model {directory}: {pickled[0]} is a pickle, which can run code, and is not read; convert "
-                         f"it where torch and transformers are installed, with transformers.AutoModelForCausalLM"
-                         f".from_pretrained({str(directory)!r}, dtype='auto').save_pretrained('NEW DIRECTORY')")
+        raise ValueError(
+            f"model {directory}: {pickled[0]} is a pickle, which can run code, and is not read; convert "
+            f"it where torch and transformers are installed, with transformers.AutoModelForCausalLM"
+            f".from_pretrained({str(directory)!r}, dtype='auto').save_pretrained('NEW DIRECTORY')"
+        )
     raise ValueError(f"model {directory}: no {_ONE} in it, and no {_INDEX}")
 
 
@@ -114,8 +116,10 @@ def _indexed(directory: Path) -> dict[str, Entry]:
         found = tensor_file.entries(directory / part)
         named = {name for name, where in index.items() if where == part}
         for name in sorted(named ^ set(found)):
-            raise ValueError(f"model {file}: tensor {name} is {'in' if name in found else 'not in'} {part}, and the "
-                             f"index says otherwise")
+            raise ValueError(
+                f"model {file}: tensor {name} is {'in' if name in found else 'not in'} {part}, and the "
+                f"index says otherwise"
+            )
         out |= found
     return out
 
@@ -126,21 +130,30 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
     present = {name for name in given if not name.endswith("rotary_emb.inv_freq")}
     if config.tied and "lm_head.weight" in present:
         if "model.embed_tokens.weight" not in present or not tensor_file.same(
-                given["lm_head.weight"], given["model.embed_tokens.weight"]):
-            raise ValueError(f"model {directory}: config.json says tie_word_embeddings, but lm_head.weight differs "
-                             f"from model.embed_tokens.weight")
+            given["lm_head.weight"], given["model.embed_tokens.weight"]
+        ):
+            raise ValueError(
+                f"model {directory}: config.json says tie_word_embeddings, but lm_head.weight differs "
+                f"from model.embed_tokens.weight"
+            )
         present.remove("lm_head.weight")
     for name in sorted(present ^ set(expected)):
-        what = f"is missing; expected shape {expected[name].shape}" if name in expected else \
-            f"of shape {given[name].shape} is not part of this architecture"
+        what = (
+            f"is missing; expected shape {expected[name].shape}"
+            if name in expected
+            else f"of shape {given[name].shape} is not part of this architecture"
+        )
         raise ValueError(f"model {directory}: tensor {name} {what}")
     for name, tensor in expected.items():
         if given[name].shape != tensor.shape:
-            raise ValueError(f"model {given[name].file}: tensor {name} has shape {given[name].shape}, expected "
-                             f"{tensor.shape}")
+            raise ValueError(
+                f"model {given[name].file}: tensor {name} has shape {given[name].shape}, expected {tensor.shape}"
+            )
         if given[name].type not in tensor_file.FLOATS:
-            raise ValueError(f"model {given[name].file}: tensor {name} has type {given[name].type}, expected one of "
-                             f"{', '.join(sorted(tensor_file.FLOATS))}")
+            raise ValueError(
+                f"model {given[name].file}: tensor {name} has type {given[name].type}, expected one of "
+                f"{', '.join(sorted(tensor_file.FLOATS))}"
+            )
 
 
 def _ours(tensor: Tensor, value: np.ndarray, dtype: Any) -> np.ndarray:
@@ -199,8 +212,10 @@ def _writable(directory: Path, dtype: str, files: list[Path]) -> None:
         if file.name in _OWN:
             raise ValueError(f"model {directory}: tokenizer file {file} has the name of a file that the export writes")
     if directory.exists() and not (directory / "config.json").is_file():
-        raise ValueError(f"model {directory}: it exists and holds no config.json, so it is no export to be replaced; "
-                         f"name a new directory")
+        raise ValueError(
+            f"model {directory}: it exists and holds no config.json, so it is no export to be replaced; "
+            f"name a new directory"
+        )
 
 
 def _complete(tensors: Mapping[str, Tensor], params: Mapping) -> None:
@@ -208,8 +223,9 @@ def _complete(tensors: Mapping[str, Tensor], params: Mapping) -> None:
         try:
             shape = np.shape(_at(params, tensor.path))
         except KeyError:
-            raise ValueError(f"model: params have no {'.'.join(tensor.path)}, needed for {name} "
-                             f"{tensor.shape}") from None
+            raise ValueError(
+                f"model: params have no {'.'.join(tensor.path)}, needed for {name} {tensor.shape}"
+            ) from None
         if shape != tensor.ours:
             raise ValueError(f"model: params {'.'.join(tensor.path)} has shape {shape}, expected {tensor.ours}")
 
@@ -224,15 +240,22 @@ def _write_tensors(made: Path, tensors: Mapping[str, Tensor], params: Mapping, d
             room = limit
         parts[-1].append(name)
         room -= size
-    files = [_ONE] if len(parts) == 1 else [
-        f"model-{at:05}-of-{len(parts):05}.safetensors" for at in range(1, len(parts) + 1)]
+    files = (
+        [_ONE]
+        if len(parts) == 1
+        else [f"model-{at:05}-of-{len(parts):05}.safetensors" for at in range(1, len(parts) + 1)]
+    )
     for file, names in zip(files, parts, strict=True):
         shapes = {name: tensors[name].shape for name in names}
         tensor_file.write(made / file, shapes, dtype, _theirs(tensors, names, params, dtype))
     if len(parts) > 1:
-        _write_json(made / _INDEX, {
-            "metadata": {"total_size": sum(sizes.values())},
-            "weight_map": {name: file for file, names in zip(files, parts, strict=True) for name in names}})
+        _write_json(
+            made / _INDEX,
+            {
+                "metadata": {"total_size": sum(sizes.values())},
+                "weight_map": {name: file for file, names in zip(files, parts, strict=True) for name in names},
+            },
+        )
 
 
 def _theirs(tensors: Mapping[str, Tensor], names: list[str], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:

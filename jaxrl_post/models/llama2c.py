@@ -34,12 +34,13 @@ def load(path: str | Path) -> tuple[ModelConfig, dict]:
     shapes = _shapes(config)
     need = _HEADER + sum(int(np.prod(shape)) for shape in shapes.values())
     if words.size != need:
-        raise ValueError(f"llama2.c weights {path}: the header asks for {4 * need} bytes, the file has "
-                         f"{4 * words.size}")
+        raise ValueError(
+            f"llama2.c weights {path}: the header asks for {4 * need} bytes, the file has {4 * words.size}"
+        )
     raw, at = {}, _HEADER
     for name, shape in shapes.items():
         size = int(np.prod(shape))
-        raw[name] = words[at:at + size].reshape(shape).astype(np.float32)
+        raw[name] = words[at : at + size].reshape(shape).astype(np.float32)
         at += size
     return config, _params(config, raw)
 
@@ -47,24 +48,37 @@ def load(path: str | Path) -> tuple[ModelConfig, dict]:
 def _words(path: Path) -> np.ndarray:
     data = path.read_bytes()
     if len(data) % 4 or len(data) < 4 * _HEADER:
-        raise ValueError(f"llama2.c weights {path}: {len(data)} bytes are no header of {4 * _HEADER} bytes followed by "
-                         f"float32 numbers")
+        raise ValueError(
+            f"llama2.c weights {path}: {len(data)} bytes are no header of {4 * _HEADER} bytes followed by "
+            f"float32 numbers"
+        )
     return np.frombuffer(data, "<f4")
 
 
 def _config(path: Path, header: np.ndarray) -> ModelConfig:
     if int(header[0]) == _VERSIONED:
-        raise ValueError(f"llama2.c weights {path}: a versioned export (first word 'ak42'); only version 0 is read, "
-                         f"export it with --version 0")
+        raise ValueError(
+            f"llama2.c weights {path}: a versioned export (first word 'ak42'); only version 0 is read, "
+            f"export it with --version 0"
+        )
     embed, ffw, layers, heads, kv_heads, vocab_size, max_length = (int(number) for number in header)
-    given = dict(embed=embed, ffw=ffw, layers=layers, heads=heads, kv_heads=kv_heads, vocab_size=abs(vocab_size),
-                 max_length=max_length)
+    given = dict(
+        embed=embed,
+        ffw=ffw,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab_size=abs(vocab_size),
+        max_length=max_length,
+    )
     for name, number in given.items():
         if not 1 <= number <= _SANE:
             raise ValueError(f"llama2.c weights {path}: the header says {name}={number}, which no such file has")
     if embed % heads or (embed // heads) % 2 or heads % kv_heads:
-        raise ValueError(f"llama2.c weights {path}: the header says embed={embed}, heads={heads}, kv_heads={kv_heads}, "
-                         f"which do not divide into even head sizes")
+        raise ValueError(
+            f"llama2.c weights {path}: the header says embed={embed}, heads={heads}, kv_heads={kv_heads}, "
+            f"which do not divide into even head sizes"
+        )
     return ModelConfig(**given, head_dim=embed // heads, tied=vocab_size > 0, rope_theta=10000.0, norm_eps=1e-5)
 
 
@@ -106,8 +120,11 @@ def _params(c: ModelConfig, raw: dict[str, np.ndarray]) -> dict:
             "down": raw["down"][layer].T,
         }
 
-    params = {"embed": raw["embed"], "layers": {str(layer): one(layer) for layer in range(c.layers)},
-              "final_norm": raw["final_norm"]}
+    params = {
+        "embed": raw["embed"],
+        "layers": {str(layer): one(layer) for layer in range(c.layers)},
+        "final_norm": raw["final_norm"],
+    }
     if not c.tied:
         params["head"] = raw["head"].T
     return _contiguous(params)

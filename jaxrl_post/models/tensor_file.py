@@ -17,11 +17,33 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-FLOATS = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
-          "BF16": jnp.dtype(jnp.bfloat16)}
+FLOATS = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": jnp.dtype(jnp.bfloat16),
+}
 _NAMES = {dtype: name for name, dtype in FLOATS.items()}
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1,
-          "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1}
+_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "U64": 8,
+    "I32": 4,
+    "U32": 4,
+    "I16": 2,
+    "U16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+}
 _LIMIT = 100_000_000  # bytes of a header: the format's own
 _BLOCK = 1 << 24
 
@@ -46,8 +68,9 @@ def entries(file: Path) -> dict[str, Entry]:
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, _LIMIT):
-            raise ValueError(f"model {file}: not a whole safetensors file ({size} bytes, the first 8 promise a header "
-                             f"of {length})")
+            raise ValueError(
+                f"model {file}: not a whole safetensors file ({size} bytes, the first 8 promise a header of {length})"
+            )
         try:
             header = json.loads(opened.read(length))
             header.pop("__metadata__", None)
@@ -57,8 +80,10 @@ def entries(file: Path) -> dict[str, Entry]:
     end = 8 + length
     for name, entry in sorted(out.items(), key=lambda item: (item[1].start, item[1].bytes)):
         if entry.start != end or entry.bytes != math.prod(entry.shape) * _BYTES[entry.type]:
-            raise ValueError(f"model {file}: not a whole safetensors file (tensor {name}, {entry.type}{entry.shape}, "
-                             f"has {entry.bytes} bytes from {entry.start}, expected from {end})")
+            raise ValueError(
+                f"model {file}: not a whole safetensors file (tensor {name}, {entry.type}{entry.shape}, "
+                f"has {entry.bytes} bytes from {entry.start}, expected from {end})"
+            )
         end += entry.bytes
     if end != size:
         raise ValueError(f"model {file}: not a whole safetensors file ({size} bytes, its header asks for {end})")
@@ -102,7 +127,7 @@ def _fill(opened, raw: np.ndarray, file: Path) -> None:
     # The system reads at most 2 GiB at once.
     view = memoryview(raw)
     while len(view):
-        count = opened.readinto(view[:1 << 30])
+        count = opened.readinto(view[: 1 << 30])
         if not count:
             raise ValueError(f"model {file}: not a whole safetensors file (it ended while it was read)")
         view = view[count:]

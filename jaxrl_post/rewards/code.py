@@ -46,8 +46,12 @@ def tests(data_source: str, solution_str: str, ground_truth: str, extra_info: Ma
         if verdict != "passed":
             break
         passed += 1
-    numbers = {"score": float(passed == len(asked)), "acc": float(passed == len(asked)), "passed": passed / len(asked),
-               "cpu_s": slowest}
+    numbers = {
+        "score": float(passed == len(asked)),
+        "acc": float(passed == len(asked)),
+        "passed": passed / len(asked),
+        "cpu_s": slowest,
+    }
     if verdict == "overrun":
         raise Overrun(numbers)
     return numbers
@@ -110,8 +114,12 @@ def _child(program: str, limit_s: float, reads: int, writes: int, word: bytes) -
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         os.closerange(4, 256)
         warnings.simplefilter("ignore")
-        for name, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_FSIZE, _FILE), (resource.RLIMIT_CORE, 0),
-                           (resource.RLIMIT_CPU, math.ceil(limit_s) + 1)):
+        for name, most in (
+            (resource.RLIMIT_AS, _MEMORY),
+            (resource.RLIMIT_FSIZE, _FILE),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_CPU, math.ceil(limit_s) + 1),
+        ):
             resource.setrlimit(name, (most, most))
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, limit_s)

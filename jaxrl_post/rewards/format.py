@@ -11,8 +11,11 @@ import re
 
 from jaxrl_post.rewards.math import last_boxed
 
-_THINKING = re.compile(r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*"
-                       r"<answer>(?:(?!</?think>|</?answer>).)*</answer>\s*", re.DOTALL)
+_THINKING = re.compile(
+    r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*"
+    r"<answer>(?:(?!</?think>|</?answer>).)*</answer>\s*",
+    re.DOTALL,
+)
 _HASHES = re.compile(r"#### -?[0-9][0-9.,]*\s*$")
 
 

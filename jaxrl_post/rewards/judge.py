@@ -39,9 +39,21 @@ class Judge:
     """A reward function of verl's signature. `question` holds {answer}, and {truth} and {task} where they are to be told: the
     task is extra_info["task"], because that signature has no prompt."""
 
-    def __init__(self, endpoint: str, *, model: str, question: str, low: float = 0.0, high: float = 1.0,
-                 deadline_s: float = 8.0, attempts: int = 3, cache: str | None = None, key_variable: str = "OPENAI_API_KEY",
-                 now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep):
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        model: str,
+        question: str,
+        low: float = 0.0,
+        high: float = 1.0,
+        deadline_s: float = 8.0,
+        attempts: int = 3,
+        cache: str | None = None,
+        key_variable: str = "OPENAI_API_KEY",
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
         """
         Args:
           endpoint: up to and without /chat/completions.
@@ -54,8 +66,10 @@ class Judge:
         if not endpoint.startswith(("http://", "https://")):
             raise ValueError(f"judge: endpoint {endpoint!r} must begin with http:// or https://")
         if attempts < 1 or not deadline_s > 0 or not low < high:
-            raise ValueError(f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and low={low} below "
-                             f"high={high}")
+            raise ValueError(
+                f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and low={low} below "
+                f"high={high}"
+            )
         if "{answer}" not in question:
             raise ValueError("judge: the question does not say where {answer} goes")
         self._url, self._model, self._question = endpoint.rstrip("/") + "/chat/completions", model, question
@@ -70,11 +84,15 @@ class Judge:
           ValueError: the question wants the task, and the row has none.
         """
         if "{task}" in self._question and "task" not in extra_info:
-            raise ValueError(f"judge: the question holds {{task}}, and extra_info has no \"task\" but {sorted(extra_info)}")
+            raise ValueError(
+                f'judge: the question holds {{task}}, and extra_info has no "task" but {sorted(extra_info)}'
+            )
         told = {"{task}": str(extra_info.get("task")), "{answer}": solution_str, "{truth}": ground_truth}
         question = _PLACES.sub(lambda place: told[place[0]], self._question)  # at once: what is put in holds no places
-        body = json.dumps({"model": self._model, "temperature": 0, "messages": [{"role": "user", "content": question}]},
-                          sort_keys=True).encode()
+        body = json.dumps(
+            {"model": self._model, "temperature": 0, "messages": [{"role": "user", "content": question}]},
+            sort_keys=True,
+        ).encode()
         known = self._known(body)
         if known is not None:
             return known
@@ -101,8 +119,10 @@ class Judge:
                 found, said = None, f"{type(error).__name__}: {error}"
             if found is not None:
                 return found
-        raise Undecided(f"judge {self._url}: no verdict within {self._deadline_s:g} s and {self._attempts} attempts; the last "
-                        f"one brought {said}")
+        raise Undecided(
+            f"judge {self._url}: no verdict within {self._deadline_s:g} s and {self._attempts} attempts; the last "
+            f"one brought {said}"
+        )
 
     def _reply(self, body: bytes, left: float) -> object:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
@@ -118,7 +138,10 @@ class Judge:
             return None, f"a reply without choices[0].message.content: {str(reply)[:200]}"
         match = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
         if match is None or not self._low <= float(match[1]) <= self._high:
-            return None, f"{text[-200:]!r}, whose last line is no 'VERDICT: number' from {self._low:g} to {self._high:g}"
+            return (
+                None,
+                f"{text[-200:]!r}, whose last line is no 'VERDICT: number' from {self._low:g} to {self._high:g}",
+            )
         return float(match[1]), text
 
     def _file(self, body: bytes) -> Path:

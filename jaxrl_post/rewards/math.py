@@ -14,8 +14,10 @@ import re
 from fractions import Fraction
 
 _TAIL = 20_000  # characters of a solution that are looked at
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?(?!\d))?"
-                     r"|(?<![\w.])[-+]?\$?\.\d+")
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?(?!\d))?"
+    r"|(?<![\w.])[-+]?\$?\.\d+"
+)
 _LOOSE = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _LONGEST = 1_000  # characters of an answer that is more than plain text
@@ -83,10 +85,10 @@ def last_boxed(text: str) -> str | None:
     closing = _pairs(tail)
     for match in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*", tail))):
         start = match.end()
-        if tail[start:start + 1] != "{":
+        if tail[start : start + 1] != "{":
             return re.match(r"[^\s$.,]*", tail[start:]).group()
         if start in closing:
-            return tail[start + 1:closing[start]]
+            return tail[start + 1 : closing[start]]
     return None
 
 
@@ -115,8 +117,10 @@ def _pairs(text: str) -> dict[int, int]:
 
 _DROP = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\:|\\ |\\displaystyle|\\\$|\$|\\degree|\^\{?\\circ\}?|[°€£~]")
 _WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-_UNIT = re.compile(r"(?<=[\d}])(?:\s*(?:mm|cm|km|kg|mg|ml|mL|inches|feet|ft)|\s+[A-Za-z]{2,}(?:\s+[A-Za-z]+)*"
-                   r"|\s+[mgshLl])\.?(?:\s*\^\s*\{?[23]\}?)?$")
+_UNIT = re.compile(
+    r"(?<=[\d}])(?:\s*(?:mm|cm|km|kg|mg|ml|mL|inches|feet|ft)|\s+[A-Za-z]{2,}(?:\s+[A-Za-z]+)*"
+    r"|\s+[mgshLl])\.?(?:\s*\^\s*\{?[23]\}?)?$"
+)
 _PLAIN = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d*)?")
 _MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+)/(\d+)")
 _BRACKETS = {"(": ")]", "[": ")]", "{": "}"}

@@ -9,6 +9,7 @@ Every wait is bounded: a starting worker by START_LIMIT_S, a working one by `tim
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import multiprocessing.connection
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
+from jaxrl_post.rewards import signatures
 from jaxrl_post.rewards import worker as child
 from jaxrl_post.rewards.limits import Fixed, Limits
 from jaxrl_post.rewards.sharing import Sharing
@@ -70,13 +72,20 @@ class _Worker:
     def __init__(self, functions: Sequence[str]):
         ours, theirs = socket.socketpair()
         # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
-        code = (f"import sys; sys.path[:] = {sys.path!r}; from jaxrl_post.rewards.worker import main; "
-                f"main({theirs.fileno()}, {os.getpid()})")
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from jaxrl_post.rewards.worker import main; "
+            f"main({theirs.fileno()}, {os.getpid()})"
+        )
         env = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
-            self.process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL,
-                                            stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=env,
-                                            start_new_session=True)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=env,
+                start_new_session=True,
+            )
         self.socket, self.buffer = ours, bytearray()
         self.task: _Task | None = None
         self.ready = False
@@ -137,16 +146,7 @@ class Pool:
       limits: CPU seconds that a program under judgement may take, which functions are told; a function that says what one took,
         as the number "cpu_s", finds it in the journal beside the limit, not among the components.
 
-    A function has one of two signatures, told apart by its arguments' names:
-
-    verl's (data_source, solution_str, ground_truth, extra_info) -> number or dict; extra_info is the prompt's `extra`
-    and, under "rollout", {"tokens": length of the answer, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds}.
-
-    TRL's (prompts, completions, completion_ids, **columns) -> list of number or None, where it has `completions`. It is
-    called with one answer at a time, so every list holds one entry; a prompt of messages comes as messages and so does
-    its completion, a text as a text. Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`),
-    `data_source` and `rollout`. None: the function does not apply and is left out of the sum; where none applies the
-    rollout is unscored. TRL's trainer_state, log_extra and log_metric are not given.
+    Functions have verl's signature or TRL's (rewards/signatures.py).
 
     Components of a group, NaN where a rollout has none: "acc" (of the first function that gives one, else the score of
     the first function that applies) and the named numbers of each function; where there are several functions their
@@ -156,26 +156,39 @@ class Pool:
       ValueError: a path is wrong, a function is missing or has neither signature, or weights do not fit.
     """
 
-    def __init__(self, functions: Sequence[str], weights: Sequence[float] = (), *, workers: int, timeout_s: float,
-                 decode: Callable[[np.ndarray], str], shuffle: bool = False, seed: int = 0,
-                 share: Callable[[np.ndarray], np.ndarray] | None = None, compute: bool = True,
-                 journal: object | None = None, journaled: object | None = None, limits: Limits = Fixed(5.0)):
+    def __init__(
+        self,
+        functions: Sequence[str],
+        weights: Sequence[float] = (),
+        *,
+        workers: int,
+        timeout_s: float,
+        decode: Callable[[np.ndarray], str],
+        shuffle: bool = False,
+        seed: int = 0,
+        share: Callable[[np.ndarray], np.ndarray] | None = None,
+        compute: bool = True,
+        journal: object | None = None,
+        journaled: object | None = None,
+        limits: Limits = Fixed(5.0),
+    ):
         if not functions:
             raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
         if len(weights) not in (0, len(functions)):
-            raise ValueError(f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none "
-                             "or one each")
+            raise ValueError(
+                f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none or one each"
+            )
         if workers < 1 or not timeout_s > 0:
             raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")
         if not compute and share is None:
             raise ValueError("a reward pool that computes nothing needs `share`")
-        self._functions, self._names = tuple(functions), _names(functions)
+        self._functions, self._names = tuple(functions), signatures.names(functions)
         self._weights = tuple(weights) or (1.0,) * len(functions)
         self._timeout_s, self._decode, self._journal = timeout_s, decode, journal
         self._sharing = Sharing(share) if share is not None else None
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
-        self._arguments = {"verl": _four, "trl": self._batched}
+        self._arguments = {"verl": signatures.verl, "trl": functools.partial(signatures.trl, decode=decode)}
         self._signatures: list = []
         self._queue: deque[_Task] = deque()
         self._jobs: dict[RolloutId, _Job] = {}
@@ -201,11 +214,13 @@ class Pool:
         """ValueError when a prompt lacks a column that a function of TRL's signature needs."""
         for name, (_, needs) in zip(self._functions, self._signatures, strict=True):
             for prompt in prompts if needs else ():
-                columns = _columns(prompt)
+                columns = signatures.columns(prompt)
                 missing = [need for need in needs if need not in columns]
                 if missing:
-                    raise ValueError(f"reward function {name!r} needs the column {missing[0]!r}, which prompt "
-                                     f"{prompt.id!r} has not; its columns are {', '.join(columns)}")
+                    raise ValueError(
+                        f"reward function {name!r} needs the column {missing[0]!r}, which prompt "
+                        f"{prompt.id!r} has not; its columns are {', '.join(columns)}"
+                    )
 
     def start(self, rollout: Rollout) -> None:
         """Queues it and returns at once. A rollout that comes again (it was taken up once more) is scored anew."""
@@ -216,14 +231,23 @@ class Pool:
         digest = _digest(rollout)
         known = self._journaled.find(rollout.id, digest) if self._journaled is not None else None
         limit_s = self._limits.of(rollout.id.prompt_id)
-        job = _Job(rollout=rollout.id, digest=digest, numbers=[None] * len(self._functions), journaled=known,
-                   limit_s=limit_s, pending=0 if known else len(self._functions))
+        job = _Job(
+            rollout=rollout.id,
+            digest=digest,
+            numbers=[None] * len(self._functions),
+            journaled=known,
+            limit_s=limit_s,
+            pending=0 if known else len(self._functions),
+        )
         self._jobs[rollout.id] = job
         if known:
             return
-        text, about = self._decode(rollout.tokens), _about(rollout, limit_s)
+        text, about = self._decode(rollout.tokens), signatures.about(rollout, limit_s)
         for index in range(len(self._functions)):
-            message = {"function": index, "arguments": self._arguments[self._signatures[index][0]](rollout, text, about)}
+            message = {
+                "function": index,
+                "arguments": self._arguments[self._signatures[index][0]](rollout, text, about),
+            }
             self._queue.append(_Task(job=job, function=index, message=child.pack(message)))
         self._turn(0.0)
 
@@ -254,14 +278,6 @@ class Pool:
         out["timing_s/reward_wait"] = self._waited_s
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
         return out
-
-    def _batched(self, rollout: Rollout, text: str, about: dict) -> dict:
-        """TRL's arguments, a batch of one."""
-        prompt = rollout.prompt
-        said = [{"role": "assistant", "content": text}] if prompt.messages else text
-        asked = [dict(message) for message in prompt.messages] or self._decode(prompt.tokens)
-        return {name: [value] for name, value in (_columns(prompt) | {"rollout": about}).items()} | {
-            "prompts": [asked], "completions": [said], "completion_ids": [rollout.tokens.tolist()]}
 
     def _check(self, worker: _Worker) -> None:
         while not worker.ready:
@@ -305,8 +321,13 @@ class Pool:
     def _record(self, job: _Job) -> Mapping:
         if job.journaled is not None:
             return self._journaled.take(job.rollout, job.digest)
-        out = job.rollout._asdict() | {"digest": job.digest, "scored": job.scored, "reward": 0.0, "components": {},
-                                       "counts": job.counts}
+        out = job.rollout._asdict() | {
+            "digest": job.digest,
+            "scored": job.scored,
+            "reward": 0.0,
+            "components": {},
+            "counts": job.counts,
+        }
         used = [numbers.pop("cpu_s") for numbers in job.numbers if numbers and "cpu_s" in numbers]
         if used:
             out |= {"limit_s": job.limit_s, "cpu_s": max(used)}
@@ -329,8 +350,9 @@ class Pool:
         components = {name: np.array([record["components"].get(name, np.nan) for record in records]) for name in names}
         if self._shuffle:
             self._permute(group, rewards, scored)
-        return Group(prompt=group.prompt, rollouts=group.rollouts, rewards=rewards, scored=scored,
-                     components=components)
+        return Group(
+            prompt=group.prompt, rollouts=group.rollouts, rewards=rewards, scored=scored, components=components
+        )
 
     def _permute(self, group: Group, rewards: np.ndarray, scored: np.ndarray) -> None:
         """In place, among the scored training rollouts: position i gets the score of the i-th smallest hash."""
@@ -357,8 +379,12 @@ class Pool:
 
     def _feed(self) -> None:
         for worker in list(self._workers):
-            if worker.ready and worker.task is None and self._queue and not worker.give(self._queue.popleft(),
-                                                                                        self._timeout_s):
+            if (
+                worker.ready
+                and worker.task is None
+                and self._queue
+                and not worker.give(self._queue.popleft(), self._timeout_s)
+            ):
                 self._failed(worker, None)
 
     def _answered(self, worker: _Worker, message: dict) -> None:
@@ -405,27 +431,6 @@ class Pool:
 def _end_all(workers: list[_Worker]) -> None:
     while workers:
         workers.pop().end()
-
-
-def _about(rollout: Rollout, limit_s: float) -> dict:
-    return {"tokens": len(rollout), "finish": rollout.finish.value, "limit_s": limit_s}
-
-
-def _four(rollout: Rollout, text: str, about: dict) -> list:
-    """verl's arguments."""
-    prompt = rollout.prompt
-    return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": about}]
-
-
-def _columns(prompt: Prompt) -> dict:
-    """What a reward function of TRL's signature may ask for by name, beside the lists that each gets."""
-    return {"ground_truth": prompt.answer, "answer": prompt.answer, "data_source": prompt.source} | dict(prompt.extra)
-
-
-def _names(functions: Sequence[str]) -> tuple[str, ...]:
-    """What components are led by: the function's name, or its whole path where two have the same name."""
-    short = [path.rpartition(":")[2] for path in functions]
-    return tuple(name if short.count(name) == 1 else path for name, path in zip(short, functions, strict=True))
 
 
 def _hash(*parts) -> bytes:

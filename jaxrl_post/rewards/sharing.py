@@ -33,7 +33,9 @@ class Sharing:
         """An answer that is asked about anew: what has come of it is no longer so."""
         self._come.pop(rollout, None)
 
-    def take(self, rollouts: Sequence[RolloutId], find: Callable[[list[RolloutId]], Sequence[Mapping]] | None) -> list[Mapping]:
+    def take(
+        self, rollouts: Sequence[RolloutId], find: Callable[[list[RolloutId]], Sequence[Mapping]] | None
+    ) -> list[Mapping]:
         """Their records, once. `find`: process 0's, which is asked for those that have not come, may wait for them, and may give
         others too; None in the other processes."""
         missing = [rollout for rollout in rollouts if rollout not in self._come]

@@ -49,7 +49,7 @@ def unpack(buffer: bytearray) -> dict | None:
     end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
     if len(buffer) < end:
         return None
-    body = bytes(buffer[_LENGTH.size:end])
+    body = bytes(buffer[_LENGTH.size : end])
     del buffer[:end]
     return json.loads(body)
 
@@ -88,14 +88,17 @@ def load(path: str) -> Loaded:
     module = _module(path, module_name)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=1)
-        raise Refused(f"reward function {path!r}: {module_name} has no {name!r}"
-                      + (f"; nearest is {near[0]!r}" if near else ""))
+        raise Refused(
+            f"reward function {path!r}: {module_name} has no {name!r}" + (f"; nearest is {near[0]!r}" if near else "")
+        )
     function = getattr(module, name)
     if not callable(function):
         raise Refused(f"reward function {path!r}: {name!r} is a {type(function).__name__}, not a function")
     if inspect.iscoroutinefunction(function):
-        raise Refused(f"reward function {path!r}: {name!r} is async; write a plain function, which has a process of "
-                      "its own to wait in")
+        raise Refused(
+            f"reward function {path!r}: {name!r} is async; write a plain function, which has a process of "
+            "its own to wait in"
+        )
     signature = inspect.signature(function)
     if "completions" in signature.parameters:
         return _batched(path, name, function, signature)
@@ -103,8 +106,10 @@ def load(path: str) -> Loaded:
         return Loaded("verl", (), lambda values: verdict(function(**dict(zip(_NAMES, values, strict=True)))))
     if _binds(signature, _NAMES, {}):
         return Loaded("verl", (), lambda values: verdict(function(*values)))
-    raise Refused(f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}, "
-                  "nor TRL's (prompts, completions, completion_ids, **columns)")
+    raise Refused(
+        f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}, "
+        "nor TRL's (prompts, completions, completion_ids, **columns)"
+    )
 
 
 def _batched(path: str, name: str, function: Callable, signature: inspect.Signature) -> Loaded:
@@ -114,8 +119,9 @@ def _batched(path: str, name: str, function: Callable, signature: inspect.Signat
     if inspect.Parameter.POSITIONAL_ONLY in kinds:
         raise Refused(f"reward function {path!r}: {name}{signature} must take its arguments by name")
     named = {key: parameter for key, parameter in signature.parameters.items() if parameter.kind in _BY_NAME}
-    needs = tuple(key for key, parameter in named.items()
-                  if parameter.default is inspect.Parameter.empty and key not in _LISTS)
+    needs = tuple(
+        key for key, parameter in named.items() if parameter.default is inspect.Parameter.empty and key not in _LISTS
+    )
     any_name = inspect.Parameter.VAR_KEYWORD in kinds
 
     def score(given: dict) -> dict[str, float]:
@@ -129,8 +135,9 @@ def _only(returned: object, count: int) -> dict[str, float]:
     """The number of a batch of one; nothing for None."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, (list, tuple)) or len(values) != count:
-        raise ValueError(f"it must return a list of one number or None per completion, {count} of them; got "
-                         f"{str(values)[:80]!r}")
+        raise ValueError(
+            f"it must return a list of one number or None per completion, {count} of them; got {str(values)[:80]!r}"
+        )
     return {} if values[0] is None else verdict(values[0])
 
 
@@ -212,8 +219,9 @@ def main(fd: int, parent: int) -> None:
         text = f"{kind.__name__}: {error}"[:2000]
         if loading:
             known = kind is Refused
-            channel.sendall(pack({"refused": str(error) if known else f"a reward function of {paths} cannot be "
-                                                                      f"loaded: {text}"}))
+            channel.sendall(
+                pack({"refused": str(error) if known else f"a reward function of {paths} cannot be loaded: {text}"})
+            )
         else:
             channel.sendall(pack({"failed": text}))
 

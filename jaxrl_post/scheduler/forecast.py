@@ -47,7 +47,9 @@ class _Run:
 
     def __init__(self, replica: Replica, work: Sequence[tuple[int, int]]):
         self.replica, self.waiting = replica, deque((prompt, length, 0) for prompt, length in work)
-        self.running: dict[int, tuple[int, int, float]] = {}  # order -> prompt, length, progress at which it had no token
+        self.running: dict[
+            int, tuple[int, int, float]
+        ] = {}  # order -> prompt, length, progress at which it had no token
         self.ends: list[tuple[float, int]] = []
         self.order = 0
         self.progress = self.context = self.seconds = 0.0

@@ -64,26 +64,51 @@ class Open:
 
     def unscored(self) -> Group:
         """The whole group, by sample index."""
-        return Group(prompt=self.prompt, rollouts=tuple(self.rollouts[sample] for sample in sorted(self.rollouts)),
-                     rewards=np.zeros(len(self.rollouts)), scored=np.zeros(len(self.rollouts), bool))
+        return Group(
+            prompt=self.prompt,
+            rollouts=tuple(self.rollouts[sample] for sample in sorted(self.rollouts)),
+            rewards=np.zeros(len(self.rollouts)),
+            scored=np.zeros(len(self.rollouts), bool),
+        )
 
 
 def written(opened: Open) -> dict:
     """Plain values and arrays."""
     group = opened.group
-    scores = None if group is None else {"rewards": group.rewards, "scored": group.scored,
-                                         "components": dict(group.components)}
-    return {"position": opened.position, "size": opened.size, "launched": opened.launched, "attempt": opened.attempt,
-            "rank": opened.rank, "since": opened.since, "until": opened.until, "asked": opened.asked, "scores": scores,
-            "rollouts": [_rollout(opened.rollouts[sample]) for sample in sorted(opened.rollouts)],
-            "prefixes": [_rollout(opened.prefixes[sample]) for sample in sorted(opened.prefixes)]}
+    scores = (
+        None
+        if group is None
+        else {"rewards": group.rewards, "scored": group.scored, "components": dict(group.components)}
+    )
+    return {
+        "position": opened.position,
+        "size": opened.size,
+        "launched": opened.launched,
+        "attempt": opened.attempt,
+        "rank": opened.rank,
+        "since": opened.since,
+        "until": opened.until,
+        "asked": opened.asked,
+        "scores": scores,
+        "rollouts": [_rollout(opened.rollouts[sample]) for sample in sorted(opened.rollouts)],
+        "prefixes": [_rollout(opened.prefixes[sample]) for sample in sorted(opened.prefixes)],
+    }
 
 
 def revived(state: Mapping, prompts: PromptOrder) -> Open:
     epoch, prompt = prompts.at(state["position"])
-    out = Open(position=state["position"], epoch=epoch, prompt=prompt, size=state["size"], launched=state["launched"],
-               attempt=state["attempt"], rank=state["rank"], since=state["since"], until=state["until"],
-               asked=state["asked"])
+    out = Open(
+        position=state["position"],
+        epoch=epoch,
+        prompt=prompt,
+        size=state["size"],
+        launched=state["launched"],
+        attempt=state["attempt"],
+        rank=state["rank"],
+        since=state["since"],
+        until=state["until"],
+        asked=state["asked"],
+    )
     for name in ("rollouts", "prefixes"):
         found = [_revived(rollout, prompt) for rollout in state[name]]
         setattr(out, name, {rollout.id.sample: rollout for rollout in found})
@@ -93,11 +118,21 @@ def revived(state: Mapping, prompts: PromptOrder) -> Open:
 
 
 def _rollout(rollout: Rollout) -> dict:
-    return {"id": list(rollout.id), "finish": rollout.finish.value, "start_clock": rollout.start_clock,
-            "finish_clock": rollout.finish_clock, **{name: getattr(rollout, name) for name in PER_TOKEN}}
+    return {
+        "id": list(rollout.id),
+        "finish": rollout.finish.value,
+        "start_clock": rollout.start_clock,
+        "finish_clock": rollout.finish_clock,
+        **{name: getattr(rollout, name) for name in PER_TOKEN},
+    }
 
 
 def _revived(state: Mapping, prompt: Prompt) -> Rollout:
-    return Rollout(id=RolloutId(*state["id"]), prompt=prompt, finish=Finish(state["finish"]),
-                   start_clock=state["start_clock"], finish_clock=state["finish_clock"],
-                   **{name: state[name] for name in PER_TOKEN})
+    return Rollout(
+        id=RolloutId(*state["id"]),
+        prompt=prompt,
+        finish=Finish(state["finish"]),
+        start_clock=state["start_clock"],
+        finish_clock=state["finish_clock"],
+        **{name: state[name] for name in PER_TOKEN},
+    )

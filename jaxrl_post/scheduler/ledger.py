@@ -12,19 +12,33 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
-from jaxrl_post.scheduler.placement import Placement
+from jaxrl_post.scheduler.placement.placement import Placement
 from jaxrl_post.types import Finish, Group, Layout, Request, Rollout, RolloutId, Sampling, Stop
 
-_COUNTERS = ("num_groups_admitted", "num_groups_trained", "num_groups_filtered", "num_rollouts_admitted",
-             "num_rollouts_completed", "num_rollouts_unscored")
+_COUNTERS = (
+    "num_groups_admitted",
+    "num_groups_trained",
+    "num_groups_filtered",
+    "num_rollouts_admitted",
+    "num_rollouts_completed",
+    "num_rollouts_unscored",
+)
 _PLAIN = ("position", "opened")
 
 
 class Ledger:
     """Opens groups in the order of prompts and takes their rollouts in; a policy says when, and what is trained on."""
 
-    def __init__(self, prompts: PromptOrder, *, run_seed: int, group_size: int, sampling: Sampling, max_tokens: int,
-                 placement: Placement):
+    def __init__(
+        self,
+        prompts: PromptOrder,
+        *,
+        run_seed: int,
+        group_size: int,
+        sampling: Sampling,
+        max_tokens: int,
+        placement: Placement,
+    ):
         self._prompts, self._run_seed, self._group_size = prompts, run_seed, group_size
         self._sampling, self._max_tokens, self._placement = sampling, max_tokens, placement
         self._position = 0  # of the next prompt
@@ -53,14 +67,24 @@ class Ledger:
         self._opened += 1
         ids = opened.ids(self._run_seed, opened.missing)
         self._counts["num_rollouts_admitted"] += len(ids)
-        return [Request(rollout_id=id, prompt=opened.prompt, seed=id.seed(), max_tokens=self._max_tokens,
-                        sampling=self._sampling, prefix=opened.prefixes.get(id.sample), prefix_mode=prefix_mode)
-                for id in ids]
+        return [
+            Request(
+                rollout_id=id,
+                prompt=opened.prompt,
+                seed=id.seed(),
+                max_tokens=self._max_tokens,
+                sampling=self._sampling,
+                prefix=opened.prefixes.get(id.sample),
+                prefix_mode=prefix_mode,
+            )
+            for id in ids
+        ]
 
     def _only(self, opened: Open, others: Mapping[tuple[int, str], Open]) -> Open:
         if opened.key in others:
-            raise ValueError(f"data: prompt id {opened.prompt.id!r} appears twice in epoch {opened.epoch}; ids must be "
-                             "unique")
+            raise ValueError(
+                f"data: prompt id {opened.prompt.id!r} appears twice in epoch {opened.epoch}; ids must be unique"
+            )
         return opened
 
     def _open_group(self) -> list[Request]:
@@ -68,7 +92,7 @@ class Ledger:
 
     def complete(self, rollout: Rollout) -> Stop:
         """Keeps it by sample index. Who loses a race is parked; so is what shall go on in another replica."""
-        assert rollout.finish not in (Finish.PARKED, Finish.CANCELLED), f"{rollout.id} came back {rollout.finish}"
+        assert rollout.finish is not Finish.PARKED, f"{rollout.id} came back {rollout.finish}"
         self._counts["num_rollouts_completed"] += 1
         stop = list(self._placement.learn(rollout))
         opened = self._open.get((rollout.id.epoch, rollout.id.prompt_id))
@@ -114,7 +138,9 @@ class Ledger:
         return opened
 
     def held(self) -> list[Rollout]:
-        return [rollout for opened in self._open.values() if opened.group is None for rollout in opened.rollouts.values()]
+        return [
+            rollout for opened in self._open.values() if opened.group is None for rollout in opened.rollouts.values()
+        ]
 
     def layout(self) -> Layout | None:
         """None: decisions are the same however the engine lies."""
@@ -123,8 +149,11 @@ class Ledger:
     def state_dict(self) -> dict:
         """At any point."""
         return {name: getattr(self, f"_{name}") for name in self._plain} | {
-            "counts": dict(self._counts), "placement": self._placement.state_dict(),
-            "open": [written(opened) for opened in self._open.values()], "whole": [opened.rank for opened in self._whole]}
+            "counts": dict(self._counts),
+            "placement": self._placement.state_dict(),
+            "open": [written(opened) for opened in self._open.values()],
+            "whole": [opened.rank for opened in self._whole],
+        }
 
     def load_state_dict(self, state: Mapping) -> None:
         for name in self._plain:

@@ -22,14 +22,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
+from jaxrl_post.scheduler.learner_pace import Pace, TimeShared, begins
 from jaxrl_post.scheduler.ledger import Ledger
-from jaxrl_post.scheduler.pace import Pace, TimeShared, begins
-from jaxrl_post.scheduler.placement import LeastLoaded, Placement
-from jaxrl_post.scheduler.rounds import differs
+from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
+from jaxrl_post.scheduler.rounds.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 
-_PLAIN = ("step", "version", "clock", "slots", "flying", "left_out", "until", "ended", "busy", "pieces", "paused", "answers",
-          "groups", "longest")
+_PLAIN = (
+    "step",
+    "version",
+    "clock",
+    "slots",
+    "flying",
+    "left_out",
+    "until",
+    "ended",
+    "busy",
+    "pieces",
+    "paused",
+    "answers",
+    "groups",
+    "longest",
+)
 _PAUSED = ("paused_steps", "paused_slot_steps")
 
 
@@ -53,9 +67,22 @@ class Pipeline(Ledger):
 
     name = "pipeline"
 
-    def __init__(self, prompts: PromptOrder, *, steps: int, prompts_per_step: int, max_staleness: int, ahead: int = 0,
-                 max_unscored: int = 0, filter_groups: bool = False, max_waves: int = 10, replicas: int,
-                 placement: Placement | None = None, pace: Pace | None = None, **ledger: Any):
+    def __init__(
+        self,
+        prompts: PromptOrder,
+        *,
+        steps: int,
+        prompts_per_step: int,
+        max_staleness: int,
+        ahead: int = 0,
+        max_unscored: int = 0,
+        filter_groups: bool = False,
+        max_waves: int = 10,
+        replicas: int,
+        placement: Placement | None = None,
+        pace: Pace | None = None,
+        **ledger: Any,
+    ):
         """
         Args:
           steps: optimizer steps of the run.
@@ -69,8 +96,10 @@ class Pipeline(Ledger):
           ledger: as Ledger.
         """
         if 0 < max_unscored < prompts_per_step:
-            raise ValueError(f"scheduler.max_unscored={max_unscored} never holds a batch of {prompts_per_step} groups: it must "
-                             "be 0 or at least scheduler.prompts")
+            raise ValueError(
+                f"scheduler.max_unscored={max_unscored} never holds a batch of {prompts_per_step} groups: it must "
+                "be 0 or at least scheduler.prompts"
+            )
         super().__init__(prompts, placement=placement or LeastLoaded(replicas), **ledger)
         self._steps, self._size, self._bound, self._ahead = steps, prompts_per_step, max_staleness, ahead
         self._unscored_most = max_unscored or prompts_per_step
@@ -92,9 +121,11 @@ class Pipeline(Ledger):
 
     def __str__(self) -> str:
         late = min((opened.until for opened in self._open.values()), default=self._step)
-        return (f"{self.name} step {self._step + 1} of {self._steps}, weights {self._version}: {len(self._kept)} groups of "
-                f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._flying} answers on their way, "
-                f"the oldest group may wait until step {late + 1}, next position {self._position}")
+        return (
+            f"{self.name} step {self._step + 1} of {self._steps}, weights {self._version}: {len(self._kept)} groups of "
+            f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._flying} answers on their way, "
+            f"the oldest group may wait until step {late + 1}, next position {self._position}"
+        )
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
         """Groups, until all slots are full and `ahead` answers wait, or the bound allows no more.
@@ -137,7 +168,8 @@ class Pipeline(Ledger):
                 f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of step {self._step + 1} and left "
                 f"{self._left_out} out, scheduler.max_waves={self._max_waves} times as many: their answers were all right or "
                 "all wrong; use prompts of fitting difficulty, a larger scheduler.group_size or scheduler.max_waves, or "
-                "scheduler.filter_groups=False")
+                "scheduler.filter_groups=False"
+            )
 
     def complete(self, rollout: Rollout) -> Stop:
         self._flying -= 1
@@ -154,8 +186,14 @@ class Pipeline(Ledger):
         if not self._groups or not self._clock:
             return 0.0
         batch, rate = self._size * self._group_size, self._answers / self._clock
-        return expected_staleness(rate=rate, longest=self._longest / self._groups, batch=batch, most=self._bound,
-                                  ratio=self._busy * rate / batch, held=self._unscored_most / self._size - 1)
+        return expected_staleness(
+            rate=rate,
+            longest=self._longest / self._groups,
+            batch=batch,
+            most=self._bound,
+            ratio=self._busy * rate / batch,
+            held=self._unscored_most / self._size - 1,
+        )
 
     def due(self) -> list[Group]:
         """The unscored ones of the next batches, once enough groups are whole; and the oldest of more than may be unscored."""
@@ -166,7 +204,7 @@ class Pipeline(Ledger):
         count = len(ready) - len(ready) % self._size
         asked, others = ([opened for opened in some if not opened.asked] for some in (ready[:count], ready[count:]))
         beyond = len(self._whole) - len(asked) - self._unscored_most + 1
-        return self._ask([*asked, *others[:max(beyond, 0)]])
+        return self._ask([*asked, *others[: max(beyond, 0)]])
 
     def scored(self, group: Group) -> None:
         opened = self._keep_score(group)
@@ -207,13 +245,13 @@ class Pipeline(Ledger):
 
     def _can_wait(self) -> bool:
         """Whether all that are open but the oldest kept ones can be trained on in time after the next step."""
-        batch = {opened.key for opened in self._kept[:self._size]}
+        batch = {opened.key for opened in self._kept[: self._size]}
         last = sorted(opened.until for key, opened in self._open.items() if key not in batch)
         return all(number < self._size * (until - self._step) for number, until in enumerate(last))
 
     def _train(self) -> Part:
         """Begins a step on the oldest kept ones."""
-        self._left, self._kept = self._kept[:self._size], self._kept[self._size:]
+        self._left, self._kept = self._kept[: self._size], self._kept[self._size :]
         groups = tuple(opened.group for opened in self._left)
         for opened in self._left:
             del self._open[opened.key]
@@ -232,14 +270,20 @@ class Pipeline(Ledger):
         self._kept = [opened for opened in self._open.values() if opened.group is not None]
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {"held_back": dict(self._held_back), "left": [written(opened) for opened in self._left]}
+        return super().state_dict() | {
+            "held_back": dict(self._held_back),
+            "left": [written(opened) for opened in self._left],
+        }
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call; engine steps, and free slots times steps, in which the bound held admission back; groups
         that are open now; the staleness to be expected."""
         held_back, self._held_back = self._held_back, dict.fromkeys(_PAUSED, 0)
-        return super().metrics() | {f"sched/{name}": float(count) for name, count in held_back.items()} | {
-            "sched/num_groups_open": float(len(self._open)), "sched/expected_staleness": self.expected_staleness()}
+        return (
+            super().metrics()
+            | {f"sched/{name}": float(count) for name, count in held_back.items()}
+            | {"sched/num_groups_open": float(len(self._open)), "sched/expected_staleness": self.expected_staleness()}
+        )
 
     @property
     def _plain(self) -> tuple[str, ...]:

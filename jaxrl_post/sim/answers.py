@@ -88,8 +88,9 @@ class Answers:
     def _drawn(self, law: Law, key: int, version: int, first: int, before: Answer) -> Answer:
         length = math.ceil(law.draw(noise(key, version, -1), noise(key, version, -2), float(first)))
         kept = sum(start < first for start in before.starts)
-        return Answer(min(max(length, first + 1), self.cap), (*before.starts[:kept], first),
-                      (*before.names[:kept], version))
+        return Answer(
+            min(max(length, first + 1), self.cap), (*before.starts[:kept], first), (*before.names[:kept], version)
+        )
 
 
 def agreement(tokens: np.ndarray, answer: Answer) -> int:

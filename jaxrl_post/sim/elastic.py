@@ -27,13 +27,19 @@ class SimElastic:
         if layout == self.layout:
             return
         if layout not in self._engines:
-            raise ValueError(f"simulated engine: {layout} was asked for, there are {', '.join(map(str, self._engines))}")
+            raise ValueError(
+                f"simulated engine: {layout} was asked for, there are {', '.join(map(str, self._engines))}"
+            )
         if self.pending:
-            raise ValueError(f"simulated engine: {self.pending} answers are on their way; it changes between two rounds only")
+            raise ValueError(
+                f"simulated engine: {self.pending} answers are on their way; it changes between two rounds only"
+            )
         self._engines[layout].take_over(self._engines[self.layout], self._move_s)
         self.layout, self._relayouts = layout, self._relayouts + 1
 
     def metrics(self) -> dict[str, float]:
         relayouts, self._relayouts = self._relayouts, 0
-        return self._engines[self.layout].metrics() | {"sim/num_relayouts": float(relayouts),
-                                                       "sim/tensor": float(self.layout.tensor)}
+        return self._engines[self.layout].metrics() | {
+            "sim/num_relayouts": float(relayouts),
+            "sim/tensor": float(self.layout.tensor),
+        }

@@ -25,8 +25,7 @@ _ENDLESS = 1 << 53
 class _Live:
     """A request that is here. `done` tokens were there when it took its slot, at `origin` of the replica's progress."""
 
-    __slots__ = ("request", "order", "here", "running", "spans", "answer", "done", "origin", "start_clock",
-                 "entry")
+    __slots__ = ("request", "order", "here", "running", "spans", "answer", "done", "origin", "start_clock", "entry")
 
     def __init__(self, request: Request, order: int):
         self.request, self.order = request, order
@@ -69,10 +68,13 @@ class SimEngine:
 
     `seconds`: of all steps so far, by the pace's cost. Pages are tokens here."""
 
-    def __init__(self, answers: Answers, *, replicas: int, slots: int, pace: Pace, kv_tokens: int | None = None,
-                 version: int = 0):
+    def __init__(
+        self, answers: Answers, *, replicas: int, slots: int, pace: Pace, kv_tokens: int | None = None, version: int = 0
+    ):
         if replicas < 1 or slots < 1:
-            raise ValueError(f"simulated engine: {replicas} replicas of {slots} slots; there must be at least 1 of at least 1")
+            raise ValueError(
+                f"simulated engine: {replicas} replicas of {slots} slots; there must be at least 1 of at least 1"
+            )
         self.answers, self._slots, self._pace = answers, slots, pace
         self._kv_tokens = math.inf if kv_tokens is None else kv_tokens
         self._replicas = [_Replica() for _ in range(replicas)]
@@ -126,22 +128,21 @@ class SimEngine:
     def _check(self, request: Request) -> None:
         name, most = request.rollout_id, request.prompt.tokens.size + request.max_tokens
         for wrong, sentence in (
-                (request.purpose != "train", f"is of {request.purpose}: the simulator only trains"),
-                (name in self._lives, "is here already"),
-                (not 0 <= request.replica < len(self._replicas), f"wants replica {request.replica} of {len(self._replicas)}"),
-                (request.max_tokens < self.answers.cap, f"may have {request.max_tokens} tokens, but answers of this workload "
-                 f"have up to {self.answers.cap}; give at least that many"),
-                (most > self._kv_tokens, f"may need {most} tokens of KV, a replica has {self._kv_tokens}")):
+            (request.purpose != "train", f"is of {request.purpose}: the simulator only trains"),
+            (name in self._lives, "is here already"),
+            (
+                not 0 <= request.replica < len(self._replicas),
+                f"wants replica {request.replica} of {len(self._replicas)}",
+            ),
+            (
+                request.max_tokens < self.answers.cap,
+                f"may have {request.max_tokens} tokens, but answers of this workload "
+                f"have up to {self.answers.cap}; give at least that many",
+            ),
+            (most > self._kv_tokens, f"may need {most} tokens of KV, a replica has {self._kv_tokens}"),
+        ):
             if wrong:
                 raise ValueError(f"request {name} {sentence}")
-
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        touched = set()
-        for live in self._here(ids):
-            self._counts["num_tokens_cancelled"] += self._written(live)
-            touched.add(live.request.replica)
-            self._leave(live)
-        self._settle(touched)
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         """What they have; one that waits has what it came with."""
@@ -258,8 +259,12 @@ class SimEngine:
         self._advance(int(clock))
         touched = np.flatnonzero(self._due <= clock).tolist()
         done = [live for at in touched for live in self._finished(at)]
-        out = [self._rollout(live, live.answer.length, Finish.EOS if live.answer.length < self.answers.cap
-                             else Finish.LENGTH) for live in done]
+        out = [
+            self._rollout(
+                live, live.answer.length, Finish.EOS if live.answer.length < self.answers.cap else Finish.LENGTH
+            )
+            for live in done
+        ]
         for live in done:
             self._leave(live)
         self._settle(touched)
@@ -299,18 +304,35 @@ class SimEngine:
             return self._untouched(live, finish)
         starts, versions = zip(*live.spans)
         zeros = self._zeros[:count]
-        return Rollout(id=live.request.rollout_id, prompt=live.request.prompt, tokens=frozen(live.answer.tokens(count)),
-                       sampled=self._ones[:count], logprobs=zeros, entropies=zeros, drafted=self._none[:count],
-                       versions=frozen(pieces(starts, versions, count)), finish=finish, start_clock=live.start_clock,
-                       finish_clock=self._clock)
+        return Rollout(
+            id=live.request.rollout_id,
+            prompt=live.request.prompt,
+            tokens=frozen(live.answer.tokens(count)),
+            sampled=self._ones[:count],
+            logprobs=zeros,
+            entropies=zeros,
+            drafted=self._none[:count],
+            versions=frozen(pieces(starts, versions, count)),
+            finish=finish,
+            start_clock=live.start_clock,
+            finish_clock=self._clock,
+        )
 
     def _untouched(self, live: _Live, finish: Finish) -> Rollout:
         """Of one that never had a slot: its prefix, or nothing."""
         prefix = live.request.prefix
         none = np.zeros(0)
-        return Rollout(id=live.request.rollout_id, prompt=live.request.prompt, finish=finish, start_clock=self._clock,
-                       finish_clock=self._clock, **{name: none if prefix is None else getattr(prefix, name) for name in
-                                                    ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted")})
+        return Rollout(
+            id=live.request.rollout_id,
+            prompt=live.request.prompt,
+            finish=finish,
+            start_clock=self._clock,
+            finish_clock=self._clock,
+            **{
+                name: none if prefix is None else getattr(prefix, name)
+                for name in ("tokens", "sampled", "logprobs", "entropies", "versions", "drafted")
+            },
+        )
 
     def swap(self, params: object, version: int) -> None:
         """`params` is not looked at. Running answers keep their tokens; from here on the new version samples them."""
@@ -330,8 +352,10 @@ class SimEngine:
 
     def relayout(self, layout: Layout) -> None:
         if layout.replicas != len(self._replicas):
-            raise ValueError(f"simulated engine: {layout} was asked for, it has {len(self._replicas)} replicas (sim/elastic.py "
-                             "has several layouts)")
+            raise ValueError(
+                f"simulated engine: {layout} was asked for, it has {len(self._replicas)} replicas (sim/elastic.py "
+                "has several layouts)"
+            )
 
     def take_over(self, other: SimEngine, seconds: float) -> None:
         """Goes on where one of another layout, which has nothing to do, stopped, so many seconds later."""
@@ -346,5 +370,12 @@ class SimEngine:
         return {f"sim/{name}": float(counts[name]) for name in _COUNTERS}
 
 
-_COUNTERS = ("num_tokens_generated", "num_tokens_forced", "num_tokens_reused", "num_tokens_rejected", "num_tokens_restarted",
-             "num_tokens_cancelled", "num_parked", "num_preempted")
+_COUNTERS = (
+    "num_tokens_generated",
+    "num_tokens_forced",
+    "num_tokens_reused",
+    "num_tokens_rejected",
+    "num_tokens_restarted",
+    "num_parked",
+    "num_preempted",
+)

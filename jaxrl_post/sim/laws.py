@@ -88,8 +88,10 @@ class Empirical:
     def __init__(self, lengths: Sequence[int]):
         self._sorted = np.sort(np.asarray(lengths, np.int64))
         if self._sorted.size == 0 or self._sorted[0] < 1:
-            raise ValueError(f"lengths that were seen: {self._sorted.size} of them, the shortest "
-                             f"{self._sorted[:1].tolist()}; there must be one at least, and none below 1")
+            raise ValueError(
+                f"lengths that were seen: {self._sorted.size} of them, the shortest "
+                f"{self._sorted[:1].tolist()}; there must be one at least, and none below 1"
+            )
 
     def draw(self, which: float, where: float, beyond: float) -> float:
         first = int(np.searchsorted(self._sorted, beyond, side="right"))
@@ -105,8 +107,10 @@ def spread(tail: float, group: int) -> float:
     """
     low, high = 0.0, 3.0
     if not tail_of(low, group) <= tail <= tail_of(high, group):
-        raise ValueError(f"a log-normal law's longest of {group} answers is 1 to {tail_of(high, group):.3g} times the mean "
-                         f"one, not {tail}; the nearest valid value is {min(max(tail, 1), tail_of(high, group)):.3g}")
+        raise ValueError(
+            f"a log-normal law's longest of {group} answers is 1 to {tail_of(high, group):.3g} times the mean "
+            f"one, not {tail}; the nearest valid value is {min(max(tail, 1), tail_of(high, group)):.3g}"
+        )
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if tail_of(middle, group) < tail else (low, middle)
@@ -117,7 +121,7 @@ def tail_of(sigma: float, group: int) -> float:
     """E[max of `group`] / E[one] of a log-normal law: the integral of G phi(z) Phi(z)^(G-1) e^(sigma z) by the trapezoid
     rule, over e^(sigma^2 / 2)."""
     density = group * _PHI * _BELOW ** (group - 1) * np.exp(sigma * _Z)
-    return float(np.trapezoid(density, _Z) / math.exp(sigma ** 2 / 2))
+    return float(np.trapezoid(density, _Z) / math.exp(sigma**2 / 2))
 
 
 _Z = np.linspace(-12.0, 16.0, 2801)

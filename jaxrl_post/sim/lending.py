@@ -11,11 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from jaxrl_post.types import Group, Request, Rollout
+from jaxrl_post.types import Group, Rollout
 
 
-def step_s(done: Sequence[float], groups: Sequence[tuple[float, float]], *, rollout_s: float, train_s: float,
-           first: float = 0.2, share: float = 0.5, migrate_s: float = 3.0) -> float:
+def step_s(
+    done: Sequence[float],
+    groups: Sequence[tuple[float, float]],
+    *,
+    rollout_s: float,
+    train_s: float,
+    first: float = 0.2,
+    share: float = 0.5,
+    migrate_s: float = 3.0,
+) -> float:
     """Seconds of a step.
 
     Args:
@@ -36,31 +44,26 @@ def step_s(done: Sequence[float], groups: Sequence[tuple[float, float]], *, roll
 
 
 class Moments:
-    """A watched.Watcher that knows the second of each clock of this round. `now`: of the engine."""
+    """A listener of the ring that knows the second of each clock of this round. `now`: of the engine."""
 
     def __init__(self, now: Callable[[], float]):
         self._now, self._begun = now, now()
         self._at: dict[int, float] = {}
         self._done: list[float] = []
 
-    def launched(self, requests: Sequence[Request], clock: int, version: int) -> None:
-        pass
-
-    def stepping(self, clock: int) -> None:
-        pass
-
     def stepped(self, finished: Sequence[Rollout], clock: int) -> None:
         self._at[clock] = self._now() - self._begun
         self._done += [self._at[clock]] * len(finished)
-
-    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int, cancelled: bool) -> None:
-        pass
 
     def round_over(self, groups: Sequence[Group], *, rollout_s: float, train_s: float) -> float:
         """`step_s` of the round that ends; what an earlier round finished was whole at the start."""
         tokens = [sum(map(len, group.rollouts)) for group in groups]
         whole = [max(self._at.get(rollout.finish_clock, 0.0) for rollout in group.rollouts) for group in groups]
-        found = step_s(self._done, [(end, own / sum(tokens)) for end, own in zip(whole, tokens)], rollout_s=rollout_s,
-                       train_s=train_s)
+        found = step_s(
+            self._done,
+            [(end, own / sum(tokens)) for end, own in zip(whole, tokens)],
+            rollout_s=rollout_s,
+            train_s=train_s,
+        )
         self._at, self._done, self._begun = {}, [], self._now()
         return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from jaxrl_post import cost, rollout_log
+from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.scheduler.pace import Interleaved, Pace, Split
+from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
 from jaxrl_post.sim import pace as paces
 from jaxrl_post.sim import workloads
 from jaxrl_post.sim.answers import Answers
@@ -16,6 +16,7 @@ from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.settings import Cluster, Simulation
 from jaxrl_post.sim.wall import OneAfterTheOther, SideBySide, Wall
+from jaxrl_post.telemetry import rollout_log
 from jaxrl_post.types import Layout
 
 _ENDLESS = 1 << 53  # tokens
@@ -36,8 +37,9 @@ def _law(given: Simulation) -> workloads.LawOf:
     if w.name == "uniform":
         return workloads.uniform(w.cap)
     if w.name == "lognormal":
-        return workloads.lognormal(w.prompts, mean=w.mean, tail=w.tail, group=given.scheduler.group_size, within=w.within,
-                                   seed=given.seed)
+        return workloads.lognormal(
+            w.prompts, mean=w.mean, tail=w.tail, group=given.scheduler.group_size, within=w.within, seed=given.seed
+        )
     if w.name == "trace":
         return workloads.trace(workloads.read_lengths(w.path))
     return workloads.groups(logged(w.path))
@@ -64,8 +66,9 @@ def step_cost(given: Cluster) -> paces.Cost:
     if given.cost_table:
         return cost.TableCost(table=cost.load(given.cost_table))
     if given.step_s > 0:
-        return cost.DecodeCost(weights_s=given.step_s, token_s=0.0, row_s=0.0, request_s=given.request_s,
-                               source="given step_s")
+        return cost.DecodeCost(
+            weights_s=given.step_s, token_s=0.0, row_s=0.0, request_s=given.request_s, source="given step_s"
+        )
     return cost.decode(given.device, cost.SHAPES[given.model], tensor=given.tensor, per_collective_s=given.collective_s)
 
 
@@ -104,7 +107,14 @@ def engine(given: Simulation) -> SimEngine | SimElastic:
     c, made = given.cluster, {}
     drafts = paces.Drafts(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
     for layout, one in replicas(c).items():
-        paced = paces.LockStep(one.cost, drafts) if c.pace == "lockstep" else paces.Independent(one.cost, c.tick_s, drafts)
-        made[layout] = SimEngine(answers(given), replicas=layout.replicas, slots=one.slots, pace=paced,
-                                 kv_tokens=one.kv_tokens if c.bounded else None)
+        paced = (
+            paces.LockStep(one.cost, drafts) if c.pace == "lockstep" else paces.Independent(one.cost, c.tick_s, drafts)
+        )
+        made[layout] = SimEngine(
+            answers(given),
+            replicas=layout.replicas,
+            slots=one.slots,
+            pace=paced,
+            kv_tokens=one.kv_tokens if c.bounded else None,
+        )
     return SimElastic(made, move_s=c.move_s) if len(made) > 1 else next(iter(made.values()))

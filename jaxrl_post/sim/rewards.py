@@ -29,9 +29,14 @@ class Lengths:
     def record(self, group: Group) -> None:
         sizes = [len(rollout) for rollout in group.rollouts]
         self._last[group.prompt.id] = Past(
-            epoch=group.rollouts[0].id.epoch, tokens=_NO_TOKENS, favourites=_NO_TOKENS, rewards=group.rewards,
-            scored=group.scored, versions=np.array([int(rollout.versions[-1]) for rollout in group.rollouts], np.int32),
-            offsets=np.cumsum([0, *sizes], dtype=np.int64))
+            epoch=group.rollouts[0].id.epoch,
+            tokens=_NO_TOKENS,
+            favourites=_NO_TOKENS,
+            rewards=group.rewards,
+            scored=group.scored,
+            versions=np.array([int(rollout.versions[-1]) for rollout in group.rollouts], np.int32),
+            offsets=np.cumsum([0, *sizes], dtype=np.int64),
+        )
 
 
 _NO_TOKENS = frozen(np.zeros(0, np.int32))

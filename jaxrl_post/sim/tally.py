@@ -44,8 +44,15 @@ class Round:
 class Tally:
     """A protocols.Observer. `round_s`: added to every round's generation. `wall`: None: one after the other."""
 
-    def __init__(self, engine: SimEngine, scheduler: Scheduler, learner: SimLearner, *, round_s: float = 0.0,
-                 wall: Wall | None = None):
+    def __init__(
+        self,
+        engine: SimEngine,
+        scheduler: Scheduler,
+        learner: SimLearner,
+        *,
+        round_s: float = 0.0,
+        wall: Wall | None = None,
+    ):
         self._engine, self._scheduler, self._learner, self._round_s = engine, scheduler, learner, round_s
         self._wall = wall or OneAfterTheOther(engine, learner)
         self._before = Spent(0.0, 0.0)
@@ -84,12 +91,18 @@ class Tally:
         rollouts = [(rollout, step) for group, step in groups for rollout in group.rollouts]
         generate_s, train_s = (after - before for after, before in zip(seconds, self._before))
         lent_s = self.moments.round_over([group for group, _ in groups], rollout_s=generate_s, train_s=train_s)
-        self.rounds.append(Round(
-            kind="long" if counted.get("sched/num_long_rounds") else "short", batches=batches,
-            generate_s=generate_s + self._round_s, train_s=train_s, lent_s=self._round_s + lent_s,
-            lengths=np.array([len(rollout) for rollout, _ in rollouts], np.int64),
-            reward=float(np.mean([group.rewards.mean() for group, _ in groups])),
-            staleness=_mean([float(step - rollout.versions.mean()) for rollout, step in rollouts if len(rollout)])))
+        self.rounds.append(
+            Round(
+                kind="long" if counted.get("sched/num_long_rounds") else "short",
+                batches=batches,
+                generate_s=generate_s + self._round_s,
+                train_s=train_s,
+                lent_s=self._round_s + lent_s,
+                lengths=np.array([len(rollout) for rollout, _ in rollouts], np.int64),
+                reward=float(np.mean([group.rewards.mean() for group, _ in groups])),
+                staleness=_mean([float(step - rollout.versions.mean()) for rollout, step in rollouts if len(rollout)]),
+            )
+        )
         self._before = seconds
         ends = self.now()
         for phase in self.phases:
@@ -101,24 +114,31 @@ def figures(rounds: Sequence[Round], counts: Mapping[str, float]) -> dict[str, f
     """Means over batches: *_s in seconds, but of short and long rounds apart, where there are long ones, of a round; lengths
     in tokens; `period`: rounds per long one; `tokens_wasted`: the share of generated tokens that was not trained."""
     batches = sum(one.batches for one in rounds)
-    out = {name: sum(getattr(one, of) for one in rounds) / batches
-           for name, of in (("rollout_s", "generate_s"), ("step_s", "step_s"), ("lent_step_s", "lent_s"))}
+    out = {
+        name: sum(getattr(one, of) for one in rounds) / batches
+        for name, of in (("rollout_s", "generate_s"), ("step_s", "step_s"), ("lent_step_s", "lent_s"))
+    }
     for kind in ("short", "long"):
         own = [one for one in rounds if one.kind == kind]
         if own and len(own) < len(rounds):
-            out |= {f"{kind}_rollout_s": _mean([one.generate_s for one in own]),
-                    f"{kind}_step_s": _mean([one.step_s for one in own]),
-                    f"{kind}_lent_step_s": _mean([one.lent_s for one in own]),
-                    f"{kind}_longest": _mean([float(one.lengths.max()) for one in own]),
-                    f"{kind}_mean_length": float(np.concatenate([one.lengths for one in own]).mean())}
+            out |= {
+                f"{kind}_rollout_s": _mean([one.generate_s for one in own]),
+                f"{kind}_step_s": _mean([one.step_s for one in own]),
+                f"{kind}_lent_step_s": _mean([one.lent_s for one in own]),
+                f"{kind}_longest": _mean([float(one.lengths.max()) for one in own]),
+                f"{kind}_mean_length": float(np.concatenate([one.lengths for one in own]).mean()),
+            }
     lengths = np.concatenate([one.lengths for one in rounds])
     generated = counts.get("sim/num_tokens_generated", 0.0)
     num_long = sum(one.kind == "long" for one in rounds)
     return out | {
-        "period": len(rounds) / num_long if num_long else 1.0, "mean_length": float(lengths.mean()),
-        "reward": _mean([one.reward for one in rounds]), "staleness": _mean([one.staleness for one in rounds]),
+        "period": len(rounds) / num_long if num_long else 1.0,
+        "mean_length": float(lengths.mean()),
+        "reward": _mean([one.reward for one in rounds]),
+        "staleness": _mean([one.staleness for one in rounds]),
         "tokens_wasted": 1.0 - float(lengths.sum()) / generated if generated else 0.0,
-        "tokens_recomputed": (counts.get("sim/num_tokens_reused", 0.0) / generated) if generated else 0.0}
+        "tokens_recomputed": (counts.get("sim/num_tokens_reused", 0.0) / generated) if generated else 0.0,
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

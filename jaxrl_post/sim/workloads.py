@@ -75,7 +75,7 @@ def lognormal(count: int, *, mean: float, tail: float, group: int, within: float
         raise ValueError(f"workload: within={within} must be above 0 and at most 1, where 1 makes all prompts alike")
     sigma = laws.spread(tail, group)
     between = sigma * np.sqrt(1 / within - 1)
-    middle = np.log(mean) - (sigma ** 2 + between ** 2) / 2
+    middle = np.log(mean) - (sigma**2 + between**2) / 2
     mu = np.random.default_rng((seed, 1)).normal(middle, between, count).tolist()
     return lambda prompt: laws.LogNormal(mu[int(prompt.id)], sigma)
 

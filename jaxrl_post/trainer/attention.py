@@ -30,8 +30,17 @@ def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.Sharding | Non
     B, T = segment_ids.shape
     size = max(BLOCK, -(-T // BLOCKS))
 
-    def attend(layer: int, q: Float[Array, "BT N H"], k: Float[Array, "BT K H"], v: Float[Array, "BT K H"], cache: Any,
-               *, scale: float, window: int | None, soft_cap: float | None) -> tuple[Float[Array, "BT N H"], Any]:
+    def attend(
+        layer: int,
+        q: Float[Array, "BT N H"],
+        k: Float[Array, "BT K H"],
+        v: Float[Array, "BT K H"],
+        cache: Any,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> tuple[Float[Array, "BT N H"], Any]:
         def rows(x):
             x = x.reshape(B, T, *x.shape[1:])
             return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
@@ -57,8 +66,14 @@ def _mask(segment_ids: jax.Array, start: int, end: int, first: int, window: int 
     return (segment_ids[:, start:end, None] == segment_ids[:, None, first:end]) & near
 
 
-def _block(q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K H"], mask, scale: float,
-           soft_cap: float | None) -> Float[Array, "B T N H"]:
+def _block(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    mask,
+    scale: float,
+    soft_cap: float | None,
+) -> Float[Array, "B T N H"]:
     """Softmax attention of one block of queries; scores in float32 or wider, divided by their sum at the end."""
     B, T, N, H = q.shape
     K = k.shape[2]

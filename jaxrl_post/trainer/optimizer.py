@@ -27,8 +27,9 @@ def rate(optimizer: Optimizer, steps: int) -> Callable[[Any], jax.Array]:
     """
     warmup, floor = optimizer.warmup_steps, optimizer.final_lr_ratio
     if warmup > steps:
-        raise ValueError(f"optimizer.warmup_steps={warmup} is above the run's steps={steps}; the nearest valid value "
-                         f"is {steps}")
+        raise ValueError(
+            f"optimizer.warmup_steps={warmup} is above the run's steps={steps}; the nearest valid value is {steps}"
+        )
     shape = SCHEDULES[optimizer.schedule]
 
     def at(step):

@@ -17,10 +17,12 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
-from jaxrl_post.batch import Batch
 from jaxrl_post.config import Algorithm
+from jaxrl_post.config import Batch as BatchConfig
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention
+from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.state import TrainState
 
 
@@ -39,8 +41,32 @@ class Recipe:
     heads: jax.sharding.Sharding
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["grads", "count", "tokens", "by_count", "by_token"],
-                   meta_fields=[])
+def recipe(
+    model: decoder.ModelConfig,
+    algorithm: Algorithm,
+    batch: BatchConfig,
+    mesh: jax.sharding.Mesh,
+    *,
+    temperature: float,
+    remat: bool,
+    dtype: str,
+) -> Recipe:
+    """Returns the recipe of a run on `mesh`. Temperature 0 stands for 1, as in the engine's log-probs."""
+    return Recipe(
+        model=model,
+        algorithm=algorithm,
+        temperature=temperature or 1.0,
+        head_chunk=batch.head_chunk,
+        dtype=jnp.dtype(dtype),
+        remat=remat,
+        rows=meshes.batch_sharding(mesh),
+        heads=meshes.heads_sharding(mesh),
+    )
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["grads", "count", "tokens", "by_count", "by_token"], meta_fields=[]
+)
 @dataclass(frozen=True, kw_only=True)
 class Sums:
     """Sums since the last commit: `grads` of the numerator, like the params; `count`, what the aggregation divides by;
@@ -60,8 +86,16 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
     attend = attention.packed(batch.segment_ids, recipe.heads)
     # Tokens flattened to one axis: with [B, T] the weight gradients contract two axes, and XLA:CPU transposes a copy of
     # every activation for it.
-    h, _ = decoder.hidden(policy, recipe.model, batch.tokens.reshape(B * T), batch.positions.reshape(B * T), attend,
-                          None, dtype=recipe.dtype, remat=recipe.remat)
+    h, _ = decoder.hidden(
+        policy,
+        recipe.model,
+        batch.tokens.reshape(B * T),
+        batch.positions.reshape(B * T),
+        attend,
+        None,
+        dtype=recipe.dtype,
+        remat=recipe.remat,
+    )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
 
     def head(piece):
@@ -87,7 +121,8 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
         old = old + batch.prox_weights * (jax.lax.stop_gradient(logps) - old)
     with jax.named_scope("loss"):
         per_token, indicators = losses.LOSSES[algorithm.loss_mode](
-            logps, old, batch.advantages, mask, batch.segment_ids, algorithm)
+            logps, old, batch.advantages, mask, batch.segment_ids, algorithm
+        )
         kept = mask
         if batch.corrections is not None:
             per_token, kept = per_token * batch.corrections, mask & (batch.corrections > 0)
@@ -121,14 +156,19 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
 def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
     """Zeros of the shape that `accumulate` adds to; arrays or ShapeDtypeStructs in."""
     grads, (count, tokens, by_count, by_token, _) = jax.eval_shape(
-        lambda p, b: jax.grad(numerator, has_aux=True)(p, b, recipe), policy, batch)
+        lambda p, b: jax.grad(numerator, has_aux=True)(p, b, recipe), policy, batch
+    )
     shapes = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def accumulate(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
+def accumulate(
+    policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
+) -> tuple[Sums, Float[Array, "B T"]]:
     """`sums` plus one micro-batch, and the log-probs of its tokens; `at_start` as in `numerator`."""
-    grads, (count, tokens, by_count, by_token, logps) = jax.grad(numerator, has_aux=True)(policy, batch, recipe, at_start)
+    grads, (count, tokens, by_count, by_token, logps) = jax.grad(numerator, has_aux=True)(
+        policy, batch, recipe, at_start
+    )
     added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return jax.tree.map(jnp.add, sums, added), logps
 
@@ -137,7 +177,9 @@ def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
     """As `accumulate`, of a micro-batch whose gradient is 0: a forward pass alone."""
     _, (count, tokens, by_count, by_token, logps) = numerator(policy, batch, recipe, at_start)
     added = dict(count=count, tokens=tokens, by_count=by_count, by_token=by_token)
-    return replace(sums, **{name: jax.tree.map(jnp.add, getattr(sums, name), more) for name, more in added.items()}), logps
+    return replace(
+        sums, **{name: jax.tree.map(jnp.add, getattr(sums, name), more) for name, more in added.items()}
+    ), logps
 
 
 def divided(sums: Sums) -> Any:
@@ -145,8 +187,9 @@ def divided(sums: Sums) -> Any:
     return jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1).astype(g.dtype), sums.grads)
 
 
-def commit(state: TrainState, sums: Sums, transform: optax.GradientTransformation,
-           rate: Callable[[Any], jax.Array]) -> tuple[TrainState, Sums, dict[str, jax.Array]]:
+def commit(
+    state: TrainState, sums: Sums, transform: optax.GradientTransformation, rate: Callable[[Any], jax.Array]
+) -> tuple[TrainState, Sums, dict[str, jax.Array]]:
     """One optimizer step, or none where the gradient is not finite or nothing was counted: then weights and moments
     stay, bit for bit, and the step still counts. Returns the new state, emptied sums, and metrics."""
     policy = state.params["policy"]
@@ -161,12 +204,21 @@ def commit(state: TrainState, sums: Sums, transform: optax.GradientTransformatio
         def keep(new, old):
             return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
 
-        after = TrainState(params={**state.params, "policy": keep(moved, policy)},
-                           opt_state=keep(moments, state.opt_state), step=state.step + 1)
-        metrics = {name: value / jnp.maximum(sums.count, 1).astype(value.dtype)
-                   for name, value in sums.by_count.items()}
-        metrics |= {name: value / jnp.maximum(sums.tokens, 1).astype(value.dtype)
-                    for name, value in sums.by_token.items()}
-        metrics |= {"actor/grad_norm": norm, "actor/lr": lr, "training/skipped_updates": 1 - sound.astype(jnp.int32),
-                    "training/trained_tokens": sums.tokens}
+        after = TrainState(
+            params={**state.params, "policy": keep(moved, policy)},
+            opt_state=keep(moments, state.opt_state),
+            step=state.step + 1,
+        )
+        metrics = {
+            name: value / jnp.maximum(sums.count, 1).astype(value.dtype) for name, value in sums.by_count.items()
+        }
+        metrics |= {
+            name: value / jnp.maximum(sums.tokens, 1).astype(value.dtype) for name, value in sums.by_token.items()
+        }
+        metrics |= {
+            "actor/grad_norm": norm,
+            "actor/lr": lr,
+            "training/skipped_updates": 1 - sound.astype(jnp.int32),
+            "training/trained_tokens": sums.tokens,
+        }
         return after, jax.tree.map(jnp.zeros_like, sums), metrics

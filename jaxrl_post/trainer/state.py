@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post import mesh as meshes
+from jaxrl_post.parallel import mesh as meshes
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "step"], meta_fields=[])
@@ -42,6 +42,7 @@ def is_abstract(tree: Any) -> bool:
 def owned(tree: Any, shardings: Any) -> Any:
     """A copy of `tree` as float32 or wider in the learner's layout: the state is donated, the caller's arrays are
     not."""
+
     def host(leaf, sharding):
         return meshes.put(np.array(leaf, np.promote_types(leaf.dtype, np.float32)), sharding)
 
@@ -50,6 +51,7 @@ def owned(tree: Any, shardings: Any) -> Any:
     if is_abstract(tree):
         return jax.tree.map(struct, tree, shardings)
     if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree)):
+
         def wide(leaf):
             return jnp.array(leaf, jnp.promote_types(leaf.dtype, jnp.float32), copy=True)
 

@@ -22,6 +22,7 @@ def bench(record) -> None:
 
     from jaxrl_post.algorithms import logprobs
     from jaxrl_post.trainer import attention
+
     noise = np.random.default_rng(0)
 
     def normal(*shape):
@@ -30,12 +31,20 @@ def bench(record) -> None:
     for vocab in (32, 512, 8192):
         ids, table, logits = jnp.asarray(noise.integers(0, vocab, TOKENS)), normal(vocab, WIDTH), normal(TOKENS, vocab)
         out = normal(TOKENS, WIDTH)
-        _pair(record, f"embedding_vocab_{vocab}", (table, ids, out),
-              gather=lambda table, ids, out: jnp.vdot(table[ids], out),
-              one_hot=lambda table, ids, out: jnp.vdot(jax.nn.one_hot(ids, table.shape[0]) @ table, out))
-        _pair(record, f"chosen_logprob_vocab_{vocab}", (logits, ids),
-              compare=lambda x, ids: logprobs.of_logits(x, ids)[0].sum(),
-              take_along_axis=lambda x, ids: jnp.take_along_axis(jax.nn.log_softmax(x), ids[:, None], axis=-1).sum())
+        _pair(
+            record,
+            f"embedding_vocab_{vocab}",
+            (table, ids, out),
+            gather=lambda table, ids, out: jnp.vdot(table[ids], out),
+            one_hot=lambda table, ids, out: jnp.vdot(jax.nn.one_hot(ids, table.shape[0]) @ table, out),
+        )
+        _pair(
+            record,
+            f"chosen_logprob_vocab_{vocab}",
+            (logits, ids),
+            compare=lambda x, ids: logprobs.of_logits(x, ids)[0].sum(),
+            take_along_axis=lambda x, ids: jnp.take_along_axis(jax.nn.log_softmax(x), ids[:, None], axis=-1).sum(),
+        )
 
     B, T, N, H = 8, 256, 6, 16
     segments = jnp.asarray(np.repeat(np.arange(1, 9), 32)[None].repeat(B, 0))
@@ -58,6 +67,7 @@ def _pair(record, name: str, values: tuple, **forms) -> None:
     """Medians of the gradient by the floating values, each form in turn."""
     import jax
     import jax.numpy as jnp
+
     floats = tuple(i for i, x in enumerate(values) if jnp.issubdtype(x.dtype, jnp.floating) and i < 3)
     calls = {word: jax.jit(jax.grad(form, argnums=floats)) for word, form in forms.items()}
     seconds = {word: [] for word in calls}

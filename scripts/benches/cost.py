@@ -21,27 +21,35 @@ TURNS = 5
 
 def bench(record) -> None:
     from jaxrl_post import config as configs
-    from jaxrl_post import mesh as meshes
-    from jaxrl_post import parts
-    from jaxrl_post.engine.engine import RowEngine
-    from jaxrl_post.launch import inputs
+    from jaxrl_post.engine.row_engine import RowEngine
+    from jaxrl_post.launch import build, inputs
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
+
     path, overrides = _arguments(record.args)
     config = configs.resolve(configs.load(path), overrides)
     start, c = inputs.gather(config), config.engine
     mesh = meshes.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     params = start.load_params(meshes.param_shardings(mesh, decoder.axes(start.model), "engine"))
-    layout = parts.layouts(config)[0]
-    engine = RowEngine(start.model, params, mesh, **parts.engine_sizes(config, layout), refill_slots=c.refill_slots,
-                       drafting=parts.drafting(config, start.model, _Answered(config, start.model.vocab_size), layout))
+    layout = build.layouts(config)[0]
+    engine = RowEngine(
+        start.model,
+        params,
+        mesh,
+        **build.engine_sizes(config, layout),
+        refill_slots=c.refill_slots,
+        drafting=build.drafting(config, start.model, _Answered(config, start.model.vocab_size), layout),
+    )
     steps, drafting, opening = measure(engine, _requests(engine), TURNS)
     record.figure("step_s", {str(size): seconds for size, seconds in steps.items()})
     record.figure("drafting_s", drafting)
     record.figure("opening_s", opening)
-    learner = parts.learner(config, start.model, start.load_params, parts.learner_mesh(config))
+    learner = build.learner(config, start.model, start.load_params, build.device_plan(config))
     record.figure("train_token_s", trained(learner, _groups(config, start), TURNS))
-    record.figure("config", {"file": path, "overrides": overrides, "slots": c.slots, "page_size": c.page_size,
-                             "max_length": c.max_length})
+    record.figure(
+        "config",
+        {"file": path, "overrides": overrides, "slots": c.slots, "page_size": c.page_size, "max_length": c.max_length},
+    )
 
 
 def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float, float]:
@@ -68,6 +76,7 @@ def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float
 def trained(learner, groups: list, turns: int) -> float:
     """Seconds of a token, prompts included, in an optimizer step on these groups: the median over turns."""
     import jax
+
     tokens = sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
     seconds = []
     for _ in range(1 + turns):
@@ -85,17 +94,34 @@ def _groups(config, start) -> list:
     import numpy as np
 
     from jaxrl_post.types import Finish, Group, Rollout, RolloutId
+
     noise, size, most = np.random.default_rng(0), config.scheduler.group_size, config.sampling.max_tokens
 
     def answer(prompt, sample: int, count: int) -> Rollout:
-        return Rollout(id=RolloutId(0, "train", 0, prompt.id, sample), prompt=prompt,
-                       tokens=noise.integers(0, start.model.vocab_size, count), sampled=[True] * count, logprobs=[-1.0] * count,
-                       entropies=[1.0] * count, versions=[0] * count, drafted=[False] * count, finish=Finish.LENGTH, start_clock=0,
-                       finish_clock=count)
+        return Rollout(
+            id=RolloutId(0, "train", 0, prompt.id, sample),
+            prompt=prompt,
+            tokens=noise.integers(0, start.model.vocab_size, count),
+            sampled=[True] * count,
+            logprobs=[-1.0] * count,
+            entropies=[1.0] * count,
+            versions=[0] * count,
+            drafted=[False] * count,
+            finish=Finish.LENGTH,
+            start_clock=0,
+            finish_clock=count,
+        )
 
     prompts = [start.train.at(position)[1] for position in range(config.scheduler.prompts)]
-    return [Group(prompt=prompt, rollouts=tuple(answer(prompt, sample, int(noise.integers(1, most + 1))) for sample in range(size)),
-                  rewards=np.arange(size) % 2, scored=np.ones(size, bool)) for prompt in prompts]
+    return [
+        Group(
+            prompt=prompt,
+            rollouts=tuple(answer(prompt, sample, int(noise.integers(1, most + 1))) for sample in range(size)),
+            rewards=np.arange(size) % 2,
+            scored=np.ones(size, bool),
+        )
+        for prompt in prompts
+    ]
 
 
 def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
@@ -110,8 +136,10 @@ def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
             continue
         seconds, steps = seconds + took, steps + made
     if not steps:
-        raise ValueError(f"row size {size} never had every slot busy with {len(requests)} requests: too few or too short "
-                         "answers (engine.max_length)")
+        raise ValueError(
+            f"row size {size} never had every slot busy with {len(requests)} requests: too few or too short "
+            "answers (engine.max_length)"
+        )
     return seconds / steps
 
 
@@ -161,13 +189,24 @@ class _Answered:
         import numpy as np
 
         from jaxrl_post.history import Past
+
         config, noise = self._config, np.random.default_rng(int(prompt_id))
         answers = config.scheduler.group_size
         offsets = np.arange(answers + 1) * (config.engine.max_length // 2)
         none = np.zeros(answers, np.int32)
         texts = [noise.integers(0, self._vocab, offsets[-1], np.int32) for _ in range(config.history.epochs)]
-        return tuple(Past(epoch=epoch, tokens=text, favourites=text, offsets=offsets, rewards=none.astype(np.float32),
-                          scored=none == 0, versions=none) for epoch, text in reversed(list(enumerate(texts))))
+        return tuple(
+            Past(
+                epoch=epoch,
+                tokens=text,
+                favourites=text,
+                offsets=offsets,
+                rewards=none.astype(np.float32),
+                scored=none == 0,
+                versions=none,
+            )
+            for epoch, text in reversed(list(enumerate(texts)))
+        )
 
 
 def _arguments(args: list[str]) -> tuple[str, list[str]]:
@@ -183,11 +222,20 @@ def _requests(engine) -> list:
     import numpy as np
 
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+
     sizes, noise, out = engine.sizes, np.random.default_rng(0), []
     half = sizes.max_length // 2
     for index in range(2 * sizes.slots * sizes.replicas):
         prompt = Prompt(id=str(index), tokens=noise.integers(0, engine.vocab_size, half))
         name = RolloutId(0, "train", 0, prompt.id, 0)
-        out.append(Request(rollout_id=name, prompt=prompt, seed=name.seed(), max_tokens=sizes.max_length - half,
-                           sampling=Sampling(), replica=index % sizes.replicas))
+        out.append(
+            Request(
+                rollout_id=name,
+                prompt=prompt,
+                seed=name.seed(),
+                max_tokens=sizes.max_length - half,
+                sampling=Sampling(),
+                replica=index % sizes.replicas,
+            )
+        )
     return out

@@ -25,13 +25,15 @@ WARMUP = 1
 def bench(record) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import step
+
     given = record.options
     turns = int(given.get("turns", 3))
     asked, engines, seconds = step.requests(0, step.lengths("lognormal")), {}, {}
     for size in given.get("sizes", SIZES).split(","):
         slots, rows = map(int, size.split("x"))
-        engines[size] = step.engine(step.weights(), slots=slots, rows=rows, heads=rows, page=64,
-                                    steps=16, refill=max(1, slots // 16))
+        engines[size] = step.engine(
+            step.weights(), slots=slots, rows=rows, heads=rows, page=64, steps=16, refill=max(1, slots // 16)
+        )
     for turn in range(WARMUP + turns):
         for size, engine in engines.items():
             answers, took = run(engine, asked)
@@ -46,9 +48,16 @@ def bench(record) -> None:
     for (size, kind), turned in seconds.items():
         total, counts = statistics.median(total for total, _ in turned), turned[0][1]
         used = sum(counts[f"rows/{use}"] for use in ("prefill", "decode", "draft_accepted", "draft_rejected"))
-        record.figure(f"{size}_{kind}", {
-            "tokens_per_s": tokens / total, "rollout_s": total, "steps": counts["rows/steps"],
-            "step_ms": 1e3 * total / counts["rows/steps"], "rows_used_ratio": used / (used + counts["rows/idle"])})
+        record.figure(
+            f"{size}_{kind}",
+            {
+                "tokens_per_s": tokens / total,
+                "rollout_s": total,
+                "steps": counts["rows/steps"],
+                "step_ms": 1e3 * total / counts["rows/steps"],
+                "rows_used_ratio": used / (used + counts["rows/idle"]),
+            },
+        )
     record.figure("load_average", os.getloadavg()[0])
 
 
@@ -66,10 +75,13 @@ def run(engine, asked: list) -> tuple[dict, tuple[float, dict]]:
 def guessed(request, answer, share: float):
     """The request with candidates for all tokens of its answer, of which the first `share` are right."""
     import numpy as np
+
     right = np.arange(len(answer)) < share * len(answer)
     tokens = np.where(right, answer.tokens, (answer.tokens + 1) % 1024)
     return dataclasses.replace(request, prefix=dataclasses.replace(answer, tokens=tokens), prefix_mode="verify")
 
 
 def bits(answers: dict) -> bytes:
-    return b"".join(r.tokens.tobytes() + r.logprobs.tobytes() + r.entropies.tobytes() for _, r in sorted(answers.items()))
+    return b"".join(
+        r.tokens.tobytes() + r.logprobs.tobytes() + r.entropies.tobytes() for _, r in sorted(answers.items())
+    )

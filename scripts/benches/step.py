@@ -33,6 +33,7 @@ SETTINGS = {
 def lengths(case: str) -> list[int]:
     """Tokens of each answer; the same in every run."""
     import numpy as np
+
     if case == "fixed":
         return [ANSWER] * (PROMPTS * GROUP)
     drawn = np.random.default_rng(DRAW).lognormal(np.log(MEDIAN), SIGMA, PROMPTS * GROUP)
@@ -45,14 +46,21 @@ def bench(record) -> None:
     for case in SETTINGS:
         settings = SETTINGS[case] | {name: int(value) for name, value in given.items()}
         uncached = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-        done = subprocess.run([sys.executable, __file__, case, str(turns), json.dumps(settings)], cwd=record.root,
-                              env={"JAX_PLATFORMS": "cpu", **uncached}, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, __file__, case, str(turns), json.dumps(settings)],
+            cwd=record.root,
+            env={"JAX_PLATFORMS": "cpu", **uncached},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         record.figure(case, json.loads(done.stdout))
 
 
 def measure(case: str, turns: int, settings: dict) -> dict:
     """The figures of one case."""
     import jax
+
     begun = time.perf_counter()
     parts = build(settings)
     times = []
@@ -62,59 +70,109 @@ def measure(case: str, turns: int, settings: dict) -> dict:
             first = time.perf_counter() - begun
     rollout, train, step = (statistics.median(kind) for kind in zip(*times[WARMUP:]))
     tokens = sum(lengths(case))
-    return dict(rollout_s=rollout, train_s=train, step_s=step, rollout_tokens_per_s=tokens / rollout,
-                trained_tokens_per_s=tokens / train, compile_s=first - step,
-                peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, answer_tokens=tokens,
-                longest_answer=max(lengths(case)), devices=len(jax.devices()), settings=settings,
-                turns=[[round(x, 4) for x in turn] for turn in times])
+    return dict(
+        rollout_s=rollout,
+        train_s=train,
+        step_s=step,
+        rollout_tokens_per_s=tokens / rollout,
+        trained_tokens_per_s=tokens / train,
+        compile_s=first - step,
+        peak_rss_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        answer_tokens=tokens,
+        longest_answer=max(lengths(case)),
+        devices=len(jax.devices()),
+        settings=settings,
+        turns=[[round(x, 4) for x in turn] for turn in times],
+    )
 
 
 def build(s: dict) -> tuple:
     """The engine and the learner of a case, on shared weights."""
     trainer = learner(s["batch_rows"], s["batch_tokens"])
-    return engine(trainer.params, slots=s["slots"], rows=s["rows"], heads=s["slots"], page=s["page"], steps=s["steps"],
-                  refill=s["refill"]), trainer
+    return engine(
+        trainer.params,
+        slots=s["slots"],
+        rows=s["rows"],
+        heads=s["slots"],
+        page=s["page"],
+        steps=s["steps"],
+        refill=s["refill"],
+    ), trainer
 
 
 def shape():
     """The tiny model: a Qwen3 of 3.7 million weights."""
     from jaxrl_post.models import decoder
-    return decoder.ModelConfig(vocab_size=VOCAB, embed=256, layers=4, heads=8, kv_heads=4, head_dim=32, ffw=768,
-                               max_length=4096, norm_eps=1e-6, qk_norm=True)
+
+    return decoder.ModelConfig(
+        vocab_size=VOCAB,
+        embed=256,
+        layers=4,
+        heads=8,
+        kv_heads=4,
+        head_dim=32,
+        ffw=768,
+        max_length=4096,
+        norm_eps=1e-6,
+        qk_norm=True,
+    )
 
 
 def weights():
     """Its random weights, placed as the engine wants them."""
-    from jaxrl_post import mesh
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh
+
     return mesh.put(decoder.init(shape(), 0), mesh.param_shardings(mesh.make_mesh(), decoder.axes(shape()), "engine"))
 
 
 def learner(rows: int, tokens: int):
     """A learner of micro-batches rows x tokens, compiled."""
-    from jaxrl_post import config, mesh
+    from jaxrl_post import config
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh
     from jaxrl_post.trainer.learner import Learner
-    made = Learner(shape(), decoder.init(shape(), 0), mesh.make_mesh(), algorithm=config.Algorithm(),
-                   optimizer=config.Optimizer(), batch=config.Batch(rows=rows, tokens=tokens, head_chunk=rows * tokens),
-                   temperature=1.0, steps=1000, max_tokens=ANSWER)
+
+    made = Learner(
+        shape(),
+        decoder.init(shape(), 0),
+        mesh.make_mesh(),
+        algorithm=config.Algorithm(),
+        optimizer=config.Optimizer(),
+        batch=config.Batch(rows=rows, tokens=tokens, head_chunk=rows * tokens),
+        temperature=1.0,
+        steps=1000,
+        max_tokens=ANSWER,
+    )
     made.compile()
     return made
 
 
 def engine(params, *, slots: int, rows: int, heads: int, page: int, steps: int, refill: int):
     """An engine of one row size, with pages for every slot and every shared prompt."""
-    from jaxrl_post import mesh
-    from jaxrl_post.engine.engine import RowEngine
+    from jaxrl_post.engine.row_engine import RowEngine
+    from jaxrl_post.parallel import mesh
+
     whole = PROMPT + ANSWER
-    return RowEngine(shape(), params, mesh.make_mesh(), slots=slots, max_length=whole, page_size=page,
-                     pages=slots * -(-whole // page) + PROMPTS, row_sizes=(rows,), head_rows=heads,
-                     steps_per_dispatch=steps, refill_slots=refill)
+    return RowEngine(
+        shape(),
+        params,
+        mesh.make_mesh(),
+        slots=slots,
+        max_length=whole,
+        page_size=page,
+        pages=slots * -(-whole // page) + PROMPTS,
+        row_sizes=(rows,),
+        head_rows=heads,
+        steps_per_dispatch=steps,
+        refill_slots=refill,
+    )
 
 
 def one_step(engine, learner, turn: int, limits: list[int]) -> tuple[float, float, float]:
     """Seconds of the rollout, of the training, and of all of it."""
     import jax
+
     asked = requests(turn, limits)
     begun = time.perf_counter()
     engine.submit(asked)
@@ -123,7 +181,7 @@ def one_step(engine, learner, turn: int, limits: list[int]) -> tuple[float, floa
         rollouts.update((rollout.id, rollout) for rollout in engine.step())
     rolled = time.perf_counter()
     assert [len(rollouts[r.rollout_id]) for r in asked] == limits
-    groups = [scored([rollouts[r.rollout_id] for r in asked[at:at + GROUP]]) for at in range(0, len(asked), GROUP)]
+    groups = [scored([rollouts[r.rollout_id] for r in asked[at : at + GROUP]]) for at in range(0, len(asked), GROUP)]
     rewarded = time.perf_counter()
     learner.prepare(groups)
     learner.accumulate(groups)
@@ -140,13 +198,17 @@ def requests(turn: int, limits: list[int]) -> list:
     import numpy as np
 
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+
     noise, out = np.random.default_rng(turn), []
     for index in range(PROMPTS):
         prompt = Prompt(id=f"{turn}-{index}", tokens=noise.integers(3, VOCAB, PROMPT))
         for sample in range(GROUP):
             name = RolloutId(0, "train", 0, prompt.id, sample)
-            out.append(Request(rollout_id=name, prompt=prompt, seed=name.seed(), max_tokens=limits[len(out)],
-                               sampling=Sampling()))
+            out.append(
+                Request(
+                    rollout_id=name, prompt=prompt, seed=name.seed(), max_tokens=limits[len(out)], sampling=Sampling()
+                )
+            )
     return out
 
 
@@ -155,6 +217,7 @@ def scored(rollouts: list):
     import numpy as np
 
     from jaxrl_post.types import Group
+
     rewards = [float(len(r) - 2 * np.sum(r.tokens % 2)) for r in rollouts]
     return Group(prompt=rollouts[0].prompt, rollouts=tuple(rollouts), rewards=rewards, scored=[True] * len(rollouts))
 

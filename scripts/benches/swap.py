@@ -21,13 +21,23 @@ def bench(record) -> None:
     import jax
     import jax.numpy as jnp
 
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.models import decoder
-    from jaxrl_post.weights import Layout
-    model = decoder.ModelConfig(vocab_size=8192, embed=WIDTH, layers=LAYERS, heads=16, kv_heads=16, head_dim=64, ffw=FFW,
-                                max_length=128, tied=True)
+    from jaxrl_post.parallel import mesh as meshes
+    from jaxrl_post.parallel.weight_sync import Layout
+
+    model = decoder.ModelConfig(
+        vocab_size=8192,
+        embed=WIDTH,
+        layers=LAYERS,
+        heads=16,
+        kv_heads=16,
+        head_dim=64,
+        ffw=FFW,
+        max_length=128,
+        tied=True,
+    )
     axes = decoder.axes(model)
-    record.figure("tree_mib", sum(x.size * 4 for x in jax.tree.leaves(decoder.abstract(model))) / 2 ** 20, at_least=256)
+    record.figure("tree_mib", sum(x.size * 4 for x in jax.tree.leaves(decoder.abstract(model))) / 2**20, at_least=256)
     one, four = meshes.make_mesh(), meshes.make_mesh(1, 2, 2)
     engine = meshes.param_shardings(one, axes, "engine")
 
@@ -39,24 +49,36 @@ def bench(record) -> None:
 
     cast = Layout(engine, jnp.bfloat16)
     record.figure("cast_case", cast.case(new), equals="cast")
-    copy = jax.jit(lambda old, tree: jax.tree.map(lambda x: jnp.array(x, copy=True), tree), donate_argnums=0,
-                   keep_unused=True)
-    times = _race({"replace": _replacing(cast.replace, cast.place(new), new), "check": lambda: cast.check(new, new),
-                   "plain": _replacing(copy, jax.tree.map(jnp.array, new), new)})
+    copy = jax.jit(
+        lambda old, tree: jax.tree.map(lambda x: jnp.array(x, copy=True), tree), donate_argnums=0, keep_unused=True
+    )
+    times = _race(
+        {
+            "replace": _replacing(cast.replace, cast.place(new), new),
+            "check": lambda: cast.check(new, new),
+            "plain": _replacing(copy, jax.tree.map(jnp.array, new), new),
+        }
+    )
     _report(record, "cast", times, "plain", "plain_copy", cast.memory(cast.place(new), new).temp_size_in_bytes, 2)
 
     home, away = (meshes.param_shardings(four, axes, room) for room in ("learner", "engine"))
     relayout = Layout(away, jnp.float32)
     new = _tree(model, home)
     record.figure("relayout_case", relayout.case(new), equals="relayout")
-    times = _race({"replace": _replacing(relayout.replace, relayout.place(new), new),
-                   "check": lambda: relayout.check(new, new), "plain": lambda: jax.device_put(new, away)})
+    times = _race(
+        {
+            "replace": _replacing(relayout.replace, relayout.place(new), new),
+            "check": lambda: relayout.check(new, new),
+            "plain": lambda: jax.device_put(new, away),
+        }
+    )
     _report(record, "relayout", times, "plain", "device_put", _most_live_beside(relayout, new), 4)
 
 
 def _most_live_beside(layout, new) -> int:
     """Bytes of device arrays alive after any leaf of a relayout, beyond the learner's weights and the engine's."""
     import jax
+
     held = layout.place(new)
 
     def live():
@@ -77,13 +99,15 @@ def _most_live_beside(layout, new) -> int:
 
 
 def _tree(model, shardings):
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
+
     return meshes.put(decoder.init(model, 0), shardings)
 
 
 def _addresses(tree) -> list[int]:
     import jax
+
     return [x.addressable_shards[0].data.unsafe_buffer_pointer() for x in jax.tree.leaves(tree)]
 
 
@@ -94,12 +118,14 @@ def _replacing(program, old, new):
     def call():
         held[0] = program(held[0], new)
         return held[0]
+
     return call
 
 
 def _race(calls: dict) -> dict[str, float]:
     """Median seconds of each, taken in turns after one unmeasured call."""
     import jax
+
     seconds = {name: [] for name in calls}
     for turn in range(TURNS + 1):
         for name, call in calls.items():
@@ -115,5 +141,7 @@ def _report(record, case: str, times: dict, other: str, word: str, extra: int, w
     record.figure(f"{case}_{word}_s", times[other])
     record.figure(f"{case}_over_{word}", times["replace"] / times[other], at_most=1.3)
     record.figure(f"{case}_finite_check_s", times["check"])
-    record.figure(f"{case}_extra_memory_mib", extra / 2 ** 20)
-    record.figure(f"{case}_extra_memory_over_largest_leaf", extra / (max(8192 * WIDTH, WIDTH * FFW) * width), at_most=1.0)
+    record.figure(f"{case}_extra_memory_mib", extra / 2**20)
+    record.figure(
+        f"{case}_extra_memory_over_largest_leaf", extra / (max(8192 * WIDTH, WIDTH * FFW) * width), at_most=1.0
+    )

@@ -23,6 +23,7 @@ WARMUP = 1
 def bench(record) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import step
+
     given = record.options
     shapes = {name: tuple(map(int, name.split("x"))) for name in given.get("shapes", SHAPES).split(",")}
     learners = {name: step.learner(*shape) for name, shape in shapes.items()}
@@ -44,25 +45,43 @@ def bench(record) -> None:
 def stages(learner, groups: list) -> dict[str, float]:
     """Seconds of each stage, waited for, and of all."""
     import jax
+
     marks = [time.perf_counter()]
-    for call, result in ((lambda: learner.prepare(groups), lambda: None),
-                         (lambda: learner.accumulate(groups), learner.gradient),
-                         (learner.commit, lambda: learner.params)):
+    for call, result in (
+        (lambda: learner.prepare(groups), lambda: None),
+        (lambda: learner.accumulate(groups), learner.gradient),
+        (learner.commit, lambda: learner.params),
+    ):
         call()
         jax.block_until_ready(result())
         marks.append(time.perf_counter())
     names = ("prepare", "accumulate", "commit")
-    return {name: after - before for name, before, after in zip(names, marks, marks[1:])} | {"all": marks[-1] - marks[0]}
+    return {name: after - before for name, before, after in zip(names, marks, marks[1:])} | {
+        "all": marks[-1] - marks[0]
+    }
 
 
 def random_groups(turn: int, limits: list[int]) -> list:
     import numpy as np
-
     import step
+
     from jaxrl_post.types import Finish, Rollout
+
     noise, asked = np.random.default_rng(turn), step.requests(turn, limits)
-    rollouts = [Rollout(id=r.rollout_id, prompt=r.prompt, tokens=noise.integers(0, step.VOCAB, r.max_tokens),
-                        sampled=[True] * r.max_tokens, logprobs=-7 * noise.random(r.max_tokens),
-                        entropies=[6.0] * r.max_tokens, versions=[0] * r.max_tokens, drafted=[False] * r.max_tokens,
-                        finish=Finish.LENGTH, start_clock=0, finish_clock=1) for r in asked]
-    return [step.scored(rollouts[at:at + step.GROUP]) for at in range(0, len(rollouts), step.GROUP)]
+    rollouts = [
+        Rollout(
+            id=r.rollout_id,
+            prompt=r.prompt,
+            tokens=noise.integers(0, step.VOCAB, r.max_tokens),
+            sampled=[True] * r.max_tokens,
+            logprobs=-7 * noise.random(r.max_tokens),
+            entropies=[6.0] * r.max_tokens,
+            versions=[0] * r.max_tokens,
+            drafted=[False] * r.max_tokens,
+            finish=Finish.LENGTH,
+            start_clock=0,
+            finish_clock=1,
+        )
+        for r in asked
+    ]
+    return [step.scored(rollouts[at : at + step.GROUP]) for at in range(0, len(rollouts), step.GROUP)]

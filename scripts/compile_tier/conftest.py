@@ -15,13 +15,28 @@ from pathlib import Path
 import pytest
 
 COMPILERS = ("libtpu", "jax_plugins.xla_cuda13")
-COLUMNS = ("program", "target", "seconds", "temp_mib", "temp_bound_mib", "total_mib", "hbm_mib", "registers", "spill_bytes")
+COLUMNS = (
+    "program",
+    "target",
+    "seconds",
+    "temp_mib",
+    "temp_bound_mib",
+    "total_mib",
+    "hbm_mib",
+    "registers",
+    "spill_bytes",
+)
 
 # Before anything imports jax. "cpu": with "cuda" the plugin looks for cuDNN, which compiling does not need. A cache would
 # answer for the compiler.
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
-os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-               "TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
+os.environ |= {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
@@ -32,8 +47,9 @@ def pytest_addoption(parser) -> None:
 def pytest_configure(config) -> None:
     missing = [name for name in COMPILERS if not _is_there(name)]
     if missing:
-        raise pytest.UsageError(f"the compile tier needs {' and '.join(missing)}: `make test-compile` makes an environment "
-                                f"that has them")
+        raise pytest.UsageError(
+            f"the compile tier needs {' and '.join(missing)}: `make test-compile` makes an environment that has them"
+        )
 
 
 def _is_there(name: str) -> bool:
@@ -51,6 +67,7 @@ def pytest_collection_modifyitems(items) -> None:
 @pytest.fixture
 def table(request):
     """`table(program, target, **figures)` adds a row."""
+
     def add(program: str, target: str, **figures) -> None:
         request.node.user_properties.append(("row", {"program": program, "target": target, **figures}))
 

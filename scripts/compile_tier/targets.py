@@ -44,46 +44,94 @@ class Target:
     train_layers: int
 
     def mesh(self, piece: Slice) -> Mesh:
-        how = dict(piece.how) | ({"target_config": H200.read_text(), "topology": piece.topology}
-                                 if self.platform == "cuda" else {"topology_name": piece.topology})
+        how = dict(piece.how) | (
+            {"target_config": H200.read_text(), "topology": piece.topology}
+            if self.platform == "cuda"
+            else {"topology_name": piece.topology}
+        )
         devices = topologies.get_topology_desc(platform=self.platform, **how).devices
-        chosen = np.array(devices[:int(np.prod(piece.axes))]).reshape(piece.axes)
+        chosen = np.array(devices[: int(np.prod(piece.axes))]).reshape(piece.axes)
         return Mesh(chosen, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
 
 PROJECTIONS = ("q", "k", "v")  # [D, heads, H] is tiled over heads and H, and multiplied over D
-MATRICES = (*PROJECTIONS, "o", "gate", "up", "down", "head")  # tpu7x tiles bf16 by 16 x 128 where arguments have 8 x 128
+MATRICES = (
+    *PROJECTIONS,
+    "o",
+    "gate",
+    "up",
+    "down",
+    "head",
+)  # tpu7x tiles bf16 by 16 x 128 where arguments have 8 x 128
 
 # A tpu7x chip is two devices, each with half of its memory.
 TARGETS = {
-    "v5e": Target(platform="tpu", hbm=int(15.75 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
-                  one=Slice(topology="v5e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
-                  rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)),
-                  train=Slice(topology="v5e:4x4", axes=(1, 4, 4)), train_layers=2),
-    "v6e": Target(platform="tpu", hbm=int(31.25 * GIB), call="tpu_custom_call", relaid=PROJECTIONS,
-                  one=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
-                  rows=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
-                  train=Slice(topology="v6e:4x4", axes=(1, 4, 4)), train_layers=1),
-    "tpu7x": Target(platform="tpu", hbm=int(94.75 * GIB), call="tpu_custom_call", relaid=MATRICES,
-                    one=Slice(topology="tpu7x:2x2x1", axes=(1, 1, 1)),
-                    rows=Slice(topology="tpu7x:2x2x1", axes=(2, 1, 4)),
-                    train=Slice(topology="tpu7x:2x2x1", axes=(1, 8, 1)), train_layers=1),
-    "sm_90": Target(platform="cuda", hbm=139 * GIB, call="mosaic_gpu", relaid=(),
-                    one=Slice(topology="1x1x1", axes=(1, 1, 1)), rows=Slice(topology="1x1x1", axes=(1, 1, 1)),
-                    train=Slice(topology="1x1x8", axes=(1, 8, 1)), train_layers=2),
+    "v5e": Target(
+        platform="tpu",
+        hbm=int(15.75 * GIB),
+        call="tpu_custom_call",
+        relaid=PROJECTIONS,
+        one=Slice(topology="v5e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
+        rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)),
+        train=Slice(topology="v5e:4x4", axes=(1, 4, 4)),
+        train_layers=2,
+    ),
+    "v6e": Target(
+        platform="tpu",
+        hbm=int(31.25 * GIB),
+        call="tpu_custom_call",
+        relaid=PROJECTIONS,
+        one=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
+        rows=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
+        train=Slice(topology="v6e:4x4", axes=(1, 4, 4)),
+        train_layers=1,
+    ),
+    "tpu7x": Target(
+        platform="tpu",
+        hbm=int(94.75 * GIB),
+        call="tpu_custom_call",
+        relaid=MATRICES,
+        one=Slice(topology="tpu7x:2x2x1", axes=(1, 1, 1)),
+        rows=Slice(topology="tpu7x:2x2x1", axes=(2, 1, 4)),
+        train=Slice(topology="tpu7x:2x2x1", axes=(1, 8, 1)),
+        train_layers=1,
+    ),
+    "sm_90": Target(
+        platform="cuda",
+        hbm=139 * GIB,
+        call="mosaic_gpu",
+        relaid=(),
+        one=Slice(topology="1x1x1", axes=(1, 1, 1)),
+        rows=Slice(topology="1x1x1", axes=(1, 1, 1)),
+        train=Slice(topology="1x1x8", axes=(1, 8, 1)),
+        train_layers=2,
+    ),
 }
 
 
 def qwen2_5_7b(layers: int = 28) -> ModelConfig:
     """Shape of Qwen/Qwen2.5-7B."""
-    return ModelConfig(vocab_size=152064, embed=3584, layers=layers, heads=28, kv_heads=4, head_dim=128, ffw=18944,
-                       max_length=32768, rope_theta=1000000.0, norm_eps=1e-6, qkv_bias=True)
+    return ModelConfig(
+        vocab_size=152064,
+        embed=3584,
+        layers=layers,
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        ffw=18944,
+        max_length=32768,
+        rope_theta=1000000.0,
+        norm_eps=1e-6,
+        qkv_bias=True,
+    )
 
 
 def memory(compiled: Any) -> dict[str, int]:
     """Bytes on one device: arguments, results, results that live in arguments, everything else, and all together."""
     told = compiled.memory_analysis()
-    given, made, alias, temp = (getattr(told, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp"))
+    given, made, alias, temp = (
+        getattr(told, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")
+    )
     return {"given": given, "made": made, "alias": alias, "temp": temp, "total": given + made - alias + temp}
 
 

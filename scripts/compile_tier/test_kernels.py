@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import pytest
 from targets import TARGETS, memory
 
-from jaxrl_post import mesh as meshes
 from jaxrl_post.kernels import attention, thresholds, verify
+from jaxrl_post.parallel import mesh as meshes
 
 MIB = 1 << 20
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -32,27 +32,42 @@ class Kernel:
     bound: int
 
 
-def verify_attention(R: int, S: int, N: int, K: int, H: int, *, blocks: int = 64, page: int = 64, window: int | None = None,
-                     soft_cap: float | None = None) -> Kernel:
+def verify_attention(
+    R: int,
+    S: int,
+    N: int,
+    K: int,
+    H: int,
+    *,
+    blocks: int = 64,
+    page: int = 64,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Kernel:
     """Bound: q in the kernel's order, its heads padded to 8 a group and its rows by one tile (bf16), and the same rows as
     float32 for each of at most 8 stretches, mixed values and 32 columns of peak and mass, all twice for the pass that
     combines them; the page table once for every row."""
+
     def shape(*dims, dtype):
         return jax.ShapeDtypeStruct(dims, dtype)
 
     pages = S * blocks // 2
-    rows = attention.Rows(shape(R, dtype=jnp.int32), shape(R, dtype=jnp.int32), shape(R, dtype=bool),
-                          shape(S, blocks, dtype=jnp.int32))
+    rows = attention.Rows(
+        shape(R, dtype=jnp.int32), shape(R, dtype=jnp.int32), shape(R, dtype=bool), shape(S, blocks, dtype=jnp.int32)
+    )
     padded = K * (R * (-(-(N // K) // 8) * 8) + 64)
     bound = padded * (2 * H + 2 * 4 * (H + 32) * min(8, -(-blocks * page // 1024))) + 4 * R * blocks
-    return Kernel(functools.partial(attention.attention, scale=H ** -0.5, window=window, soft_cap=soft_cap),
-                  (shape(R, N, H, dtype=jnp.bfloat16),
-                   attention.Cache(shape(pages, page, 2 * K, H, dtype=jnp.bfloat16)), rows), bound)
+    return Kernel(
+        functools.partial(attention.attention, scale=H**-0.5, window=window, soft_cap=soft_cap),
+        (shape(R, N, H, dtype=jnp.bfloat16), attention.Cache(shape(pages, page, 2 * K, H, dtype=jnp.bfloat16)), rows),
+        bound,
+    )
 
 
 def verify_sample(R: int, V: int = 152064, *, cut: bool = False) -> Kernel:
     """Bound: of each row a few numbers for every tile of 1024 ids, and two tiles (the drawn token's and the likeliest id's)
     with their ids, logits and noise, but no copy of its logits; to find thresholds, its keys and its weights."""
+
     def shape(*dims, dtype):
         return jax.ShapeDtypeStruct(dims, dtype)
 
@@ -91,8 +106,16 @@ def test_kernel(name, target, table, monkeypatch, tmp_path):
     seconds = time.monotonic() - start
     used = memory(compiled)
     chips = {"registers": "", "spill_bytes": ""} if chip.platform != "cuda" else resources(tmp_path)
-    table(name, target, seconds=round(seconds, 2), temp_mib=used["temp"] / MIB, temp_bound_mib=kernel.bound / MIB,
-          total_mib=used["total"] / MIB, hbm_mib=chip.hbm / MIB, **chips)
+    table(
+        name,
+        target,
+        seconds=round(seconds, 2),
+        temp_mib=used["temp"] / MIB,
+        temp_bound_mib=kernel.bound / MIB,
+        total_mib=used["total"] / MIB,
+        hbm_mib=chip.hbm / MIB,
+        **chips,
+    )
     assert chip.call in compiled.as_text(), "the reference was compiled, not the kernel"
     assert used["temp"] <= kernel.bound and used["total"] <= chip.hbm
     assert not chips["spill_bytes"]

@@ -15,10 +15,10 @@ import pytest
 from targets import TARGETS, memory, qwen2_5_7b, shard_bytes
 
 from jaxrl_post import config
-from jaxrl_post import mesh as meshes
-from jaxrl_post.engine import rows
-from jaxrl_post.engine.programs import Programs
+from jaxrl_post.engine import row_program
+from jaxrl_post.engine.compiled import Programs
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer.learner import Learner
 
 MIB = 1 << 20
@@ -45,23 +45,40 @@ def compile_seconds():
 def test_row_program(target, table, compile_seconds):
     chip, model, dtype = TARGETS[target], qwen2_5_7b(), jnp.bfloat16
     mesh = chip.mesh(chip.rows)
-    sizes = rows.Sizes.of(meshes.replicas(mesh), slots=SLOTS, max_length=LENGTH, page_size=PAGE, pages=PAGES,
-                          head_rows=HEADS, steps_per_dispatch=STEPS)
+    sizes = row_program.Sizes.of(
+        meshes.replicas(mesh),
+        slots=SLOTS,
+        max_length=LENGTH,
+        page_size=PAGE,
+        pages=PAGES,
+        head_rows=HEADS,
+        steps_per_dispatch=STEPS,
+    )
     programs = Programs(model, mesh, sizes, (ROWS,), dtype)
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
-    weights = jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model),
-                           homes)
+    weights = jax.tree.map(
+        lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model), homes
+    )
     programs.compile(weights)
     ways = mesh.shape["tensor"]
     cache = model.layers * PAGES * PAGE * 2 * model.kv_heads // ways * model.head_dim * 2
     tokens = 4 * SLOTS * LENGTH
-    bounds = {f"dispatch_{ROWS}": dispatch_bound(model, ways, weights, chip.relaid),
-              "insert": SLACK * (sizes.inserts * (cache // PAGES + 4 * LENGTH) + 2 * tokens)}
+    bounds = {
+        f"dispatch_{ROWS}": dispatch_bound(model, ways, weights, chip.relaid),
+        "insert": SLACK * (sizes.inserts * (cache // PAGES + 4 * LENGTH) + 2 * tokens),
+    }
     assert set(programs.compiled) == set(bounds)
-    for (name, compiled), seconds in zip(programs.compiled.items(), compile_seconds[:len(bounds)], strict=True):
+    for (name, compiled), seconds in zip(programs.compiled.items(), compile_seconds[: len(bounds)], strict=True):
         used, text = memory(compiled), compiled.as_text()
-        table(f"7B rows, {model.layers} layers, {name}", target, seconds=seconds, temp_mib=used["temp"] / MIB,
-              temp_bound_mib=bounds[name] / MIB, total_mib=used["total"] / MIB, hbm_mib=chip.hbm / MIB)
+        table(
+            f"7B rows, {model.layers} layers, {name}",
+            target,
+            seconds=seconds,
+            temp_mib=used["temp"] / MIB,
+            temp_bound_mib=bounds[name] / MIB,
+            total_mib=used["total"] / MIB,
+            hbm_mib=chip.hbm / MIB,
+        )
         assert used["alias"] == cache + tokens, "the cache does not stay where it is"
         assert not copies_of_cache(text, model.kv_heads // ways, model.head_dim)
         assert used["temp"] <= bounds[name] and used["total"] <= chip.hbm
@@ -84,7 +101,9 @@ def dispatch_bound(model, ways: int, params, relaid: tuple[str, ...]) -> float:
     padded = m.kv_heads // ways * (ROWS * 8 + 64)
     kernel = padded * (2 * m.head_dim + 2 * 4 * (m.head_dim + 32) * min(8, -(-LENGTH // 1024)))
     small = 4 * ROWS * (LENGTH // PAGE) + 2 * SLOTS * LENGTH * 4
-    weights = shard_bytes([piece[name] for piece in (params, *params["layers"].values()) for name in relaid if name in piece])
+    weights = shard_bytes(
+        [piece[name] for piece in (params, *params["layers"].values()) for name in relaid if name in piece]
+    )
     return SLACK * (logits + widest + kernel + small + weights)
 
 
@@ -102,10 +121,19 @@ def copies_of_cache(text: str, kv_heads: int, head_dim: int) -> list[str]:
 def test_train_step(target, table):
     chip, model = TARGETS[target], qwen2_5_7b(TARGETS[target].train_layers)
     mesh = chip.mesh(chip.train)
-    learner = Learner(model, decoder.abstract(model), mesh, algorithm=config.Algorithm(), optimizer=config.Optimizer(),
-                      batch=config.Batch(rows=meshes.replicas(mesh), tokens=TOKENS,
-                                         head_chunk=CHUNK * meshes.replicas(mesh)),
-                      temperature=1.0, steps=100, max_tokens=TOKENS, remat=True, compute_dtype="bfloat16")
+    learner = Learner(
+        model,
+        decoder.abstract(model),
+        mesh,
+        algorithm=config.Algorithm(),
+        optimizer=config.Optimizer(),
+        batch=config.Batch(rows=meshes.replicas(mesh), tokens=TOKENS, head_chunk=CHUNK * meshes.replicas(mesh)),
+        temperature=1.0,
+        steps=100,
+        max_tokens=TOKENS,
+        remat=True,
+        compute_dtype="bfloat16",
+    )
     weights = shard_bytes(learner.params)
     bounds = {"accumulate": accumulate_bound(model, mesh.shape["tensor"], weights), "commit": SLACK * weights}
     kept = {"accumulate": weights, "commit": shard_bytes(learner.state) + weights}
@@ -114,8 +142,15 @@ def test_train_step(target, table):
         start = time.monotonic()
         compiled = program.lower(*shapes).compile()
         seconds, used = time.monotonic() - start, memory(compiled)
-        table(f"7B train, {model.layers} layers, {name}", target, seconds=round(seconds, 2), temp_mib=used["temp"] / MIB,
-              temp_bound_mib=bounds[name] / MIB, total_mib=used["total"] / MIB, hbm_mib=chip.hbm / MIB)
+        table(
+            f"7B train, {model.layers} layers, {name}",
+            target,
+            seconds=round(seconds, 2),
+            temp_mib=used["temp"] / MIB,
+            temp_bound_mib=bounds[name] / MIB,
+            total_mib=used["total"] / MIB,
+            hbm_mib=chip.hbm / MIB,
+        )
         assert used["alias"] >= 0.99 * kept[name], "the state or the sums do not stay where they are"
         assert used["temp"] <= bounds[name] and used["total"] <= chip.hbm
 

@@ -20,6 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "tests")]
     from jaxrl_post.models import hf, llama2c
+
     story = llama2c.load(record.data("tinystories-260k", "stories260K.bin"))
     for name, (model, params) in (("stories260K", story), ("demo", hf.load(record.root / "configs" / "demo_policy"))):
         gaps = _gaps(model, params)
@@ -33,17 +34,35 @@ def _gaps(model, params):
     import engine_lab as lab
     import numpy as np
 
-    from jaxrl_post import config, mesh
+    from jaxrl_post import config
+    from jaxrl_post.parallel import mesh
     from jaxrl_post.trainer.learner import Learner
     from jaxrl_post.types import Group
+
     out = []
     for heat in (1.0, 0.7):
         asked = lab.requests(48, samples=4, longest=60, longest_prompt=30, vocab=model.vocab_size, temperatures=(heat,))
         answers = lab.run(lab.engine(params, model), asked)
-        learner = Learner(model, params, mesh.make_mesh(), algorithm=config.Algorithm(), optimizer=config.Optimizer(),
-                          batch=config.Batch(rows=4, tokens=128), temperature=heat, steps=1, max_tokens=60)
-        groups = [Group(prompt=asked[i].prompt, rollouts=tuple(answers[r.rollout_id] for r in asked[i:i + 4]),
-                        rewards=np.zeros(4), scored=np.ones(4, bool)) for i in range(0, len(asked), 4)]
+        learner = Learner(
+            model,
+            params,
+            mesh.make_mesh(),
+            algorithm=config.Algorithm(),
+            optimizer=config.Optimizer(),
+            batch=config.Batch(rows=4, tokens=128),
+            temperature=heat,
+            steps=1,
+            max_tokens=60,
+        )
+        groups = [
+            Group(
+                prompt=asked[i].prompt,
+                rollouts=tuple(answers[r.rollout_id] for r in asked[i : i + 4]),
+                rewards=np.zeros(4),
+                scored=np.ones(4, bool),
+            )
+            for i in range(0, len(asked), 4)
+        ]
         scored = learner.logprobs(groups)
         out += [np.abs(scored[name] - rollout.logprobs) for name, rollout in answers.items()]
     return np.concatenate(out)
@@ -51,16 +70,29 @@ def _gaps(model, params):
 
 def _flat(record) -> None:
     """First against last half of the steps: at equal weights they differ by which tokens were drawn, and by no more."""
-    from jaxrl_post import metrics
+    from jaxrl_post.telemetry import metrics
+
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        record.run("-m", "jaxrl_post.main", "--config=configs/demo.py", f"--config.steps={STEPS}", "--config.optimizer.lr=0.0",
-                   "--config.eval.prompts=0", "--config.eval.every=0", f"--run-dir={place}", timeout_s=600)
-        rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/rollout_logprobs_abs_diff_mean" in row]
+        record.run(
+            "-m",
+            "jaxrl_post.main",
+            "--config=configs/demo.py",
+            f"--config.steps={STEPS}",
+            "--config.optimizer.lr=0.0",
+            "--config.eval.prompts=0",
+            "--config.eval.every=0",
+            f"--run-dir={place}",
+            timeout_s=600,
+        )
+        rows = [
+            row for row in metrics.read(place / "metrics.jsonl") if "training/rollout_logprobs_abs_diff_mean" in row
+        ]
     means = [row["training/rollout_logprobs_abs_diff_mean"] for row in rows]
     record.figure("lr0_num_steps", len(rows), equals=STEPS)
-    record.figure("lr0_max_logprob_difference", max(row["training/rollout_logprobs_abs_diff_max"] for row in rows),
-                  at_most=1e-4)
+    record.figure(
+        "lr0_max_logprob_difference", max(row["training/rollout_logprobs_abs_diff_max"] for row in rows), at_most=1e-4
+    )
     record.figure("lr0_mean_gap_by_step", means)
     half = STEPS // 2
     record.figure("lr0_mean_gap_last_half_over_first", sum(means[half:]) / sum(means[:half]), at_least=0.9, at_most=1.1)

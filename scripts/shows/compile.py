@@ -25,12 +25,19 @@ TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
 def show(record) -> None:
     made = subprocess.run(["make", ".venv-aot/installed.stamp"], cwd=record.root, text=True, capture_output=True)
     if made.returncode:
-        raise Missing(f"compile: the environment of the compile tier was not made: {(made.stdout + made.stderr)[-2000:]}")
+        raise Missing(
+            f"compile: the environment of the compile tier was not made: {(made.stdout + made.stderr)[-2000:]}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "table.json"
         start = time.monotonic()
-        done = subprocess.run(["make", "test-compile", f"ARGS=--table={file}"], cwd=record.root, text=True,
-                              capture_output=True, timeout=LIMIT_S)
+        done = subprocess.run(
+            ["make", "test-compile", f"ARGS=--table={file}"],
+            cwd=record.root,
+            text=True,
+            capture_output=True,
+            timeout=LIMIT_S,
+        )
         record.figure("tier_s", round(time.monotonic() - start, 1), at_most=600)
         rows = json.loads(file.read_text()) if file.is_file() else []
     record.figure("tier_exit_code", done.returncode, equals=0)

@@ -31,8 +31,9 @@ def show(record) -> None:
         record.figure(f"seed_{seed}.greedy.before", before["greedy"])
         record.figure(f"seed_{seed}.greedy.gain", after["greedy"] - before["greedy"], at_least=0.2)
         for when in ("before", "after"):
-            record.figure(f"seed_{seed}.correct_length_p99_to_p50.{when}", found[when]["correct_length_tail"],
-                          at_least=4.0)
+            record.figure(
+                f"seed_{seed}.correct_length_p99_to_p50.{when}", found[when]["correct_length_tail"], at_least=4.0
+            )
         record.figure(f"seed_{seed}.length_mean.before", before["length_mean"])
         record.figure(f"seed_{seed}.length_mean.after", after["length_mean"])
         record.figure(f"seed_{seed}.seconds", found["seconds"], at_most=300.0)
@@ -50,8 +51,15 @@ def _run(record, *overrides: str) -> dict:
     """One whole command, from a cold compilation cache; its figures, its seconds and what its held-out prompts met."""
     with tempfile.TemporaryDirectory() as folder:
         run, cache = Path(folder) / "run", Path(folder) / "cache"
-        seconds = record.run("-m", "jaxrl_post.main", "--config=configs/demo.py", f"--run-dir={run}", *overrides,
-                             timeout_s=LIMIT_S, env={"JAX_COMPILATION_CACHE_DIR": str(cache)})
+        seconds = record.run(
+            "-m",
+            "jaxrl_post.main",
+            "--config=configs/demo.py",
+            f"--run-dir={run}",
+            *overrides,
+            timeout_s=LIMIT_S,
+            env={"JAX_COMPILATION_CACHE_DIR": str(cache)},
+        )
         summary = json.loads((run / "summary.json").read_text())
         evaluations = (run / "evaluations" / "index.jsonl").read_text().splitlines()
         return {**summary["eval"], "seconds": seconds, "evaluations": len(evaluations), "seen": _seen(record, run)}
@@ -60,8 +68,9 @@ def _run(record, *overrides: str) -> dict:
 def _seen(record, run: Path) -> int:
     """Held-out prompts of a run that its training rollouts, or the rows of the supervised training, contain."""
     sys.path.insert(0, str(record.root))
-    from jaxrl_post import config, rollout_log
+    from jaxrl_post import config
     from jaxrl_post.data import prompts
+    from jaxrl_post.telemetry import rollout_log
 
     def ids(folder: str) -> set[str]:
         return {group.prompt.id for file in sorted((run / folder).glob("*.npz")) for group in rollout_log.read(file)}

@@ -26,9 +26,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def show(record) -> None:
     sys.path.insert(0, str(record.root))
     import jax
+
     from jaxrl_post.models import decoder
-    config = decoder.ModelConfig(vocab_size=512, embed=64, layers=3, heads=4, kv_heads=4, head_dim=16, ffw=192,
-                                 max_length=256, tied=True)
+
+    config = decoder.ModelConfig(
+        vocab_size=512, embed=64, layers=3, heads=4, kv_heads=4, head_dim=16, ffw=192, max_length=256, tied=True
+    )
     params, chain = decoder.init(config, 0), _chain(config.vocab_size)
     engines = {"off": _engine(config, params, "off", {}), "no_past": _engine(config, params, "ours", {})}
     for size, tokens in SIZES.items():
@@ -39,7 +42,7 @@ def show(record) -> None:
         _memory(record, size, engines[size], tokens)
     seconds = {name: [] for name in engines}
     for turn in range(1, TURNS + 2):
-        for name, engine in list(engines.items())[turn % len(engines):] + list(engines.items())[:turn % len(engines)]:
+        for name, engine in list(engines.items())[turn % len(engines) :] + list(engines.items())[: turn % len(engines)]:
             seconds[name].append(_turn(engine, turn, config.vocab_size))
     ms = {name: 1e3 * statistics.median(found[1:]) for name, found in seconds.items()}  # the first warms up
     for name in engines:
@@ -58,6 +61,7 @@ def _chain(vocab: int):
     """A sampler of texts: the next token hangs on the last two, which are in one of 4096 states of four continuations, the
     first the likeliest; frequent words are frequent as in a language."""
     import numpy as np
+
     noise = np.random.default_rng(0)
     after = (noise.zipf(1.3, (STATES, 4)) - 1) % vocab
     shares = np.cumsum([0.7, 0.15, 0.1, 0.05])
@@ -76,59 +80,92 @@ def _chain(vocab: int):
 def _pasts(chain, number: int, tokens: int) -> tuple:
     """Two epochs of 8 answers, `tokens` in all, newest first. Those of one prompt begin alike."""
     import numpy as np
+
     from jaxrl_post.history import Past
+
     length, flat = tokens // EPOCHS // GROUP, np.zeros(GROUP, np.float32)
     out = []
     for epoch in reversed(range(EPOCHS)):
         text = chain(2 * number + epoch, GROUP, length).reshape(-1)
-        out.append(Past(epoch=epoch, tokens=text, favourites=text, offsets=np.arange(GROUP + 1) * length, rewards=flat,
-                        scored=flat == 0, versions=flat.astype(np.int32)))
+        out.append(
+            Past(
+                epoch=epoch,
+                tokens=text,
+                favourites=text,
+                offsets=np.arange(GROUP + 1) * length,
+                rewards=flat,
+                scored=flat == 0,
+                versions=flat.astype(np.int32),
+            )
+        )
     return tuple(out)
 
 
 def _build_ms(pasts: dict) -> float:
     """What it takes the host to make a prompt's table."""
-    from jaxrl_post import index
     from jaxrl_post.types import Prompt
+
     seconds = []
     for past in pasts.values():
         begun = time.perf_counter()
-        index.grams(past, Prompt(id="0", tokens=[0]))
+        corpuss.grams(past, Prompt(id="0", tokens=[0]))
         seconds.append(time.perf_counter() - begun)
     return 1e3 * statistics.median(seconds)
 
 
 def _engine(config, params, name: str, pasts: dict):
     """`pasts` by number; without any, the tables are as small as can be. Rows are free, so that every step drafts."""
-    from jaxrl_post import cost, index
-    from jaxrl_post import mesh as meshes
-    from jaxrl_post.engine.drafter import DRAFTERS
-    from jaxrl_post.engine.drafting import Drafting
-    from jaxrl_post.engine.engine import RowEngine
-    from jaxrl_post.engine.rows import UPLOAD
+    from jaxrl_post.engine import step_cost
+    from jaxrl_post.engine.row_engine import RowEngine
+    from jaxrl_post.engine.row_program import UPLOAD
+    from jaxrl_post.engine.speculation.registry import DRAFTERS
+    from jaxrl_post.engine.speculation.speculation import Drafting
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
     from jaxrl_post.types import Prompt
+
     mesh = meshes.make_mesh()
     placed = meshes.put(params, meshes.param_shardings(mesh, decoder.axes(config), "engine"))
     anyone = Prompt(id="0", tokens=[0])
-    room = -(-index.grams(pasts[0], anyone).size // UPLOAD) * UPLOAD if pasts else 1
+    room = -(-corpuss.grams(pasts[0], anyone).size // UPLOAD) * UPLOAD if pasts else 1
     drafter = DRAFTERS[name](vocab=config.vocab_size, width=7, entries=SLOTS * room, live=1 << 10)
     drafting = Drafting(drafter, replicas=1, slots=SLOTS, past=lambda prompt: pasts.get(int(prompt) % PASTS, ()))
-    return RowEngine(config, placed, mesh, slots=SLOTS, max_length=PROMPT + ANSWER, page_size=16, refill_slots=8,
-                     pages=SLOTS * -(-(PROMPT + ANSWER) // 16), row_sizes=(ROWS,), head_rows=ROWS, steps_per_dispatch=STEPS,
-                     cost=cost.StepCost((1, ROWS), (1.0, 1.0), "rows are free"), drafting=drafting)
+    return RowEngine(
+        config,
+        placed,
+        mesh,
+        slots=SLOTS,
+        max_length=PROMPT + ANSWER,
+        page_size=16,
+        refill_slots=8,
+        pages=SLOTS * -(-(PROMPT + ANSWER) // 16),
+        row_sizes=(ROWS,),
+        head_rows=ROWS,
+        steps_per_dispatch=STEPS,
+        cost=step_cost.StepCost((1, ROWS), (1.0, 1.0), "rows are free"),
+        drafting=drafting,
+    )
 
 
 def _turn(engine, turn: int, vocab: int) -> float:
     """Seconds of a step with all slots running; every prompt finds its table where it was."""
     import numpy as np
+
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+
     asked = []
     for number in range(SLOTS):
         noise = np.random.default_rng(number)
         name = RolloutId(0, "train", 0, str(number), 0, turn)
-        asked.append(Request(rollout_id=name, prompt=Prompt(id=str(number), tokens=noise.integers(0, vocab, PROMPT)),
-                             seed=name.seed(), max_tokens=ANSWER, sampling=Sampling()))
+        asked.append(
+            Request(
+                rollout_id=name,
+                prompt=Prompt(id=str(number), tokens=noise.integers(0, vocab, PROMPT)),
+                seed=name.seed(),
+                max_tokens=ANSWER,
+                sampling=Sampling(),
+            )
+        )
     engine.submit(asked)
     while engine.clock == 0 or any(live.filled < PROMPT for live in engine._here.values()):
         assert not engine.step(), "an answer ended before all had begun"
@@ -136,7 +173,7 @@ def _turn(engine, turn: int, vocab: int) -> float:
     for _ in range(DISPATCHES):
         assert not engine.step(), "an answer ended while steps were timed"
     took = (time.perf_counter() - begun) / (engine.clock - before)
-    engine.cancel([request.rollout_id for request in asked])
+    engine.park([request.rollout_id for request in asked])
     return took
 
 
@@ -158,7 +195,9 @@ def _memory(record, size: str, engine, tokens: int) -> None:
 def _alone(jax, engines: dict) -> dict:
     """Milliseconds of `propose` for all slots, by itself: what is looked up, not what is written."""
     import numpy as np
-    from jaxrl_post.engine.drafts import OFFSET, ROW, SIZE
+
+    from jaxrl_post.engine.speculation.interface import OFFSET, ROW, SIZE
+
     noise, timed, seconds = np.random.default_rng(0), {}, {name: [] for name in engines}
     for name, engine in engines.items():
         place = np.zeros((SLOTS, 5), np.int32)
@@ -166,7 +205,9 @@ def _alone(jax, engines: dict) -> dict:
             place[number, [OFFSET, SIZE, ROW]] = region.offset, region.size, number
         tables, memory = jax.tree.map(lambda x: x[0], (engine._tables, engine._state.memory))
         tokens = noise.integers(0, engine.vocab_size, (SLOTS, PROMPT + ANSWER)).astype(np.int32)
-        given = jax.device_put((tables, memory, tokens, np.full(SLOTS, 100, np.int32), place, np.zeros(SLOTS, np.int32)))
+        given = jax.device_put(
+            (tables, memory, tokens, np.full(SLOTS, 100, np.int32), place, np.zeros(SLOTS, np.int32))
+        )
         timed[name] = jax.jit(engine.drafting.drafter.propose), given
     for turn in range(4 * TURNS):
         for name, (run, given) in timed.items():

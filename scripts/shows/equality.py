@@ -24,13 +24,13 @@ def show(record) -> None:
     record.planted("tests/test_engine_equality.py", 5)
 
 
-
 def _on_real_weights(record) -> None:
+    import engine_lab as lab
     import numpy as np
 
-    import engine_lab as lab
-    from jaxrl_post.engine import probe
+    from jaxrl_post.engine import bit_probe
     from jaxrl_post.models import llama2c
+
     config, params = llama2c.load(record.data("tinystories-260k", "stories260K.bin"))
     asked = lab.requests(200, samples=8, longest_prompt=24, longest=64, vocab=config.vocab_size, seed=1)
     asked = [_ending(r, eos=1) for r in asked]
@@ -38,7 +38,7 @@ def _on_real_weights(record) -> None:
     late = noise.integers(0, 60, len(asked)).tolist()
 
     several = lab.engine(params, config, row_sizes=(64, 96, 128, 192))
-    kept = probe.keep_equal_sizes(several)
+    kept = bit_probe.keep_equal_sizes(several)
     sizes = several.row_sizes
     record.figure("row_sizes_kept_by_the_probe", list(sizes))
 
@@ -62,6 +62,7 @@ def _on_real_weights(record) -> None:
 
 def _among_engine_runs(record, lab, several, run, asked, plain, model) -> None:
     import numpy as np
+
     config, params = model
     noise = np.random.default_rng(1)
     turned = [asked[i] for i in noise.permutation(len(asked))]
@@ -103,12 +104,15 @@ def _against_sampler(record, lab, plain, asked, config, params) -> list[str]:
 
 def _ending(request, eos: int):
     import dataclasses
+
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, eos_ids=(eos,)))
 
 
 def _sharded(record) -> None:
     import engine_lab as lab
-    from jaxrl_post import mesh as meshes
+
+    from jaxrl_post.parallel import mesh as meshes
+
     sizes = dict(max_length=176, pages=200, row_sizes=(64,))
     how = dict(samples=4, exact=128, longest_prompt=40, temperatures=(1.0,), seed=3)
     one = lab.run(lab.engine(**sizes), lab.requests(16, **how))

@@ -29,13 +29,19 @@ def show(record) -> None:
         record.figure(f"{cap}.rollpacker_published", rollpacker)
     for lane in LANES:
         found = record.cached(f"lane{lane:g}", lambda: _laned(record, lane))
-        record.figure(f"16k.three_epochs.lane_{lane:g}", {name: round(found[name], 3) for name in (
-            "rollout_s", "short_rollout_s", "long_rollout_s", "short_longest", "period")})
+        record.figure(
+            f"16k.three_epochs.lane_{lane:g}",
+            {
+                name: round(found[name], 3)
+                for name in ("rollout_s", "short_rollout_s", "long_rollout_s", "short_longest", "period")
+            },
+        )
 
 
 def _given(record, cap: str, *overrides: str):
     from jaxrl_post import config
     from jaxrl_post.sim import settings
+
     return settings.resolve(config.load(str(record.root / "configs" / "sim" / f"ours_{cap}.py")), overrides)
 
 
@@ -43,10 +49,12 @@ def _report(record, cap: str, mode: str) -> dict:
     import dataclasses
 
     from jaxrl_post import simulate
+
     given = _given(record, cap, f"rounds={ROUNDS[cap][list(MODES).index(mode)]}")
     tail = f"prefix_mode={mode} scheduler.long_batches={MODES[mode]}"
-    return simulate.report(dataclasses.replace(given, parts=tuple(
-        part.replace("prefix_mode=recompute", tail) for part in given.parts)))
+    return simulate.report(
+        dataclasses.replace(given, parts=tuple(part.replace("prefix_mode=recompute", tail) for part in given.parts))
+    )
 
 
 def _figures(record, name: str, report: dict, bounds: dict) -> None:
@@ -54,21 +62,37 @@ def _figures(record, name: str, report: dict, bounds: dict) -> None:
     sync = stages["sync"]["rollout_s"]
     for part, stage in stages.items():
         if part != "sync":
-            record.figure(f"{name}.{part.replace(' ', '_')}.speedup", sync / stage["rollout_s"],
-                          **({"at_least": bounds[part]} if part in bounds else {}))
+            record.figure(
+                f"{name}.{part.replace(' ', '_')}.speedup",
+                sync / stage["rollout_s"],
+                **({"at_least": bounds[part]} if part in bounds else {}),
+            )
     record.figure(f"{name}.part_shares", {part: round(share, 3) for part, share in report["part_shares"].items()})
     last = list(stages.values())[-1]
-    record.figure(f"{name}.seconds", {"sync": round(sync, 1), **{kind: round(last[f"{kind}_rollout_s"], 1)
-                                                                for kind in ("short", "long")}})
-    record.figure(f"{name}.length_bias", round(report["length_bias"], 4), **(
-        dict(at_least=-0.05, at_most=0.05) if name.endswith("recompute") else {}))
+    record.figure(
+        f"{name}.seconds",
+        {"sync": round(sync, 1), **{kind: round(last[f"{kind}_rollout_s"], 1) for kind in ("short", "long")}},
+    )
+    record.figure(
+        f"{name}.length_bias",
+        round(report["length_bias"], 4),
+        **(dict(at_least=-0.05, at_most=0.05) if name.endswith("recompute") else {}),
+    )
     record.figure(f"{name}.tokens_wasted", round(report["tokens_wasted"], 4))
     record.figure(f"{name}.staleness", round(last["staleness"], 3))
 
 
 def _laned(record, lane: float) -> dict:
     from jaxrl_post import simulate
-    given = _given(record, "16k", f"rounds={LANE_ROUNDS}", f"workload.prompts={LANE_ROUNDS * 128 // 3}",
-                   "scheduler.name=tail_batching", "scheduler.over=1.375", "scheduler.prefix_mode=recompute",
-                   f"scheduler.lane={lane}")
+
+    given = _given(
+        record,
+        "16k",
+        f"rounds={LANE_ROUNDS}",
+        f"workload.prompts={LANE_ROUNDS * 128 // 3}",
+        "scheduler.name=tail_batching",
+        "scheduler.over=1.375",
+        "scheduler.prefix_mode=recompute",
+        f"scheduler.lane={lane}",
+    )
     return simulate.turn(given)

@@ -34,26 +34,51 @@ QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0
 WORKLOADS = {
     "demo": ("configs/demo_long_tail.py", ("steps=70",)),
     # 13 is the tokenizer's line feed
-    "stories": ("configs/stories.py", ("steps=50", "eval.at=()", "sampling.stop_ids=(13,)", "sampling.stop_strings=('happy',)",
-                                       "sampling.max_tokens=192", "engine.max_length=240", "engine.page_size=48", "batch.rows=8",
-                                       "batch.tokens=240")),
+    "stories": (
+        "configs/stories.py",
+        (
+            "steps=50",
+            "eval.at=()",
+            "sampling.stop_ids=(13,)",
+            "sampling.stop_strings=('happy',)",
+            "sampling.max_tokens=192",
+            "engine.max_length=240",
+            "engine.page_size=48",
+            "batch.rows=8",
+            "batch.tokens=240",
+        ),
+    ),
 }
 SYNC = ("scheduler.name=sync", "scheduler.over=1.0", "scheduler.lane=0.0")
-PIPED = ("scheduler.name=pipeline", "scheduler.over=1.0", "scheduler.lane=0.0", "scheduler.max_staleness=4", "scheduler.ahead=16",
-         "algorithm.prox_logp_method=loglinear", "algorithm.rollout_is=token")
+PIPED = (
+    "scheduler.name=pipeline",
+    "scheduler.over=1.0",
+    "scheduler.lane=0.0",
+    "scheduler.max_staleness=4",
+    "scheduler.ahead=16",
+    "algorithm.prox_logp_method=loglinear",
+    "algorithm.rollout_is=token",
+)
 SIZES = (16, 32, 64)
 
 
 def shape(slots: int) -> tuple[str, ...]:
     """As many rows; a dispatch of 16 steps ends early where half of the slots are free."""
-    return (f"engine.slots={slots}", f"engine.row_sizes=[{slots}]", "engine.steps_per_dispatch=16", f"engine.refill_slots={slots // 2}")
+    return (
+        f"engine.slots={slots}",
+        f"engine.row_sizes=[{slots}]",
+        "engine.steps_per_dispatch=16",
+        f"engine.refill_slots={slots // 2}",
+    )
 
 
 TWO = (*shape(16), "mesh.data=2")
 CANDIDATES = {
     "sync": [(*SYNC, *TWO), *((*SYNC, *shape(slots)) for slots in SIZES)],
-    "tail_batching": [("scheduler.name=tail_batching", f"scheduler.over={over}", *form)
-                      for over, form in ((1.125, TWO), (1.125, shape(16)), (1.125, shape(32)), (1.25, shape(32)))],
+    "tail_batching": [
+        ("scheduler.name=tail_batching", f"scheduler.over={over}", *form)
+        for over, form in ((1.125, TWO), (1.125, shape(16)), (1.125, shape(32)), (1.25, shape(32)))
+    ],
     "pipeline": [(*PIPED, *TWO), *((*PIPED, *shape(slots)) for slots in SIZES)],
     "split": [(*PIPED, *shape(slots), "mesh.engine=1") for slots in SIZES[:2]],
 }
@@ -76,8 +101,11 @@ def show(record) -> None:
         runs: dict[str, list[dict]] = {arm: [] for arm in ("sync", "tail_batching", ours)}
         for seed in range(SEEDS):
             for arm, mine in runs.items():
-                mine.append(record.cached(f"{workload}-{arm}-{seed}",
-                                          lambda: _run(record, workload, table, best[arm]["settings"], seed)))
+                mine.append(
+                    record.cached(
+                        f"{workload}-{arm}-{seed}", lambda: _run(record, workload, table, best[arm]["settings"], seed)
+                    )
+                )
         _compare(record, workload, runs, ours)
 
 
@@ -87,7 +115,10 @@ def _compare(record, workload: str, runs: dict, ours: str) -> None:
     for arm, mine in runs.items():
         record.figure(f"{workload}.{arm}.seconds_to_reward", [found["seconds"] for found in reached[arm]])
         record.figure(f"{workload}.{arm}.answers_to_reward", [found["answers"] for found in reached[arm]])
-        record.figure(f"{workload}.{arm}.seconds_per_step", statistics.median(statistics.mean(run["seconds"][WARM:]) for run in mine))
+        record.figure(
+            f"{workload}.{arm}.seconds_per_step",
+            statistics.median(statistics.mean(run["seconds"][WARM:]) for run in mine),
+        )
         busy = statistics.median(run["cores_busy"] for run in mine)
         record.figure(f"{workload}.{arm}.host_cores_busy", busy)
         if arm == "sync":
@@ -112,7 +143,7 @@ def _compare(record, workload: str, runs: dict, ours: str) -> None:
 def _reached(run: dict, target: float) -> dict[str, float]:
     """Seconds and answers until the mean reward of WINDOW steps is there."""
     for step in range(WINDOW, len(run["rewards"]) + 1):
-        if statistics.mean(run["rewards"][step - WINDOW:step]) >= target:
+        if statistics.mean(run["rewards"][step - WINDOW : step]) >= target:
             return {"seconds": sum(run["seconds"][:step]), "answers": step * run["answers"]}
     return {"seconds": math.inf, "answers": math.inf}
 
@@ -124,13 +155,18 @@ def _final(run: dict) -> float:
 def _curve(runs: list[dict]) -> dict[str, float]:
     """Mean reward over seeds of each WINDOW steps, by the answers that were trained on."""
     steps = range(WINDOW, len(runs[0]["rewards"]) + 1, WINDOW)
-    return {str(step * runs[0]["answers"]): round(statistics.mean(
-        statistics.mean(run["rewards"][step - WINDOW:step]) for run in runs), 4) for step in steps}
+    return {
+        str(step * runs[0]["answers"]): round(
+            statistics.mean(statistics.mean(run["rewards"][step - WINDOW : step]) for run in runs), 4
+        )
+        for step in steps
+    }
 
 
 def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
     """Of medians, and its 95 % bootstrap interval, seeds of both drawn apart."""
     import numpy as np
+
     random = np.random.default_rng(0)
     drawn = [np.median(random.choice(values, (4000, len(values))), axis=1) for values in (theirs, ours)]
     low, high = np.percentile(drawn[0] / drawn[1], (2.5, 97.5))
@@ -139,6 +175,7 @@ def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float
 
 def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     from scipy import stats
+
     found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     return float(found.low), float(found.high)
 
@@ -151,8 +188,16 @@ def _table(record, workload: str) -> dict:
     file, changes = WORKLOADS[workload]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "cost.json"
-        record.run("scripts/bench.py", "cost", "--json", str(out), f"--config={file}", "--config.engine.row_sizes=[16,32,64]",
-                   *(f"--config.{change}" for change in (*changes, "engine.slots=16")), timeout_s=900)
+        record.run(
+            "scripts/bench.py",
+            "cost",
+            "--json",
+            str(out),
+            f"--config={file}",
+            "--config.engine.row_sizes=[16,32,64]",
+            *(f"--config.{change}" for change in (*changes, "engine.slots=16")),
+            timeout_s=900,
+        )
         found = json.loads(out.read_text())["figures"]
         return {"figures": {name: found[name] for name in ("step_s", "train_token_s")}}
 
@@ -171,20 +216,34 @@ def _settings(record, workload: str, table: dict) -> dict:
 
 def _run(record, workload: str, table: dict, settings: Sequence[str], seed: int) -> dict:
     """One run by the command: of each step reward and seconds, and how old tokens were."""
-    from jaxrl_post import metrics
+    from jaxrl_post.telemetry import metrics
+
     file, changes = WORKLOADS[workload]
     devices = 2 if any(setting.startswith("mesh.") for setting in settings) else 1
     with tempfile.TemporaryDirectory() as folder:
         costs, run = Path(folder) / "cost.json", Path(folder) / "run"
         costs.write_text(json.dumps(table))
-        record.run("-m", "jaxrl_post.main", f"--config={file}", f"--run-dir={run}", f"--config.seed={seed}",
-                   f"--config.engine.cost_table={costs}", *(f"--config.{one}" for one in (*changes, *QUIET, *settings)),
-                   timeout_s=1800, env={"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"})
+        record.run(
+            "-m",
+            "jaxrl_post.main",
+            f"--config={file}",
+            f"--run-dir={run}",
+            f"--config.seed={seed}",
+            f"--config.engine.cost_table={costs}",
+            *(f"--config.{one}" for one in (*changes, *QUIET, *settings)),
+            timeout_s=1800,
+            env={"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        )
         rows = [row for row in metrics.read(run / "metrics.jsonl") if "timing_s/step" in row]
         size = json.loads((run / "config.json").read_text())["scheduler"]
-    return {"rewards": [row["critic/score/mean"] for row in rows],
-            "seconds": [row["timing_s/step"] - sum(row.get(f"timing_s/{name}", 0.0) for name in ("testing", "save_checkpoint"))
-                        for row in rows],
-            "cores_busy": statistics.mean(row["perf/host_cores_busy"] for row in rows[WARM:]),
-            "answers": size["prompts"] * size["group_size"], "oldest": max(row["off_policy/max"] for row in rows),
-            "stale": statistics.mean(row["off_policy/mean"] for row in rows)}
+    return {
+        "rewards": [row["critic/score/mean"] for row in rows],
+        "seconds": [
+            row["timing_s/step"] - sum(row.get(f"timing_s/{name}", 0.0) for name in ("testing", "save_checkpoint"))
+            for row in rows
+        ],
+        "cores_busy": statistics.mean(row["perf/host_cores_busy"] for row in rows[WARM:]),
+        "answers": size["prompts"] * size["group_size"],
+        "oldest": max(row["off_policy/max"] for row in rows),
+        "stale": statistics.mean(row["off_policy/mean"] for row in rows),
+    }

@@ -21,19 +21,39 @@ from pathlib import Path
 
 MINUTES = 12.0
 CONFIG = "configs/gsm8k_qwen2_5_0_5b.py"
-SMALL = ("steps=2", "scheduler.prompts=2", "scheduler.group_size=2", "sampling.max_tokens=16", "engine.max_length=384",
-         "engine.slots=8", "engine.row_sizes=[32]", "engine.page_size=32", "engine.steps_per_dispatch=4",
-         "batch.rows=2", "batch.tokens=384", "batch.head_chunk=192", "eval.prompts=2", "eval.samples=1",
-         "eval.every=0", "eval.show=1", "checkpoint.every=0", "checkpoint.keep_last=3")
+SMALL = (
+    "steps=2",
+    "scheduler.prompts=2",
+    "scheduler.group_size=2",
+    "sampling.max_tokens=16",
+    "engine.max_length=384",
+    "engine.slots=8",
+    "engine.row_sizes=[32]",
+    "engine.page_size=32",
+    "engine.steps_per_dispatch=4",
+    "batch.rows=2",
+    "batch.tokens=384",
+    "batch.head_chunk=192",
+    "eval.prompts=2",
+    "eval.samples=1",
+    "eval.every=0",
+    "eval.show=1",
+    "checkpoint.every=0",
+    "checkpoint.keep_last=3",
+)
 MERGES = 4096  # size of the trained vocabulary
 ROOM_GIB = 16.0  # free memory that the run needs
 ENDS = ("<|im_end|>", "<|endoftext|>")
-CHATML = ("{% for message in messages %}"
-          "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
-WATCHED = ("import sys\n"
-           "from jaxrl_post.main import main\ncode = main(sys.argv[1:])\n"
-           "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')))\nsys.exit(code)")
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+WATCHED = (
+    "import sys\n"
+    "from jaxrl_post.main import main\ncode = main(sys.argv[1:])\n"
+    "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')))\nsys.exit(code)"
+)
 
 
 REWARD = """
@@ -58,8 +78,12 @@ def show(record) -> None:
         flags = [f"--config.{one}" for one in (*SMALL, f"reward.functions={paid}", "reward.weights=[1.0, 0.0, 0.1]")]
         environment = {"JAXRL_MODELS": str(model.parent), "JAXRL_DATA": str(gsm8k.parent), "JAX_PLATFORMS": "cpu"}
         planned = _planned(record, environment | {"JAX_COMPILATION_CACHE_DIR": str(place / "cache_plan")}, flags)
-        said, seconds = _command(record, environment | {"JAX_COMPILATION_CACHE_DIR": str(place / "cache_run")},
-                                 *flags, f"--run-dir={place / 'run'}")
+        said, seconds = _command(
+            record,
+            environment | {"JAX_COMPILATION_CACHE_DIR": str(place / "cache_run")},
+            *flags,
+            f"--run-dir={place / 'run'}",
+        )
         _record_run(record, place / "run", seconds)
     measured = int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) * 1024 / 2**20
     record.figure("planned_mib", planned)
@@ -82,15 +106,21 @@ def _record_run(record, run: Path, seconds: float) -> None:
 def _planned(record, environment: dict, flags: list[str]) -> float:
     """MiB on the line of the process that --dry-run prints."""
     said, _ = _command(record, environment, *flags, "--dry-run")
-    sys.stdout.write(said[said.index("Memory of the process"):])
+    sys.stdout.write(said[said.index("Memory of the process") :])
     return float(re.search(r"process at its highest\s+([\d,.]+) MiB", said)[1].replace(",", ""))
 
 
 def _command(record, environment: dict, *flags: str) -> tuple[str, float]:
     begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", WATCHED, f"--config={CONFIG}", *flags], cwd=record.root, text=True,
-                          env={**os.environ, **environment}, timeout=3600, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, f"--config={CONFIG}", *flags],
+        cwd=record.root,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=3600,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     if done.returncode:
         raise RuntimeError(f"the run exited {done.returncode}:\n{done.stdout[-4000:]}")
     return done.stdout, time.monotonic() - begun
@@ -106,24 +136,38 @@ def make(folder: Path, gsm8k: Path, shape) -> None:
     import tokenizers
 
     from jaxrl_post.models import decoder, hf
+
     rows = [json.loads(line) for line in (gsm8k / "train.jsonl").read_text().splitlines()]
     words = tokenizers.Tokenizer(tokenizers.models.BPE())
     words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = tokenizers.decoders.ByteLevel()
     texts = (row[part] for row in rows for part in ("question", "answer"))
-    words.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
-        vocab_size=MERGES, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+    words.train_from_iterator(
+        texts,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=MERGES,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            show_progress=False,
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     made = folder.parent / "tokenizer"
     made.mkdir(parents=True)
     words.save(str(made / "tokenizer.json"))
     (made / "tokenizer_config.json").write_text(json.dumps({"eos_token": ENDS[0], "chat_template": CHATML}))
-    hf.save(folder, shape, decoder.init(shape, 0), dtype="bfloat16", eos_ids=tuple(map(words.token_to_id, ENDS)),
-            tokenizer_files=sorted(made.iterdir()))
+    hf.save(
+        folder,
+        shape,
+        decoder.init(shape, 0),
+        dtype="bfloat16",
+        eos_ids=tuple(map(words.token_to_id, ENDS)),
+        tokenizer_files=sorted(made.iterdir()),
+    )
 
 
 if __name__ == "__main__":
     # A process of its own: its memory is not the run's.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from jaxrl_post.models.presets import PRESETS
+
     make(Path(sys.argv[1]), Path(sys.argv[2]), PRESETS["qwen2_5_0_5b"])

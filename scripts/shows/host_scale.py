@@ -28,15 +28,22 @@ def show(record) -> None:
     record.figure("prompts", many["prompts"], at_least=100_000)
     record.figure("replicas", many["replicas"], equals=1024)
     record.figure("minutes", many["seconds"] / 60, at_most=10)
-    record.figure("gigabytes", many["bytes"] / 2 ** 30, at_most=4)
+    record.figure("gigabytes", many["bytes"] / 2**30, at_most=4)
     record.figure("us_per_rollout_at_10k", few)
     record.figure("us_per_rollout_at_1m", many["us_per_rollout"])
     record.figure("cost_1m_over_10k", many["us_per_rollout"] / few, at_most=1.3)
 
 
 def _run(record, rounds: int) -> dict:
-    done = subprocess.run([sys.executable, __file__, str(rounds)], cwd=record.root, check=True, text=True,
-                          stdout=subprocess.PIPE, timeout=3600, env={**os.environ, "PYTHONPATH": str(record.root)})
+    done = subprocess.run(
+        [sys.executable, __file__, str(rounds)],
+        cwd=record.root,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        timeout=3600,
+        env={**os.environ, "PYTHONPATH": str(record.root)},
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -44,19 +51,36 @@ def one(rounds: int) -> dict:
     """A simulation of so many rounds, in this process."""
     from jaxrl_post import config, loop, simulate
     from jaxrl_post.sim import settings
+
     root = Path(__file__).resolve().parents[2]
-    given = settings.resolve(config.load(str(root / "configs" / "sim" / "rollpacker_8k.py")), (
-        f"rounds={rounds}", "workload.prompts=100000", "cluster.replicas=1024", "cluster.slots=64",
-        f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}", "scheduler.name=tail_batching",
-        "scheduler.over=1.25", "scheduler.over_samples=1.0", "scheduler.prefix_mode=recompute"))
+    given = settings.resolve(
+        config.load(str(root / "configs" / "sim" / "rollpacker_8k.py")),
+        (
+            f"rounds={rounds}",
+            "workload.prompts=100000",
+            "cluster.replicas=1024",
+            "cluster.slots=64",
+            f"scheduler.prompts={PROMPTS}",
+            f"scheduler.group_size={GROUP}",
+            "scheduler.name=tail_batching",
+            "scheduler.over=1.25",
+            "scheduler.over_samples=1.0",
+            "scheduler.prefix_mode=recompute",
+        ),
+    )
     ring = simulate.assemble(given)
     begun, busy = time.perf_counter(), time.process_time()
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, rounds)
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, rounds)
     seconds, busy = time.perf_counter() - begun, time.process_time() - busy
     rollouts = sum(one.lengths.size for one in ring.tally.rounds)
-    return {"rollouts": rollouts, "prompts": rounds * PROMPTS, "replicas": len(ring.engine.capacity.slots),
-            "seconds": seconds, "us_per_rollout": 1e6 * busy / rollouts,
-            "bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+    return {
+        "rollouts": rollouts,
+        "prompts": rounds * PROMPTS,
+        "replicas": len(ring.engine.capacity.slots),
+        "seconds": seconds,
+        "us_per_rollout": 1e6 * busy / rollouts,
+        "bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
 
 
 if __name__ == "__main__":

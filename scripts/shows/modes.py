@@ -19,8 +19,15 @@ from pathlib import Path
 
 MINUTES = 15.0
 BOUNDS, SEEDS, STEPS, LAST = (1, 2, 4, 8), (0, 1), 150, 30
-SMALL = ("scheduler.prompts=8", "scheduler.group_size=4", "engine.steps_per_dispatch=4", "engine.refill_slots=2", "eval.prompts=0",
-         "eval.every=0", "checkpoint.every=0")
+SMALL = (
+    "scheduler.prompts=8",
+    "scheduler.group_size=4",
+    "engine.steps_per_dispatch=4",
+    "engine.refill_slots=2",
+    "eval.prompts=0",
+    "eval.every=0",
+    "checkpoint.every=0",
+)
 PIPED = ("scheduler.name=pipeline", "scheduler.ahead=8")
 VERIFIED = (*SMALL, "steps=24", "engine.carry_over=verify", "engine.carry_share=1.0", "scheduler.max_unscored=0")
 
@@ -35,16 +42,24 @@ def show(record) -> None:
     found = {"sync": record.cached("sync", lambda: _arm(record, ()))}
     for bound in BOUNDS:
         for mode in ("keep", "recompute"):
-            found[f"{mode}.{bound}"] = record.cached(f"{mode}-{bound}", lambda: _arm(record, (
-                *PIPED, f"scheduler.max_staleness={bound}", f"engine.carry_over={mode}")))
-            record.figure(f"{mode}.{bound}.beyond_the_bound", max(found[f"{mode}.{bound}"]["largest"] - bound, 0), equals=0)
+            found[f"{mode}.{bound}"] = record.cached(
+                f"{mode}-{bound}",
+                lambda: _arm(record, (*PIPED, f"scheduler.max_staleness={bound}", f"engine.carry_over={mode}")),
+            )
+            record.figure(
+                f"{mode}.{bound}.beyond_the_bound", max(found[f"{mode}.{bound}"]["largest"] - bound, 0), equals=0
+            )
     for name, told in found.items():
         record.figure(name, told)
     record.figure("sync.gain", found["sync"]["reward"] - found["sync"]["first"], at_least=0.2)
-    record.figure("reward_keep_minus_recompute", {bound: found[f"keep.{bound}"]["reward"] - found[f"recompute.{bound}"]["reward"]
-                                                  for bound in BOUNDS})
-    record.figure("kl_keep_over_recompute", {bound: found[f"keep.{bound}"]["kl"] / found[f"recompute.{bound}"]["kl"]
-                                             for bound in BOUNDS})
+    record.figure(
+        "reward_keep_minus_recompute",
+        {bound: found[f"keep.{bound}"]["reward"] - found[f"recompute.{bound}"]["reward"] for bound in BOUNDS},
+    )
+    record.figure(
+        "kl_keep_over_recompute",
+        {bound: found[f"keep.{bound}"]["kl"] / found[f"recompute.{bound}"]["kl"] for bound in BOUNDS},
+    )
 
 
 # ---- verify is what its version gives from the start
@@ -54,12 +69,20 @@ def _verified(record) -> dict[str, int]:
     import jax
     import numpy as np
 
-    from jaxrl_post import main, rollout_log
+    from jaxrl_post import main
+    from jaxrl_post.telemetry import rollout_log
     from jaxrl_post.types import Request
+
     weights: dict[int, object] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        run = main.assemble(["--config=configs/demo_pipeline.py", f"--run-dir={folder}/run",
-                             *(f"--config.{override}" for override in VERIFIED)], stack)
+        run = main.assemble(
+            [
+                "--config=configs/demo_pipeline.py",
+                f"--run-dir={folder}/run",
+                *(f"--config.{override}" for override in VERIFIED),
+            ],
+            stack,
+        )
         engine, swap = run.engine, run.engine.swap
         weights[0] = jax.tree.map(np.array, run.learner.params)
 
@@ -69,7 +92,9 @@ def _verified(record) -> dict[str, int]:
 
         engine.swap = keep_and_swap
         main.turn(run)
-        groups = [group for file in sorted((run.mine / "rollouts").glob("step_*.npz")) for group in rollout_log.read(file)]
+        groups = [
+            group for file in sorted((run.mine / "rollouts").glob("step_*.npz")) for group in rollout_log.read(file)
+        ]
         rows = [row for row in _rows(run.mine) if "off_policy/mean" in row]
         by_version: dict[int, list] = {}
         for group in groups:
@@ -80,22 +105,41 @@ def _verified(record) -> dict[str, int]:
         for number, version in enumerate(sorted(by_version)):
             home = jax.tree.map(lambda x: x.sharding, run.learner.params)
             swap(jax.device_put(weights[version], home), 1000 + number)
-            engine.submit([Request(rollout_id=r.id, prompt=r.prompt, seed=r.id.seed(), sampling=run.start.sampling,
-                                   max_tokens=run.config.sampling.max_tokens) for r in by_version[version]])
+            engine.submit(
+                [
+                    Request(
+                        rollout_id=r.id,
+                        prompt=r.prompt,
+                        seed=r.id.seed(),
+                        sampling=run.start.sampling,
+                        max_tokens=run.config.sampling.max_tokens,
+                    )
+                    for r in by_version[version]
+                ]
+            )
             again = {}
             while engine.pending:
                 again.update((r.id, r) for r in engine.step())
-            differ += sum(again[r.id].tokens.tobytes() != r.tokens.tobytes()
-                          or again[r.id].logprobs.tobytes() != r.logprobs.tobytes() for r in by_version[version])
-    return {"answers": sum(map(len, by_version.values())), "versions": len(by_version), "of_several_versions": mixed,
-            "verified_at_swaps": int(sum(row.get("swap/num_verified", 0) for row in rows)), "that_differ_from_the_start": differ}
+            differ += sum(
+                again[r.id].tokens.tobytes() != r.tokens.tobytes()
+                or again[r.id].logprobs.tobytes() != r.logprobs.tobytes()
+                for r in by_version[version]
+            )
+    return {
+        "answers": sum(map(len, by_version.values())),
+        "versions": len(by_version),
+        "of_several_versions": mixed,
+        "verified_at_swaps": int(sum(row.get("swap/num_verified", 0) for row in rows)),
+        "that_differ_from_the_start": differ,
+    }
 
 
 # ---- keep and recompute while learning
 
 
 def _rows(folder: Path) -> list[dict]:
-    from jaxrl_post import metrics
+    from jaxrl_post.telemetry import metrics
+
     return metrics.read(folder / "metrics.jsonl")
 
 
@@ -104,8 +148,16 @@ def _arm(record, overrides: tuple[str, ...]) -> dict[str, float]:
     told = []
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
-            record.run("-m", "jaxrl_post.main", "--config=configs/demo.py", f"--run-dir={folder}/run", f"--config.seed={seed}",
-                       f"--config.steps={STEPS}", *(f"--config.{override}" for override in (*SMALL, *overrides)), timeout_s=900)
+            record.run(
+                "-m",
+                "jaxrl_post.main",
+                "--config=configs/demo.py",
+                f"--run-dir={folder}/run",
+                f"--config.seed={seed}",
+                f"--config.steps={STEPS}",
+                *(f"--config.{override}" for override in (*SMALL, *overrides)),
+                timeout_s=900,
+            )
             told.append([row for row in _rows(Path(folder) / "run") if "off_policy/mean" in row])
     steps = [row for rows in told for row in rows]
 
@@ -113,7 +165,13 @@ def _arm(record, overrides: tuple[str, ...]) -> dict[str, float]:
         return statistics.mean(row.get(name, 0.0) for row in some)
 
     stale = mean("off_policy/mean")
-    return {"first": mean("critic/score/mean", [row for rows in told for row in rows[:5]]),
-            "reward": mean("critic/score/mean", [row for rows in told for row in rows[-LAST:]]), "staleness": stale,
-            "largest": max(row["off_policy/max"] for row in steps), "kl": mean("rollout_corr/k3_kl"), "ess": mean("rollout_corr/ess"),
-            "tv_per_version": mean("rollout_corr/tv") / stale if stale else 0.0, "rows_share": mean("swap/rows_share")}
+    return {
+        "first": mean("critic/score/mean", [row for rows in told for row in rows[:5]]),
+        "reward": mean("critic/score/mean", [row for rows in told for row in rows[-LAST:]]),
+        "staleness": stale,
+        "largest": max(row["off_policy/max"] for row in steps),
+        "kl": mean("rollout_corr/k3_kl"),
+        "ess": mean("rollout_corr/ess"),
+        "tv_per_version": mean("rollout_corr/tv") / stale if stale else 0.0,
+        "rows_share": mean("swap/rows_share"),
+    }

@@ -3,7 +3,7 @@
 PipelineRL (arXiv 2509.19128, appendix A): 128 chips, batches of 128, lengths uniform; conventional training on all chips in
 turns, G = 133 steps on each generation, against 44 generators of 192 sequences beside 84 learners. A step of h sequences takes
 446.7 + 0.278 h flashes, which is backed out of the paper's two rates of generation, and 4.92 flashes train a token. The events:
-for the conventional one the real loop under synchronous rounds, for the other generation beside training (sim/stream.py).
+for the conventional one the real loop under synchronous rounds, for the other generation beside training (scripts/models/pipelinerl.py).
 Devices lent to the learner (RollPacker, arXiv 2509.21009, section 5.3): step seconds without over with lending, on its fitted
 workloads, beside its published gain; not bounded, because its training is known only as a share of a step.
 Staleness: six runs of Qwen3-8B (Applied Compute, July 2026), group size and law of the lengths assumed: 8, log-normal.
@@ -17,12 +17,28 @@ import sys
 MINUTES = 6.0
 CHIPS, BATCH, GENERATORS, SLOTS, TAU, UPDATES, LONGEST = 128, 128, 44, 192, 4.92, 133, 1024
 STEP = (446.66, 0.2778)  # flashes: of any step, and of each sequence in it
-PUBLISHED = {"pipelined.generated": 16.9, "pipelined.trained": 17.1, "pipelined.both": 16.9, "conventional.generated": 18.3,
-             "conventional.trained": 26.0, "conventional.both": 10.7, "ratio": 1.57}
+PUBLISHED = {
+    "pipelined.generated": 16.9,
+    "pipelined.trained": 17.1,
+    "pipelined.both": 16.9,
+    "conventional.generated": 18.3,
+    "conventional.trained": 26.0,
+    "conventional.both": 10.7,
+    "ratio": 1.57,
+}
 ROWS = (  # slots, samples a step, queue in batches, generator's speed over the learner's, tail, measured staleness
-    (120, 240, 2, 0.63, 1.42, 1.26), (240, 120, 2, 0.92, 1.43, 3.59), (128, 128, 2, 1.07, 1.44, 3.09),
-    (240, 120, 1, 0.86, 1.42, 3.40), (120, 120, 1, 0.67, 1.42, 1.92), (128, 128, 1, 1.14, 1.45, 2.01))
-LENT = {"8k": 2.03 / 2.01, "16k": 2.22 / 2.02, "32k": 2.56 / 2.52}  # published, end to end; long rounds at 8k 124.2 / 115.2
+    (120, 240, 2, 0.63, 1.42, 1.26),
+    (240, 120, 2, 0.92, 1.43, 3.59),
+    (128, 128, 2, 1.07, 1.44, 3.09),
+    (240, 120, 1, 0.86, 1.42, 3.40),
+    (120, 120, 1, 0.67, 1.42, 1.92),
+    (128, 128, 1, 1.14, 1.45, 2.01),
+)
+LENT = {
+    "8k": 2.03 / 2.01,
+    "16k": 2.22 / 2.02,
+    "32k": 2.56 / 2.52,
+}  # published, end to end; long rounds at 8k 124.2 / 115.2
 MEAN, GROUP, CAP = 1350, 8, 16384
 
 
@@ -44,8 +60,14 @@ def _pipelinerl(record) -> None:
 def _lending_and_staleness(record) -> None:
     for cap, published in LENT.items():
         found = record.cached(f"lent{cap}", lambda: _lent(record, cap))
-        record.figure(f"lending.{cap}.gain", {"ours": round(found["step_s"] / found["lent_step_s"], 3), "long_rounds": round(
-            found["long_step_s"] / found["long_lent_step_s"], 3), "published": round(published, 3)})
+        record.figure(
+            f"lending.{cap}.gain",
+            {
+                "ours": round(found["step_s"] / found["lent_step_s"], 3),
+                "long_rounds": round(found["long_step_s"] / found["long_lent_step_s"], 3),
+                "published": round(published, 3),
+            },
+        )
         record.figure(f"lending.{cap}.never_slower", found["lent_step_s"] <= found["step_s"], equals=True)
     for number, row in enumerate(ROWS, start=1):
         _staleness(record, number, row)
@@ -56,72 +78,119 @@ def _step(sequences):
 
 
 def _closed(record) -> dict[str, float]:
-    from jaxrl_post.sim import throughput
+    from models import throughput
+
     alive = throughput.uniform_alive(UPDATES * BATCH, LONGEST)
-    found = {"conventional": throughput.conventional(alive, chips=CHIPS, step=_step, train=TAU),
-             "pipelined": throughput.pipelined(chips=CHIPS, generators=GENERATORS, slots=SLOTS, step=_step, train=TAU)}
-    closed = {f"{name}.{kind}": getattr(rates, kind) for name, rates in found.items()
-              for kind in ("generated", "trained", "both")}
+    found = {
+        "conventional": throughput.conventional(alive, chips=CHIPS, step=_step, train=TAU),
+        "pipelined": throughput.pipelined(chips=CHIPS, generators=GENERATORS, slots=SLOTS, step=_step, train=TAU),
+    }
+    closed = {
+        f"{name}.{kind}": getattr(rates, kind)
+        for name, rates in found.items()
+        for kind in ("generated", "trained", "both")
+    }
     closed["ratio"] = closed["pipelined.both"] / closed["conventional.both"]
     for name, published in PUBLISHED.items():
-        record.figure(f"pipelinerl.closed.{name}", closed[name], at_least=published - 0.05 if published > 2 else 1.565,
-                      at_most=published + 0.05 if published > 2 else 1.5849)
-    record.figure("pipelinerl.closed.largest_lag", throughput.largest_lag(
-        slots=SLOTS, generators=GENERATORS, longest=LONGEST, mean=LONGEST / 2, batch=BATCH), at_least=132, at_most=133)
+        record.figure(
+            f"pipelinerl.closed.{name}",
+            closed[name],
+            at_least=published - 0.05 if published > 2 else 1.565,
+            at_most=published + 0.05 if published > 2 else 1.5849,
+        )
+    record.figure(
+        "pipelinerl.closed.largest_lag",
+        throughput.largest_lag(slots=SLOTS, generators=GENERATORS, longest=LONGEST, mean=LONGEST / 2, batch=BATCH),
+        at_least=132,
+        at_most=133,
+    )
     return closed
 
 
 def _engine(replicas: int, slots: int):
-    from jaxrl_post import cost
+    from jaxrl_post.engine import step_cost as cost
     from jaxrl_post.sim import pace, workloads
     from jaxrl_post.sim.answers import Answers
     from jaxrl_post.sim.engine import SimEngine
-    steps = cost.DecodeCost(weights_s=STEP[0], token_s=0.0, row_s=0.0, request_s=STEP[1], source="PipelineRL, appendix A")
-    return SimEngine(Answers(workloads.uniform(LONGEST), cap=LONGEST), replicas=replicas, slots=slots,
-                     pace=pace.LockStep(steps))
+
+    steps = cost.DecodeCost(
+        weights_s=STEP[0], token_s=0.0, row_s=0.0, request_s=STEP[1], source="PipelineRL, appendix A"
+    )
+    return SimEngine(
+        Answers(workloads.uniform(LONGEST), cap=LONGEST), replicas=replicas, slots=slots, pace=pace.LockStep(steps)
+    )
 
 
 def _pipelined() -> dict[str, float]:
     """Events after a warm-up. What the generator puts into the queue while all its slots start together lasts long: until it is
     used up both train a little faster than they generate."""
+    from models.pipelinerl import Stream
+
     from jaxrl_post.sim import workloads
-    from jaxrl_post.sim.stream import Stream
+
     flash = _step(SLOTS)  # of a step: all slots are always full
-    stream = Stream(_engine(GENERATORS, SLOTS), workloads.Prompts(100_000, tokens=1), group=GROUP, batch=BATCH,
-                    train=lambda tokens: tokens * TAU / (CHIPS - GENERATORS) / flash, max_tokens=LONGEST)
+    stream = Stream(
+        _engine(GENERATORS, SLOTS),
+        workloads.Prompts(100_000, tokens=1),
+        group=GROUP,
+        batch=BATCH,
+        train=lambda tokens: tokens * TAU / (CHIPS - GENERATORS) / flash,
+        max_tokens=LONGEST,
+    )
     found = stream.run(warm=2 * UPDATES, batches=2 * UPDATES)
     return {"pipelined.generated": found.generated_per_unit / flash, "pipelined.both": found.tokens_per_unit / flash}
 
 
 def conventional() -> dict[str, float]:
     from jaxrl_post import loop, simulate
-    from jaxrl_post.scheduler.rounds import Sync
+    from jaxrl_post.scheduler.rounds.rounds import Sync
     from jaxrl_post.sim import workloads
     from jaxrl_post.sim.learner import SimLearner
     from jaxrl_post.sim.rewards import SimRewards
     from jaxrl_post.sim.tally import Tally
+    from jaxrl_post.telemetry.events import Ring
     from jaxrl_post.types import Sampling
+
     engine = _engine(CHIPS, 1024)
-    scheduler = Sync(workloads.Prompts(100_000, tokens=1), run_seed=0, steps=1, prompts_per_round=UPDATES * BATCH // GROUP,
-                     group_size=GROUP, sampling=Sampling(), max_tokens=LONGEST, filter_groups=False, max_waves=1,
-                     replicas=CHIPS, mini_batches=UPDATES)
+    scheduler = Sync(
+        workloads.Prompts(100_000, tokens=1),
+        run_seed=0,
+        steps=1,
+        prompts_per_round=UPDATES * BATCH // GROUP,
+        group_size=GROUP,
+        sampling=Sampling(),
+        max_tokens=LONGEST,
+        filter_groups=False,
+        max_waves=1,
+        replicas=CHIPS,
+        mini_batches=UPDATES,
+    )
     learner = SimLearner(token_s=TAU / CHIPS)
     tally = Tally(engine, scheduler, learner)
-    loop.run(engine, scheduler, SimRewards(), learner, tally, simulate.publish, UPDATES)
+    ring = Ring()
+    ring.on("committed", tally.commit)
+    ring.on("published", tally.published)
+    loop.run(ring, engine, scheduler, SimRewards(), learner, simulate.publish, UPDATES)
     tokens = float(tally.rounds[0].lengths.sum())
-    return {"conventional.generated": tokens / engine.seconds, "conventional.trained": tokens / learner.seconds,
-            "conventional.both": tokens / (engine.seconds + learner.seconds)}
+    return {
+        "conventional.generated": tokens / engine.seconds,
+        "conventional.trained": tokens / learner.seconds,
+        "conventional.both": tokens / (engine.seconds + learner.seconds),
+    }
 
 
 def _lent(record, cap: str) -> dict[str, float]:
     from jaxrl_post import config, simulate
     from jaxrl_post.sim import settings
-    return simulate.turn(settings.resolve(config.load(str(record.root / "configs" / "sim" / f"rollpacker_{cap}.py")),
-                                          ("rounds=20",)))
+
+    return simulate.turn(
+        settings.resolve(config.load(str(record.root / "configs" / "sim" / f"rollpacker_{cap}.py")), ("rounds=20",))
+    )
 
 
 def _staleness(record, number: int, row: tuple) -> None:
-    from jaxrl_post.sim import throughput
+    from models import throughput
+
     slots, batch, queue, ratio, tail, measured = row
     closed = throughput.staleness(slots=slots, batch=batch, queue=queue, ratio=ratio, tail=tail)
     ours = record.cached(f"staleness{number}", lambda: _stale(slots, batch, queue, ratio, tail))
@@ -132,14 +201,23 @@ def _staleness(record, number: int, row: tuple) -> None:
 
 
 def _stale(slots: int, batch: int, queue: int, ratio: float, tail: float) -> float:
-    from jaxrl_post import cost
+    from models.pipelinerl import Stream
+
+    from jaxrl_post.engine import step_cost as cost
     from jaxrl_post.sim import pace, workloads
     from jaxrl_post.sim.answers import Answers
     from jaxrl_post.sim.engine import SimEngine
-    from jaxrl_post.sim.stream import Stream
+
     steps = pace.LockStep(cost.DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0))
     law = workloads.lognormal(50_000, mean=MEAN, tail=tail, group=GROUP)
     engine = SimEngine(Answers(law, cap=CAP), replicas=1, slots=slots, pace=steps)
-    stream = Stream(engine, workloads.Prompts(50_000, tokens=1), group=GROUP, batch=batch, max_tokens=CAP,
-                    train=lambda tokens: ratio * batch * MEAN / slots, capacity=queue * batch)
+    stream = Stream(
+        engine,
+        workloads.Prompts(50_000, tokens=1),
+        group=GROUP,
+        batch=batch,
+        max_tokens=CAP,
+        train=lambda tokens: ratio * batch * MEAN / slots,
+        capacity=queue * batch,
+    )
     return stream.run(warm=20, batches=80).staleness

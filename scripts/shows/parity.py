@@ -27,6 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "tests")]
     import parity_arms as arms
+
     for family in arms.FAMILIES:
         _scores(record, arms, family)
         _planted(record, arms, family)
@@ -39,14 +40,17 @@ def _scores(record, arms, family: str) -> None:
     import jax
 
     from jaxrl_post.models import hf
+
     tokens, scores = arms.golden(family)
     record.figure(f"{family}_score_std", scores.std(), at_least=2)
     record.figure(f"{family}_places", tokens.size)
     with tempfile.TemporaryDirectory() as folder:
         for spelling in ("newer", "older"):
             config, params = hf.load(arms.spelled(family, spelling, Path(folder)))
-            longest = max([window or 0 for window in config.windows] + [
-                getattr(config.rope_scaling, "original_length", 0) if family == "llama3" else 0])
+            longest = max(
+                [window or 0 for window in config.windows]
+                + [getattr(config.rope_scaling, "original_length", 0) if family == "llama3" else 0]
+            )
             for name, arm in arms.ARMS.items():
                 gap, elsewhere = arms.gap(family, config, params, jax.jit(arm, static_argnums=0))
                 record.figure(f"{family}_{spelling}_{name}", gap, at_most=arms.BOUND)
@@ -61,8 +65,14 @@ def _planted(record, arms, family: str) -> None:
 
 def _written(record, oracle: str) -> None:
     """Largest difference of transformers' scores, of directories written by models/hf.py and of the older spelling."""
-    done = subprocess.run([oracle, "scripts/make_goldens.py", "--check", sys.executable], cwd=record.root, text=True,
-                          stdout=subprocess.PIPE, check=True, timeout=1200)
+    done = subprocess.run(
+        [oracle, "scripts/make_goldens.py", "--check", sys.executable],
+        cwd=record.root,
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=1200,
+    )
     for family, found in json.loads(done.stdout).items():
         for name, gap in found.items():
             record.figure(f"{family}_transformers_reads_{name}", gap, at_most=0.0)
@@ -85,8 +95,15 @@ def _memory(record) -> None:
 
 
 def _own_process(record, *arguments: str) -> dict:
-    done = subprocess.run([sys.executable, __file__, *arguments], cwd=record.root, text=True, stdout=subprocess.PIPE,
-                          check=True, timeout=1200, env={**os.environ, "PYTHONPATH": str(record.root)})
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        cwd=record.root,
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=1200,
+        env={**os.environ, "PYTHONPATH": str(record.root)},
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -101,12 +118,18 @@ def make(folder: str) -> dict:
 
     from jaxrl_post.models import decoder, hf
     from jaxrl_post.models.presets import PRESETS
+
     generator = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: (0.05 * generator.standard_normal(leaf.shape, np.float32)).astype(jnp.bfloat16),
-                          decoder.abstract(PRESETS[PRESET]))
+    params = jax.tree.map(
+        lambda leaf: (0.05 * generator.standard_normal(leaf.shape, np.float32)).astype(jnp.bfloat16),
+        decoder.abstract(PRESETS[PRESET]),
+    )
     hf.save(folder, PRESETS[PRESET], params, dtype="bfloat16", max_file_bytes=FILE_BYTES)
-    return {"bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(params)), "digest": digest(params),
-            "files": len(list(Path(folder).glob("*.safetensors")))}
+    return {
+        "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
+        "digest": digest(params),
+        "files": len(list(Path(folder).glob("*.safetensors"))),
+    }
 
 
 def load(folder: str, dtype: str) -> dict:
@@ -116,16 +139,21 @@ def load(folder: str, dtype: str) -> dict:
     import jax
     import numpy as np
 
-    from jaxrl_post import mesh
     from jaxrl_post.models import decoder, hf
+    from jaxrl_post.parallel import mesh
+
     shardings = mesh.param_shardings(mesh.make_mesh(), decoder.axes(hf.read_config(f"{folder}/config.json")), "learner")
     jax.block_until_ready(mesh.put(np.zeros(8, np.float32), mesh.replicated(mesh.make_mesh())))
     before, begun = memory("VmRSS"), time.monotonic()
     _, params = hf.load(folder, dtype=None if dtype == "bfloat16" else np.float32, shardings=shardings)
     seconds, after = time.monotonic() - begun, memory("VmHWM")
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {dtype}
-    return {"increase": after - before, "seconds": seconds, "digest": digest(params),
-            "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(params))}
+    return {
+        "increase": after - before,
+        "seconds": seconds,
+        "digest": digest(params),
+        "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
+    }
 
 
 def digest(params) -> int:
@@ -135,6 +163,7 @@ def digest(params) -> int:
     import jax
     import jax.numpy as jnp
     import numpy as np
+
     value = 0
     for leaf in jax.tree.leaves(params):
         value = zlib.crc32(np.asarray(leaf).astype(jnp.bfloat16).reshape(-1).view(np.uint8), value)

@@ -23,9 +23,17 @@ from killed import Runs
 
 MINUTES = 6.0
 STEPS = 10
-COMMAND = ["--config=configs/demo_pipeline.py", f"--config.steps={STEPS}", "--config.checkpoint.every=3",
-           "--config.scheduler.prompts=16", "--config.scheduler.group_size=4", "--config.scheduler.max_unscored=32",
-           "--config.engine.steps_per_dispatch=4", "--config.eval.prompts=0", "--config.eval.every=0"]
+COMMAND = [
+    "--config=configs/demo_pipeline.py",
+    f"--config.steps={STEPS}",
+    "--config.checkpoint.every=3",
+    "--config.scheduler.prompts=16",
+    "--config.scheduler.group_size=4",
+    "--config.scheduler.max_unscored=32",
+    "--config.engine.steps_per_dispatch=4",
+    "--config.eval.prompts=0",
+    "--config.eval.every=0",
+]
 SLOW = """
 import os
 import time
@@ -51,7 +59,12 @@ weights.Layout._replaced = fails
 sys.exit(main.main(sys.argv[1:]))
 """
 
-SENTENCES = {"tree": "in another tree", "shape": "has shape (", "finite": "not finite", "version": "must be greater than"}
+SENTENCES = {
+    "tree": "in another tree",
+    "shape": "has shape (",
+    "finite": "not finite",
+    "version": "must be greater than",
+}
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -74,13 +87,17 @@ def _refused(record) -> None:
     import engine_lab as lab
     import numpy as np
 
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
+
     asked, old = lab.requests(32, samples=4, seed=5), lab.weights(0)
     homes = meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine")
-    wrong = {"tree": ({name: leaf for name, leaf in old.items() if name != "final_norm"}, 5),
-             "shape": ({**old, "final_norm": np.ones(3, np.float32)}, 5),
-             "finite": ({**old, "final_norm": old["final_norm"] * np.nan}, 5), "version": (old, 0)}
+    wrong = {
+        "tree": ({name: leaf for name, leaf in old.items() if name != "final_norm"}, 5),
+        "shape": ({**old, "final_norm": np.ones(3, np.float32)}, 5),
+        "finite": ({**old, "final_norm": old["final_norm"] * np.nan}, 5),
+        "version": (old, 0),
+    }
     want = lab.run(lab.engine(), asked)
     for check, (params, version) in wrong.items():
         engine = lab.engine()
@@ -102,30 +119,58 @@ def _refused(record) -> None:
 def _refused_everywhere(record, here: Path) -> None:
     """In two processes of four devices each, two of which learn and two generate."""
     import processes
-    split = [*COMMAND, "--config.mesh.fsdp=4", "--config.mesh.engine=4", "--config.engine.slots=16", "--config.checkpoint.every=0",
-             "--config.engine.row_sizes=(16,32)"]
+
+    split = [
+        *COMMAND,
+        "--config.mesh.fsdp=4",
+        "--config.mesh.engine=4",
+        "--config.engine.slots=16",
+        "--config.checkpoint.every=0",
+        "--config.engine.row_sizes=(16,32)",
+    ]
     tried, plain = here / "tried", here / "plain"
-    processes.run(record.root, ["scripts/refused_publish.py", str(tried), *split, f"--run-dir={tried}"], processes=2, devices=4)
+    processes.run(
+        record.root, ["scripts/refused_publish.py", str(tried), *split, f"--run-dir={tried}"], processes=2, devices=4
+    )
     processes.run(record.root, ["-m", "jaxrl_post.main", *split, f"--run-dir={plain}"], processes=2, devices=4)
     told = [json.loads(Path(f"{tried}.{index}.json").read_text()) for index in (0, 1)]
     for check, sentence in SENTENCES.items():
         record.figure(f"two_processes.{check}.said", told[1][check]["said"])
-        record.figure(f"two_processes.{check}.both_name_the_check", all(sentence in one[check]["said"] for one in told), equals=True)
-        record.figure(f"two_processes.{check}.old_version_stays_in_both",
-                      all(one[check]["version"] == one[check]["before"] for one in told), equals=True)
+        record.figure(
+            f"two_processes.{check}.both_name_the_check",
+            all(sentence in one[check]["said"] for one in told),
+            equals=True,
+        )
+        record.figure(
+            f"two_processes.{check}.old_version_stays_in_both",
+            all(one[check]["version"] == one[check]["before"] for one in told),
+            equals=True,
+        )
     for index in (0, 1):
         folders = [place / f"process_{index}" / "rollouts" for place in (tried, plain)]
-        record.figure(f"two_processes.process_{index}_ends_as_if_nothing_had_been_tried", processes.same_files(*folders), equals=True)
+        record.figure(
+            f"two_processes.process_{index}_ends_as_if_nothing_had_been_tried",
+            processes.same_files(*folders),
+            equals=True,
+        )
 
 
 def _torn(record, runs: Runs) -> None:
     arguments = [*runs.begun("torn")[3:]]
-    done = subprocess.run([sys.executable, "-c", TORN, *arguments], cwd=record.root, env=runs.environment(), text=True,
-                          capture_output=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", TORN, *arguments],
+        cwd=record.root,
+        env=runs.environment(),
+        text=True,
+        capture_output=True,
+        timeout=600,
+    )
     record.figure("torn.exit_code", done.returncode, equals=42)
     record.figure("torn.said", done.stderr.strip().splitlines()[-1][:200])
     runs.finish("torn")
-    record.figure("torn.what_differs_after_resuming", runs.differences(runs.here / "whole", runs.here / "torn"), equals=[])
+    record.figure(
+        "torn.what_differs_after_resuming", runs.differences(runs.here / "whole", runs.here / "torn"), equals=[]
+    )
 
 
 def _slow(record, runs: Runs) -> None:
@@ -167,9 +212,17 @@ def _dead(record, here: Path) -> None:
     (here / "judged.py").write_text(
         "from jaxrl_post.rewards.judge import Judge\n"
         f"score = Judge('http://127.0.0.1:{server.server_address[1]}/v1', model='m', question='{{answer}}|{{truth}}', "
-        "deadline_s=0.5, attempts=2)\n")
-    record.run("-m", "jaxrl_post.main", *COMMAND, f"--run-dir={here / 'dead'}", "--config.checkpoint.every=0",
-               f"--config.reward.functions=('{here}/judged.py:score',)", timeout_s=900)
+        "deadline_s=0.5, attempts=2)\n"
+    )
+    record.run(
+        "-m",
+        "jaxrl_post.main",
+        *COMMAND,
+        f"--run-dir={here / 'dead'}",
+        "--config.checkpoint.every=0",
+        f"--config.reward.functions=('{here}/judged.py:score',)",
+        timeout_s=900,
+    )
     server.shutdown()
     rows = _rows(here / "dead")
     record.figure("dead.steps", len(rows), equals=STEPS)
@@ -177,9 +230,12 @@ def _dead(record, here: Path) -> None:
     record.figure("dead.answers_scored_before", 64 * STEPS - sum(row["reward/unscored"] for row in rows), at_least=64)
     masked = [row for row in rows if "critic/score/mean" not in row]
     record.figure("dead.steps_without_a_score", len(masked), at_least=2)
-    record.figure("dead.those_that_moved_nothing", sum(row["training/skipped_updates"] for row in masked), equals=len(masked))
+    record.figure(
+        "dead.those_that_moved_nothing", sum(row["training/skipped_updates"] for row in masked), equals=len(masked)
+    )
 
 
 def _rows(run: Path) -> list[dict]:
-    from jaxrl_post import metrics
+    from jaxrl_post.telemetry import metrics
+
     return [row for row in metrics.read(run / "metrics.jsonl") if "actor/grad_norm" in row]

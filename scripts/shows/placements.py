@@ -35,8 +35,9 @@ def show(record) -> None:
 
 def _seer(record) -> None:
     for seed in (0, 1):
-        found = record.cached(f"seer_{seed}", lambda seed=seed: {
-            arm: _round(arm, seed=seed, slots=256, bounded=True) for arm in ARMS})
+        found = record.cached(
+            f"seer_{seed}", lambda seed=seed: {arm: _round(arm, seed=seed, slots=256, bounded=True) for arm in ARMS}
+        )
         fifo, divided, taken_over, probe, oracle = (found[arm]["seconds"] for arm in ARMS)
         record.figure(f"seer.{seed}.mean_length", found["fifo"]["mean"])
         record.figure(f"seer.{seed}.divided_over_fifo", fifo / divided, at_least=1.05)
@@ -46,8 +47,10 @@ def _seer(record) -> None:
         record.figure(f"seer.{seed}.taken_over_as_share_of_oracle", oracle / taken_over)
         for arm, figures in found.items():
             record.figure(f"seer.{seed}.{arm}.tail_s", figures["tail"])
-    scarce = record.cached("seer_scarce", lambda: {
-        arm: _round(arm, seed=0, slots=64, bounded=True)["seconds"] for arm in ("probe", "past", "oracle")})
+    scarce = record.cached(
+        "seer_scarce",
+        lambda: {arm: _round(arm, seed=0, slots=64, bounded=True)["seconds"] for arm in ("probe", "past", "oracle")},
+    )
     record.figure("seer.64_slots.probe_as_share_of_oracle", scarce["oracle"] / scarce["probe"])
     record.figure("seer.64_slots.past_as_share_of_oracle", scarce["oracle"] / scarce["past"], at_least=0.95)
     record.figure("seer.published.divided_over_fifo", PUBLISHED["divided"])
@@ -58,71 +61,98 @@ def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: 
     """One synchronous round: seconds, seconds in which the last tenth finishes, engine clock, mean length."""
     import numpy as np
 
-    from jaxrl_post import cost, loop
-    from jaxrl_post.scheduler.rounds import Sync
+    from jaxrl_post import loop
+    from jaxrl_post.engine import step_cost as cost
+    from jaxrl_post.scheduler.rounds.rounds import Sync
     from jaxrl_post.sim import pace, workloads
     from jaxrl_post.sim.engine import SimEngine
     from jaxrl_post.sim.learner import SimLearner
     from jaxrl_post.sim.rewards import SimRewards
     from jaxrl_post.simulate import publish
+    from jaxrl_post.telemetry.events import Ring
     from jaxrl_post.types import Sampling
+
     shape = cost.Shape(active=2.24e9, parameters=16e9, kv_bytes=27 * 576 * 2)  # Moonlight 16B-A3B: latent KV of 576
     steps, answers = cost.decode("h800", shape), _answers(seed)
-    engine = SimEngine(answers, replicas=SEER["replicas"], slots=slots,
-                       pace=pace.LockStep(steps) if lockstep else pace.Independent(steps, 1e-3),
-                       kv_tokens=cost.kv_tokens("h800", shape) if bounded else None)
-    scheduler = Sync(workloads.Prompts(SEER["prompts"], seed=seed), run_seed=seed, steps=1, prompts_per_round=SEER["prompts"],
-                     group_size=SEER["group"], sampling=Sampling(), max_tokens=SEER["cap"], filter_groups=False, max_waves=1,
-                     replicas=SEER["replicas"], placement=_placement(arm, answers))
-    kept = _Kept()
-    loop.run(engine, scheduler, SimRewards(), SimLearner(), kept, publish, 1)
-    ends = np.sort([rollout.finish_clock for rollout in kept.rollouts])
-    return {"seconds": float(engine.seconds), "clock": float(ends[-1]), "mean": float(np.mean(list(map(len, kept.rollouts)))),
-            "tail": float(engine.seconds * (1 - ends[int(0.9 * ends.size)] / ends[-1]))}
-
-
-class _Kept:
-    """An observer that keeps what was trained."""
-
-    def commit(self, metrics, part) -> None:
-        self.rollouts = [rollout for group in part.groups for rollout in group.rollouts]
-
-    def published(self, version) -> None:
-        pass
+    engine = SimEngine(
+        answers,
+        replicas=SEER["replicas"],
+        slots=slots,
+        pace=pace.LockStep(steps) if lockstep else pace.Independent(steps, 1e-3),
+        kv_tokens=cost.kv_tokens("h800", shape) if bounded else None,
+    )
+    scheduler = Sync(
+        workloads.Prompts(SEER["prompts"], seed=seed),
+        run_seed=seed,
+        steps=1,
+        prompts_per_round=SEER["prompts"],
+        group_size=SEER["group"],
+        sampling=Sampling(),
+        max_tokens=SEER["cap"],
+        filter_groups=False,
+        max_waves=1,
+        replicas=SEER["replicas"],
+        placement=_placement(arm, answers),
+    )
+    trained, ring = [], Ring()
+    ring.on("preparing", lambda groups: trained.extend(rollout for group in groups for rollout in group.rollouts))
+    loop.run(ring, engine, scheduler, SimRewards(), SimLearner(), publish, 1)
+    ends = np.sort([rollout.finish_clock for rollout in trained])
+    return {
+        "seconds": float(engine.seconds),
+        "clock": float(ends[-1]),
+        "mean": float(np.mean(list(map(len, trained)))),
+        "tail": float(engine.seconds * (1 - ends[int(0.9 * ends.size)] / ends[-1])),
+    }
 
 
 def _answers(seed: int):
     from jaxrl_post.sim import workloads
     from jaxrl_post.sim.answers import Answers
-    law = workloads.lognormal(SEER["prompts"], mean=SEER["mean"], tail=SEER["tail"], group=SEER["group"],
-                              within=SEER["within"], seed=seed)
+
+    law = workloads.lognormal(
+        SEER["prompts"], mean=SEER["mean"], tail=SEER["tail"], group=SEER["group"], within=SEER["within"], seed=seed
+    )
     return Answers(law, cap=SEER["cap"])
 
 
 def _placement(arm: str, answers):
-    from jaxrl_post.scheduler.longest_first import Divided, LongestFirst
-    from jaxrl_post.scheduler.placement import LeastLoaded
+    from jaxrl_post.scheduler.placement.placement import LeastLoaded
+    from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
 
     class Oracle(Divided):
         """Every answer's length is known beforehand, and the longest go first."""
 
         def place(self, groups, round) -> None:
-            known = {request.rollout_id: answers.length(request.rollout_id, request.prompt, 0)
-                     for group in groups for request in group}
+            known = {
+                request.rollout_id: answers.length(request.rollout_id, request.prompt, 0)
+                for group in groups
+                for request in group
+            }
             flat = sorted((request for group in groups for request in group), key=lambda r: -known[r.rollout_id])
             super().place([[request] for request in flat], round)
 
-    return {"fifo": lambda: LeastLoaded(SEER["replicas"]), "divided": lambda: Divided(steal=0.0), "oracle": Oracle,
-            "divided, taken over": Divided, "past": lambda: LongestFirst(past=_past(answers)),
-            "probe": lambda: LongestFirst(past=lambda prompt_id: ())}[arm]()
+    return {
+        "fifo": lambda: LeastLoaded(SEER["replicas"]),
+        "divided": lambda: Divided(steal=0.0),
+        "oracle": Oracle,
+        "divided, taken over": Divided,
+        "past": lambda: LongestFirst(past=_past(answers)),
+        "probe": lambda: LongestFirst(past=lambda prompt_id: ()),
+    }[arm]()
 
 
 def _lockstep(record) -> None:
     """One program over all replicas: where there are more answers than slots the order counts in engine steps too, where
     there are not nothing does."""
-    found = record.cached("lockstep", lambda: {
-        f"{arm}.{slots}": _round(arm, seed=0, slots=slots, lockstep=True) for slots in (32, 128)
-        for arm in ("fifo", "divided", "probe")})
+    found = record.cached(
+        "lockstep",
+        lambda: {
+            f"{arm}.{slots}": _round(arm, seed=0, slots=slots, lockstep=True)
+            for slots in (32, 128)
+            for arm in ("fifo", "divided", "probe")
+        },
+    )
     steps = {name: figures["clock"] for name, figures in found.items()}
     record.figure("lockstep.scarce.steps_fifo_over_divided", steps["fifo.32"] / steps["divided.32"], at_least=1.05)
     record.figure("lockstep.scarce.steps_fifo_over_probe", steps["fifo.32"] / steps["probe.32"], at_least=1.05)
@@ -137,6 +167,7 @@ def _histopipe(record) -> None:
     import numpy as np
 
     from jaxrl_post.scheduler.forecast import pipelined
+
     found = record.cached("histopipe", _arms)
     seconds = {arm: np.array(figures["seconds"]) for arm, figures in found.items()}
     train = HISTO["train"] * float(seconds["least loaded"].max(axis=1).mean())
@@ -149,19 +180,25 @@ def _histopipe(record) -> None:
     record.figure("histopipe.published.ranks", PUBLISHED["histopipe"])
     record.figure("histopipe.published.ranks_and_replicas", PUBLISHED["two tiers"])
     record.figure("histopipe.note", "workload private, not a reproduction")
-    record.figure("histopipe.gain_over_least_loaded_one_step_old", old["ranks, replicas, moves"] / old["least loaded"],
-                  at_least=1.1)
+    record.figure(
+        "histopipe.gain_over_least_loaded_one_step_old",
+        old["ranks, replicas, moves"] / old["least loaded"],
+        at_least=1.1,
+    )
     whole = {arm: figures["lockstep"] for arm, figures in found.items() if "lockstep" in figures}
-    record.figure("histopipe.lockstep.least_loaded_over_ranks", whole["least loaded"] / whole["ranks, replicas, moves"],
-                  at_most=1.0)
+    record.figure(
+        "histopipe.lockstep.least_loaded_over_ranks",
+        whole["least loaded"] / whole["ranks, replicas, moves"],
+        at_most=1.0,
+    )
 
 
 def _arms() -> dict:
-    from jaxrl_post import cost
-    from jaxrl_post.scheduler.allocation import two_steps
-    from jaxrl_post.scheduler.balance import RankGroups
+    from jaxrl_post.engine import step_cost as cost
     from jaxrl_post.scheduler.forecast import Replica
-    from jaxrl_post.scheduler.placement import LeastLoaded
+    from jaxrl_post.scheduler.placement.histopipe import RankGroups, two_steps
+    from jaxrl_post.scheduler.placement.placement import LeastLoaded
+
     steps = cost.decode("h800", cost.SHAPES["qwen2.5-14b"], tensor=2)
     replica, past = Replica(slots=1024, kv_tokens=1 << 40, cost=steps), _past(_law()[1])
 
@@ -171,9 +208,13 @@ def _arms() -> dict:
     def even(seconds):
         return 0.0
 
-    arms = {"least loaded": lambda: LeastLoaded(HISTO["replicas"]), "ranks": ranks(even, False),
-            "ranks, moves": ranks(even, True), "ranks, replicas": ranks(two_steps, False),
-            "ranks, replicas, moves": ranks(two_steps, True)}
+    arms = {
+        "least loaded": lambda: LeastLoaded(HISTO["replicas"]),
+        "ranks": ranks(even, False),
+        "ranks, moves": ranks(even, True),
+        "ranks, replicas": ranks(two_steps, False),
+        "ranks, replicas, moves": ranks(two_steps, True),
+    }
     out = {arm: _steps(make(), steps) for arm, make in arms.items()}
     for arm in ("least loaded", "ranks, replicas, moves"):
         out[arm]["lockstep"] = _steps(arms[arm](), steps, lockstep=True)["whole"]
@@ -183,6 +224,7 @@ def _arms() -> dict:
 def _law():
     from jaxrl_post.sim import workloads
     from jaxrl_post.sim.answers import Answers
+
     count = HISTO["prompts"] * HISTO["steps"]
     return workloads.Prompts(count), Answers(workloads.rollpacker(count, cap=HISTO["cap"]), cap=HISTO["cap"])
 
@@ -197,8 +239,17 @@ def _past(answers):
 
     def past(prompt_id):
         prompt = Prompt(id=prompt_id, tokens=[0])
-        return (SimpleNamespace(lengths=np.array([answers.length(RolloutId(0, "train", 99, prompt_id, sample), prompt, 0)
-                                                  for sample in range(HISTO["group"])])),)
+        return (
+            SimpleNamespace(
+                lengths=np.array(
+                    [
+                        answers.length(RolloutId(0, "train", 99, prompt_id, sample), prompt, 0)
+                        for sample in range(HISTO["group"])
+                    ]
+                )
+            ),
+        )
+
     return past
 
 
@@ -206,13 +257,19 @@ def _steps(placement, steps, lockstep: bool = False) -> dict:
     """Of each step, seconds that each replica works; seconds of all steps with a barrier; share of answers that moved."""
     from jaxrl_post.sim import pace
     from jaxrl_post.sim.engine import SimEngine
+
     prompts, answers = _law()
     out, whole, moved = [], 0.0, 0
     for step in range(HISTO["steps"]):
-        engine = SimEngine(answers, replicas=HISTO["replicas"], slots=1024,
-                           pace=pace.LockStep(steps) if lockstep else pace.Independent(steps, 1e-3))
-        placement.place([_requests(*prompts.at(len(prompts) + step * HISTO["prompts"] + n)) for n in range(HISTO["prompts"])],
-                        step)
+        engine = SimEngine(
+            answers,
+            replicas=HISTO["replicas"],
+            slots=1024,
+            pace=pace.LockStep(steps) if lockstep else pace.Independent(steps, 1e-3),
+        )
+        placement.place(
+            [_requests(*prompts.at(len(prompts) + step * HISTO["prompts"] + n)) for n in range(HISTO["prompts"])], step
+        )
         last, at = [0.0] * HISTO["replicas"], {}
         while True:
             new = placement.release(engine.capacity)
@@ -233,5 +290,9 @@ def _steps(placement, steps, lockstep: bool = False) -> dict:
 
 def _requests(epoch: int, prompt) -> list:
     from jaxrl_post.types import Request, RolloutId, Sampling
+
     ids = [RolloutId(0, "train", epoch, prompt.id, sample) for sample in range(HISTO["group"])]
-    return [Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=HISTO["cap"], sampling=Sampling()) for id in ids]
+    return [
+        Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=HISTO["cap"], sampling=Sampling())
+        for id in ids
+    ]

@@ -26,13 +26,22 @@ SEEDS, MOST_SEEDS, WIDTH = 5, 10, 0.05
 CONFIG, WARM = "configs/demo_long_tail.py", 2  # rounds that are left out of seconds and steps
 TRIED = 40  # rounds of the runs by which settings are chosen
 SYNC = ("scheduler.name=sync", "scheduler.over=1.0", "scheduler.lane=0.0")
-SHAPES = [(f"engine.slots={slots}", f"engine.row_sizes={sizes}", f"engine.steps_per_dispatch={steps}",
-           f"engine.refill_slots={steps // 2}") for slots, sizes in ((64, "[64]"), (96, "[64,96]")) for steps in (16, 32)]
+SHAPES = [
+    (
+        f"engine.slots={slots}",
+        f"engine.row_sizes={sizes}",
+        f"engine.steps_per_dispatch={steps}",
+        f"engine.refill_slots={steps // 2}",
+    )
+    for slots, sizes in ((64, "[64]"), (96, "[64,96]"))
+    for steps in (16, 32)
+]
 CANDIDATES = {
     "sync": [(*SYNC, *shape) for shape in SHAPES],
     "tail_batching": [(f"scheduler.over={over}", *shape) for over in (1.125, 1.25) for shape in SHAPES],
-    "sync_of_any_size": [(*SYNC, f"engine.slots={size}", f"engine.row_sizes=[{size}]", "engine.refill_slots=4")
-                         for size in (16, 32, 48)],
+    "sync_of_any_size": [
+        (*SYNC, f"engine.slots={size}", f"engine.row_sizes=[{size}]", "engine.refill_slots=4") for size in (16, 32, 48)
+    ],
 }
 QUIET = (f"steps={TRIED}", "eval=default", "eval.prompts=0", "trace_rounds=0")
 
@@ -58,10 +67,22 @@ def show(record) -> None:
     _curves(record, runs)
     for arm, mine in runs.items():
         record.figure(f"{arm}.idle_slot_time", statistics.mean(run["bubble"] for run in mine))
-        for name in ("shift", "num_tokens_wasted", "num_tokens_recomputed", "num_tokens_generated", "num_rollouts_deferred",
-                     "longest_park", "num_dropped", "num_untrained", "most_deferrals"):
-            record.figure(f"{arm}.bias.{name}", statistics.mean(run["bias"][name] for run in mine),
-                          **({"equals": 0} if name in ("num_dropped", "num_untrained") else {}))
+        for name in (
+            "shift",
+            "num_tokens_wasted",
+            "num_tokens_recomputed",
+            "num_tokens_generated",
+            "num_rollouts_deferred",
+            "longest_park",
+            "num_dropped",
+            "num_untrained",
+            "most_deferrals",
+        ):
+            record.figure(
+                f"{arm}.bias.{name}",
+                statistics.mean(run["bias"][name] for run in mine),
+                **({"equals": 0} if name in ("num_dropped", "num_untrained") else {}),
+            )
         record.figure(f"{arm}.step_length", mine[0]["step_length"])
 
 
@@ -85,7 +106,9 @@ def _curves(record, runs: dict) -> None:
     record.figure("curve.difference_low", low, at_most=0.0)
     record.figure("curve.difference_high", high, at_least=0.0)
     record.figure("curve.difference_width", high - low, at_most=WIDTH)
-    record.figure("curve.difference_by_seed", [b - a for a, b in zip(_means(runs["sync"]), _means(runs["tail_batching"]))])
+    record.figure(
+        "curve.difference_by_seed", [b - a for a, b in zip(_means(runs["sync"]), _means(runs["tail_batching"]))]
+    )
 
 
 def _means(runs: list[dict]) -> list[float]:
@@ -96,7 +119,10 @@ def _means(runs: list[dict]) -> list[float]:
 def _interval(runs: dict) -> tuple[float, float]:
     """Welch's 95 % interval of ours minus synchronous: the seeds of an arm are its sample."""
     from scipy import stats
-    found = stats.ttest_ind(_means(runs["tail_batching"]), _means(runs["sync"]), equal_var=False).confidence_interval(0.95)
+
+    found = stats.ttest_ind(_means(runs["tail_batching"]), _means(runs["sync"]), equal_var=False).confidence_interval(
+        0.95
+    )
     return float(found.low), float(found.high)
 
 
@@ -113,8 +139,10 @@ def _settings(record) -> dict:
     out = {}
     for arm, candidates in CANDIDATES.items():
         with tempfile.TemporaryDirectory() as folder:
-            taken = [_speed_of(*_rows(record, Path(folder) / str(number), (*candidate, *QUIET), 0))["seconds"]
-                     for number, candidate in enumerate(candidates)]
+            taken = [
+                _speed_of(*_rows(record, Path(folder) / str(number), (*candidate, *QUIET), 0))["seconds"]
+                for number, candidate in enumerate(candidates)
+            ]
         out[arm] = {"settings": list(candidates[taken.index(min(taken))]), "of": taken}
     return out
 
@@ -125,22 +153,38 @@ def _settings(record) -> dict:
 def _run(record, settings: list[str], seed: int) -> dict:
     """A whole run by the command; what it took per trained group, its curve, its meter, its idle slots."""
     import plot_rounds
+
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         rows, prompts = _rows(record, run, settings, seed)
         trace = plot_rounds.panel(plot_rounds.read(next(run.glob("trace_*.json"))), "", slice(WARM, None), True)
-        lengths = {kind: [row[f"bias/step_length/{kind}"] for row in rows if f"bias/step_length/{kind}" in row]
-                   for kind in ("short", "long")}
-        return {**_speed_of(rows, prompts), "curve": [row[name] for row in rows for name in row if name.endswith("acc/mean@4")],
-                "step_length": {kind: statistics.mean(found) for kind, found in lengths.items() if found},
-                "bubble": trace.bubble(), "bias": json.loads((run / "bias.json").read_text())}
+        lengths = {
+            kind: [row[f"bias/step_length/{kind}"] for row in rows if f"bias/step_length/{kind}" in row]
+            for kind in ("short", "long")
+        }
+        return {
+            **_speed_of(rows, prompts),
+            "curve": [row[name] for row in rows for name in row if name.endswith("acc/mean@4")],
+            "step_length": {kind: statistics.mean(found) for kind, found in lengths.items() if found},
+            "bubble": trace.bubble(),
+            "bias": json.loads((run / "bias.json").read_text()),
+        }
 
 
 def _rows(record, run: Path, settings: Sequence[str], seed: int) -> tuple[list[dict], int]:
     """The metrics of a run, and the prompts of a round."""
-    from jaxrl_post import metrics
-    record.run("-m", "jaxrl_post.main", f"--config={CONFIG}", f"--run-dir={run}", f"--config.seed={seed}",
-               "--config.checkpoint.every=0", *(f"--config.{override}" for override in settings), timeout_s=1800)
+    from jaxrl_post.telemetry import metrics
+
+    record.run(
+        "-m",
+        "jaxrl_post.main",
+        f"--config={CONFIG}",
+        f"--run-dir={run}",
+        f"--config.seed={seed}",
+        "--config.checkpoint.every=0",
+        *(f"--config.{override}" for override in settings),
+        timeout_s=1800,
+    )
     return metrics.read(run / "metrics.jsonl"), json.loads((run / "config.json").read_text())["scheduler"]["prompts"]
 
 
@@ -148,6 +192,8 @@ def _speed_of(rows: list[dict], prompts: int) -> dict[str, float]:
     """Per trained group: engine steps, seconds of training steps, seconds of generation."""
     steps = [row for row in rows if "timing_s/step" in row][WARM:]
     groups, apart = len(steps) * prompts, ("timing_s/testing", "timing_s/save_checkpoint")
-    return {"engine_steps": sum(row["rows/steps"] for row in steps) / groups,
-            "seconds": sum(row["timing_s/step"] - sum(row.get(name, 0.0) for name in apart) for row in steps) / groups,
-            "generation_s": sum(row["timing_s/gen"] for row in steps) / groups}
+    return {
+        "engine_steps": sum(row["rows/steps"] for row in steps) / groups,
+        "seconds": sum(row["timing_s/step"] - sum(row.get(name, 0.0) for name in apart) for row in steps) / groups,
+        "generation_s": sum(row["timing_s/gen"] for row in steps) / groups,
+    }

@@ -19,8 +19,14 @@ MINUTES = 6.0
 SEEDS = tuple(range(10))
 STARTING = 3  # so many are killed while they start; the others each in its own part of the run
 STEPS, EVERY = 12, 3
-COMMAND = ["--config=configs/demo.py", f"--config.steps={STEPS}", f"--config.checkpoint.every={EVERY}",
-           "--config.scheduler.prompts=32", "--config.eval.prompts=16", "--config.eval.every=4"]
+COMMAND = [
+    "--config=configs/demo.py",
+    f"--config.steps={STEPS}",
+    f"--config.checkpoint.every={EVERY}",
+    "--config.scheduler.prompts=32",
+    "--config.eval.prompts=16",
+    "--config.eval.every=4",
+]
 
 
 def show(record) -> None:

@@ -48,12 +48,14 @@ def _drawn(record) -> None:
 
 def _planted(record) -> None:
     from test_scheduler_properties import FAULTS
+
     passed = record.passed("tests/test_scheduler_properties.py", "planted or drawn_anew")
     record.figure("planted_faults_found", passed - 1, equals=len(FAULTS) + 1)  # one test is the sound base
 
 
 def _on_the_real_engine(record) -> None:
     from frozen_rounds import multiset, rounds
+
     steps = 12
     expected = multiset(rounds("sync", steps=steps)[0])
     record.figure("engine.rollouts", len(expected), at_least=100)
@@ -61,4 +63,6 @@ def _on_the_real_engine(record) -> None:
         found, counts = rounds("tail_batching", steps=steps, over=1.5, prefix_mode=mode)
         missing = sum((Counter(expected) - Counter(multiset(found))).values())
         record.figure(f"engine.{mode}.groups_deferred", int(counts["sched/num_groups_deferred"]), at_least=10)
-        record.figure(f"engine.{mode}.rollouts_that_differ_from_sync", missing + len(multiset(found)) - len(expected), equals=0)
+        record.figure(
+            f"engine.{mode}.rollouts_that_differ_from_sync", missing + len(multiset(found)) - len(expected), equals=0
+        )

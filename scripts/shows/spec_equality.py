@@ -17,8 +17,14 @@ from pathlib import Path
 MINUTES = 4.0
 NAMED = ("ngram", "histospec", "histospec_rewards", "ours")
 LEAST = {"random": 0, "ngram": 10, "better_clones": 10}  # accepted drafts; of the others at least 200
-SHORT = ("--config.steps=12", "--config.data.size=64", "--config.scheduler.prompts=16", "--config.eval.prompts=16",
-         "--config.eval.every=0", "--config.checkpoint.every=12")
+SHORT = (
+    "--config.steps=12",
+    "--config.data.size=64",
+    "--config.scheduler.prompts=16",
+    "--config.eval.prompts=16",
+    "--config.eval.every=0",
+    "--config.checkpoint.every=12",
+)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -34,8 +40,10 @@ def show(record) -> None:
 def _stories(record) -> tuple:
     """Model, weights, requests, and a token that ends an answer: here a full stop, as the end of a whole story is too far."""
     import engine_lab as lab
+
     from jaxrl_post.data import tokenizer
     from jaxrl_post.models import llama2c
+
     config, params = llama2c.load(record.data("tinystories-260k", "stories260K.bin"))
     stop = int(tokenizer.load(record.data("tinystories-260k", "tok512.bin")).encode(".")[-1])
     asked = lab.requests(128, samples=8, longest_prompt=24, longest=64, vocab=config.vocab_size, seed=1)
@@ -46,9 +54,11 @@ def _demo(record) -> tuple:
     """The sums of the demo, 8 answers each."""
     import engine_lab as lab
     import numpy as np
+
     from jaxrl_post.data import tokenizer
     from jaxrl_post.models import hf
     from jaxrl_post.types import Prompt
+
     folder, noise = record.root / "configs" / "demo_policy", np.random.default_rng(0)
     words, (config, params) = tokenizer.load(folder), hf.load(folder)
     texts = ["+".join(map(str, noise.integers(1, 60, 3 + 4 * (n % 2)))) + "=" for n in range(32)]
@@ -67,6 +77,7 @@ def _arms(record, model: str, config, params, asked: list, eos: int) -> None:
     import engine_lab as lab
     import numpy as np
     import scripted_drafter as scripted
+
     plain = lab.run(lab.engine(params, config), asked)
     record.figure(f"{model}.num_requests", len(plain))
     record.figure(f"{model}.num_tokens", sum(map(len, plain.values())), at_least=1000)
@@ -87,8 +98,10 @@ def _arms(record, model: str, config, params, asked: list, eos: int) -> None:
         engine.reset()
         _compare(record, f"{model}.{name}", plain, lab.run(engine, asked), engine, LEAST.get(name, 200))
         if name == "perfect":
-            inside = {kind: sum(r.finish.value == kind and len(r) > 1 and bool(r.drafted[-2]) for r in _again(engine, asked))
-                      for kind in ("eos", "length")}
+            inside = {
+                kind: sum(r.finish.value == kind and len(r) > 1 and bool(r.drafted[-2]) for r in _again(engine, asked))
+                for kind in ("eos", "length")
+            }
             for kind, count in inside.items():
                 record.figure(f"{model}.{name}.ended_by_{kind}_behind_a_draft", count, at_least=5)
     for name in ("perfect", "ours"):
@@ -103,25 +116,31 @@ def _arms(record, model: str, config, params, asked: list, eos: int) -> None:
     engine = made("ours")
     out = lab.swap_in_mid_generation(engine, asked, _placed(near, config), steps=2, mode="verify")
     _compare(record, f"{model}.ours_swap", want, out, engine, 200)
-    record.figure(f"{model}.ours_swap.rollouts_that_changed", sum(
-        plain[name].tokens.tolist() != want[name].tokens.tolist() for name in plain), at_least=1)
+    record.figure(
+        f"{model}.ours_swap.rollouts_that_changed",
+        sum(plain[name].tokens.tolist() != want[name].tokens.tolist() for name in plain),
+        at_least=1,
+    )
 
 
 def _again(engine, asked: list) -> list:
     """Answers once more, in which `drafted` says which tokens were accepted drafts."""
     import engine_lab as lab
+
     engine.reset()
     return list(lab.run(engine, asked).values())
 
 
 def _placed(params, config):
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
+
     return meshes.put(params, meshes.param_shardings(meshes.make_mesh(), decoder.axes(config), "engine"))
 
 
 def _compare(record, name: str, want: dict, out: dict, engine, least: int) -> None:
     import engine_lab as lab
+
     counts = engine.metrics()
     record.figure(f"{name}.drafted", counts.get("spec/num_drafted", 0), at_least=200)
     record.figure(f"{name}.accepted", counts.get("spec/num_accepted", 0), at_least=least)
@@ -132,21 +151,34 @@ def _whole_runs(record) -> None:
     """Sync: with drafts, with drafts and clones, and without, from the same file."""
     import saved
 
-    from jaxrl_post import metrics
+    from jaxrl_post.telemetry import metrics
+
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: Path(folder) / name for name in ("off", "ours", "clones")}
         for name, place in runs.items():
-            flags = {"off": ["--config.speculation=default"], "ours": [], "clones": ["--config.speculation.clones=True"]}
-            seconds = record.run("-m", "jaxrl_post.main", "--config=configs/demo_speculation.py", *SHORT, *flags[name],
-                                 f"--run-dir={place}", timeout_s=900)
+            flags = {
+                "off": ["--config.speculation=default"],
+                "ours": [],
+                "clones": ["--config.speculation.clones=True"],
+            }
+            seconds = record.run(
+                "-m",
+                "jaxrl_post.main",
+                "--config=configs/demo_speculation.py",
+                *SHORT,
+                *flags[name],
+                f"--run-dir={place}",
+                timeout_s=900,
+            )
             record.figure(f"run.{name}.seconds", round(seconds, 2))
             rows = metrics.read(place / "metrics.jsonl")
             for count in ("spec/num_drafted", "spec/num_accepted", "rows/steps"):
                 least = {} if name == "off" or count == "rows/steps" else {"at_least": 500}
                 record.figure(f"run.{name}.{count.split('/')[1]}", sum(row.get(count, 0.0) for row in rows), **least)
         for name in ("ours", "clones"):
-            differing = saved.differing(*(next((place / "checkpoints").glob("step_??????")) / "arrays"
-                                  for place in (runs["off"], runs[name])))
+            differing = saved.differing(
+                *(next((place / "checkpoints").glob("step_??????")) / "arrays" for place in (runs["off"], runs[name]))
+            )
             record.figure(f"run.{name}.weights_and_moments_that_differ", differing, equals=[])
             exported = [(place / "policy" / "model.safetensors").read_bytes() for place in (runs["off"], runs[name])]
             record.figure(f"run.{name}.exported_policy_equal", exported[0] == exported[1], equals=True)

@@ -20,15 +20,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "tests")]
     import law_arms as arms
+
     from jaxrl_post.types import Sampling
 
     found = {}
     for name, law in arms.LAWS.items():
         found.update(_pair(record, name, 40, law, 6000, 3, lambda told, law=law: arms.by_context(40, law, told, 2)))
     for name, law in (("tiles_plain", Sampling()), ("tiles_top_p_0_6", Sampling(top_p=0.6))):
-        found.update(_pair(record, name, 2053, law, 12000, 2, lambda told, law=law: arms.by_context(2053, law, told, 1)))
-    for name, law in (("sequence_plain", Sampling(eos_ids=(2,))),
-                      ("sequence_cut", Sampling(temperature=1.5, top_k=2, top_p=0.95, eos_ids=(2,)))):
+        found.update(
+            _pair(record, name, 2053, law, 12000, 2, lambda told, law=law: arms.by_context(2053, law, told, 1))
+        )
+    for name, law in (
+        ("sequence_plain", Sampling(eos_ids=(2,))),
+        ("sequence_cut", Sampling(temperature=1.5, top_k=2, top_p=0.95, eos_ids=(2,))),
+    ):
         found.update(_pair(record, name, 3, law, 12000, 4, lambda told, law=law: arms.by_sequence(3, law, told, 4)))
     for name, p in found.items():
         record.figure(f"p_{name}", p, at_least=LEVEL / len(found))
@@ -38,6 +43,7 @@ def show(record) -> None:
 def _pair(record, name: str, vocab: int, law, count: int, length: int, test) -> dict[str, float]:
     """p-values without candidates and with them; how many candidates were right and wrong."""
     import law_arms as arms
+
     engine = arms.engine(vocab)
     alone = arms.answers(engine, law, count, length)
     drafted = arms.answers(engine, law, count, length, attempt=1, drafts=arms.drafts(alone))
@@ -51,6 +57,7 @@ def _pair(record, name: str, vocab: int, law, count: int, length: int, test) -> 
 def _planted(record) -> None:
     import law_arms as arms
     import pytest
+
     law = arms.LAWS["all_three"]
     honest = arms.answers(arms.engine(40), law, 3000, 3)
     for fault in arms.FAULTS:

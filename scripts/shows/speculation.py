@@ -30,12 +30,29 @@ SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
 ARMS = ("off", "ngram", "histospec", "ours")
 PHASES = ("full_batch", "tail")
-SPECULATION = ("speculation.drafter=ours", "speculation.live_entries=16384", "speculation.prompt_entries=262144",
-               "speculation.shared_entries=786432", "eval.prompts=0", "eval.every=0", "eval.at=()", "checkpoint.every=0",
-               "history.epochs=8")
+SPECULATION = (
+    "speculation.drafter=ours",
+    "speculation.live_entries=16384",
+    "speculation.prompt_entries=262144",
+    "speculation.shared_entries=786432",
+    "eval.prompts=0",
+    "eval.every=0",
+    "eval.at=()",
+    "checkpoint.every=0",
+    "history.epochs=8",
+)
 WORKLOADS = {
-    "stories": ("configs/stories.py", ("steps=20", "data.size=32", "sampling.max_tokens=192", "engine.max_length=256",
-                                       "batch.tokens=256", "optimizer.lr=5e-5")),
+    "stories": (
+        "configs/stories.py",
+        (
+            "steps=20",
+            "data.size=32",
+            "sampling.max_tokens=192",
+            "engine.max_length=256",
+            "batch.tokens=256",
+            "optimizer.lr=5e-5",
+        ),
+    ),
     "demo": ("configs/demo_speculation.py", ("steps=25",)),
 }
 CLAIM_FROM = 0.3  # nats of mean entropy
@@ -46,18 +63,33 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     record.data("tinystories-260k")
-    from jaxrl_post.launch import compilation
-    compilation.use_cache({**os.environ, "JAX_COMPILATION_CACHE_DIR": str(record.root / ".cache" / "speculation" / "jax")})
+    from jaxrl_post.launch import compile_guard
+
+    compile_guard.use_cache(
+        {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(record.root / ".cache" / "speculation" / "jax")}
+    )
     table = {}
     for workload, (file, changes) in WORKLOADS.items():
         folder = record.root / ".cache" / "speculation" / workload
         overrides = [*SPECULATION, *changes]
         _log(record, folder, file, [*overrides, f"engine.cost_table={_flat(record)}"])
-        table[workload] = {kind: _cells(record, f"{workload}.{kind}", folder, file, overrides, steady=kind == "steady")
-                           for kind in ("cold", "steady")}
+        table[workload] = {
+            kind: _cells(record, f"{workload}.{kind}", folder, file, overrides, steady=kind == "steady")
+            for kind in ("cold", "steady")
+        }
     record.figure("workloads", table)
-    record.figure("settings", {"slots": SLOTS, "width": WIDTH, "steps_per_dispatch": STEPS, "row_sizes": SIZES, "pairs": PAIRS,
-                               "requests_a_round": PROMPTS * 8, "rounds": ROUNDS})
+    record.figure(
+        "settings",
+        {
+            "slots": SLOTS,
+            "width": WIDTH,
+            "steps_per_dispatch": STEPS,
+            "row_sizes": SIZES,
+            "pairs": PAIRS,
+            "requests_a_round": PROMPTS * 8,
+            "rounds": ROUNDS,
+        },
+    )
 
 
 def _flat(record) -> Path:
@@ -71,9 +103,16 @@ def _flat(record) -> Path:
 def _log(record, folder: Path, file: str, overrides: list[str]) -> None:
     """The run that is replayed, anew for every show."""
     import shutil
+
     shutil.rmtree(folder, ignore_errors=True)
-    record.run("-m", "jaxrl_post.main", f"--config={file}", f"--run-dir={folder}", *(f"--config.{o}" for o in overrides),
-               timeout_s=900)
+    record.run(
+        "-m",
+        "jaxrl_post.main",
+        f"--config={file}",
+        f"--run-dir={folder}",
+        *(f"--config.{o}" for o in overrides),
+        timeout_s=900,
+    )
 
 
 def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, steady: bool) -> dict:
@@ -81,60 +120,93 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
     import numpy as np
     import replay
 
-    from jaxrl_post.cost import StepCost
-    where = replay.stage(record.root, folder, file, overrides, steady=steady, prompts=PROMPTS,
-                         rounds=ROUNDS[name.split(".")[0]], width=WIDTH[name.split(".")[0]])
+    from jaxrl_post.engine.step_cost import StepCost
+
+    where = replay.stage(
+        record.root,
+        folder,
+        file,
+        overrides,
+        steady=steady,
+        prompts=PROMPTS,
+        rounds=ROUNDS[name.split(".")[0]],
+        width=WIDTH[name.split(".")[0]],
+    )
     flat = StepCost(SIZES, (1.0,) * len(SIZES), "flat")
     free = {arm: _arm(where, arm, flat) for arm in ARMS}
     for arm in free.values():
         arm.run()  # what drafts prove worth is counted
     counted = {name: arm.run() for name, arm in free.items()}
-    record.figure(f"{name}.arms_with_other_bits", sum(run.bits != counted["off"].bits for run in counted.values()), equals=0)
+    record.figure(
+        f"{name}.arms_with_other_bits", sum(run.bits != counted["off"].bits for run in counted.values()), equals=0
+    )
     free["ours"].engine.drafting.forced = True  # so that it looks for the likeliest token at every step
     watched = free["ours"].run()
     del free
     best = replay.oracle(watched, where.rounds, rows=max(SIZES), slots=SLOTS, width=where.width)
     rollouts = list(watched.rollouts.values())
-    about = {"mean_length": float(np.mean([len(r) for r in rollouts])), "epoch": where.epoch,
-             "entropy": float(np.mean(np.concatenate([r.entropies for r in rollouts]))),
-             "ceiling_mean_max_p": float(np.mean(np.concatenate([r.tokens == r.favourites for r in rollouts])))}
+    about = {
+        "mean_length": float(np.mean([len(r) for r in rollouts])),
+        "epoch": where.epoch,
+        "entropy": float(np.mean(np.concatenate([r.entropies for r in rollouts]))),
+        "ceiling_mean_max_p": float(np.mean(np.concatenate([r.tokens == r.favourites for r in rollouts]))),
+    }
     times = _times(record, name, where)
-    cells = {phase: {"about": about} | {arm: _cell(counted, times, arm, phase) for arm in ARMS}
-             | {"oracle": {"accepted_per_step": best[phase][0] / best[phase][1]}} for phase in PHASES}
+    cells = {
+        phase: {"about": about}
+        | {arm: _cell(counted, times, arm, phase) for arm in ARMS}
+        | {"oracle": {"accepted_per_step": best[phase][0] / best[phase][1]}}
+        for phase in PHASES
+    }
     _bound(record, name, cells, counted, times, about["entropy"], steady)
     return cells
 
 
 def _arm(where, name: str, cost, sizes=SIZES):
     import replay
-    return replay.Arm(where, name, row_sizes=sizes, cost=cost, clones=name == "ours", entries=ENTRIES, slots=SLOTS,
-                      steps=STEPS)
+
+    return replay.Arm(
+        where, name, row_sizes=sizes, cost=cost, clones=name == "ours", entries=ENTRIES, slots=SLOTS, steps=STEPS
+    )
 
 
 def _cell(counted: dict, times: dict, arm: str, phase: str) -> dict:
     run, off = counted[arm].phases[phase], counted["off"].phases[phase]
     ratios = [a / b for a, b in zip(times["off"][phase], times[arm][phase])]
     low, high = _interval(ratios)
-    return {"step_ratio": (run.tokens / run.steps) / (off.tokens / off.steps),
-            "accepted_per_step": run.accepted / run.slot_steps,
-            "drafted_per_step": run.drafted / run.slot_steps, "time_ratio": statistics.median(ratios),
-            "time_ratio_95": [low, high], "row_steps": run.row_steps}
+    return {
+        "step_ratio": (run.tokens / run.steps) / (off.tokens / off.steps),
+        "accepted_per_step": run.accepted / run.slot_steps,
+        "drafted_per_step": run.drafted / run.slot_steps,
+        "time_ratio": statistics.median(ratios),
+        "time_ratio_95": [low, high],
+        "row_steps": run.row_steps,
+    }
 
 
 def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
     """Seconds a token of each arm and phase in runs that take turns dispatch by dispatch, row sizes from a table measured
     here."""
     import replay
+
     cost = _measured(where)
-    record.figure(f"{name}.cost_table", {"step_s": dict(zip(map(str, cost.rows), cost.seconds)), "drafting_s": cost.drafting,
-                                          "opening_s": cost.opening})
+    record.figure(
+        f"{name}.cost_table",
+        {
+            "step_s": dict(zip(map(str, cost.rows), cost.seconds)),
+            "drafting_s": cost.drafting,
+            "opening_s": cost.opening,
+        },
+    )
     arms = {arm: _arm(where, arm, cost) for arm in ARMS}
     for arm in arms.values():
         arm.run()
     out = {arm: {phase: [] for phase in (*PHASES, "all", "row_steps")} for arm in ARMS}
     pairs, more = (given[name.split(".")[0]] for given in (PAIRS, MORE))
     for turn in range(pairs + more):
-        taking = ARMS[turn % len(ARMS):] + ARMS[:turn % len(ARMS)] if turn < pairs else ("off", "ours")[::(-1) ** turn]
+        taking = (
+            ARMS[turn % len(ARMS) :] + ARMS[: turn % len(ARMS)] if turn < pairs else ("off", "ours")[:: (-1) ** turn]
+        )
         for arm, run in zip(taking, replay.side_by_side([arms[name] for name in taking])):
             phases = run.phases
             for phase in PHASES:
@@ -148,7 +220,8 @@ def _measured(where):
     """The table of step costs, from the stage's own requests."""
     from benches import cost
 
-    from jaxrl_post.cost import StepCost
+    from jaxrl_post.engine.step_cost import StepCost
+
     engine = _arm(where, "ours", StepCost(SIZES, (1.0,) * len(SIZES), "flat")).engine
     steps, drafting, opening = cost.measure(engine, where.rounds[0], turns=3)
     return StepCost(SIZES, tuple(steps.values()), "measured here", drafting, opening)
@@ -157,6 +230,7 @@ def _measured(where):
 def _interval(values: list[float]) -> tuple[float, float]:
     """95 % bootstrap interval of the median."""
     import numpy as np
+
     drawn = np.random.default_rng(0).choice(values, (4000, len(values)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)
@@ -165,10 +239,16 @@ def _interval(values: list[float]) -> tuple[float, float]:
 def _bound(record, name: str, cells: dict, counted: dict, times: dict, entropy: float, steady: bool) -> None:
     for phase in PHASES:
         ours, key = cells[phase]["ours"], f"{name}.{phase}"
-        record.figure(f"{key}.accepted_per_step", ours["accepted_per_step"],
-                      at_least=max(cells[phase][other]["accepted_per_step"] for other in ("ngram", "histospec")))
-        record.figure(f"{key}.of_oracle", ours["accepted_per_step"] / cells[phase]["oracle"]["accepted_per_step"],
-                      **({"at_least": 0.7} if steady else {}))
+        record.figure(
+            f"{key}.accepted_per_step",
+            ours["accepted_per_step"],
+            at_least=max(cells[phase][other]["accepted_per_step"] for other in ("ngram", "histospec")),
+        )
+        record.figure(
+            f"{key}.of_oracle",
+            ours["accepted_per_step"] / cells[phase]["oracle"]["accepted_per_step"],
+            **({"at_least": 0.7} if steady else {}),
+        )
         slower = [b / a for a, b in zip(times["off"][phase], times["ours"][phase])]
         record.figure(f"{key}.time_over_off_upper_95", _interval(slower)[1], at_most=1.05)
         share = ours["accepted_per_step"] / ours["drafted_per_step"] if ours["drafted_per_step"] else 0.0
@@ -181,5 +261,7 @@ def _bound(record, name: str, cells: dict, counted: dict, times: dict, entropy: 
     record.figure(f"{name}.generation_step_ratio", steps["off"] / steps["ours"], **claimed)
     record.figure(f"{name}.generation_time_ratio", statistics.median(ratio))
     record.figure(f"{name}.generation_time_ratio_95", list(_interval(ratio)))
-    record.figure(f"{name}.full_batch.row_steps_over_off", statistics.median(
-        b / a for a, b in zip(times["off"]["row_steps"], times["ours"]["row_steps"])))
+    record.figure(
+        f"{name}.full_batch.row_steps_over_off",
+        statistics.median(b / a for a, b in zip(times["off"]["row_steps"], times["ours"]["row_steps"])),
+    )

@@ -44,20 +44,39 @@ def _compared(record, name: str, found: dict) -> None:
 
 
 def _real(record, prompts: int, group: int) -> dict:
-    from jaxrl_post import metrics
+    from jaxrl_post.telemetry import metrics
+
     bound = 8
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        record.run("-m", "jaxrl_post.main", "--config=configs/demo_pipeline.py", f"--run-dir={run}",
-                   f"--config.steps={STEPS}", f"--config.scheduler.prompts={prompts}", f"--config.scheduler.group_size={group}",
-                   f"--config.scheduler.max_staleness={bound}", "--config.scheduler.ahead=0", "--config.scheduler.max_unscored=0",
-                   "--config.engine.steps_per_dispatch=1", "--config.engine.refill_slots=1", "--config.engine.carry_over=keep",
-                   "--config.engine.carry_share=1.0", "--config.optimizer.lr=0.0", "--config.eval.prompts=0",
-                   "--config.eval.every=0", "--config.checkpoint.every=0", timeout_s=600)
+        record.run(
+            "-m",
+            "jaxrl_post.main",
+            "--config=configs/demo_pipeline.py",
+            f"--run-dir={run}",
+            f"--config.steps={STEPS}",
+            f"--config.scheduler.prompts={prompts}",
+            f"--config.scheduler.group_size={group}",
+            f"--config.scheduler.max_staleness={bound}",
+            "--config.scheduler.ahead=0",
+            "--config.scheduler.max_unscored=0",
+            "--config.engine.steps_per_dispatch=1",
+            "--config.engine.refill_slots=1",
+            "--config.engine.carry_over=keep",
+            "--config.engine.carry_share=1.0",
+            "--config.optimizer.lr=0.0",
+            "--config.eval.prompts=0",
+            "--config.eval.every=0",
+            "--config.checkpoint.every=0",
+            timeout_s=600,
+        )
         rows = [row for row in metrics.read(run / "metrics.jsonl") if "off_policy/mean" in row][WARM:]
-    return {"expected": rows[-1]["sched/expected_staleness"], "bound": bound,
-            "measured": statistics.mean(row["off_policy/first_token_mean"] for row in rows),
-            "largest": max(row["off_policy/max"] for row in rows)}
+    return {
+        "expected": rows[-1]["sched/expected_staleness"],
+        "bound": bound,
+        "measured": statistics.mean(row["off_policy/first_token_mean"] for row in rows),
+        "largest": max(row["off_policy/max"] for row in rows),
+    }
 
 
 def _simulated(record, overrides: tuple[str, ...]) -> dict:
@@ -65,15 +84,34 @@ def _simulated(record, overrides: tuple[str, ...]) -> dict:
 
     from jaxrl_post import loop, simulate
     from jaxrl_post.sim import settings
-    given = settings.resolve(settings.default(), (
-        "rounds=80", "workload.name=lognormal", "workload.mean=1350.0", "workload.tail=1.42", "workload.cap=16384",
-        "cluster.replicas=1", "cluster.slots=240", "cluster.step_s=1.0", "scheduler.name=pipeline", "scheduler.prompts=15",
-        "scheduler.group_size=8", "scheduler.max_staleness=8", *overrides))
+
+    given = settings.resolve(
+        settings.default(),
+        (
+            "rounds=80",
+            "workload.name=lognormal",
+            "workload.mean=1350.0",
+            "workload.tail=1.42",
+            "workload.cap=16384",
+            "cluster.replicas=1",
+            "cluster.slots=240",
+            "cluster.step_s=1.0",
+            "scheduler.name=pipeline",
+            "scheduler.prompts=15",
+            "scheduler.group_size=8",
+            "scheduler.max_staleness=8",
+            *overrides,
+        ),
+    )
     ring = simulate.assemble(given)
     learner = Ages(ring.learner)
-    loop.run(ring.engine, ring.scheduler, ring.rewards, learner, ring.tally, simulate.publish, given.rounds)
-    return {"expected": ring.scheduler.expected_staleness(), "measured": statistics.mean(learner.first[WARM:-WARM]),
-            "largest": max(learner.oldest), "bound": 8}
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, learner, simulate.publish, given.rounds)
+    return {
+        "expected": ring.scheduler.expected_staleness(),
+        "measured": statistics.mean(learner.first[WARM:-WARM]),
+        "largest": max(learner.oldest),
+        "bound": 8,
+    }
 
 
 def _bounded(record) -> None:

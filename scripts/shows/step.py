@@ -23,27 +23,53 @@ PEERS = {  # what each is made of, a line per call of pip, since the order matte
     "trl": ("torch==2.13.0", "trl==1.16.0 transformers"),
     "tunix": ("google-tunix==0.1.7 jax==0.10.2",),
 }
-SHAPE = ("--model", "qwen3", "--layers", "4", "--width", "256", "--prompts", "8", "--generations", "8", "--prompt-len", "32",
-         "--new-tokens", "128", "--steps", "7", "--warmup", "2")
+SHAPE = (
+    "--model",
+    "qwen3",
+    "--layers",
+    "4",
+    "--width",
+    "256",
+    "--prompts",
+    "8",
+    "--generations",
+    "8",
+    "--prompt-len",
+    "32",
+    "--new-tokens",
+    "128",
+    "--steps",
+    "7",
+    "--warmup",
+    "2",
+)
 
 
 def show(record: Record) -> None:
     scripts = Path(os.environ.get("JAXRL_DATA", record.root.parent / "shared" / "data")).parent / "peers"
     if not scripts.is_dir():
-        raise Missing(f"step: the peers' benchmarks {scripts} are missing; set JAXRL_DATA to the folder of real inputs, "
-                      f"they lie next to it")
+        raise Missing(
+            f"step: the peers' benchmarks {scripts} are missing; set JAXRL_DATA to the folder of real inputs, "
+            f"they lie next to it"
+        )
     pythons = {peer: _environment(record.root, peer) for peer in PEERS}
     rounds = []
     for number in range(ROUNDS):
-        turns = [lambda: _ours(record)] + [lambda p=peer: {p: _peer(record.root, pythons[p], scripts / f"{p}_bench.py")}
-                                           for peer in PEERS]
+        turns = [lambda: _ours(record)] + [
+            lambda p=peer: {p: _peer(record.root, pythons[p], scripts / f"{p}_bench.py")} for peer in PEERS
+        ]
         found = {"load_before": os.getloadavg()[0]}
-        for turn in turns[number % 3:] + turns[:number % 3]:
+        for turn in turns[number % 3 :] + turns[: number % 3]:
             found |= turn()
         rounds.append(found)
-        print(f"round {number + 1}: " + ", ".join(f"{name} {found[name]['step_s']:.2f} s" for name in
-                                                  ("fixed", "lognormal", *PEERS)), flush=True)
-    step = {name: statistics.median(found[name]["step_s"] for found in rounds) for name in ("fixed", "lognormal", *PEERS)}
+        print(
+            f"round {number + 1}: "
+            + ", ".join(f"{name} {found[name]['step_s']:.2f} s" for name in ("fixed", "lognormal", *PEERS)),
+            flush=True,
+        )
+    step = {
+        name: statistics.median(found[name]["step_s"] for found in rounds) for name in ("fixed", "lognormal", *PEERS)
+    }
     record.figure("fixed_step_s", step["fixed"], at_most=min(step["tunix"] / 1.5, 1.4 * step["trl"]))
     record.figure("lognormal_step_s", step["lognormal"], at_most=step["trl"] / 1.5)
     for peer in PEERS:
@@ -64,8 +90,9 @@ def _ours(record: Record) -> dict:
 
 
 def _peer(root: Path, python: Path, script: Path) -> dict:
-    done = subprocess.run([python, script, *SHAPE], cwd=root, text=True, timeout=1800, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [python, script, *SHAPE], cwd=root, text=True, timeout=1800, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     if done.returncode:
         raise RuntimeError(f"{script.name} exited {done.returncode}:\n{done.stderr[-4000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
@@ -81,8 +108,14 @@ def _environment(root: Path, peer: str) -> Path:
     if done.is_file() and done.read_text() == wanted:
         return python
     print(f"making {place} with {'; '.join(PEERS[peer])}", flush=True)
-    found = subprocess.run(["sh", "scripts/find_python.sh"], cwd=root, env={**os.environ, "WANTED": "3.11"}, text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    found = subprocess.run(
+        ["sh", "scripts/find_python.sh"],
+        cwd=root,
+        env={**os.environ, "WANTED": "3.11"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     if found.returncode:
         raise Missing(f"step: the peers need Python 3.11, and none was found: {found.stderr.strip()}")
     subprocess.run([found.stdout.split()[1], "-m", "venv", "--clear", place], check=True)

@@ -25,7 +25,7 @@ def show(record) -> None:
     folder = record.data("tinystories-260k")
     story, golden = _greedy(folder), _golden(folder / "stories260K.md")
     record.figure("golden_story_characters", len(golden), at_least=500)
-    record.figure("golden_story_to_the_character", story[:len(golden)] == golden, equals=True)
+    record.figure("golden_story_to_the_character", story[: len(golden)] == golden, equals=True)
     for seed in SEEDS:
         _record_gain(record, f"seed_{seed}", record.cached(f"seed_{seed}", lambda: _run(record, seed)), at_least=4.0)
     control = record.cached("lr_0", lambda: _run(record, 0, "--config.optimizer.lr=0.0"))
@@ -48,21 +48,42 @@ def _golden(file: Path) -> str:
 
 def _greedy(folder: Path) -> str:
     """The engine's greedy answer to the begin token alone."""
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.data import tokenizer
-    from jaxrl_post.engine.engine import RowEngine
+    from jaxrl_post.engine.row_engine import RowEngine
     from jaxrl_post.models import decoder, llama2c
+    from jaxrl_post.parallel import mesh as meshes
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+
     model, params = llama2c.load(folder / "stories260K.bin")
     words = tokenizer.load(folder / "tok512.bin")
     mesh = meshes.make_mesh()
     placed = meshes.put(params, meshes.param_shardings(mesh, decoder.axes(model), "engine"))
-    engine = RowEngine(model, placed, mesh, slots=4, max_length=512, page_size=64, pages=32, row_sizes=(64,), head_rows=64,
-                       steps_per_dispatch=16, refill_slots=1)
+    engine = RowEngine(
+        model,
+        placed,
+        mesh,
+        slots=4,
+        max_length=512,
+        page_size=64,
+        pages=32,
+        row_sizes=(64,),
+        head_rows=64,
+        steps_per_dispatch=16,
+        refill_slots=1,
+    )
     prompt = Prompt(id="begin", tokens=[words.bos_id])
     name = RolloutId(0, "eval", 0, prompt.id, 0)
-    engine.submit([Request(rollout_id=name, prompt=prompt, seed=name.seed(), max_tokens=256,
-                           sampling=Sampling(temperature=0.0, eos_ids=words.eos_ids))])
+    engine.submit(
+        [
+            Request(
+                rollout_id=name,
+                prompt=prompt,
+                seed=name.seed(),
+                max_tokens=256,
+                sampling=Sampling(temperature=0.0, eos_ids=words.eos_ids),
+            )
+        ]
+    )
     out = []
     while engine.pending:
         out += engine.step()
@@ -73,17 +94,37 @@ def _run(record, seed: int, *overrides: str) -> dict:
     """One run; mean accuracy early and late, and how many standard errors apart."""
     import numpy as np
 
-    from jaxrl_post import rollout_log
+    from jaxrl_post.telemetry import rollout_log
+
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        seconds = record.run("-m", "jaxrl_post.main", "--config=configs/stories.py", f"--config.seed={seed}", *overrides,
-                             f"--run-dir={place}", timeout_s=1800)
-        evaluations = [(json.loads(line)["step"], json.loads(line)["file"]) for line in
-                       (place / "evaluations" / "index.jsonl").read_text().splitlines()]
-        openings = {step: [float(np.mean(group.accuracies)) for group in rollout_log.read(place / "evaluations" / file)
-                           if len(group.rollouts) == 4] for step, file in evaluations}
+        seconds = record.run(
+            "-m",
+            "jaxrl_post.main",
+            "--config=configs/stories.py",
+            f"--config.seed={seed}",
+            *overrides,
+            f"--run-dir={place}",
+            timeout_s=1800,
+        )
+        evaluations = [
+            (json.loads(line)["step"], json.loads(line)["file"])
+            for line in (place / "evaluations" / "index.jsonl").read_text().splitlines()
+        ]
+        openings = {
+            step: [
+                float(np.mean(group.accuracies))
+                for group in rollout_log.read(place / "evaluations" / file)
+                if len(group.rollouts) == 4
+            ]
+            for step, file in evaluations
+        }
     early, late = (np.mean([openings[step] for step in steps], axis=0) for steps in (range(10), range(90, 100)))
     gain = late - early
     error = float(gain.std(ddof=1) / np.sqrt(gain.size))
-    return {"early": float(early.mean()), "late": float(late.mean()), "seconds": seconds,
-            "gain_in_standard_errors": float(gain.mean()) / error if error else 0.0}
+    return {
+        "early": float(early.mean()),
+        "late": float(late.mean()),
+        "seconds": seconds,
+        "gain_in_standard_errors": float(gain.mean()) / error if error else 0.0,
+    }

@@ -21,10 +21,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "tests")]
-    import numpy as np
-
     import gradient_arms as arms
     import made_groups
+    import numpy as np
+
     groups = made_groups.groups()
     record.figure("num_sequences", sum(len(group.rollouts) for group in groups))
     record.figure("num_trained_tokens", int(made_groups.unpacked(groups)[1].sum()))
@@ -52,11 +52,11 @@ def show(record) -> None:
 
 def _planted(record, groups) -> None:
     """The distance each planted fault makes: measured here, not taken from a test's exit code."""
+    import gradient_arms as arms
     import numpy as np
     import pytest
-
-    import gradient_arms as arms
     import test_trainer_sums as tests
+
     mode = "seq-mean-token-mean"
     plain = arms.plain_gradient(groups, np.float64, mode=mode)
     for fault in tests.FAULTS:

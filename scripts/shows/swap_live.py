@@ -34,8 +34,9 @@ def show(record) -> None:
 def _modes(record) -> None:
     import engine_lab as lab
 
-    from jaxrl_post import mesh as meshes
     from jaxrl_post.models import decoder
+    from jaxrl_post.parallel import mesh as meshes
+
     mesh, asked = meshes.make_mesh(), lab.requests(48, samples=4, seed=11, longest=48)
     shardings = meshes.param_shardings(mesh, decoder.axes(lab.TINY), "engine")
     old = lab.weights(0)
@@ -61,7 +62,9 @@ def _modes(record) -> None:
 
     verified, want = run("verify", near), lab.run(lab.engine(near), asked)
     record.figure("verify_bits_equal_new_weights", lab.same_bits(verified, want), equals=True)
-    record.figure("verify_objections_of_the_independent_sampler", len(lab.against_sampler(verified, asked, near)), equals=0)
+    record.figure(
+        "verify_objections_of_the_independent_sampler", len(lab.against_sampler(verified, asked, near)), equals=0
+    )
     drafted = sum(int(r.drafted.sum()) for r in verified.values())
     record.figure("verify_tokens_taken_over", drafted, at_least=20)
     record.figure("verify_tokens_in_all", sum(len(r) for r in verified.values()))

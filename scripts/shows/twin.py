@@ -1,7 +1,7 @@
 """The simulator fed a run's lengths takes the run's decisions: admits, finishes and takes, each at its clock, byte for byte.
 
 The real run: configs/demo.py, shortened, by the command. Its twin: the same loop, scheduler, evaluation and host's side of
-the engine over a device of numpy (jaxrl_post/sim/rows.py), which is told how long every answer of the rollout log is, and
+the engine over a device of numpy (jaxrl_post/sim/twin.py), which is told how long every answer of the rollout log is, and
 nothing of when anything happened. Pages plentiful and so few that answers are preempted; two dispatch lengths; with
 configs/demo_tail_batching.py the scheduler parks answers and lets them go on. Then configs/demo_speculation.py: there the
 twin is told too how many tokens each step of an answer settled (accept lengths), and what the drafts of each dispatch were
@@ -26,9 +26,12 @@ TAIL = "configs/demo_tail_batching.py"
 AGAIN = ("--config.data.size=64", "--config.scheduler.prompts=32")  # every second step an epoch: there is a past
 DEFERRING = tuple(f"--config.scheduler.{put}" for put in ("name=tail_batching", "over=1.25", "prefix_mode=recompute"))
 ARMS = {
-    "plentiful": (DEMO,), "scarce": (DEMO, FEW), "short_dispatches": (DEMO, "--config.engine.steps_per_dispatch=3"),
+    "plentiful": (DEMO,),
+    "scarce": (DEMO, FEW),
+    "short_dispatches": (DEMO, "--config.engine.steps_per_dispatch=3"),
     "scarce_short_dispatches": (DEMO, FEW, "--config.engine.steps_per_dispatch=3"),
-    "tail_verify": (TAIL,), "tail_recompute_scarce": (TAIL, "--config.scheduler.prefix_mode=recompute", FEW),
+    "tail_verify": (TAIL,),
+    "tail_recompute_scarce": (TAIL, "--config.scheduler.prefix_mode=recompute", FEW),
     "speculation": (DRAFTING, *AGAIN),
     "speculation_scarce": (DRAFTING, *AGAIN, "--config.engine.pages=120", "--config.engine.steps_per_dispatch=5"),
     "speculation_tail": (DRAFTING, *AGAIN, *DEFERRING),
@@ -41,6 +44,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "tests")]
     from twin_run import Run
+
     with tempfile.TemporaryDirectory() as folder:
         for name, (file, *flags) in ARMS.items():
             place, flags = Path(folder) / name, (*SHORT, *flags)

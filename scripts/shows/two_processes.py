@@ -14,25 +14,41 @@ from pathlib import Path
 
 MINUTES = 5.0
 STEPS = 3
-OVERRIDES = [f"--config.steps={STEPS}", "--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.engine.slots=32",
-             "--config.eval.prompts=16", "--config.eval.every=0"]
+OVERRIDES = [
+    f"--config.steps={STEPS}",
+    "--config.mesh.data=2",
+    "--config.mesh.fsdp=2",
+    "--config.engine.slots=32",
+    "--config.eval.prompts=16",
+    "--config.eval.every=0",
+]
 
 
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "scripts")]
     import processes
+
     with tempfile.TemporaryDirectory() as folder:
         pair, alone = Path(folder) / "pair", Path(folder) / "alone"
         for place, count in ((pair, 2), (alone, 1)):
-            command = ["scripts/first_gradient.py", f"{place}.npz", "--config=configs/demo.py", *OVERRIDES, f"--run-dir={place}"]
+            command = [
+                "scripts/first_gradient.py",
+                f"{place}.npz",
+                "--config=configs/demo.py",
+                *OVERRIDES,
+                f"--run-dir={place}",
+            ]
             processes.run(record.root, command, processes=count, devices=4 // count)
         processes.compare(record, pair / "process_0", pair / "process_1", STEPS)
         decisions = [processes.first_round(run / "scheduler_log.jsonl") for run in (pair / "process_0", alone)]
         record.figure("step_1_decisions_equal", decisions[0] == decisions[1], equals=True)
         record.figure("step_1_num_decisions", len(decisions[0]), at_least=3)
         for step in range(1, STEPS + 1):
-            record.figure(f"step_{step}_share_of_rollouts_with_equal_tokens",
-                          processes.equal_tokens(pair / "process_0", alone, step), **({"equals": 1.0} if step == 1 else {}))
+            record.figure(
+                f"step_{step}_share_of_rollouts_with_equal_tokens",
+                processes.equal_tokens(pair / "process_0", alone, step),
+                **({"equals": 1.0} if step == 1 else {}),
+            )
         worst = _worst_leaf(f"{pair}.npz", f"{alone}.npz")
         record.figure("step_1_gradient_worst_leaf_relative_difference", worst, at_most=5e-6)
 
@@ -40,6 +56,7 @@ def show(record) -> None:
 def _worst_leaf(one: str, two: str) -> float:
     """Largest over leaves of |a - b| / |b| in 2-norm."""
     import numpy as np
+
     a, b = np.load(one), np.load(two)
     assert sorted(a) == sorted(b)
     return max(float(np.linalg.norm(a[name] - b[name]) / np.linalg.norm(b[name])) for name in a)

@@ -38,9 +38,18 @@ def show(record) -> None:
 def _given(record, *overrides: str):
     from jaxrl_post import config
     from jaxrl_post.sim import settings
-    return settings.resolve(config.load(str(record.root / "configs" / "sim" / "rollpacker_16k.py")), (
-        f"rounds={ROUNDS}", f"workload.prompts={ROUNDS * 128}", "scheduler.name=sync", "scheduler.over=1.0",
-        "scheduler.over_samples=1.0", *overrides))
+
+    return settings.resolve(
+        config.load(str(record.root / "configs" / "sim" / "rollpacker_16k.py")),
+        (
+            f"rounds={ROUNDS}",
+            f"workload.prompts={ROUNDS * 128}",
+            "scheduler.name=sync",
+            "scheduler.over=1.0",
+            "scheduler.over_samples=1.0",
+            *overrides,
+        ),
+    )
 
 
 def _ours(mode: str) -> tuple[str, ...]:
@@ -60,6 +69,7 @@ def _frozen(record) -> None:
 def _trained(given) -> Counter:
     """(prompt, seed, digest of the tokens) of everything the learner got."""
     from jaxrl_post import loop, simulate
+
     ring = simulate.assemble(given)
     learned, accumulate = Counter(), ring.learner.accumulate
 
@@ -70,12 +80,15 @@ def _trained(given) -> Counter:
         accumulate(groups)
 
     ring.learner.accumulate = counted
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, given.rounds)
+    loop.run(
+        simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, given.rounds
+    )
     return learned
 
 
 def _engine(record) -> None:
     import frozen_rounds as real
+
     sync, _ = real.rounds("sync", steps=6)
     for mode in MODES:
         ours, counts = real.rounds("tail_batching", steps=6, over=1.5, prefix_mode=mode)
@@ -85,24 +98,40 @@ def _engine(record) -> None:
 
 def _under(record, tv: float) -> None:
     """All ways to go on at one drift, beside synchronous rounds."""
+
     def figures(*overrides: str) -> dict:
         from jaxrl_post import simulate
-        return record.cached(f"tv{tv:g}." + ".".join(overrides).replace("/", "_"),
-                             lambda: simulate.turn(_given(record, f"workload.tv={tv}", *overrides)))
+
+        return record.cached(
+            f"tv{tv:g}." + ".".join(overrides).replace("/", "_"),
+            lambda: simulate.turn(_given(record, f"workload.tv={tv}", *overrides)),
+        )
+
     sync, found = figures(), {}
     for mode in MODES:
         ours = found[mode] = figures(*_ours(mode))
         bias = ours["mean_length"] / sync["mean_length"] - 1
-        record.figure(f"tv_{tv:g}.{mode}", {
-            "speedup": round(sync["rollout_s"] / ours["rollout_s"], 2), "length_bias": round(bias, 4),
-            "staleness": round(ours["staleness"], 2), "tokens_recomputed": round(ours["tokens_recomputed"], 3),
-            "tokens_wasted": round(ours["tokens_wasted"], 3)})
+        record.figure(
+            f"tv_{tv:g}.{mode}",
+            {
+                "speedup": round(sync["rollout_s"] / ours["rollout_s"], 2),
+                "length_bias": round(bias, 4),
+                "staleness": round(ours["staleness"], 2),
+                "tokens_recomputed": round(ours["tokens_recomputed"], 3),
+                "tokens_wasted": round(ours["tokens_wasted"], 3),
+            },
+        )
         if tv == 0 or mode == "recompute":  # two draws of the same law differ by a standard deviation of 1.3 %
             record.figure(f"tv_{tv:g}.{mode}.length_bias", bias, at_least=-0.04 * (tv > 0), at_most=0.04 * (tv > 0))
     record.figure(f"tv_{tv:g}.verify_below_restart", found["verify"]["rollout_s"] > found["restart"]["rollout_s"])
     other = figures("scheduler.name=rollpacker", "scheduler.over=1.25", "scheduler.over_samples=1.25")
-    record.figure(f"tv_{tv:g}.rollpacker", {
-        "speedup": round(sync["rollout_s"] / other["rollout_s"], 2), "tokens_wasted": round(other["tokens_wasted"], 3)})
+    record.figure(
+        f"tv_{tv:g}.rollpacker",
+        {
+            "speedup": round(sync["rollout_s"] / other["rollout_s"], 2),
+            "tokens_wasted": round(other["tokens_wasted"], 3),
+        },
+    )
     record.figure(f"tv_{tv:g}.rollpacker.length_bias", other["mean_length"] / sync["mean_length"] - 1, at_most=-0.15)
 
 
@@ -113,11 +142,23 @@ def _measured(record) -> dict:
     import jax
 
     from jaxrl_post import main
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack, \
-            contextlib.redirect_stdout(io.StringIO()):
-        run = main.assemble([f"--config={record.root / 'configs' / 'demo.py'}", f"--config.steps={STEPS}",
-                             "--config.eval.prompts=0", "--config.eval.every=0", "--config.checkpoint.every=0",
-                             f"--run-dir={folder}/run"], stack)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as stack,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        run = main.assemble(
+            [
+                f"--config={record.root / 'configs' / 'demo.py'}",
+                f"--config.steps={STEPS}",
+                "--config.eval.prompts=0",
+                "--config.eval.every=0",
+                "--config.checkpoint.every=0",
+                f"--run-dir={folder}/run",
+            ],
+            stack,
+        )
         run.learner = watched = _Watched(run, jax)
         main.turn(run)
     return {"mean": sum(watched.found) / len(watched.found), "largest": max(watched.found), "steps": len(watched.found)}
@@ -150,14 +191,15 @@ class _Watched:
         from dense_attend import dense
 
         from jaxrl_post.models import decoder
+
         config = self._run.start.model
         rollouts = [group.rollouts[0] for group in self._groups][:64]
         length = max(rollout.prompt.tokens.size + len(rollout) for rollout in rollouts)
         tokens, answers = np.zeros((len(rollouts), length), np.int32), np.zeros((len(rollouts), length), bool)
         for row, rollout in enumerate(rollouts):
             text = np.concatenate([rollout.prompt.tokens, rollout.tokens])
-            tokens[row, :text.size] = text
-            answers[row, rollout.prompt.tokens.size - 1:text.size - 1] = True
+            tokens[row, : text.size] = text
+            answers[row, rollout.prompt.tokens.size - 1 : text.size - 1] = True
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
         laws = []
         for params in (before, after):

@@ -21,20 +21,30 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 MINUTES = 20.0
-LAWS = {"uniform": ("workload.name=uniform", "workload.cap=8192"),
-        "rollpacker_8k": ("workload.name=rollpacker", "workload.cap=8192"),
-        "rollpacker_32k": ("workload.name=rollpacker", "workload.cap=32768"),
-        "thin_tail": ("workload.name=lognormal", "workload.mean=1000.0", "workload.tail=1.2", "workload.cap=8192")}
+LAWS = {
+    "uniform": ("workload.name=uniform", "workload.cap=8192"),
+    "rollpacker_8k": ("workload.name=rollpacker", "workload.cap=8192"),
+    "rollpacker_32k": ("workload.name=rollpacker", "workload.cap=32768"),
+    "thin_tail": ("workload.name=lognormal", "workload.mean=1000.0", "workload.tail=1.2", "workload.cap=8192"),
+}
 DEVICES = (16, 128, 1024)
 SHARES = (0.5, 0.7)  # of the devices that generate, where the learner has its own
 TENSOR = {16: 1, 128: 1, 1024: 8}  # devices of a replica
 PROMPTS, GROUP, ROUNDS, WARM = 128, 8, 30, 10
 PEAK, MFU, ACTIVE = 9.9e14, 0.4, 7.62e9  # of an H800; a trained token takes 6 * ACTIVE operations
-COLORS = {"sync.shared": "#a9a9a9", "sync.split": "#6f6f6f", "tail.shared": "#9ec5e8", "tail.split": "#4a7fb5",
-          "pipeline.shared": "#9fd3a9", "pipeline.split": "#3f8f52"}
-WAYS = {"sync": ("scheduler.name=sync",), "tail": ("scheduler.name=tail_batching", "scheduler.over=1.25",
-                                                   "scheduler.prefix_mode=recompute"),
-        "pipeline": ("scheduler.name=pipeline", "scheduler.max_staleness=4")}
+COLORS = {
+    "sync.shared": "#a9a9a9",
+    "sync.split": "#6f6f6f",
+    "tail.shared": "#9ec5e8",
+    "tail.split": "#4a7fb5",
+    "pipeline.shared": "#9fd3a9",
+    "pipeline.split": "#3f8f52",
+}
+WAYS = {
+    "sync": ("scheduler.name=sync",),
+    "tail": ("scheduler.name=tail_batching", "scheduler.over=1.25", "scheduler.prefix_mode=recompute"),
+    "pipeline": ("scheduler.name=pipeline", "scheduler.max_staleness=4"),
+}
 CLOSED = {"generated": 16.9, "both": 16.9, "conventional": 10.7}
 
 
@@ -62,24 +72,41 @@ def show(record) -> None:
 
 def _pipelinerl(record) -> None:
     import papers
+
     piped, conventional = record.cached("pipelinerl", _piped), record.cached("conventional", papers.conventional)
     figures = piped | {"conventional": conventional["conventional.both"]}
     for name, value in figures.items():
         record.figure(f"pipelinerl.{name}", value)
         record.figure(f"pipelinerl.{name}.over_closed", value / CLOSED[name], at_least=0.97, at_most=1.03)
-    record.figure("pipelinerl.ratio", figures["both"] / figures["conventional"], at_least=1.57 * 0.97, at_most=1.57 * 1.03)
+    record.figure(
+        "pipelinerl.ratio", figures["both"] / figures["conventional"], at_least=1.57 * 0.97, at_most=1.57 * 1.03
+    )
 
 
 def _piped() -> dict[str, float]:
     """Tokens a flash, generated and trained, after as many steps as the longest answer lasts."""
     import papers as p
-    given = _settings((
-        f"rounds={4 * p.UPDATES}", "workload.name=uniform", f"workload.cap={p.LONGEST}", "workload.prompt_tokens=1",
-        "workload.prompts=100000", f"cluster.replicas={p.GENERATORS}", f"cluster.slots={p.SLOTS}", f"cluster.step_s={p.STEP[0]}",
-        f"cluster.request_s={p.STEP[1]}", "scheduler.name=pipeline", f"scheduler.max_staleness={4 * p.UPDATES}",
-        f"scheduler.prompts={p.BATCH // p.GROUP}", f"scheduler.group_size={p.GROUP}", "learner.apart=True",
-        f"learner.token_s={p.TAU / (p.CHIPS - p.GENERATORS)}"))
-    rounds = _turned(given)[0][2 * p.UPDATES:]
+
+    given = _settings(
+        (
+            f"rounds={4 * p.UPDATES}",
+            "workload.name=uniform",
+            f"workload.cap={p.LONGEST}",
+            "workload.prompt_tokens=1",
+            "workload.prompts=100000",
+            f"cluster.replicas={p.GENERATORS}",
+            f"cluster.slots={p.SLOTS}",
+            f"cluster.step_s={p.STEP[0]}",
+            f"cluster.request_s={p.STEP[1]}",
+            "scheduler.name=pipeline",
+            f"scheduler.max_staleness={4 * p.UPDATES}",
+            f"scheduler.prompts={p.BATCH // p.GROUP}",
+            f"scheduler.group_size={p.GROUP}",
+            "learner.apart=True",
+            f"learner.token_s={p.TAU / (p.CHIPS - p.GENERATORS)}",
+        )
+    )
+    rounds = _turned(given)[0][2 * p.UPDATES :]
     flashes = sum(one.generate_s for one in rounds)
     generated = p.GENERATORS * p.SLOTS / (p.STEP[0] + p.STEP[1] * p.SLOTS)
     return {"both": float(sum(one.lengths.sum() for one in rounds)) / flashes, "generated": generated}
@@ -91,12 +118,17 @@ def _piped() -> dict[str, float]:
 def _table(record) -> dict[tuple[str, int], dict]:
     """Rows by law and devices, as many at a time as there are cores."""
     from shows import where_it_wins as mine  # under a name that another process knows it by
+
     cells = [(law, count) for law in LAWS for count in DEVICES]
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork")) as pool:
         pool.submit(int).result()  # forks the workers, before there are threads
         with ThreadPoolExecutor(len(cells)) as waiting:
-            done = [waiting.submit(record.cached, f"{law}-{count}", lambda cell=(law, count): pool.submit(mine._row, *cell).result())
-                    for law, count in cells]
+            done = [
+                waiting.submit(
+                    record.cached, f"{law}-{count}", lambda cell=(law, count): pool.submit(mine._row, *cell).result()
+                )
+                for law, count in cells
+            ]
             return {cell: row.result() for cell, row in zip(cells, done)}
 
 
@@ -115,15 +147,32 @@ def _way(law: str, way: str, count: int, share: float) -> dict[str, float]:
     generators = round(count * share / tensor)
     learners = count if share == 1.0 else count - generators * tensor
     token_s = 6 * ACTIVE / (PEAK * MFU * learners)
-    given = _settings((
-        f"rounds={ROUNDS}", "workload.prompts=4096", f"cluster.replicas={generators}", f"cluster.slots={_slots(way, generators)}",
-        f"cluster.tensor={tensor}", "scheduler.placement=divided", "cluster.device=h800", "cluster.model=qwen2.5-7b",
-        f"scheduler.prompts={PROMPTS}", f"scheduler.group_size={GROUP}",
-        f"learner.apart={share < 1.0}", f"learner.token_s={token_s}", *LAWS[law], *WAYS[way]))
+    given = _settings(
+        (
+            f"rounds={ROUNDS}",
+            "workload.prompts=4096",
+            f"cluster.replicas={generators}",
+            f"cluster.slots={_slots(way, generators)}",
+            f"cluster.tensor={tensor}",
+            "scheduler.placement=divided",
+            "cluster.device=h800",
+            "cluster.model=qwen2.5-7b",
+            f"scheduler.prompts={PROMPTS}",
+            f"scheduler.group_size={GROUP}",
+            f"learner.apart={share < 1.0}",
+            f"learner.token_s={token_s}",
+            *LAWS[law],
+            *WAYS[way],
+        )
+    )
     rounds, oldest = _turned(given)
     rounds = _behind(rounds, WARM)
-    return {"step_s": sum(one.step_s for one in rounds) / sum(one.batches for one in rounds), "generators": generators * tensor,
-            "staleness": statistics.mean(one.staleness for one in rounds), "largest_staleness": oldest}
+    return {
+        "step_s": sum(one.step_s for one in rounds) / sum(one.batches for one in rounds),
+        "generators": generators * tensor,
+        "staleness": statistics.mean(one.staleness for one in rounds),
+        "largest_staleness": oldest,
+    }
 
 
 def _behind(rounds: list, batches: int) -> list:
@@ -141,6 +190,7 @@ def _slots(way: str, replicas: int) -> int:
 
 def _settings(overrides: tuple[str, ...]):
     from jaxrl_post.sim import settings
+
     return settings.resolve(settings.default(), overrides)
 
 
@@ -149,9 +199,10 @@ def _turned(given) -> tuple[list, int]:
     from ages import Ages
 
     from jaxrl_post import loop, simulate
+
     ring = simulate.assemble(given)
     learner = Ages(ring.learner)
-    loop.run(ring.engine, ring.scheduler, ring.rewards, learner, ring.tally, simulate.publish, given.rounds)
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, learner, simulate.publish, given.rounds)
     return ring.tally.rounds, max(learner.oldest)
 
 
@@ -169,6 +220,7 @@ def _drawn(record, found: dict) -> None:
 
 def bars(found: dict):
     from drawing import Picture
+
     ways = list(next(iter(found.values())))
     left, wide, unit = 60, 18, 70  # pixels: margin, a bar, a speed-up of 1
     panel = wide * (len(ways) + 1) * len(DEVICES)

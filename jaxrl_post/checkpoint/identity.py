@@ -1,0 +1,65 @@
+"""What a checkpoint belongs to: configuration, data and versions, and how they differ from those of a run that resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jaxrl_post.types import Prompt
+
+# Config values that may change between a save and its resumption; `steps` may grow too.
+MAY_CHANGE = ("name", "run_dir", "eval.show", "reward.workers", "reward.timeout_s", "checkpoint.keep_last")
+
+
+def fingerprint(name: str, seed: int, prompts: Iterable[Prompt]) -> dict:
+    """Name, seed, length and content hash of the prompts, each with all of its columns."""
+    digest, count = hashlib.blake2b(digest_size=16), 0
+    for prompt in prompts:
+        fields = [prompt.id, prompt.tokens.tolist(), prompt.answer, prompt.source, prompt.messages, prompt.extra]
+        digest.update(json.dumps(fields, sort_keys=True, default=_column).encode())
+        count += 1
+    return {"name": name, "seed": seed, "length": count, "digest": digest.hexdigest()}
+
+
+def _column(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def check_same(then: Mapping, now: Mapping, step: int) -> None:
+    """Refuses to go on under another config, on other data or with another number of processes.
+
+    Args:
+      then, now: {"config": nested dict, "data": nested dict, "processes": int}, or some of them; others are ignored.
+      step: that was saved; 0 before the first save.
+    Raises:
+      ValueError: one sentence with every field that differs.
+    """
+    lines = []
+    parts = [{name: told[name] for name in ("config", "data", "processes") if name in told} for told in (then, now)]
+    for field, old, new in differences(*parts):
+        grows = field == "config.steps" and new >= max(old, step)
+        if not grows and field.removeprefix("config.") not in MAY_CHANGE:
+            lines.append(f"{field.removeprefix('config.')} {_shown(old)} -> {_shown(new)}")
+    if lines:
+        raise ValueError(
+            f"resume refused: {'; '.join(lines)}: step {step} was saved under the first and would go on "
+            "under the second; undo that or begin a new run (steps may grow, "
+            f"{', '.join(MAY_CHANGE)} may change)"
+        )
+
+
+def differences(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted name, old and new value of every field that differs, in order of names."""
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*then, *now}):
+            name = f"{where}.{key}" if where else key
+            yield from differences(then.get(key, "absent"), now.get(key, "absent"), name)
+    elif then != now:
+        yield where, then, now
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,256 @@
+"""The whole run as one unit: weights and optimizer (Orbax), everything the host knows, how far the logs had come.
+
+    checkpoints/step_000012/ arrays/  host/process_K/{state.json, arrays.npz}  about.json  MANIFEST.json
+
+Invariant: a step is valid when its MANIFEST.json, which is written last and lists every file's size and BLAKE2b, agrees
+with what is on the disk; only valid steps are restored. A step is written beside its name and renamed, and renamed
+before it is deleted, so a kill at any moment leaves whole steps and leftovers that say so. Orbax alone restores a
+flipped byte without a word and lists half-deleted steps. No pickle; POSIX file systems only, shared by all processes
+of a job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxrl_post.checkpoint.host_state import read_state, write_state
+
+MANIFEST, ABOUT = "MANIFEST.json", "about.json"
+
+
+# ---- the steps of a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A valid step. `about`: what it was saved under; `host`: the state that this process gave."""
+
+    step: int
+    path: Path
+    about: Mapping
+    host: Mapping
+
+    def arrays(self, like: Any) -> Any:
+        """The saved arrays as a tree like `like`, whose leaves (arrays or ShapeDtypeStructs) say where they go.
+
+        Raises:
+          ValueError: names, shapes or dtypes are not those that were saved.
+        """
+        wanted, tree = _named(like), jax.tree.structure(like)
+        there, here = self.about["arrays"], _kinds(wanted)
+        if there != here:
+            name = next(n for n in sorted({*there, *here}) if there.get(n) != here.get(n))
+            raise ValueError(
+                f"{self.path} holds {there.get(name, 'no such array')} as {name}, the run needs "
+                f"{here.get(name, 'no such array')}: it belongs to another model or optimizer"
+            )
+        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in wanted.items()}
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+            found = reader.restore(self.path.absolute() / "arrays", args=ocp.args.StandardRestore(shapes))
+        return jax.tree.unflatten(tree, [found[name] for name in wanted])
+
+
+class Checkpoints:
+    """The steps saved below `folder`.
+
+    Args:
+      keep_last: so many of the newest stay; older ones go once a newer one is whole.
+      say: gets one line when a damaged step is met.
+      share: process 0's text on every process; all wait in it. Of a job of one process: the text itself.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, keep_last: int, say: Callable[[str], object], share: Callable[[str], str] = str
+    ):
+        assert keep_last >= 2, f"keep_last={keep_last} leaves nothing to fall back on"
+        self._folder, self._keep, self._say, self._share = Path(folder), keep_last, say, share
+
+    def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
+        """Whole when it returns. `arrays`: a tree of jax arrays; `host`: nested dicts and lists of plain values and
+        numpy arrays, of each process its own; `about`: JSON."""
+        first, path = jax.process_index() == 0, self._folder / _name(step)
+        part = path.with_name(f"{path.name}.part")
+        named = _named(arrays)
+        if first:
+            assert not path.exists(), f"{path} was saved before"
+            _remove(part)
+            part.mkdir(parents=True)
+        self._share("")
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+            writer.save(part.absolute() / "arrays", args=ocp.args.StandardSave(_views(named)))
+        write_state(part / "host" / f"process_{jax.process_index()}", host)
+        self._share("")
+        if first:
+            _write_json(part / ABOUT, {**about, "step": step, "arrays": _kinds(named)})
+            _write_json(part / MANIFEST, manifest(part))
+            os.replace(part, path)
+            _settle(self._folder)
+            self._prune()
+
+    def newest(self) -> Saved | None:
+        """The newest valid step, or None where nothing was saved yet. Damaged ones on the way to it are moved aside,
+        with a message; leftovers of a kill are removed.
+
+        Raises:
+          ValueError: there are saves, and all of them are damaged.
+        """
+        found = self._share(self._choose() if jax.process_index() == 0 else "")
+        if not found:
+            return None
+        if not found.isdigit():
+            raise ValueError(found)
+        path = self._folder / _name(int(found))
+        about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+        mine = path / "host" / f"process_{jax.process_index()}"
+        return Saved(step=int(found), path=path, about=about, host=read_state(mine) if mine.is_dir() else {})
+
+    def steps(self) -> list[int]:
+        """Of the folders that are called a step, valid or not, in order."""
+        names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
+        return sorted(int(name.removeprefix("step_")) for name in names if re.fullmatch(r"step_\d{6,}", name))
+
+    def _choose(self) -> str:
+        """The newest valid step in digits, nothing, or why there is none."""
+        for leftover in [*self._folder.glob("step_*.part"), *self._folder.glob("step_*.gone")]:
+            _remove(leftover)
+        for step in reversed(self.steps()):
+            path = self._folder / _name(step)
+            reason = damage(path)
+            if not reason:
+                return str(step)
+            aside = next(p for n in range(1, 1 << 20) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
+            os.replace(path, aside)
+            self._say(
+                f"CHECKPOINT DAMAGED: step {step} is not used, because {reason}; it was moved to {aside}, and "
+                "the run falls back on the newest whole step before it"
+            )
+        damaged = sorted(path.name for path in self._folder.glob("step_*.damaged-*"))
+        return (
+            (
+                f"resume: every checkpoint in {self._folder} is damaged ({', '.join(damaged[:4])}); begin a new run, "
+                "or remove these folders to let this one start over"
+            )
+            if damaged
+            else ""
+        )
+
+    def _prune(self) -> None:
+        """Deletes what is older than the newest `keep_last` steps whose files are there in full size."""
+        whole = [step for step in self.steps() if not damage(self._folder / _name(step), contents=False)]
+        for step in whole[: -self._keep]:
+            path = self._folder / _name(step)
+            gone = path.with_name(f"{path.name}.gone")
+            os.replace(path, gone)
+            _remove(gone)
+
+
+def manifest(folder: Path) -> dict:
+    """Size and BLAKE2b of every file below `folder`, each on disk when this returns; `digest` is that of the list."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": _digest(path, settle=True)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    return {"files": files, "digest": _hash(files)}
+
+
+def damage(folder: Path, *, contents: bool = True) -> str:
+    """Why a step is not valid; nothing when it is. Without `contents` only sizes are looked at."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = listed["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} is missing or unreadable ({type(error).__name__})"
+    if listed.get("digest") != _hash(files):
+        return f"{MANIFEST} was changed"
+    for name, about in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != about["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {about['bytes']}"
+        if contents and _digest(path) != about["blake2b"]:
+            return f"the bytes of {name} are not those that were written"
+    return ""
+
+
+def _name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """Leaves by path, in the tree's order."""
+    out = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+    for name, leaf in out.items():  # Orbax gives a numpy scalar back as something else
+        if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+            raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, only jax arrays are saved")
+    return out
+
+
+def _views(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Other arrays over the same buffers. Whoever looks at an array from the host leaves its view in it; of an array that is
+    donated next, the whole buffer would then be copied instead of used again."""
+    return {
+        name: jax.make_array_from_single_device_arrays(
+            leaf.shape, leaf.sharding, [shard.data for shard in leaf.addressable_shards]
+        )
+        for name, leaf in named.items()
+    }
+
+
+def _kinds(named: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named.items()}
+
+
+def _digest(path: Path, settle: bool = False) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()
+        if settle:
+            os.fsync(file.fileno())
+    return digest
+
+
+def _hash(files: Mapping) -> str:
+    return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _write_json(path: Path, value: Mapping) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _settle(folder: Path) -> None:
+    """Renames in it are on disk when this returns."""
+    handle = os.open(folder, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+# ---- the host's state
+
+
+# ---- what a step was saved under
+
+
+# ---- how far the logs had come

@@ -1,0 +1,224 @@
+"""The compiled programs of the engine, placed on a mesh, and the one door from device to host.
+
+Each program exists twice where there is a drafter: plain, which is the very program of an engine without one and never sees
+what a drafter keeps, and drafting.
+Invariant: only what was compiled before ever runs, so a new shape is an error and never a recompilation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_post.engine.row_program import BULK, TABLE, UPLOAD, Entry, Sizes, State, Told, dispatch, insert, upload
+from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.engine.speculation.registry import Drafter
+from jaxrl_post.kernels import attention, verify
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
+
+
+class Programs:
+    """The compiled programs: an insertion, and one dispatch for each row size; and each once more for a drafter."""
+
+    def __init__(
+        self,
+        config: decoder.ModelConfig,
+        mesh: jax.sharding.Mesh,
+        sizes: Sizes,
+        row_sizes: tuple[int, ...],
+        dtype: Any,
+        drafter: Drafter = Off(),
+    ):
+        shards = verify.Shards(functools.partial(meshes.by_vocab, mesh), meshes.TENSOR, mesh.shape[meshes.TENSOR])
+        self.sizes = replace(sizes, shards=shards if mesh.size > 1 else None)
+        self.config, self.mesh, self.row_sizes, self.dtype = config, mesh, row_sizes, dtype
+        self.drafter = drafter
+        self._whole = meshes.replicated(mesh)
+        self._blocks = meshes.slot_sharding(mesh)
+        cached = meshes.cache_sharding(mesh)
+        self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), *[self._blocks] * 3)
+        self._dispatches: dict[tuple[int, bool], Callable] = {}
+        self._inserts: dict[bool, Callable] = {}
+
+    def compile(self, params: Any) -> None:
+        """Compiles everything for weights like these."""
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+        for drafter in dict.fromkeys((Off(), self.drafter)):
+            self._compile_steps(like, drafter)
+        self._blanks = tuple(
+            jax.jit(make, out_shardings=home).lower().compile()
+            for make, home in (
+                (lambda: self.blanks(self.drafter)[0], self._placed),
+                (lambda: self.blanks(self.drafter)[1], self._blocks),
+                (lambda: self.blanks(Off())[0][2:], self._placed[2:]),
+            )
+        )
+        tables = self._described(jax.eval_shape(lambda: self.blanks(self.drafter))[1], self._blocks)
+        number, self._uploads = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._whole), {}
+        for size in (UPLOAD, BULK) if tables else ():
+            if tables[0].shape[1] >= size:
+                pieces = tuple(jax.ShapeDtypeStruct((size,), x.dtype, sharding=self._whole) for x in tables[:-1])
+                self._uploads[size] = (
+                    jax.jit(upload, donate_argnums=0, out_shardings=self._blocks)
+                    .lower(tables, number, number, pieces)
+                    .compile()
+                )
+
+    def _compile_steps(self, params: Any, drafter: Drafter) -> None:
+        """A dispatch for each row size, and an insertion, with this drafter."""
+        s, spread = self.sizes, functools.partial(meshes.by_heads, self.mesh)
+        ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
+        state, tables = (
+            self._described(x, home)
+            for x, home in zip(jax.eval_shape(lambda: self.blanks(drafter)), (self._placed, self._blocks))
+        )
+        for rows in self.row_sizes:
+            run = jax.jit(
+                functools.partial(dispatch, rows, s, self.config, self.dtype, drafter, spread),
+                donate_argnums=2,
+                out_shardings=(self._placed, self._whole),
+            )
+            self._dispatches[rows, drafter.width > 0] = run.lower(
+                params, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))
+            ).compile()
+        entry = ints((s.replicas, s.inserts, len(Entry._fields) - 2 + s.max_length + self.watched(drafter)))
+
+        def put(state: State, joined: jax.Array) -> State:
+            return insert(drafter, state, Entry.parted(joined, s.max_length))
+
+        self._inserts[drafter.width > 0] = (
+            jax.jit(put, donate_argnums=0, out_shardings=self._placed).lower(state, entry).compile()
+        )
+
+    @staticmethod
+    def _described(tree: Any, homes: Any) -> Any:
+        homes = jax.tree.map(
+            lambda home, part: jax.tree.map(lambda _: home, part),
+            homes,
+            tree,
+            is_leaf=lambda x: isinstance(x, jax.sharding.Sharding),
+        )
+        return jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), tree, homes)
+
+    def watched(self, drafter: Drafter) -> int:
+        """Positions of a slot of which the likeliest token is kept."""
+        return self.sizes.max_length if drafter.watches else 0
+
+    def temporaries(self) -> dict[str, int]:
+        """Bytes that each compiled program needs on a device beside what it is given and gives back."""
+        return {name: program.memory_analysis().temp_size_in_bytes for name, program in self.compiled.items()}
+
+    @property
+    def compiled(self) -> dict[str, Any]:
+        """What a step runs of what `compile` made, by name."""
+        programs = {f"dispatch_{rows}{'_drafting' * drafts}": run for (rows, drafts), run in self._dispatches.items()}
+        return programs | {f"insert{'_drafting' * drafts}": run for drafts, run in self._inserts.items()}
+
+    def blanks(self, drafter: Drafter) -> tuple[State, Any]:
+        """An empty state and empty tables, placed nowhere yet."""
+        s, c = self.sizes, self.config
+
+        def each(x):
+            return jnp.broadcast_to(x, (s.replicas, *x.shape))
+
+        cache = tuple(
+            jax.tree.map(each, attention.empty(s.pages, s.page, c.kv_heads, c.head_dim, self.dtype))
+            for _ in range(c.layers)
+        )
+        tables, memory = jax.tree.map(each, drafter.empty(s.slots))
+        texts = (jnp.zeros((s.replicas, s.slots, size), jnp.int32) for size in (s.max_length, self.watched(drafter)))
+        return State(cache, *texts, memory), tables
+
+    def blank(self) -> tuple[State, Any]:
+        """An empty state and empty tables, placed."""
+        state, tables, nothing = self._blanks
+        self._nothing = nothing()
+        return state(), tables()
+
+    def _through(self, run: Callable[[State], tuple], drafts: bool, state: State) -> tuple:
+        """What `run` makes of the state; what a drafter keeps goes round a program that does not draft."""
+        if drafts or not self.drafter.width:
+            return run(state)
+        state, kept = State(*state[:2], *self._nothing), state[2:]
+        state, *more = run(state)
+        self._nothing = state[2:]
+        return State(*state[:2], *kept), *more
+
+    def dispatch(
+        self,
+        rows: int,
+        drafts: bool,
+        params: Any,
+        tables: Any,
+        state: State,
+        packed: np.ndarray,
+        *,
+        steps: int,
+        freed: int,
+        clones: bool,
+    ) -> tuple[State, Told]:
+        """Begins one dispatch; the new state, and what it tells, to be `read`."""
+        run, tables = self._dispatches[rows, drafts], tables if drafts else ()
+        packed, scalars = meshes.put((packed, np.array([steps, freed, clones], np.int32)), self._whole)
+        return self._through(lambda state: run(params, tables, state, packed, scalars), drafts, state)
+
+    def insert(self, state: State, entry: Entry, drafts: bool) -> State:
+        """Puts texts and copies pages, `Sizes.inserts` a replica at once; where it `drafts`, the drafter sees them too."""
+        joined = meshes.put(entry.joined(), self._whole)
+        return self._through(lambda state: (self._inserts[drafts](state, joined),), drafts, state)[0]
+
+    def upload(self, tables: Any, replica: int, offset: int, arrays: tuple[np.ndarray, ...]) -> Any:
+        """Puts equally long flat arrays at `offset` of a replica's tables, in pieces of BULK and UPLOAD; what lies behind them
+        up to a whole UPLOAD is overwritten with zeros, and there must be room for it."""
+        end = -(-arrays[0].size // UPLOAD) * UPLOAD
+        padded = [np.pad(array, (0, end - array.size)) for array in arrays]
+        at = 0
+        while at < end:
+            size = max(size for size in self._uploads if at + size <= end)
+            pieces = tuple(array[at : at + size] for array in padded)
+            tables = self._uploads[size](
+                tables,
+                *(meshes.put(np.int32(x), self._whole) for x in (replica, offset + at)),
+                meshes.put(pieces, self._whole),
+            )
+            at += size
+        return tables
+
+    def rated(self, tables: Any, rates: np.ndarray) -> Any:
+        """The tables with other rates, the same for every replica."""
+        return tables._replace(
+            rates=meshes.put(np.broadcast_to(rates, (self.sizes.replicas, rates.size)).copy(), self._blocks)
+        )
+
+
+def temporaries(
+    model: decoder.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    *,
+    row_sizes: Sequence[int],
+    dtype: Any,
+    drafter: Drafter = Off(),
+    **sizes: int | bool,
+) -> dict[str, int]:
+    """Bytes that each program of an engine of these settings needs on a device beside weights, pages and tokens: for a
+    plan, from shapes alone."""
+    homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
+    programs = Programs(model, mesh, Sizes.of(meshes.replicas(mesh), **sizes), tuple(sorted(row_sizes)), dtype, drafter)
+    programs.compile(
+        jax.tree.map(
+            lambda x, home: jax.ShapeDtypeStruct(x.shape, dtype, sharding=home), decoder.abstract(model), homes
+        )
+    )
+    return programs.temporaries()
+
+
+def read(tree: Any) -> Any:
+    """The one door from device to host: waits, and returns numpy."""
+    return jax.device_get(tree)

@@ -1,0 +1,250 @@
+"""Drafting from hashed n-grams on the device: the last 6 to 1 tokens are looked up in a live table, in that of the prompt's
+past answers and in that of all prompts; of what is found the class with the best rate wins; and again behind each draft.
+
+The live table holds what the running answers wrote (own text, and that of the siblings of this step), a row a prompt; each
+settled token is learned for all orders: an entry that agrees gains confidence, one of this context that does not loses some,
+and one without any, or of another context, is overwritten. Invariant: the rows depend on the texts and on which step settled
+what, not on the order of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_post.engine.speculation import corpus, ngrams
+from jaxrl_post.engine.speculation import interface as rules
+from jaxrl_post.engine.speculation.interface import ALL_OFFSET, ALL_SIZE, OFFSET, ROW, SIZE, Drafts
+from jaxrl_post.history import Past
+from jaxrl_post.types import Prompt
+
+ORDERS, LEVELS = ngrams.ORDERS, ngrams.LEVELS
+CHUNK = 16  # tokens of a text that are learned at once when a request enters
+SALTS = {"live": ngrams.LIVE, "own": ngrams.OWN, "all": ngrams.ALL}
+_PRIORS = {"live": 0.4, "own": 0.45, "all": 0.35}
+
+
+class Tables(NamedTuple):
+    """`entries` uint32[N], the tables of prompts and of all prompts end to end; `rates` f32[C], the chance of a class."""
+
+    entries: Array
+    rates: Array
+
+
+class Memory(NamedTuple):
+    """`live` uint32[rows * size], a row a prompt; `counts` int32[2, C]."""
+
+    live: Array
+    counts: Array
+
+
+class _Look(NamedTuple):
+    """What the tables say about one position, [S, K]: token or -1, class and rate by which to choose."""
+
+    token: Array
+    kind: Array
+    rate: Array
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Column k of K = sources * orders: source k // 6, order 6 - k % 6; class k * 4 + confidence, and K * 4 more for what
+    the class is worth when it is chosen.
+
+    `entries`: those of the flat array for prompts and all prompts; `live`: those of a slot's row. `siblings`: answers to a
+    prompt share a row, else each slot has its own and `ROW` is not read. `watches`: favourites are
+    learned, else the tokens themselves."""
+
+    width: int
+    entries: int
+    live: int
+    sources: tuple[str, ...] = ("live", "own", "all")
+    siblings: bool = True
+    watches: bool = True
+
+    def __post_init__(self):
+        for name in ("width", "live"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"drafter: {name} is {getattr(self, name)}, at least 1")
+        if len(self.sources) > 1 and self.entries < 1:
+            raise ValueError(f"drafter: {self.entries} entries for the tables of prompts, at least 1")
+
+    @property
+    def classes(self) -> int:
+        return 2 * len(self.sources) * ORDERS * LEVELS
+
+    @property
+    def priors(self) -> Float[np.ndarray, " C"]:
+        """Higher for a longer match and for more confidence."""
+        order, level = np.arange(ORDERS, 0, -1)[:, None] / ORDERS, np.arange(LEVELS) / (LEVELS - 1)
+        once = np.stack([_PRIORS[name] * (0.3 + 0.7 * order) * (0.4 + 1.2 * level) for name in self.sources]).reshape(
+            -1
+        )
+        return np.concatenate([once, once]).astype(np.float32)
+
+    def empty(self, slots: int) -> tuple[Tables, Memory]:
+        """Tables without entries, and `slots` live rows."""
+        tables = Tables(jnp.zeros(max(self.entries, 1), jnp.uint32), jnp.asarray(self.priors))
+        return tables, Memory(jnp.zeros(slots * self.live, jnp.uint32), jnp.zeros((2, self.classes), jnp.int32))
+
+    def enter(
+        self,
+        memory: Memory,
+        slot: Int[Array, " I"],
+        row: Int[Array, " I"],
+        fresh: Int[Array, " I"],
+        prompt: Int[Array, " I"],
+        tokens: Int[Array, "I T"],
+        favourites: Int[Array, "I T"],
+        known: Int[Array, " I"],
+    ) -> Memory:
+        """See `drafts`."""
+        favourites = favourites if self.watches else tokens
+        rows = memory.live.shape[0] // self.live
+        row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
+        row = jnp.where((slot < rows) & (fresh | (prompt < known)), row, rows)
+        start = jnp.where(fresh, 0, prompt)
+        stop = jnp.where(row < rows, known, start)
+
+        def more(carry):
+            return jnp.any(carry[0] < stop)
+
+        def learn(carry):
+            start, live = carry
+            anew = jnp.where(fresh & (start == 0), row, rows)  # here, since mostly there is nothing to learn at all
+            live = live.reshape(rows, self.live).at[anew].set(0, mode="drop").reshape(-1)
+            return start + CHUNK, self._learn(live, row, tokens, favourites, start, stop, CHUNK)
+
+        return memory._replace(live=jax.lax.while_loop(more, learn, (start, memory.live))[1])
+
+    def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
+        """The prompt's table from its past answers, `past` newest first; none where this drafter does not read one."""
+        if "own" not in self.sources:
+            return ()
+        return (corpus.grams(past, prompt),)
+
+    def propose(
+        self,
+        tables: Tables,
+        memory: Memory,
+        tokens: Int[Array, "S T"],
+        known: Int[Array, " S"],
+        place: Int[Array, "S places"],
+        branch: Int[Array, " S"],
+    ) -> Drafts:
+        """See `drafts`. Works on any slot; a slot that does not run gives drafts of no use."""
+        S, T = tokens.shape
+        back = known[:, None] - 1 - jnp.arange(ORDERS)
+        newest = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
+        homes = self._homes(place, S)
+        look = self._look(tables, memory, homes, newest, known)
+        token, column = rules.nth_distinct(look.token, look.rate, branch)
+        token = jnp.where(known < T, token, -1)
+        kind, worth = self._worth(tables, look, column)
+        value = jnp.where(token >= 0, worth, 0)
+
+        def further(carry, number):
+            newest, token, value = carry
+            newest = jnp.concatenate([jnp.maximum(token, 0)[:, None], newest[:, :-1]], axis=1)
+            found = self._look(tables, memory, homes, newest, known + number)
+            best, column = rules.best(found.token, found.rate)
+            token = jnp.where((token >= 0) & (known + number < T), best, -1)
+            value = jnp.where(token >= 0, value * self._worth(tables, found, column)[1], 0)
+            return (newest, token, value), (token, value)
+
+        rest = jax.lax.scan(further, (newest, token, value), jnp.arange(1, self.width))[1]
+        chain, values = (jnp.concatenate([a[:, None], b.T], axis=1) for a, b in zip((token, value), rest))
+        return Drafts(
+            chain,
+            jnp.sum(chain >= 0, axis=1, dtype=jnp.int32),
+            values,
+            look.token,
+            look.kind,
+            jnp.where((token >= 0) & (branch == 0), kind, -1),
+        )
+
+    def _worth(self, tables: Tables, look: _Look, column: Array) -> tuple[Array, Array]:
+        """[S] each: the class in a column, and its chance of being right where it is chosen."""
+        kind = jnp.take_along_axis(look.kind, column[:, None], axis=1)[:, 0]
+        return kind, tables.rates[kind + self.classes // 2]
+
+    def observe(
+        self,
+        memory: Memory,
+        drafts: Drafts,
+        place: Int[Array, "S places"],
+        tokens: Int[Array, "S T"],
+        favourites: Int[Array, "S T"],
+        before: Int[Array, " S"],
+        after: Int[Array, " S"],
+        given: Int[Array, " S"],
+        live: Bool[Array, " S"],
+    ) -> Memory:
+        """See `drafts`."""
+        favourites = favourites if self.watches else tokens
+        row = place[:, ROW] if self.siblings else jnp.arange(tokens.shape[0])
+        stop = jnp.where(live, after, before)
+        learned = self._learn(memory.live, row, tokens, favourites, before, stop, self.width + 1)
+        return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, live))
+
+    def _homes(self, place: Array, S: int) -> tuple[Array, Array, Array]:
+        """Row of the live table [S], and offsets and sizes uint32[S, sources - 1, 1] in `entries`."""
+        row = place[:, ROW] if self.siblings else jnp.arange(S)
+        at = place.astype(jnp.uint32)
+        homes = {"own": (OFFSET, SIZE), "all": (ALL_OFFSET, ALL_SIZE)}
+        offsets, sizes = (at[:, [homes[name][i] for name in self.sources[1:]], None] for i in (0, 1))
+        return row, offsets, sizes
+
+    def _look(self, tables: Tables, memory: Memory, homes: tuple, newest: Array, length: Array) -> _Look:
+        """newest [S, orders], the latest token first; `length`: tokens there are."""
+        row, offsets, sizes = homes
+        S, K = newest.shape[0], len(self.sources) * ORDERS
+        hashed = ngrams.hashes(jnp, [newest[:, i].astype(jnp.uint32) for i in range(ORDERS)])
+        hashed = jnp.stack(hashed[::-1], axis=-1)  # the longest first
+        keys = jnp.stack([ngrams.key(jnp, hashed, SALTS[name]) for name in self.sources], axis=1)
+        mine = row[:, None].astype(jnp.uint32) * jnp.uint32(self.live)
+        entry = memory.live.at[ngrams.bucket(jnp, keys[:, 0], mine, jnp.uint32(self.live))].get(mode="clip")[:, None]
+        if self.sources[1:]:
+            at = ngrams.bucket(jnp, keys[:, 1:], offsets, sizes)
+            told = jnp.where(sizes > 0, tables.entries.at[at].get(mode="clip"), jnp.uint32(0))
+            entry = jnp.concatenate([entry, told], axis=1)
+        mark, sure, token = ngrams.unpack(jnp, entry)
+        found = (mark == ngrams.fingerprint(jnp, keys)) & (length[:, None] >= jnp.arange(ORDERS, 0, -1))[:, None]
+        token = jnp.where(found, token.astype(jnp.int32), -1).reshape(S, K)
+        kind = sure.astype(jnp.int32).reshape(S, K) + LEVELS * jnp.arange(K, dtype=jnp.int32)
+        return _Look(token, kind, tables.rates[kind])
+
+    def _learn(
+        self, live: Array, row: Array, tokens: Array, favourites: Array, start: Array, stop: Array, chunk: int
+    ) -> Array:
+        """The live table after favourites[i, start[i]:stop[i]], each behind the tokens before it, at most `chunk` of each
+        text; a row beyond the last is dropped.
+        Of several that meet in a bucket in one call the largest entry stays, whatever their order."""
+        T, total = tokens.shape[1], live.shape[0]
+        at = start[:, None] - ORDERS + jnp.arange(chunk + ORDERS)
+        inside = jnp.clip(at, 0, T - 1)
+        text, told = (jnp.take_along_axis(x, inside, axis=1).astype(jnp.uint32) for x in (tokens, favourites))
+        hashed = ngrams.hashes(jnp, [text[:, i : i + chunk] for i in reversed(range(ORDERS))])
+        keys = ngrams.key(jnp, jnp.stack(hashed, axis=-1), ngrams.LIVE)  # [I, chunk, orders]
+        token, where = told[:, ORDERS:, None], at[:, ORDERS:]
+        real = (where < jnp.minimum(stop, T)[:, None])[..., None] & (where[..., None] >= jnp.arange(1, ORDERS + 1))
+        real &= (row < total // self.live)[:, None, None]
+        home = (row.astype(jnp.uint32) * jnp.uint32(self.live))[:, None, None]
+        bucket = ngrams.bucket(jnp, keys, home, jnp.uint32(self.live))
+        mark = ngrams.fingerprint(jnp, keys)
+        owner, sure, known = ngrams.unpack(jnp, live.at[bucket].get(mode="clip"))
+        agree = (owner == mark) & (known == token)
+        doubted = (owner == mark) & ~agree & (sure > 0)
+        token = jnp.where(doubted, known, token)
+        sure = jnp.where(
+            agree, jnp.minimum(sure + 1, jnp.uint32(LEVELS - 1)), jnp.where(doubted, sure - 1, jnp.uint32(0))
+        )
+        bucket = jnp.where(real, bucket, jnp.uint32(total))
+        entry = ngrams.pack(jnp, mark, sure, token)
+        return live.at[bucket].set(jnp.uint32(0), mode="drop").at[bucket].max(entry, mode="drop")

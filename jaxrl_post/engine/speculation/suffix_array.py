@@ -1,0 +1,71 @@
+"""Suffix arrays over a prompt's last answers: where a text went on the last time it looked like this (RhymeRL, arXiv
+2508.18588, section HistoSpec; there a suffix tree).
+
+Three flat arrays, 12 bytes a pool token: the answers one after another, each behind the end of its prompt and before a
+separator -1; the suffixes in order of their first 32 tokens; and a running sum of their priorities, by which the suffix in
+the weighted middle of an interval can be found. Invariant: a function of the answers and rewards alone. Numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+DEPTH = 32
+SEPARATOR = -1
+TAIL = 7  # tokens of the prompt that go before each answer: the longest match
+STEPS = (
+    15  # an answer's priority is 1 to 1 + STEPS: whole numbers, whose sums float32 holds exactly up to 2^20 suffixes
+)
+
+
+class Suffixes(NamedTuple):
+    """`pool` int32[n]; `order` int32[n], where the suffixes start, sorted; `priority` f32[n], running sum in that order."""
+
+    pool: np.ndarray
+    order: np.ndarray
+    priority: np.ndarray
+
+
+def build(
+    answers: Sequence[np.ndarray], context: np.ndarray, priorities: Int[np.ndarray, " G"] | None = None
+) -> Suffixes:
+    """The suffix array of one epoch's answers (int32[T] each). `context`: the end of the prompt. `priorities` None: 1 each,
+    so that the middle of an interval lies in its most frequent branch (where one has the majority)."""
+    tail = np.asarray(context, np.int32)[-TAIL:]
+    end = np.array([SEPARATOR], np.int32)
+    pool = np.concatenate([np.zeros(0, np.int32), *(part for answer in answers for part in (tail, answer, end))])
+    sizes = [tail.size + len(answer) + 1 for answer in answers]
+    weight = np.repeat(np.ones(len(answers), np.int64) if priorities is None else priorities, sizes)
+    order = sort(pool)
+    return Suffixes(pool.astype(np.int32), order, np.cumsum(weight[order]).astype(np.float32))
+
+
+def sort(pool: np.ndarray) -> Int[np.ndarray, " n"]:
+    """int32[n]: the suffixes of int tokens >= -1 by their first 32 tokens, a shorter one first, equal ones by where they
+    start. Prefix doubling (Manber and Myers 1993), stopped at depth 32."""
+    n = pool.size
+    rank = np.unique(pool, return_inverse=True)[1].astype(np.int64) + 1  # 0 stands for the end
+    order, depth = np.argsort(rank, kind="stable"), 1
+    while depth < DEPTH:
+        behind = np.zeros(n, np.int64)
+        behind[: max(n - depth, 0)] = rank[depth:]
+        both = rank * (n + 2) + behind
+        order = np.argsort(both, kind="stable")
+        sorted_ = both[order]
+        rank[order] = np.cumsum(np.concatenate([np.ones(min(n, 1), bool), sorted_[1:] != sorted_[:-1]]))
+        depth *= 2
+    return order.astype(np.int32)
+
+
+def priorities(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"]) -> Int[np.ndarray, " G"]:
+    """int64[G], 1 for the lowest reward to 16 for the highest, linear between; 1 for all where rewards are equal. An answer
+    without a verdict counts like the lowest."""
+    out = np.ones(rewards.size, np.int64)
+    known = rewards[scored].astype(np.float64)
+    if known.size and known.max() > known.min():
+        out[scored] += np.rint(STEPS * (known - known.min()) / (known.max() - known.min())).astype(np.int64)
+    return out

@@ -1,0 +1,209 @@
+"""The drafter of RhymeRL (arXiv 2508.18588, HistoSpec) on the device: the suffix array of the prompt's last epoch.
+
+The last 7 tokens are searched, then 6, down to 3; the longest that occurred and went on gives the draft, read on from the
+suffix in the weighted middle of its interval, with no second look-up. The window starts at 2, grows by 2 to 32 when a whole
+window was given and accepted, and falls back to 2 at a rejection; a draft that was shorter, or given fewer rows, and proved
+right leaves it alone. Whether the middle is the most frequent branch or that of the highest rewards is a matter of the
+priorities its arrays were built with (`jaxrl_post.engine.speculation.suffix_array`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_post.engine.speculation import corpus, suffix_array
+from jaxrl_post.engine.speculation import interface as rules
+from jaxrl_post.engine.speculation.interface import OFFSET, SIZE, Drafts
+from jaxrl_post.history import Past
+from jaxrl_post.types import Prompt
+
+LONGEST, SHORTEST = suffix_array.TAIL, 3
+LENGTHS = tuple(range(LONGEST, SHORTEST - 1, -1))
+FIRST_WINDOW, STEP = 2, 2
+
+
+class Tables(NamedTuple):
+    """The suffix arrays of prompts end to end, [N] each (`order` counts from the start of its own); rates f32[C]."""
+
+    pool: Array
+    order: Array
+    priority: Array
+    rates: Array
+
+
+class Memory(NamedTuple):
+    """`window` int32[S]; `counts` int32[2, C]."""
+
+    window: Array
+    counts: Array
+
+
+@dataclass(frozen=True)
+class Histospec:
+    """Column and class k of 5: a match of 7 - k tokens; 5 more for what the class is worth when it is chosen. `entries`:
+    pool tokens of all prompts; `width`: largest window; `reward_aware`: of several branches that of the highest rewards, else
+    the most frequent."""
+
+    width: int
+    entries: int
+    reward_aware: bool = False
+
+    def __post_init__(self):
+        if self.width < FIRST_WINDOW or self.entries < 1:
+            raise ValueError(
+                f"drafter histospec: width {self.width}, at least {FIRST_WINDOW}, and {self.entries} entries, at "
+                f"least 1"
+            )
+
+    @property
+    def watches(self) -> bool:
+        return False
+
+    @property
+    def classes(self) -> int:
+        return 2 * len(LENGTHS)
+
+    @property
+    def priors(self) -> Float[np.ndarray, " C"]:
+        return np.array([0.4 + 0.05 * length for length in 2 * LENGTHS], np.float32)
+
+    def empty(self, slots: int) -> tuple[Tables, Memory]:
+        """No text, and every window at its first size."""
+        none = jnp.zeros(self.entries, jnp.int32)
+        tables = Tables(none + suffix_array.SEPARATOR, none, none.astype(jnp.float32), jnp.asarray(self.priors))
+        return tables, Memory(jnp.full(slots, FIRST_WINDOW, jnp.int32), jnp.zeros((2, self.classes), jnp.int32))
+
+    def enter(
+        self,
+        memory: Memory,
+        slot: Int[Array, " I"],
+        row: Int[Array, " I"],
+        fresh: Int[Array, " I"],
+        prompt: Int[Array, " I"],
+        tokens: Int[Array, "I T"],
+        favourites: Int[Array, "I T"],
+        known: Int[Array, " I"],
+    ) -> Memory:
+        """See `drafts`."""
+        return memory._replace(window=memory.window.at[slot].set(FIRST_WINDOW, mode="drop"))
+
+    def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
+        """Pool, order and priority of the answers of the prompt's last epoch; `past` newest first."""
+        return tuple(corpus.sorted_suffixes(past, prompt, by_reward=self.reward_aware))
+
+    def propose(
+        self,
+        tables: Tables,
+        memory: Memory,
+        tokens: Int[Array, "S T"],
+        known: Int[Array, " S"],
+        place: Int[Array, "S places"],
+        branch: Int[Array, " S"],
+    ) -> Drafts:
+        """See `drafts`; the chance of each further token is that of the first."""
+        T = tokens.shape[1]
+        back = known[:, None] - LONGEST + jnp.arange(LONGEST)
+        context = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
+        low, high = _interval(tables, place, context)
+        middle = _middle(tables, place, low, high)
+        found = (high > low) & (known[:, None] >= jnp.array(LENGTHS)) & (known[:, None] < T)
+        start = _get(tables.order, place, middle) + jnp.array(LENGTHS)
+        first = jnp.where(found, _text(tables, place, start), suffix_array.SEPARATOR)
+        longest_first = jnp.broadcast_to(-jnp.arange(len(LENGTHS), dtype=jnp.float32), first.shape)
+        token, column = rules.nth_distinct(first, longest_first, branch)
+        start = jnp.take_along_axis(start, column[:, None], axis=1)
+        ahead = jnp.arange(self.width)
+        chain = _text(tables, place, start + ahead)
+        wanted = (token >= 0)[:, None] & (ahead < memory.window[:, None]) & (known[:, None] + ahead < T)
+        chain = jnp.where(wanted & (jnp.cumsum(chain < 0, axis=1) == 0), chain, -1)
+        value = jnp.where(chain >= 0, tables.rates[column + len(LENGTHS)][:, None] ** (ahead + 1), 0.0)
+        kinds = jnp.broadcast_to(jnp.arange(len(LENGTHS), dtype=jnp.int32), first.shape)
+        return Drafts(
+            chain,
+            jnp.sum(chain >= 0, axis=1, dtype=jnp.int32),
+            value,
+            first,
+            kinds,
+            jnp.where((token >= 0) & (branch == 0), column, -1),
+        )
+
+    def observe(
+        self,
+        memory: Memory,
+        drafts: Drafts,
+        place: Int[Array, "S places"],
+        tokens: Int[Array, "S T"],
+        favourites: Int[Array, "S T"],
+        before: Int[Array, " S"],
+        after: Int[Array, " S"],
+        given: Int[Array, " S"],
+        live: Bool[Array, " S"],
+    ) -> Memory:
+        """See `drafts`."""
+        tried = live & (after > before) & (given > 0)
+        right = after - before - 1 >= given
+        grown = jnp.where(given >= memory.window, jnp.minimum(memory.window + STEP, self.width), memory.window)
+        window = jnp.where(tried, jnp.where(right, grown, FIRST_WINDOW), memory.window)
+        return Memory(window, rules.tally(memory.counts, drafts, tokens, before, after, live))
+
+
+def _get(array: Array, place: Array, index: Array) -> Array:
+    """array[offset + index], index [S, ..]; clipped into the array."""
+    at = place[:, OFFSET].reshape(-1, *[1] * (index.ndim - 1)) + index
+    return array[jnp.clip(at, 0, array.shape[0] - 1)]
+
+
+def _text(tables: Tables, place: Array, index: Array) -> Array:
+    """The pool's token, -1 outside the slot's own part."""
+    size = place[:, SIZE].reshape(-1, *[1] * (index.ndim - 1))
+    return jnp.where((index >= 0) & (index < size), _get(tables.pool, place, index), suffix_array.SEPARATOR)
+
+
+def _interval(tables: Tables, place: Array, context: Array) -> tuple[Array, Array]:
+    """Of the suffixes, those that start with the last m tokens of context [S, 7]: from low to before high, [S, 5] each, m in
+    the order of LENGTHS. Both ends by binary search at once."""
+    S, longest = context.shape
+    spread = jnp.arange(longest)
+    start = longest - jnp.array(LENGTHS)  # of the last m tokens in the context
+    pattern = context[:, jnp.minimum(start[:, None] + spread, longest - 1)][:, :, None]  # [S, 5, 1, 7]
+    inside = (spread < jnp.array(LENGTHS)[:, None])[:, None]  # [5, 1, 7]
+    after = jnp.array([False, True])  # the second search passes by what is equal
+
+    def halve(_, ends):
+        low, high = ends
+        middle = (low + high) // 2
+        suffix = _get(tables.order, place, middle)
+        text = _text(tables, place, suffix[..., None] + spread)  # [S, 5, 2, 7]
+        differs = inside & (text != pattern)
+        before = jnp.cumsum(differs, axis=-1) == 0
+        less = jnp.any(differs & (text < pattern) & (jnp.cumsum(differs, axis=-1) == 1), axis=-1)
+        equal = jnp.all(before, axis=-1)
+        right = (less | (equal & after)) & (low < high)
+        return jnp.where(right, middle + 1, low), jnp.where(right | (low >= high), high, middle)
+
+    low = jnp.zeros((S, len(LENGTHS), 2), jnp.int32)
+    high = jnp.broadcast_to(place[:, SIZE, None, None], low.shape).astype(jnp.int32)
+    low, _ = jax.lax.fori_loop(0, tables.pool.shape[0].bit_length(), halve, (low, high))
+    return low[..., 0], low[..., 1]
+
+
+def _middle(tables: Tables, place: Array, low: Array, high: Array) -> Array:
+    """[S, 5]: the first suffix of low .. high-1 at which half of the interval's priority is reached."""
+    before = jnp.where(low > 0, _get(tables.priority, place, low - 1), 0.0)
+    half = 0.5 * (before + _get(tables.priority, place, jnp.maximum(high - 1, 0)))
+
+    def halve(_, ends):
+        low, high = ends
+        middle = (low + high) // 2
+        short = _get(tables.priority, place, middle) < half
+        return (jnp.where(short & (low < high), middle + 1, low), jnp.where(short | (low >= high), high, middle))
+
+    last = jnp.maximum(high - 1, low)
+    return jax.lax.fori_loop(0, tables.pool.shape[0].bit_length(), halve, (low, last))[0]

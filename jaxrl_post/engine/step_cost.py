@@ -1,0 +1,272 @@
+"""What one engine step costs, by its number of rows: an input of the run, never a measurement inside it.
+
+A measured table comes from a file that `scripts/bench.py cost` wrote; without one, an analytic estimate for the device kind
+stands in. Either way it has a hash that is recorded with the run, so that a decision can be repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+# peak FLOP/s of dense bf16 (f32 on CPU), memory bytes/s, seconds of overhead a step; vendor figures, but for cpu, where
+# they are rough and only the ratios matter
+DEVICES = {
+    "cpu": (1e11, 2e10, 3e-4),
+    "a100": (3.1e14, 2.0e12, 5e-5),
+    "h100": (9.9e14, 3.35e12, 5e-5),
+    "h800": (9.9e14, 3.35e12, 5e-5),
+    "h200": (9.9e14, 4.8e12, 5e-5),
+    "v5e": (1.97e14, 8.2e11, 5e-5),
+    "v5p": (4.59e14, 2.76e12, 5e-5),
+    "v6e": (9.18e14, 1.64e12, 5e-5),
+}
+MEMORY = {
+    "cpu": 1.6e10,
+    "a100": 8e10,
+    "h100": 8e10,
+    "h800": 8e10,
+    "h200": 1.41e11,
+    "v5e": 1.6e10,
+    "v5p": 9.5e10,
+    "v6e": 3.2e10,
+}  # bytes of a device
+SURE = 0.8  # of the right drafts that are expected: rows are paid for certainly, drafts prove right perhaps
+TRYING = 0.01  # of the time, at most, to find out whether drafts that do not seem to pay do
+LASTING = 8  # dispatches over which what beginning to draft takes is spread
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step at each measured row count; between them linear, outside at the nearest slope. `drafting`: seconds
+    that the drafter adds to a step; `opening`: seconds until it can, once steps were made without it (tables are built, texts
+    learned). `training`: seconds of a trained token on the learner's devices; 0: not measured."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    source: str
+    drafting: float = 0.0
+    opening: float = 0.0
+    training: float = 0.0
+
+    def __post_init__(self):
+        if len(self.rows) != len(self.seconds) or not self.rows:
+            raise ValueError(f"step-cost table {self.source}: {len(self.rows)} row counts, {len(self.seconds)} times")
+        if sorted(set(self.rows)) != list(self.rows) or not all(0 < one < math.inf for one in self.seconds):
+            raise ValueError(f"step-cost table {self.source}: row counts must ascend and times be positive")
+        for name in ("drafting", "opening", "training"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"step-cost table {self.source}: the seconds of {name} are {getattr(self, name)} and must be at "
+                    "least 0; 0 says that they were not measured"
+                )
+
+    def __call__(self, rows: int) -> float:
+        """Seconds of a step of `rows` rows."""
+        if len(self.rows) == 1 or self.rows[0] <= rows <= self.rows[-1]:
+            return float(np.interp(rows, self.rows, self.seconds))
+        low, high = (0, 1) if rows < self.rows[0] else (-2, -1)
+        slope = (self.seconds[high] - self.seconds[low]) / (self.rows[high] - self.rows[low])
+        return max(self.seconds[low] + slope * (rows - self.rows[low]), min(self.seconds) / 1e3)
+
+    @property
+    def digest(self) -> str:
+        """Of the numbers: 16 hex digits of SHA-256."""
+        numbers = [
+            self.rows,
+            self.seconds,
+            self.drafting,
+            *([self.opening] if self.opening else []),
+            *([0, self.training] if self.training else []),
+        ]
+        return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCost:
+    """Seconds of one engine step of one replica: the slower of memory and arithmetic, and what a step takes in any case.
+
+    max(weights_s + context * token_s, rows * row_s) + rows * request_s + fixed_s; prefill takes prefill_s a token."""
+
+    weights_s: float  # to read the weights once
+    token_s: float  # to read one token's KV
+    row_s: float  # arithmetic of one row
+    fixed_s: float = 0.0
+    request_s: float = 0.0
+    prefill_s: float = 0.0
+    source: str = "given"
+
+    def __post_init__(self):
+        numbers = [getattr(self, name) for name in _SECONDS]
+        if min(numbers) < 0 or not self.weights_s + self.row_s + self.fixed_s > 0:
+            raise ValueError(
+                f"decode cost {self.source}: seconds must be at least 0, and a step must take some; got "
+                f"{dict(zip(_SECONDS, numbers))}"
+            )
+
+    def __call__(self, rows: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """Seconds of a step, elementwise: `rows` in it, `context` tokens of KV behind them. Without a row: 0."""
+        busy = (
+            np.maximum(self.weights_s + context * self.token_s, rows * self.row_s)
+            + rows * self.request_s
+            + self.fixed_s
+        )
+        return np.where(rows > 0, busy, 0.0)
+
+    @property
+    def digest(self) -> str:
+        """Of the numbers: 16 hex digits of SHA-256."""
+        return hashlib.sha256(json.dumps([getattr(self, name) for name in _SECONDS]).encode()).hexdigest()[:16]
+
+
+_SECONDS = ("weights_s", "token_s", "row_s", "fixed_s", "request_s", "prefill_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCost:
+    """A step-cost table in the place of a DecodeCost: a step costs by its rows alone; a prefilled token is a row of the
+    largest size."""
+
+    table: StepCost
+
+    def __call__(self, rows: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """Seconds of a step, elementwise. Without a row: 0."""
+        return np.array([self.table(count) if count > 0 else 0.0 for count in np.asarray(rows).tolist()])
+
+    @property
+    def prefill_s(self) -> float:
+        return self.table.seconds[-1] / self.table.rows[-1]
+
+    @property
+    def source(self) -> str:
+        return self.table.source
+
+    @property
+    def digest(self) -> str:
+        return self.table.digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a model costs: parameters used for a token, all of them, and bytes of KV a token, in bf16."""
+
+    active: float
+    parameters: float
+    kv_bytes: float
+
+
+SHAPES = {  # the Qwen2.5 models' own configs: layers * KV heads * 128 * 2 (K and V) * 2 bytes
+    "qwen2.5-7b": Shape(active=7.62e9, parameters=7.62e9, kv_bytes=28 * 4 * 128 * 4),
+    "qwen2.5-14b": Shape(active=14.8e9, parameters=14.8e9, kv_bytes=48 * 8 * 128 * 4),
+    "qwen2.5-32b": Shape(active=32.8e9, parameters=32.8e9, kv_bytes=64 * 8 * 128 * 4),
+}
+
+
+def decode(
+    device_kind: str, shape: Shape, *, tensor: int = 1, efficiency: float = 0.6, per_collective_s: float = 0.0
+) -> DecodeCost:
+    """The analytic cost of a replica of `tensor` devices: weights and KV are read at the memory's bandwidth, arithmetic is
+    at `efficiency` of the peak, prefill at half the peak; `per_collective_s` a doubling of `tensor`. A floor."""
+    kind = _kind(device_kind)
+    peak, bandwidth, overhead = DEVICES[kind]
+    return DecodeCost(
+        weights_s=2 * shape.parameters / (bandwidth * tensor),
+        token_s=shape.kv_bytes / (bandwidth * tensor),
+        row_s=2 * shape.active / (peak * efficiency * tensor),
+        fixed_s=overhead + per_collective_s * math.log2(tensor),
+        prefill_s=2 * shape.active / (peak * 0.5 * tensor),
+        source=f"analytic:{kind} x {tensor}",
+    )
+
+
+def kv_tokens(device_kind: str, shape: Shape, *, tensor: int = 1, share: float = 0.9) -> int:
+    """Tokens of KV that fit beside the weights in `share` of the memory of `tensor` devices.
+
+    Raises:
+      ValueError: the weights alone do not fit.
+    """
+    kind = _kind(device_kind)
+    free = MEMORY[kind] * tensor * share - 2 * shape.parameters
+    if free < shape.kv_bytes:
+        raise ValueError(
+            f"{tensor} x {kind} has {MEMORY[kind] * tensor * share:.3g} usable bytes, the weights need "
+            f"{2 * shape.parameters:.3g}: use more devices a replica"
+        )
+    return int(free / shape.kv_bytes)
+
+
+def _kind(device_kind: str) -> str:
+    plain = device_kind.lower().replace(" lite", "e").replace(" ", "")
+    kind = next((name for name in DEVICES if name in plain), None)
+    if kind is None:
+        raise ValueError(
+            f"there is no analytic step-cost table for a {device_kind}, only for {', '.join(DEVICES)}: measure "
+            "one with scripts/bench.py cost and name its file in engine.cost_table"
+        )
+    return kind
+
+
+def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes: Sequence[int]) -> StepCost:
+    """max(weight bytes / bandwidth, 2 * parameters * rows / peak) + overhead; a floor, not a forecast."""
+    kind = _kind(device_kind)
+    peak, bandwidth, overhead = DEVICES[kind]
+    seconds = tuple(
+        max(parameters * bytes_per_parameter / bandwidth, 2 * parameters * r / peak) + overhead for r in sorted(sizes)
+    )
+    return StepCost(tuple(sorted(sizes)), seconds, f"analytic:{kind}")
+
+
+def load(path: str) -> StepCost:
+    """Reads {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002, "opening_s": 0.05, "train_token_s": 0.0001}}, as
+    scripts/bench.py cost writes it."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"engine.cost_table={path}: no such file; write one with scripts/bench.py cost --json {path}")
+    try:
+        figures: Mapping[str, Mapping[str, float]] = json.loads(file.read_text())["figures"]
+        pairs = sorted((int(rows), float(seconds)) for rows, seconds in figures["step_s"].items())
+        others = [float(figures.get(name, 0.0)) for name in ("drafting_s", "opening_s", "train_token_s")]
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"engine.cost_table={path}: expected figures.step_s with rows -> seconds, got {error!r}"
+        ) from None
+    return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), *others)
+
+
+def best_size(
+    cost: StepCost,
+    sizes: Sequence[int],
+    running: int,
+    backlog: float,
+    worth: Callable[[int], float],
+    must_draft: bool = False,
+    opening: float = 0.0,
+) -> tuple[int, bool]:
+    """The size with the most useful rows a second, and whether to draft: of each step one row for each running slot, the
+    next for `backlog` waiting rows, and the rest may hold drafts, of which `worth(rows)` are expected to prove right: of them
+    SURE count.
+
+    Sizes below `running` are out; ties go to not drafting, then to the smaller size. `must_draft`: not drafting is out.
+    `opening`: seconds a step that beginning to draft adds."""
+    fitting = [size for size in sorted(sizes) if size >= running] or [max(sizes)]
+
+    def rate(choice: tuple[int, bool]) -> float:
+        size, drafts = choice
+        forced = min(size, running + backlog)
+        if not drafts:
+            return forced / cost(size)
+        return (forced + SURE * worth(size - forced)) / (cost(size) + cost.drafting + opening)
+
+    choices = [(size, drafts) for drafts in (False, True) for size in fitting if drafts or not must_draft]
+    return max(choices, key=lambda choice: (rate(choice), not choice[1], -choice[0]))
+
+
+def tries_apart(cost: StepCost) -> int:
+    """Steps between two tries of drafts, so that tries take TRYING of the time or less."""
+    return math.ceil(cost.opening / (TRYING * min(cost.seconds)))

@@ -1,0 +1,273 @@
+"""How the two parts that compile are made from a config: of weights for a run, of shapes for a plan.
+
+Invariant: a plan's programs are a run's, because both are made here with the same arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_post.config import Config
+from jaxrl_post.engine import bit_probe, compiled, row_program, step_cost
+from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.host.swap_policy import Carry
+from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.engine.speculation.registry import DRAFTERS, Drafter
+from jaxrl_post.engine.speculation.speculation import Drafting
+from jaxrl_post.history import History
+from jaxrl_post.launch import malloc, memory_plan
+from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
+from jaxrl_post.trainer.learner import GRADIENT, Learner
+from jaxrl_post.types import Layout
+
+COLLECTIVE_S = (
+    1e-5  # of a sum over devices inside a layer, of which there are two; rough, only the order of size matters
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePlan:
+    """Which devices learn and which generate.
+
+    `learner`: the learner's mesh. `engine`: the mesh of each layout that the engine is compiled for; the engine begins in
+    the first. `lent`: the mesh on which lent devices train, or None where none are lent.
+    """
+
+    learner: jax.sharding.Mesh
+    engine: Mapping[Layout, jax.sharding.Mesh]
+    lent: jax.sharding.Mesh | None
+
+    @property
+    def first(self) -> jax.sharding.Mesh:
+        """The engine's mesh at the start."""
+        return next(iter(self.engine.values()))
+
+
+def device_plan(config: Config) -> DevicePlan:
+    """Derives every mesh of a run.
+
+    Raises:
+      ValueError: fewer devices are there than the learner, or the engine beside it, needs.
+    """
+    m, every = config.mesh, layouts(config)
+    shared = None if m.engine else meshes.make_mesh(m.data, m.fsdp, m.tensor)
+    learner, own = (shared, shared) if shared else meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)
+    staying, lent = meshes.divided(own, config.staying, learner) if config.lent else (None, None)
+
+    def mesh_of(layout: Layout) -> jax.sharding.Mesh:
+        mesh = own
+        if shared and layout.tensor != m.tensor:
+            mesh = meshes.make_mesh(config.generating // layout.tensor, 1, layout.tensor)
+        return mesh if layout.devices == mesh.size else staying
+
+    return DevicePlan(learner=learner, engine={layout: mesh_of(layout) for layout in every}, lent=lent)
+
+
+def layouts(config: Config) -> tuple[Layout, ...]:
+    """Layouts that the engine is compiled for. The engine begins in the first, that of the config's mesh."""
+    tensors = config.mesh.tensor, *config.engine.layouts
+    lending = [Layout(config.staying, config.mesh.tensor)] if config.lent else []
+    return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
+
+
+def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan) -> Learner:
+    """Builds the learner of these weights. They are the reference too, where the run has one.
+
+    Args:
+      params: weights, or shapes for a learner that only plans.
+    """
+    return Learner(
+        model,
+        params,
+        devices.learner,
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
+        batch=config.batch,
+        temperature=config.sampling.temperature,
+        steps=config.steps,
+        max_tokens=config.sampling.max_tokens,
+        reference=params if config.algorithm.needs_reference else None,
+        remat=config.model.remat,
+        compute_dtype=config.model.compute_dtype,
+        lent=devices.lent,
+    )
+
+
+def pace(config: Config, replica: Callable[[], Replica], table: step_cost.StepCost | None) -> Pace | None:
+    """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests. `table`: the run's
+    own costs. Where it does not tell that of a trained token, this is GRADIENT forward passes."""
+    ratio, batch = config.scheduler.interleave, config.batch
+    if not config.mesh.engine and not ratio:
+        return None
+    first = replica()
+    forward_s = first.cost.prefill_s * config.mesh.tensor / config.mesh.learner
+    work = Split(first, token_s=table.training if table and table.training else GRADIENT * forward_s)
+    return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
+
+
+def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
+    """What the row engine's programs are compiled for: a replica of more devices has as many more slots, pages and rows."""
+    c, more = config.engine, layout.tensor // config.mesh.tensor
+    return dict(
+        slots=c.slots * more,
+        max_length=c.max_length,
+        page_size=c.page_size,
+        pages=config.pages * more,
+        row_sizes=tuple(size * more for size in c.row_sizes),
+        head_rows=config.head_rows * more,
+        steps_per_dispatch=c.steps_per_dispatch,
+        restricted=config.sampling.restricted,
+        dtype=jnp.dtype(c.dtype),
+    )
+
+
+def replicas(config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None) -> dict[Layout, Replica]:
+    """What the scheduler forecasts with, of each layout: by the run's own cost table, else by the analytic one.
+
+    Raises:
+      ValueError: a kind of device without an analytic cost.
+    """
+    size = jnp.dtype(config.engine.dtype).itemsize
+    kv_bytes = 2 * model.layers * model.kv_heads * model.head_dim * size
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model))) * size / 2  # a Shape is in 2 bytes
+    shape = step_cost.Shape(active=parameters, parameters=parameters, kv_bytes=kv_bytes)
+    out = {}
+    for layout in layouts(config):
+        sizes = engine_sizes(config, layout)
+        steps = (
+            step_cost.TableCost(table=table)
+            if table
+            else step_cost.decode(
+                jax.devices()[0].device_kind,
+                shape,
+                tensor=layout.tensor,
+                per_collective_s=2 * model.layers * COLLECTIVE_S,
+            )
+        )
+        out[layout] = Replica(slots=sizes["slots"], kv_tokens=sizes["pages"] * sizes["page_size"], cost=steps)
+    return out
+
+
+def replica(config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None) -> Replica:
+    """Of the layout where the engine begins."""
+    return replicas(config, model, table)[layouts(config)[0]]
+
+
+def engine(
+    config: Config, start: Inputs, devices: DevicePlan, learner: Learner, history: History, say: Callable[[str], object]
+) -> RowEngine | Elastic:
+    """Builds the engine. With several layouts, it holds a compiled engine for each."""
+    make = {
+        layout: functools.partial(_engine, config, start, mesh, learner, history, say, layout)
+        for layout, mesh in devices.engine.items()
+    }
+    if len(make) == 1:
+        return next(iter(make.values()))()
+    return Elastic(make, learner.params, learner if config.lent else None)
+
+
+def _engine(
+    config: Config,
+    start: Inputs,
+    mesh: jax.sharding.Mesh,
+    learner: Learner,
+    history: History,
+    say: Callable[[str], object],
+    layout: Layout,
+) -> RowEngine:
+    """Builds the engine of one layout, with the row sizes that the probe keeps."""
+    sizes = engine_sizes(config, layout)
+    made = RowEngine(
+        start.model,
+        learner.params,
+        mesh,
+        **sizes,
+        refill_slots=config.engine.refill_slots,
+        cost=start.cost,
+        decode=start.tokenizer.decode,
+        version=learner.step,
+        drafting=drafting(config, start.model, history, layout),
+        carry=Carry(config.engine.carry_over, config.engine.carry_share),
+    )
+    dropped = [size for size, kept in bit_probe.keep_equal_sizes(made).items() if not kept]
+    if dropped:
+        say(
+            f"engine.row_sizes: {dropped} give other bits than {max(sizes['row_sizes'])} on this machine and are not used"
+        )
+    return made
+
+
+def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
+    """What an engine's tokens and clocks depend on beside its config."""
+    if isinstance(engine, Elastic):
+        return {
+            "layouts": {f"{layout.replicas} x {layout.tensor}": keys(one) for layout, one in engine.engines.items()}
+        }
+    return {
+        "row_sizes": list(engine.row_sizes),
+        "cost_table": {"source": engine.cost.source, "digest": engine.cost.digest},
+    }
+
+
+def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
+    """What guesses tokens ahead, if anything does."""
+    c = config.speculation
+    size = sum(-(-part // row_program.UPLOAD) * row_program.UPLOAD for part in (_shared(config), c.prompt_entries))
+    return DRAFTERS[c.drafter](vocab=model.vocab_size, width=c.width, entries=size, live=c.live_entries)
+
+
+def drafting(config: Config, model: decoder.ModelConfig, history: History, layout: Layout) -> Drafting:
+    """The host's side of it, reading that history."""
+    return Drafting(
+        drafter(config, model),
+        replicas=layout.replicas,
+        slots=engine_sizes(config, layout)["slots"],
+        past=history.of,
+        shared=_shared(config),
+        clones=config.speculation.clones,
+    )
+
+
+def _shared(config: Config) -> int:
+    return config.speculation.shared_entries if config.speculation.drafter == "ours" else 0
+
+
+def memory(config: Config, start: Inputs) -> dict[str, int]:
+    """Bytes on each device, by what they hold."""
+    held = jax.eval_shape(lambda: drafter(config, start.model).empty(config.engine.slots))
+    generates = config.engine.name == "rows" or bool(start.held_out)
+    tables = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) if generates else 0
+    return memory_plan.memory(config, start.model, tables)
+
+
+def foreseen(config: Config, start: Inputs) -> str:
+    """Memory of this process, from the run's programs compiled for shapes alone, as text."""
+    if jax.device_count() < config.devices:
+        return (
+            f"Memory of the process: not known here: the run's {config.devices} devices are needed to compile its "
+            f"programs, and here are {jax.device_count()}"
+        )
+    devices = device_plan(config)
+    needed = learner(config, start.model, decoder.abstract(start.model), devices).temporaries()
+    if config.engine.name == "rows" or start.held_out:
+        for layout, mesh in devices.engine.items():
+            found = compiled.temporaries(
+                start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config, layout)
+            )
+            needed |= found if mesh is devices.first else {f"{name}, {layout}": n for name, n in found.items()}
+    malloc.give_back()  # as a run does before its first round
+    on_host = jax.devices()[0].platform == "cpu"
+    needs = memory_plan.process(config, memory(config, start), needed, memory_plan.resident(), on_host)
+    return memory_plan.text(
+        f"Memory of the process ({jax.devices()[0].device_kind}, {config.devices} devices)", needs, "B"
+    )

@@ -1,0 +1,261 @@
+"""Where arrays live: one mesh, or one for learning and one for generating, three axes, and the only PartitionSpecs of the
+project.
+
+Axes: `data` copies weights and splits the batch; `fsdp` splits both; `tensor` splits heads, kv_heads, ffw and vocab.
+Rooms ask by logical axis name and never write a spec themselves. All axes are Auto: the compiler (GSPMD) places what is
+not constrained. What it refuses: a division that leaves a remainder, with one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+REPLICAS = (DATA, FSDP)  # the engine's replicas lie along both
+
+# Logical axis name -> mesh axis, by room. A name that is absent (and None) is replicated.
+LEARNER_RULES = {"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
+ENGINE_RULES = {"heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
+RULES = {"learner": LEARNER_RULES, "engine": ENGINE_RULES}
+LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "layers", None)
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """The mesh over the first data*fsdp*tensor devices of all processes.
+
+    Raises:
+      ValueError: a size below 1, or more devices asked for than there are.
+    """
+    sizes = (data, fsdp, tensor)
+    if min(sizes) < 1:
+        raise ValueError(f"mesh: every axis must be at least 1, got data={data}, fsdp={fsdp}, tensor={tensor}")
+    needed, devices = int(np.prod(sizes)), jax.devices()
+    if needed > len(devices):
+        raise ValueError(
+            f"mesh: data*fsdp*tensor={data}*{fsdp}*{tensor}={needed} devices were asked for and "
+            f"{len(devices)} are there; the largest valid product is {len(devices)}"
+        )
+    return _mesh(devices[:needed], sizes)
+
+
+def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Mesh]:
+    """Two meshes without a common device: of the learner, data*fsdp*tensor, and of the engine, `engine` devices in replicas
+    of `tensor`. Every process has its part of both, so all that its host must read lies with it; of several processes each has as
+    many of one kind as of the other.
+
+    Raises:
+      ValueError: there are too few devices, or processes cannot have equal parts, or of several processes the learner has
+        not as many devices as the engine, which hand weights over in pairs.
+    """
+    processes, learner = jax.process_count(), data * fsdp * tensor
+    if processes > 1 and engine != learner:
+        raise ValueError(
+            f"mesh.engine={engine}: {processes} processes hand weights over from each device of the learner to one "
+            f"of the engine, so it must be data*fsdp*tensor={learner}"
+        )
+    if learner % processes or engine % processes:
+        raise ValueError(
+            f"mesh: {learner} devices that learn cannot be divided among {processes} processes; the nearest valid "
+            f"product is {-(-learner // processes) * processes}"
+        )
+    mine, theirs = learner // processes, engine // processes
+    own = [[device for device in jax.devices() if device.process_index == process] for process in range(processes)]
+    if min(map(len, own)) < mine + theirs:
+        raise ValueError(
+            f"mesh: {mine} devices that learn and mesh.engine={theirs} that generate are needed in each of "
+            f"{processes} processes, and {min(map(len, own))} are there; on a CPU "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={mine + theirs} makes them"
+        )
+    learners, engines = (
+        [device for some in own for device in some[part]] for part in (slice(mine), slice(mine, mine + theirs))
+    )
+    return _mesh(learners, (data, fsdp, tensor)), _mesh(engines, (engine // tensor, 1, tensor))
+
+
+def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
+    """An engine's mesh in two: of `stay` replicas, the first of each process, which go on generating, and of the others, lent to
+    that learner (`along`).
+
+    Raises:
+      ValueError: of several processes each must have as many replicas that stay as that go, and all that they need from the
+        learner's weights.
+    """
+    tensor, processes = engine.shape[TENSOR], jax.process_count()
+    homes: dict[int, list[np.ndarray]] = {}
+    straddles = False
+    for replica in engine.devices.reshape(-1, tensor):
+        homes.setdefault(replica[0].process_index, []).append(replica)
+        straddles |= len({device.process_index for device in replica}) > 1
+    apart = set(engine.devices.flat).isdisjoint(learner.devices.flat)
+    if processes > 1 and (apart or straddles or learner.shape[FSDP] > 1 or any(len(own) % 2 for own in homes.values())):
+        raise ValueError(
+            f"scheduler.lend: each of {processes} processes lends half of its replicas and brings them their weights "
+            f"itself: mesh.engine and mesh.fsdp must be 0 and 1, and a process's {jax.local_device_count()} devices "
+            f"an even number of replicas of mesh.tensor={tensor}; the nearest valid lend is 0"
+        )
+    kept, gone = [], []
+    for own in homes.values():
+        at = stay * len(own) // replicas(engine)
+        kept, gone = kept + own[:at], gone + own[at:]
+    of = [[device for replica in some for device in replica] for some in (kept, gone)]
+    return _mesh(of[0], (stay, 1, tensor)), _mesh(of[1], (*along(len(gone), learner.shape[FSDP]), tensor))
+
+
+def along(shards: int, fsdp: int) -> tuple[int, int]:
+    """(data, fsdp) of so many shards of devices that are lent: weights split as a learner's with `fsdp` are, or in fewer pieces
+    that are whole numbers of those, so that what it divides they do."""
+    ways = math.gcd(shards, fsdp)
+    return shards // ways, ways
+
+
+def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:
+    # Spelled out: the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
+    return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
+
+
+def one_each(mesh: Mesh) -> Mesh:
+    """The first of its devices in each process, along data."""
+    first = {device.process_index: device for device in reversed(list(mesh.devices.flat))}
+    return _mesh([first[process] for process in sorted(first)], (len(first), 1, 1))
+
+
+def replicas(mesh: Mesh) -> int:
+    """Blocks of slots of the engine, and shards of a batch: data x fsdp."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
+    """The sharding of every weight.
+
+    Args:
+      axes: nested dict, each leaf a tuple of logical names, one per dimension.
+      room: "learner" (embed over fsdp; heads, kv_heads, ffw, vocab over tensor) or "engine" (tensor only).
+    Raises:
+      ValueError: an unknown room or logical name.
+    """
+    if room not in RULES:
+        raise ValueError(f"mesh: room must be one of {', '.join(RULES)}, got {room!r}")
+    return jax.tree.map(lambda names: NamedSharding(mesh, _spec(names, RULES[room])), axes, is_leaf=_is_names)
+
+
+def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: Mapping[str, int] | None = None) -> None:
+    """Refuses weights that the mesh cannot split evenly.
+
+    Args:
+      axes: as in `param_shardings`; shapes: the same tree with arrays or ShapeDtypeStructs.
+      counts: units that a dimension is made of and that may not be cut, by logical name: {"heads": 4, "kv_heads": 2}
+        where a weight holds heads*head_dim in one dimension.
+    Raises:
+      ValueError: one sentence naming axis, size, bound and the nearest valid size of the mesh axis.
+    """
+    rules = RULES[room]
+    sizes = dict(counts or {})
+    leaves = jax.tree.leaves(axes, is_leaf=_is_names)
+    for names, leaf in zip(leaves, jax.tree.leaves(shapes), strict=True):
+        for name, size in zip(names, leaf.shape, strict=True):
+            if name is not None and name not in sizes:
+                sizes[name] = size
+    for name, size in sizes.items():
+        if name not in rules:
+            continue
+        ways = mesh.shape[rules[name]]
+        if size % ways:
+            near = max(n for n in range(1, ways) if size % n == 0)
+            raise ValueError(
+                f"mesh.{rules[name]}={ways} does not divide the model's {name}={size}; the nearest valid "
+                f"value is {near}"
+            )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """[B, ...]: rows of a batch over data x fsdp, all else whole."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+
+
+def heads_sharding(mesh: Mesh) -> NamedSharding:
+    """[B, T, N or K, H] inside the learner's attention: rows over data x fsdp, heads over tensor."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, TENSOR))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same whole value on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def slot_sharding(mesh: Mesh) -> NamedSharding:
+    """[replica, ...]: the engine's slots, rows and pages; replicas lie along data x fsdp."""
+    return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
+
+
+def cache_sharding(mesh: Mesh) -> NamedSharding:
+    """[replica, pages, page, 2K, H]: the engine's KV pages; pairs of a key and a value head over tensor."""
+    return NamedSharding(mesh, PartitionSpec(REPLICAS, None, None, TENSOR))
+
+
+def by_heads(mesh: Mesh, attend: Callable) -> Callable:
+    """`attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]` of one replica, run by every device on its own
+    heads. A kernel written by hand needs it, which the compiler cannot split; and so does a loop over pages, which vmap would make
+    one loop for all replicas: as long as the longest, with a collective at every turn. To be mapped over replicas by
+    vmap(..., spmd_axis_name=REPLICAS)."""
+    heads, pages = PartitionSpec(None, TENSOR), PartitionSpec(None, None, TENSOR)
+    return jax.shard_map(attend, mesh=mesh, in_specs=(heads, pages, PartitionSpec()), out_specs=heads, check_vma=False)
+
+
+def by_vocab(mesh: Mesh, draw: Callable) -> Callable:
+    """`draw(logits [R, V], four values a row)` of one replica, run by every device on its own ids of V, as it must be where
+    the compiler cannot split it: a kernel written by hand. To be mapped over replicas by
+    vmap(..., spmd_axis_name=REPLICAS)."""
+    rows = PartitionSpec()
+    return jax.shard_map(
+        draw, mesh=mesh, in_specs=(PartitionSpec(None, TENSOR), rows, rows, rows, rows), out_specs=rows, check_vma=False
+    )
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Host values, the same in every process, as global arrays.
+
+    Args:
+      tree: numpy arrays (or what numpy can read); shardings: the same tree, or one sharding for all leaves.
+    """
+    if isinstance(shardings, jax.sharding.Sharding):
+        one = shardings
+        if one.is_fully_addressable:  # one call for all: small leaves cost little beside a call
+            return jax.device_put(jax.tree.map(_host, tree), one)
+        return jax.tree.map(lambda leaf: _place(leaf, one), tree)
+    return jax.tree.map(_place, tree, shardings)
+
+
+def _host(leaf) -> np.ndarray:
+    host = np.asarray(leaf)
+    return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+
+
+def _place(leaf, sharding) -> jax.Array:
+    host = _host(leaf)
+    if sharding.is_fully_addressable:
+        return jax.device_put(host, sharding)
+    # An explicit transfer, though jax counts this way as an implicit one. dtype is given because a process that owns no
+    # shard never calls the callback.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)
+
+
+def _is_names(node) -> bool:
+    return isinstance(node, tuple) and all(name is None or isinstance(name, str) for name in node)
+
+
+def _spec(names: tuple, rules: Mapping[str, str]) -> PartitionSpec:
+    for name in names:
+        if name not in LOGICAL_AXES:
+            raise ValueError(
+                f"mesh: unknown logical axis {name!r}; valid names are {', '.join(str(n) for n in LOGICAL_AXES)}"
+            )
+    parts = [rules.get(name) for name in names]
+    # A mesh axis may split only one dimension of an array: the first one that asks keeps it.
+    return PartitionSpec(*(p if p is not None and p not in parts[:i] else None for i, p in enumerate(parts)))

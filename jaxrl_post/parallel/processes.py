@@ -1,0 +1,101 @@
+"""Start-up of one process among many, and the two things they tell each other: a score, a folder.
+
+Invariant: every process calls `share` and `share_text` in the same order; what process 0 gives is what all get.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxrl_post.parallel import mesh as meshes
+
+_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_BLOCK = 4096  # bytes
+
+
+def start(environment: Mapping[str, str]) -> None:
+    """Joins the job that JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe; without
+    them the process is alone. To be called before anything touches a device.
+
+    Raises:
+      ValueError: some of the three are missing, no numbers, or the id is outside [0, number of processes).
+    """
+    given = [name for name in _NAMES if environment.get(name)]
+    if not given:
+        return
+    missing = [name for name in _NAMES if name not in given]
+    if missing:
+        raise ValueError(
+            f"environment: {', '.join(given)} set but {', '.join(missing)} not: set all three of "
+            f"{', '.join(_NAMES)}, or none for a single process"
+        )
+    address, (count, index) = environment[_NAMES[0]], (_number(environment, name) for name in _NAMES[1:])
+    if not 0 <= index < count:
+        raise ValueError(f"environment: JAX_PROCESS_ID={index} must be at least 0 and below JAX_NUM_PROCESSES={count}")
+    jax.distributed.initialize(address, num_processes=count, process_id=index)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.isdigit():
+        raise ValueError(f"environment: {name}={text!r} must be a whole number")
+    return int(text)
+
+
+def share(array: np.ndarray, mesh: jax.sharding.Mesh | None = None) -> np.ndarray:
+    """Process 0's array, on every process: same dtype and bits. All processes give the same shape and dtype.
+
+    The bytes travel, because a device array would lose half of a float64, and in blocks of one size, so that one
+    program is compiled for all. `mesh`: whose devices they travel over, which has some in every process and need wait for no
+    others; None: all of the job's.
+    """
+    if jax.process_count() == 1:
+        return array
+    array = np.asarray(array)
+    data = np.frombuffer(array.tobytes(), np.uint8)
+    blocks = np.zeros((-(-data.size // _BLOCK), _BLOCK), np.uint8)
+    blocks.reshape(-1)[: data.size] = data
+    one = meshes.one_each(mesh or meshes.make_mesh(jax.device_count()))
+    with jax.transfer_guard_host_to_device("allow"):  # meant, though jax counts what this does as implicit
+        for block in blocks:
+            block[:] = _first(block, one)
+    return np.frombuffer(blocks.reshape(-1)[: data.size].tobytes(), array.dtype).reshape(array.shape)
+
+
+def _first(block: np.ndarray, one: jax.sharding.Mesh) -> np.ndarray:
+    """Process 0's block, over a mesh of one device of each."""
+    rows = meshes.put(np.broadcast_to(block, (one.size, block.size)), meshes.batch_sharding(one))
+    return np.asarray(_of_process_0(rows, meshes.replicated(one)).addressable_data(0))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _of_process_0(rows: jax.Array, home: jax.sharding.Sharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(rows[0], home)
+
+
+def share_text(text: str, *, limit: int = _BLOCK) -> str:
+    """Process 0's text, of at most `limit` bytes, on every process."""
+    raw = text.encode()
+    assert len(raw) <= limit, f"text of {len(raw)} bytes, limit {limit}"
+    data = np.zeros(limit, np.uint8)
+    data[: len(raw)] = np.frombuffer(raw, np.uint8)
+    return share(data).tobytes().rstrip(b"\0").decode()
+
+
+def whole(tree: Any) -> Any:
+    """Every leaf as one host array, on every process."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def say(text: str) -> None:
+    """To the screen, once per job."""
+    if jax.process_index() == 0:
+        print(text, flush=True)

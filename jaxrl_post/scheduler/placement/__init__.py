@@ -1,0 +1,1 @@
+"""Where and in which order the rollouts of a round start."""

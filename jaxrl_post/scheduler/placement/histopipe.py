@@ -1,0 +1,292 @@
+"""HistoPipe: prompts ranked by the lengths of their past answers, each rank group on replicas of its own (RhymeRL, arXiv
+2508.18588, section 5).
+
+Odd steps lay ascending ranks on the replicas in order, even steps descending ones, so that over two steps every replica
+works about equally long; rank groups of longer answers get more replicas (allocation.py); and outliers that a rank group
+did not expect go on among the longest.
+
+What of it changes device time: only replicas that step on their own gain, and only where they begin the next step before the
+others are through with this one, on weights that are a step old. Behind a barrier the turn of the ranks gains nothing. In one
+program over all replicas (lock-step) a step lasts as long as that of the busiest replica, and the rank group of the longest is
+busiest to the end: there rank groups cost. On our fitted lengths answers run away unforeseen, so that ranks gain only
+together with the moves (scripts/results/placements.json).
+
+Invariant: no placement changes a token, and all of this follows from history, lengths and costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_post.history import Past
+from jaxrl_post.scheduler.forecast import Replica, replay, share
+from jaxrl_post.scheduler.placement.placement import went_on
+from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
+
+TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a line: its height at the first replica as a share of that at the last
+HALVINGS = 40
+
+
+def curve(replica: Replica, work: Sequence[tuple[int, int]], most: int) -> np.ndarray:
+    """float64[most]: seconds of 1, 2, .. replicas for answers (prompt tokens, answer tokens), non-increasing."""
+    return np.minimum.accumulate([replay(replica, share(work, count)).seconds for count in range(1, most + 1)])
+
+
+def spread(curves: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """Seconds of each replica, when rank group m lies on `sizes[m]` of them."""
+    return np.repeat([seconds[size - 1] for seconds, size in zip(curves, sizes, strict=True)], sizes)
+
+
+def barrier(seconds: np.ndarray) -> float:
+    """What a step takes where the next one waits for it."""
+    return float(seconds.max())
+
+
+def two_steps(seconds: np.ndarray) -> float:
+    """What an ascending and a descending step take together where replicas do not wait for each other."""
+    return float((seconds + seconds[::-1]).max())
+
+
+def allocate(curves: np.ndarray, replicas: int, objective: Callable[[np.ndarray], float]) -> list[int]:
+    """Replicas of each rank group, at least 1, all in use; as evenly as can be where the objective does not tell them apart.
+
+    Args:
+      curves: [M, W] seconds of rank group m on 1 .. W of the replicas, non-increasing along W.
+      objective: of the seconds of each replica: `barrier` or `two_steps`.
+    Raises:
+      ValueError: fewer replicas than rank groups.
+    """
+    if replicas < len(curves):
+        raise ValueError(
+            f"balance: {len(curves)} rank groups for {replicas} replicas; the nearest valid number of rank groups "
+            f"is {replicas}"
+        )
+    starts = [[len(block) for block in np.array_split(np.arange(replicas), len(curves))]]
+    starts += [found for found in (_line(curves, replicas, tilt) for tilt in TILTS) if found]
+    return min((_climb(curves, sizes, objective) for sizes in starts), key=lambda end: end[0])[1]
+
+
+def _line(curves: np.ndarray, replicas: int, tilt: float) -> list[int] | None:
+    """The lowest line under which the rank groups fit, by bisection; what is left over goes to the longest."""
+    low, high = 0.0, float(curves.max()) * 2 * replicas
+    found = _below(curves, replicas, tilt, high)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        sizes = _below(curves, replicas, tilt, middle)
+        low, high, found = (low, middle, sizes) if sizes else (middle, high, found)
+    return found and [*found[:-1], found[-1] + replicas - sum(found)]
+
+
+def _below(curves: np.ndarray, replicas: int, tilt: float, top: float) -> list[int] | None:
+    """The fewest replicas for each rank group whose middle then lies below the line; None where they are not enough."""
+    sizes, counts = [], np.arange(1, curves.shape[1] + 1)
+    for seconds in curves:
+        allowed = top * (tilt + (1 - tilt) * (sum(sizes) + counts / 2) / replicas)
+        fitting = np.flatnonzero(seconds <= allowed)
+        if not fitting.size:
+            return None
+        sizes.append(int(counts[fitting[0]]))
+    return sizes if sum(sizes) <= replicas else None
+
+
+def _climb(curves: np.ndarray, sizes: list[int], objective: Callable[[np.ndarray], float]) -> tuple[float, list[int]]:
+    """Moves one replica at a time from one rank group to another while that helps."""
+    best = objective(spread(curves, sizes)), sizes
+    while True:
+        _, sizes = best
+        moves = [
+            [size + (m == to) - (m == of) for m, size in enumerate(sizes)]
+            for of in range(len(sizes))
+            for to in range(len(sizes))
+            if of != to and sizes[of] > 1
+        ]
+        better = min(((objective(spread(curves, move)), move) for move in moves), default=best)
+        if better[0] >= best[0]:
+            return best
+        best = better
+
+
+RANKS = 4
+LAST = 0.1  # of a rank group's answers: when so few are left they may be outliers
+
+
+@dataclass
+class Rank:
+    """Groups of like length: where they lie, the rank group of the longest, the answers not finished, how many there were,
+    the longest that was expected (inf: nothing was)."""
+
+    home: list[int]
+    refuge: Rank | None = None
+    size: int = 0
+    longest: float = np.inf
+    left: dict[RolloutId, Request] = field(default_factory=dict)
+
+
+@dataclass
+class Way:
+    """Of an answer on its way: `mean`, the length expected of its group; `known`, whether that has a past."""
+
+    rank: Rank
+    replica: int
+    mean: float
+    known: bool
+    moved: bool = False
+
+
+class Expected(NamedTuple):
+    """A group that waits for a place, and the lengths expected of its answers."""
+
+    requests: Sequence[Request]
+    lengths: np.ndarray
+    known: bool
+
+    @property
+    def mean(self) -> float:
+        return float(self.lengths.mean())
+
+
+class RankGroups:
+    """A Placement that releases all at once, the longest expected first.
+
+    Args:
+      replica: one of them, with its cost: what curves are computed with.
+      past: of a prompt's id, what is known, newest first (history.History.of).
+      ranks: rank groups; fewer where there are fewer replicas or groups, one while no prompt has a past.
+      objective: of the seconds of each replica: what the allocation makes small (allocation.two_steps or barrier).
+      migrate: whether outliers move.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        past: Callable[[str], Sequence[Past]],
+        ranks: int = RANKS,
+        objective: Callable[[np.ndarray], float] = two_steps,
+        migrate: bool = True,
+    ):
+        if ranks < 1:
+            raise ValueError(f"balance: ranks={ranks} must be at least 1")
+        self._replica, self._past, self._most, self._objective = replica, past, ranks, objective
+        self._migrate = migrate
+        self._round = -1
+        self._growth = 1.0  # of the answers' lengths, from the past to the last round
+        self._sums = [0.0, 0.0]  # tokens of this round's answers with a past: expected, found
+        self._placed: list[Sequence[Request]] = []
+        self._waiting: list[Request] = []
+        self._ways: dict[RolloutId, Way] = {}
+        self._load: Counter[int] = Counter()
+
+    def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
+        if round != self._round and self._sums[0]:
+            self._growth, self._sums = max(1.0, self._sums[1] / self._sums[0]), [0.0, 0.0]
+        self._round = round
+        self._placed += groups
+
+    def release(self, capacity: Capacity) -> list[Request]:
+        if self._placed:
+            self._lay(self._expected([group for group in self._placed if group]), len(capacity.slots))
+            self._placed = []
+        out, self._waiting = self._waiting, []
+        return out
+
+    def _expected(self, groups: Sequence[Sequence[Request]]) -> list[Expected]:
+        """Shortest first. Of a prompt without a past the middle of the others is expected."""
+        past = [self._past(group[0].prompt.id) for group in groups]
+        known = [own[0].lengths for own in past if own]
+        middle = float(np.median([lengths.mean() for lengths in known])) if known else 1.0
+        found = [
+            Expected(group, own[0].lengths if own else np.full(len(group), middle), bool(own))
+            for group, own in zip(groups, past)
+        ]
+        return sorted(found, key=lambda group: group.mean)
+
+    def _lay(self, groups: list[Expected], replicas: int) -> None:
+        count = min(self._most, replicas, len(groups)) if any(group.known for group in groups) else 1
+        parts = [[groups[i] for i in part] for part in np.array_split(np.arange(len(groups)), count)]
+        ranks = [Rank(home) for home in self._homes(parts, replicas)]
+        for rank, part in zip(ranks, parts):
+            rank.refuge = ranks[-1]
+            self._fill(rank, part)
+        self._waiting.sort(key=lambda request: -self._ways[request.rollout_id].mean)
+
+    def _homes(self, parts: list[list[Expected]], replicas: int) -> list[list[int]]:
+        """Replicas of each rank group: side by side, from the left in odd steps, from the right in even ones."""
+        if len(parts) <= 1:
+            return [list(range(replicas))]
+        work = [[(0, int(length)) for group in part for length in group.lengths] for part in parts]
+        curves = np.array([curve(self._replica, mine, replicas - len(parts) + 1) for mine in work])
+        ends = np.cumsum([0, *allocate(curves, replicas, self._objective)]).tolist()
+        homes = [list(range(begin, end)) for begin, end in zip(ends, ends[1:])]
+        return homes if self._round % 2 == 0 else [[replicas - 1 - at for at in home] for home in homes]
+
+    def _fill(self, rank: Rank, groups: list[Expected]) -> None:
+        """Deals its groups to its replicas, the longest first, each to the least expected load."""
+        tokens = dict.fromkeys(rank.home, 0.0)
+        for group in reversed(groups):
+            at = min(rank.home, key=lambda home: (tokens[home], self._load[home], home))
+            tokens[at] += max(group.mean, 1.0) * len(group.requests)
+            for request in group.requests:
+                self._enter(request, Way(rank, at, group.mean, group.known))
+        rank.size = len(rank.left)
+        rank.longest = max((float(group.lengths.max()) for group in groups if group.known), default=np.inf)
+
+    def _enter(self, request: Request, way: Way) -> None:
+        self._ways[request.rollout_id] = way
+        way.rank.left[request.rollout_id] = request
+        self._load[way.replica] += 1
+        self._waiting.append(dataclasses.replace(request, replica=way.replica))
+
+    def _leave(self, id: RolloutId) -> Way:
+        way = self._ways.pop(id)
+        del way.rank.left[id]
+        self._load[way.replica] -= 1
+        return way
+
+    def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
+        """Where a rank group is all but through and its answers are longer than it ever expected, the others move."""
+        if rollout.id not in self._ways:
+            return ()
+        way = self._leave(rollout.id)
+        rank = way.rank
+        if way.known:
+            self._sums = [self._sums[0] + way.mean, self._sums[1] + len(rollout)]
+        outliers = len(rank.left) <= LAST * rank.size and len(rollout) > self._growth * rank.longest
+        if not (self._migrate and outliers) or rank is rank.refuge:
+            return ()
+        chosen = tuple(id for id in rank.left if not self._ways[id].moved)
+        for id in chosen:
+            self._ways[id].moved = True
+        return chosen
+
+    def moved(self, rollouts: Sequence[Rollout]) -> None:
+        """They go on among the longest, where the fewest are."""
+        for rollout in rollouts:
+            request = self._ways[rollout.id].rank.left[rollout.id]
+            way = self._leave(rollout.id)
+            at = min(way.rank.refuge.home, key=lambda home: (self._load[home], home))
+            self._enter(
+                went_on(request, rollout), dataclasses.replace(way, rank=way.rank.refuge, replica=at, moved=True)
+            )
+
+    def withdraw(self, ids: Iterable[RolloutId]) -> None:
+        gone = set(ids)
+        for id in gone & self._ways.keys():
+            self._leave(id)
+        self._waiting = [request for request in self._waiting if request.rollout_id not in gone]
+        self._placed = [[request for request in group if request.rollout_id not in gone] for group in self._placed]
+
+    def state_dict(self) -> dict:
+        """Between two rounds nothing is on its way."""
+        assert not self._ways and not self._placed, f"{len(self._ways)} answers are on their way"
+        return {"round": self._round, "growth": self._growth, "sums": self._sums}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self._round, self._growth, self._sums = state["round"], state["growth"], list(state["sums"])
+        self._placed, self._waiting, self._ways, self._load = [], [], {}, Counter()

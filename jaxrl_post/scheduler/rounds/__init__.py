@@ -1,0 +1,1 @@
+"""Schedulers that work in rounds: synchronous, tail batching, RollPacker, and what stands around them."""

@@ -1,0 +1,220 @@
+"""Short and long rounds: what tail batching of every kind has in common (RollPacker, arXiv 2509.21009, section 4.1).
+
+A short round launches more prompts than it trains on; the first groups to become whole, by finish_clock, are its batch,
+and the others queue. As soon as the queue holds a batch, a long round takes it, first come first served, and waits for all
+of it. The period of the two is 1/(over - 1) short rounds and one long one. A long round may take several batches at once,
+`long_batches`: it lasts as long, and is trained on one optimizer step after the other, so the tokens of its n-th batch are
+n - 1 steps old, as those of the mini-batches of a larger round are.
+
+Invariant: no prompt is put off twice, because a long round races nobody. Without filters the run launches exactly as many
+prompts as it trains on: its last rounds race no more than what is left, so the queue is empty at the end and nothing is
+refused. Races are decided by engine clocks, never by the time a reward takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_post.history import Past
+from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
+from jaxrl_post.scheduler.rounds.rounds import Rounds
+from jaxrl_post.types import Part, Request, Rollout, RolloutId
+
+_COUNTERS = (
+    "num_long_rounds",
+    "num_groups_deferred",
+    "num_groups_sent_long",
+    "num_rollouts_parked",
+    "num_tokens_deferred",
+    "num_tokens_discarded",
+)
+_UNKNOWN = 1 << 31  # tokens: no answer is longer
+_PLAIN = ("long", "limit", "longest", "parked_steps")
+
+
+class Races(Rounds):
+    """The machine of short and long rounds; what becomes of a group that loses a race is its heir's matter (`_put_off`,
+    `_keep`, `_again`)."""
+
+    def __init__(
+        self,
+        prompts: PromptOrder,
+        *,
+        over: float,
+        launched: int,
+        long_batches: int = 1,
+        lane: float = 0.0,
+        past: Callable[[str], Sequence[Past]] = lambda prompt_id: (),
+        **rounds: Any,
+    ):
+        """
+        Args:
+          over: prompts that a short round launches for every one it trains on, >= 1; with 1 all rounds are synchronous.
+          launched: samples of a group that a short round generates.
+          long_batches: batches of a long round, >= 1.
+          lane: share of the prompts beyond the batch that history may send to the queue at once, 0 to 1: those of a short
+            round's prompts whose last answers were longer than any that the last short round trained on, longest first.
+            They would probably lose the race; not racing them saves slots, pages and, in `restart`, tokens. It costs time where
+            slots are free: a race knows who is long, and history only guesses, so the queue fills with short ones too.
+          past: what is known of a prompt, newest record first (history.History.of).
+          rounds: as Rounds.
+        """
+        super().__init__(prompts, **rounds)
+        if over < 1:
+            raise ValueError(
+                f"scheduler.over={over} must be at least 1: a short round launches what it trains on and more"
+            )
+        self._over, self._launched, self._long_batches, self._lane, self._past = (
+            over,
+            launched,
+            long_batches,
+            lane,
+            past,
+        )
+        self._queue: dict[tuple[int, str], Open] = {}
+        self._long = False  # this round
+        self._limit = _UNKNOWN  # tokens of the longest answer that the last short round trained on
+        self._longest = 0  # of this round so far
+        self._parked_steps = 0  # longest wait of a group that went on since the last `metrics`
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, a {'long' if self._long else 'short'} one, {len(self._queue)} groups queue"
+
+    def _open_round(self) -> int:
+        """A long one takes from the queue first; the run's last ones take all that is left, however little."""
+        self._long = self.kind() == "long"
+        batches = self._most
+        if self._left < self._size:
+            batches = min(batches, (len(self._queue) + self._left) // self._size)
+            assert batches, f"groups were lost: {self}"
+        return batches if self._long else 1
+
+    def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
+        need = self._wave_size()
+        if self._long:
+            keys = list(self._queue)[:need]
+            requests = [self._take_up(self._queue.pop(key), clock) for key in keys]
+            return requests + [self._open_group() for _ in range(need - len(keys))], need
+        drawn = [self._draw(self._launched) for _ in range(min(math.ceil(self._over * need - 1e-9), self._left))]
+        slow = self._foreseen(drawn, len(drawn) - need)
+        for opened in slow:
+            self._queue_up(opened, clock)
+        self._counts["num_groups_sent_long"] += len(slow)
+        return [self._enter(opened) for opened in drawn if opened.key not in self._queue], need
+
+    def kind(self) -> str:
+        """Of the round that comes: short or long."""
+        return "long" if len(self._queue) >= self._most * self._size or self._left < self._size else "short"
+
+    @property
+    def _most(self) -> int:
+        """Batches of a long round that begins now."""
+        return min(self._long_batches, self._steps - self._round)
+
+    @property
+    def _left(self) -> int:
+        """Prompts that may still be drawn: filters take an unknown number of them, without filters it is fixed."""
+        return self._steps * self._size - self._position if not self._filter_groups else 1 << 62
+
+    def _foreseen(self, drawn: Sequence[Open], surplus: int) -> list[Open]:
+        """Those that history foresees to lose the race, by admission."""
+        lengths = {}
+        for opened in drawn if self._lane else ():
+            past = self._past(opened.prompt.id)
+            if past and max(past[0].lengths) > self._limit:
+                lengths[opened.key] = int(max(past[0].lengths))
+        slowest = set(sorted(lengths, key=lambda key: -lengths[key])[: int(self._lane * surplus)])
+        return [opened for opened in drawn if opened.key in slowest]
+
+    def _draw(self, launched: int) -> Open:
+        return self._only(super()._draw(launched), self._queue)
+
+    def _queue_up(self, opened: Open, clock: int) -> None:
+        opened.since = clock
+        self._queue[opened.key] = opened
+
+    def _take_up(self, opened: Open, clock: int) -> list[Request]:
+        """A long round's turn for a group that queued."""
+        self._parked_steps = max(self._parked_steps, clock - opened.since)
+        opened.launched = opened.size
+        return self._again(opened)
+
+    def late(self) -> list[Open]:
+        return super().late() if self._long else []
+
+    def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
+        """The last one that the wave waits for ends the race."""
+        stop = super()._became_whole(opened, clock)
+        if self._to_finish == 0:
+            for loser in [racing for racing in self._open.values() if not racing.whole]:
+                del self._open[loser.key]
+                stop += loser.ids(self._run_seed, loser.missing)
+                self._queue_up(loser, clock)
+                self._counts["num_groups_deferred"] += 1
+                self._put_off(loser)
+            self._placement.withdraw(stop)
+        return stop
+
+    def _put_off(self, loser: Open) -> None:
+        """What becomes of its finished rollouts."""
+        raise NotImplementedError
+
+    def _keep(self, opened: Open, rollout: Rollout) -> None:
+        """What becomes of a rollout that was parked when the race ended, or finished in the same dispatch."""
+        raise NotImplementedError
+
+    def _again(self, opened: Open) -> list[Request]:
+        """How a group goes on in its long round."""
+        raise NotImplementedError
+
+    def _late(self, rollout: Rollout) -> None:
+        key = rollout.id.epoch, rollout.id.prompt_id
+        self._keep(self._queue[key] if key in self._queue else self._open[key], rollout)
+
+    def parked(self, rollouts: Sequence[Rollout]) -> None:
+        moved = []
+        for rollout in rollouts:
+            key = rollout.id.epoch, rollout.id.prompt_id
+            if key in self._open and not self._open[key].whole:
+                moved.append(rollout)
+            else:
+                self._counts["num_rollouts_parked"] += 1
+                self._late(rollout)
+        super().parked(moved)
+
+    def take(self) -> list[Part]:
+        parts = super().take()
+        for part in parts:
+            self._longest = max([self._longest, *(len(rollout) for group in part.fresh for rollout in group.rollouts)])
+        if parts and parts[-1].publish:
+            self._counts["num_long_rounds"] += self._long
+            self._limit = self._limit if self._long else self._longest
+            self._longest = 0
+        return parts
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"queue": [written(opened) for opened in self._queue.values()]}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        super().load_state_dict(state)
+        queue = [revived(opened, self._prompts) for opened in state["queue"]]
+        self._queue = {opened.key: opened for opened in queue}
+
+    @property
+    def _plain(self) -> tuple[str, ...]:
+        return super()._plain + _PLAIN
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the last call, the groups that queue now, and the engine steps that the longest waiting one of those
+        that went on since the last call had waited."""
+        waited, self._parked_steps = self._parked_steps, 0
+        return super().metrics() | {
+            "sched/num_groups_queued": float(len(self._queue)),
+            "sched/max_parked_steps": float(waited),
+        }
+
+    @property
+    def _counters(self) -> tuple[str, ...]:
+        return super()._counters + _COUNTERS

@@ -1,0 +1,224 @@
+"""Rounds: what every policy with a round barrier has in common, and the synchronous one.
+
+Invariant: what a round trains on is a function of (prompts, run seed, rewards) and, where groups race, of the engine
+clocks at which rollouts finished: never of how fast rewards came back. Every (epoch, prompt) that was admitted ends
+exactly once: trained, filtered (all its accuracies equal) or refused (kept, but after the round was full). It refuses to
+train on a group that lacks a rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
+from jaxrl_post.scheduler.ledger import Ledger
+from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
+from jaxrl_post.scheduler.rounds.delivery import Delivery, WholeRounds
+from jaxrl_post.types import Capacity, Group, Part, Request, RolloutId
+
+_COUNTERS = ("num_rounds", "num_waves", "num_groups_refused", "num_groups_streamed")
+_PLAIN = ("round", "batches", "waves", "seen", "taken", "to_finish", "to_score")
+
+
+class Rounds(Ledger):
+    """The machine: waves of whole groups, until a round's batch is full.
+
+    A policy says which groups a wave opens and how many of them end it (`_next_wave`). With `filter_groups` a group whose
+    scored accuracies are all equal is left out, and when a whole wave is scored another one refills the round, as large as
+    the round's own keep rate asks for; the first `prompts_per_round` kept groups by admission are the batch (dynamic
+    sampling, DAPO, arXiv 2503.14476, section 3.2). `steps` counts rounds.
+    """
+
+    name = "rounds"
+
+    def __init__(
+        self,
+        prompts: PromptOrder,
+        *,
+        steps: int,
+        prompts_per_round: int,
+        filter_groups: bool,
+        max_waves: int,
+        replicas: int,
+        mini_batches: int = 1,
+        ppo_epochs: int = 1,
+        placement: Placement | None = None,
+        delivery: Delivery | None = None,
+        **ledger: Any,
+    ):
+        """
+        Args:
+          delivery: None: the whole round at once, in `mini_batches` x `ppo_epochs` parts; another one has its own.
+          placement: None: the least loaded of `replicas`.
+          ledger: as Ledger.
+        """
+        if prompts_per_round % mini_batches:
+            raise ValueError(f"scheduler.mini_batches={mini_batches} must divide scheduler.prompts={prompts_per_round}")
+        super().__init__(prompts, placement=placement or LeastLoaded(replicas), **ledger)
+        self._delivery = delivery or WholeRounds(mini_batches, ppo_epochs)
+        self._steps, self._size = steps, prompts_per_round
+        self._filter_groups, self._max_waves = filter_groups, max_waves
+        self._round = 0  # batches trained on
+        self._batches = 1  # of this round
+        self._waves = self._seen = self._taken = 0  # of this round: waves, groups scored, handed out
+        self._kept: list[Open] = []  # of this round, not handed out
+        self._to_finish = self._to_score = 0  # groups of this wave: still to become whole, asked for and not scored
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} round {self._round + 1} of {self._steps}, wave {self._waves}: {self._taken + len(self._kept)} "
+            f"of {self._wanted} groups kept, {len(self._open)} on their way with {self._missing} rollouts missing, next "
+            f"position {self._position}"
+        )
+
+    def admit(self, capacity: Capacity, clock: int) -> list[Request]:
+        """A whole wave at once, when nothing is on its way and rounds are left; the engine queues what does not fit.
+
+        Raises:
+          RuntimeError: `max_waves` waves did not fill the round.
+        """
+        if not self._open and self._room and self._round < self._steps:
+            self._check_waves()
+            self._batches = self._batches if self._waves else self._open_round()
+            self._waves += 1
+            groups, ends = self._next_wave(clock)
+            self._whole = [opened for opened in self._open.values() if opened.whole]
+            self._to_finish = ends - len(self._whole)
+            self._counts["num_waves"] += 1
+            self._placement.place([group for group in groups if group], self._round)
+        return self._placement.release(capacity)
+
+    def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
+        """Enters the groups of the next wave; their requests, by group, and how many whole groups end the wave."""
+        raise NotImplementedError
+
+    def _open_round(self) -> int:
+        """How many batches the next round makes."""
+        return 1
+
+    @property
+    def _wanted(self) -> int:
+        """Groups of the round."""
+        return self._size * self._batches
+
+    @property
+    def _room(self) -> int:
+        """Those that are still to come."""
+        return self._wanted - self._taken - len(self._kept)
+
+    def _check_waves(self) -> None:
+        if self._waves == self._max_waves:
+            raise RuntimeError(
+                f"scheduler.filter_groups kept {len(self._kept)} of the {self._wanted} groups of round {self._round + 1} "
+                f"after scheduler.max_waves={self._max_waves} waves ({self._seen} groups scored): the other groups' "
+                "answers were all right or all wrong; use prompts of fitting difficulty, a larger "
+                "scheduler.group_size or scheduler.max_waves, or scheduler.filter_groups=False"
+            )
+
+    def _wave_size(self) -> int:
+        """Groups that the next wave shall make whole."""
+        if self._waves <= 1:
+            return self._wanted
+        return min(self._wanted, -(-self._room * self._seen // max(len(self._kept), 1)))
+
+    def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
+        self._to_finish -= 1
+        return []
+
+    def due(self) -> list[Group]:
+        ready = sorted(self._delivery.due(self._whole, self._to_finish == 0), key=lambda opened: opened.rank)
+        self._to_score += len(ready)
+        return self._ask(ready)
+
+    def scored(self, group: Group) -> None:
+        """Keeps the score; groups that settle by it are filtered and fill the round in order."""
+        opened = self._keep_score(group)
+        self._to_score -= 1
+        last = self._to_score == self._to_finish == 0 and not self._whole
+        settled = self._delivery.settled(opened, self._open.values(), last)
+        kept = [done for done in settled if not self._filter_groups or differs(done.group)]
+        room = self._room
+        self._kept += kept[:room]
+        self._seen += len(settled)
+        self._counts.update(num_groups_filtered=len(settled) - len(kept), num_groups_refused=len(kept[room:]))
+        for done in settled:
+            del self._open[done.key]
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no further round."""
+        return self._round >= self._steps
+
+    @property
+    def full(self) -> bool:
+        """Whether all groups of the round are there, and not all were taken."""
+        return bool(self._kept) and self._room == 0
+
+    @property
+    def answers(self) -> int:
+        """Of the round."""
+        return self._wanted * self._group_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Of an answer."""
+        return self._max_tokens
+
+    def late(self) -> list[Open]:
+        """Groups on their way that lack answers, where the round waits for all of them: in a race it does not."""
+        return [opened for opened in self._open.values() if not opened.whole]
+
+    def take(self) -> list[Part]:
+        """What the delivery hands out now; groups by admission."""
+        parts = self._delivery.parts(self._kept, self._room == 0, self._batches)
+        if parts:
+            self._counts["num_groups_trained"] += len(self._kept)
+            self._taken += len(self._kept)
+            self._kept = []
+            if not parts[-1].publish:
+                self._counts["num_groups_streamed"] += sum(len(part.groups) for part in parts)
+            else:
+                self._round += self._batches
+                self._counts["num_rounds"] += self._batches
+                self._batches = 1
+                self._waves = self._seen = self._taken = self._opened = 0
+        return parts
+
+    def kind(self) -> str:
+        """What sort of round opens next, for who expects like of like: here all are alike."""
+        return ""
+
+    def state_dict(self) -> dict:
+        """Between two rounds little more than the cursor, the round and the counters."""
+        return super().state_dict() | {"kept": [written(opened) for opened in self._kept]}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        super().load_state_dict(state)
+        self._kept = [revived(opened, self._prompts) for opened in state["kept"]]
+
+    @property
+    def _plain(self) -> tuple[str, ...]:
+        return super()._plain + _PLAIN
+
+    @property
+    def _counters(self) -> tuple[str, ...]:
+        return super()._counters + _COUNTERS
+
+
+class Sync(Rounds):
+    """A protocols.Scheduler: every round waits for all of its prompts, the next ones in order."""
+
+    name = "sync"
+
+    def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
+        count = self._wave_size()
+        return [self._open_group() for _ in range(count)], count
+
+
+def differs(group: Group) -> bool:
+    """Whether the scored accuracies of a group are not all equal; False with fewer than two of them."""
+    accuracies = group.accuracies[group.scored]
+    return bool(np.any(accuracies != accuracies[:1])) if accuracies.size else False

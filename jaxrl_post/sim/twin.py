@@ -1,0 +1,244 @@
+"""The exact twin of the row engine: the same host's side, over a device of numpy that knows every answer.
+
+It plays the row program step by step: the same plan of rows, what a step settles, where a dispatch ends. What a model would
+sample is given. What a drafter would have guessed is not known here: where the engine drafted, the answer says how many
+tokens each of its steps settled, and the log of dispatches what the drafts were worth.
+
+Invariant: fed with what an engine of the same settings logged, it takes the engine's decisions, each at the same clock; a
+log of another engine is refused as soon as it does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_post.engine import row_plan
+from jaxrl_post.engine.host import wire as c
+from jaxrl_post.engine.host.dispatch_log import Dispatch
+from jaxrl_post.engine.host.row_host import RowHost
+from jaxrl_post.engine.host.sequence import Live
+from jaxrl_post.types import Layout, Request
+
+
+class Known(NamedTuple):
+    """An answer: tokens int32[T], and `ends` int[K], ascending to T: how many of them there were after each step that settled
+    some. None: one a step, but for candidates of a prefix that prove right."""
+
+    tokens: np.ndarray
+    ends: np.ndarray | None = None
+
+
+@dataclass
+class Block:
+    """One replica within a dispatch: per slot [S] what the program carries from step to step; the text it has [S, T], the
+    text there will be, `truth` [S, T] (-1: nobody knows), and how many tokens the step settles that begins with so many,
+    `leaps` [S, T]."""
+
+    packed: np.ndarray
+    text: np.ndarray
+    truth: np.ndarray
+    leaps: np.ndarray
+    known: np.ndarray
+    filled: np.ndarray
+    guessed: np.ndarray
+    done: np.ndarray
+    stamps: np.ndarray
+    uses: np.ndarray
+
+    @property
+    def going(self) -> np.ndarray:
+        return (self.packed[:, c.ACTIVE] > 0) & ~self.done
+
+    def bound(self, emit: int) -> np.ndarray:
+        """Rows of a slot stay below this position."""
+        p = self.packed
+        return np.minimum(np.minimum(p[:, c.LIMIT] - 1, p[:, c.MAPPED]), p[:, c.KNOWN] + emit - 1)
+
+
+class RowTwin(RowHost):
+    """protocols.Engine. `answers(request, version)` is asked whenever a dispatch begins with the request in a slot, and must
+    be a pure function. `drafted`: the dispatches that drafted, in order, where `drafting` can draft."""
+
+    def __init__(
+        self,
+        answers: Callable[[Request, int], Known],
+        sizes: c.Sizes,
+        *,
+        drafted: Iterable[Dispatch] = (),
+        **settings: Any,
+    ):
+        super().__init__(sizes, **settings)
+        self._answers, self._drafted = answers, iter(drafted)
+        self._texts = np.zeros((sizes.replicas, sizes.slots, sizes.max_length), np.int32)
+
+    def _put(self, entry: c.Entry, drafts: bool) -> None:
+        for replica, places in enumerate(entry.slot):
+            here = places < self.sizes.slots
+            self._texts[replica, places[here]] = entry.tokens[replica, here]
+
+    def _teach(self, pieces: Sequence[tuple], rates: np.ndarray) -> None:
+        """Nothing here guesses."""
+
+    def _exchange(self, params: Any) -> None:
+        """Weights are a version."""
+
+    def relayout(self, layout: Layout) -> None:
+        if layout.replicas != self.sizes.replicas:
+            raise ValueError(f"the twin is of one layout, of {self.sizes.replicas} replicas; {layout} was asked for")
+
+    def _dispatch(
+        self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool
+    ) -> Callable[[], c.Told]:
+        blocks = [self._block(*each) for each in zip(self._replicas, packed, self._texts)]
+        emit, steps = self.sizes.emit, 0
+        while steps < self.sizes.steps and _goes_on(blocks, emit, freed):
+            for block in blocks:
+                _step(block, steps, rows, self.sizes, drafts)
+            steps += 1
+        told = self._told(blocks, steps)
+        told = self._drafting_told(told, rows) if drafts else told
+        return lambda: told
+
+    def _block(self, replica: Any, packed: np.ndarray, text: np.ndarray) -> Block:
+        S, T = text.shape
+        truth, leaps = np.full((S, T), -1, np.int32), np.ones((S, T), np.int32)
+        for slot in np.flatnonzero(packed[:, c.ACTIVE]):
+            live = replica.slots[packed[slot, c.LEADER]]
+            answer = self._answers(live.request, self._version)
+            _fits(live, answer)
+            mine = slice(live.prompt_length, live.prompt_length + answer.tokens.size)
+            truth[slot, mine] = answer.tokens
+            if answer.ends is not None:
+                places = np.arange(answer.tokens.size)
+                leaps[slot, mine] = answer.ends[np.searchsorted(answer.ends, places, side="right")] - places
+        return Block(
+            packed,
+            text,
+            truth,
+            leaps,
+            *(packed[:, at].copy() for at in (c.KNOWN, c.FILLED, c.GUESSED)),
+            np.zeros(S, bool),
+            np.zeros((S, self.sizes.emit), np.int32),
+            np.zeros(len(c.USES), np.int64),
+        )
+
+    def _told(self, blocks: list[Block], steps: int) -> c.Told:
+        replicas, emit = self.sizes.replicas, self.sizes.emit
+        out = np.zeros((replicas, self.sizes.slots, c.OUT_WINDOW + 5 * emit), np.int32)
+        for row, block in zip(out, blocks):
+            row[:, : c.OUT_WINDOW] = np.stack([block.known, block.filled, block.guessed, block.done], axis=-1)
+            where = np.minimum(block.packed[:, c.KNOWN, None] + np.arange(emit), self.sizes.max_length - 1)
+            tokens, zeros = np.take_along_axis(block.text, where, axis=1), np.zeros_like(block.stamps)
+            row[:, c.OUT_WINDOW :] = np.concatenate([tokens, zeros, zeros, block.stamps, tokens], axis=1)
+        return c.Told(
+            out,
+            np.stack([block.uses for block in blocks]),
+            steps,
+            np.zeros((replicas, c.OFFERS), np.int64),
+            np.zeros(replicas, np.int64),
+            np.zeros((replicas, 2, self.drafting.drafter.classes), np.int64),
+        )
+
+    def _drafting_told(self, told: c.Told, rows: int) -> c.Told:
+        """With what the log says of the drafts, once it is sure that it speaks of this dispatch."""
+        purpose, clock = self._purpose, self._clock[self._purpose]
+        logged = next(self._drafted, None)
+        found = logged and (logged.purpose, logged.clock, logged.rows, logged.steps, *logged.uses[:2])
+        mine = (purpose, clock, rows, told.steps, *told.uses.sum(axis=0)[:2].tolist())
+        if found != mine:
+            raise ValueError(
+                f"the log of dispatches is of another engine: here the next that drafts is {mine}, there {found} "
+                "(purpose, clock, rows, steps, rows that prefill, rows that decode)"
+            )
+        uses, offers, won, counts = (np.zeros_like(part) for part in (told.uses, told.offers, told.won, told.counts))
+        uses[0], offers[0], won[0], counts[0] = logged.uses, logged.offers, logged.won, logged.counts
+        return told._replace(uses=uses, offers=offers, won=won, counts=counts)
+
+
+def _goes_on(blocks: list[Block], emit: int, freed: int) -> bool:
+    """Whether the dispatch takes another step."""
+    going = [block.going for block in blocks]
+    stalled = any(np.any(g & (block.known > block.bound(emit))) for g, block in zip(going, blocks))
+    watch = [block.packed[:, c.WATCH] for block in blocks]
+    ready = any(np.any((w > 0) & (block.filled >= w)) for w, block in zip(watch, blocks))
+    return any(g.any() for g in going) and not stalled and not ready and max(b.done.sum() for b in blocks) < freed
+
+
+def _step(block: Block, number: int, rows: int, sizes: c.Sizes, drafts: bool) -> None:
+    """One step of one replica: `_step` of engine/row_program.py without the model."""
+    packed, known = block.packed, block.known
+    S, going, bound = known.size, block.going, block.bound(sizes.emit)
+    forced = np.where(going & (known <= bound), known - block.filled, 0)
+    candidates = np.maximum(np.minimum(block.guessed, bound) - known, 0)
+    plan = row_plan.plan(
+        np,
+        forced,
+        candidates,
+        np.zeros((S, 0), np.float32),
+        packed[:, c.ORDER],
+        rows=rows,
+        heads=min(sizes.heads, rows),
+    )
+    slot = plan.head_slot
+    after = np.where(plan.head_real, (block.filled[plan.slot] + plan.offset)[plan.head_row] + 1, 0)
+    place = np.minimum(after, sizes.max_length - 1)
+    sampled = block.truth[slot, place]
+    guess = np.where(after < block.guessed[slot], block.text[slot, place], -1)
+    ended = np.any(sampled[:, None] == packed[slot, c.FIRST_END : c.TABLE], axis=1)
+    match = (sampled == guess) & ~ended & plan.head_real
+    before = np.cumsum(~match) - ~match
+    counts = plan.head_real & (before == before[np.arange(match.size) - plan.head_rank])
+    assert np.all(sampled[counts] >= 0), "the program samples behind the end of an answer"
+    gained, missed = (np.bincount(slot[which], minlength=S) for which in (counts, counts & ~match))
+    _settle(block, number, _gains(block, gained, drafts, bound), missed, plan.count, going)
+    mine = packed[:, c.LEADER] == np.arange(S)
+    heads = (plan.head_real & mine[slot]).sum()
+    right = (plan.head_real & mine[slot] & (plan.head_rank > 0) & counts).sum()
+    first = (plan.head_real & mine[slot] & (plan.head_rank == 0)).sum()
+    led, real = (plan.real & mine[plan.slot]).sum(), plan.real.sum()
+    block.uses += np.array([led - heads, first, right, heads - first - right, rows - real, real - led])
+
+
+def _gains(block: Block, gained: np.ndarray, drafts: bool, bound: np.ndarray) -> np.ndarray:
+    """Tokens that each slot settles: where no candidates decide it, as many as the answer's own step did."""
+    leap = np.take_along_axis(block.leaps, np.minimum(block.known, block.leaps.shape[1] - 1)[:, None], axis=1)[:, 0]
+    leap = np.where((gained > 0) & (block.guessed <= block.known), leap, gained)
+    room = np.maximum(bound + 1 - block.known, 1) if drafts else np.maximum(gained, 1)
+    if np.any(leap > room):
+        slot = int(np.argmax(leap > room))
+        raise ValueError(
+            f"slot {slot}: by the log a step settles {leap[slot]} tokens from position {block.known[slot]} on, "
+            f"here it settles at most {room[slot]}, and {'drafts' if drafts else 'does not draft'}: the log is of "
+            "another engine"
+        )
+    return leap
+
+
+def _settle(
+    block: Block, number: int, gained: np.ndarray, missed: np.ndarray, count: np.ndarray, going: np.ndarray
+) -> None:
+    packed, known = block.packed, block.known + gained
+    places = np.arange(block.text.shape[1])
+    np.copyto(block.text, block.truth, where=(places >= block.known[:, None]) & (places < known[:, None]))
+    window = packed[:, c.KNOWN, None] + np.arange(block.stamps.shape[1])
+    stamp = 2 * number + (window < known[:, None] - 1)
+    np.copyto(block.stamps, stamp, where=(window >= block.known[:, None]) & (window < known[:, None]))
+    last = np.take_along_axis(block.truth, np.maximum(known - 1, 0)[:, None], axis=1)
+    over = (gained > 0) & np.any(last == packed[:, c.FIRST_END : c.TABLE], axis=1)
+    block.filled = np.where(gained > 0, known - 1, block.filled + count)
+    block.guessed = np.where(missed > 0, known, np.maximum(block.guessed, known))
+    block.done |= going & (over | (known >= packed[:, c.LIMIT]))
+    block.known = known
+
+
+def _fits(live: Live, answer: Known) -> None:
+    """ValueError: the answer does not begin with what the request has already."""
+    if live.tokens != answer.tokens[: len(live.tokens)].tolist():
+        raise ValueError(
+            f"request {live.request.rollout_id}: its {len(live.tokens)} tokens are not the beginning of the "
+            f"answer that is known, of {answer.tokens.size} tokens"
+        )

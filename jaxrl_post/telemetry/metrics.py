@@ -1,0 +1,229 @@
+"""Scalars of a run: what a batch of groups says (verl's names), and writers to metrics.jsonl and to the console.
+
+A writer has write(step, row) and close(). Rows hold floats by name. Names come in two groups: what `is_timing` says was
+timed, and everything else, a function of config and code, by which two runs are compared bit for bit. No jax here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import rich.console
+import rich.live
+import rich.progress
+import rich.table
+
+from jaxrl_post.types import Finish, Group
+
+_TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "memory/")
+# heading -> the names whose first one in the row is shown, and how
+_COLUMNS = {
+    "reward": (("critic/score/mean",), ".4f"),
+    "acc": (("reward/acc/mean",), ".4f"),
+    "length": (("response_length/mean",), ".1f"),
+    "entropy": (("actor/entropy",), ".4f"),
+    "loss": (("actor/pg_loss", "actor/loss"), ".5f"),
+    "grad": (("actor/grad_norm",), ".4f"),
+    "tokens/s": (("perf/throughput",), ".0f"),
+    "s": (("timing_s/step",), ".2f"),
+}
+_SHOWN = 12  # rows of the live table
+
+
+def is_timing(name: str) -> bool:
+    """Whether a metric was timed or measured on the machine, and so differs between equal runs."""
+    return name.startswith(_TIMED)
+
+
+def deterministic(row: Mapping[str, float]) -> dict[str, float]:
+    """The row without what was timed."""
+    return {name: value for name, value in row.items() if not is_timing(name)}
+
+
+def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """What was trained on at weights `version`.
+
+    critic/score and critic/rewards {mean, max, min} over scored rollouts (equal: no KL in the reward), reward/mean,
+    reward/NAME/mean of every component, reward_std (mean over groups) and frac_reward_zero_std (share of groups whose
+    scored accuracies are all equal, groups without a score counted in), response_length and prompt_length in tokens,
+    with clip_ratio (share cut at the limit) and correct_mean (accuracy above 0.5), off_policy/{mean, max}: `version`
+    minus the version of each sampled token, first_token_mean of each answer's first; where that is not 0 throughout,
+    share_N of the tokens that are N steps old. A figure over nothing is left out; an unscored rollout never counts as 0.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
+        return {}
+    scored = np.concatenate([group.scored for group in groups])
+    rewards = np.concatenate([group.rewards for group in groups]).astype(np.float64)
+    right = np.concatenate([group.accuracies for group in groups]) > 0.5
+    lengths = np.array([len(rollout) for rollout in rollouts])
+    prompts = np.array([rollout.prompt.tokens.size for rollout in rollouts])
+    stale = np.concatenate([version - rollout.versions[rollout.sampled] for rollout in rollouts])
+    out = {"training/epoch": float(max(rollout.id.epoch for rollout in rollouts))}
+    out |= _spread("critic/score", rewards[scored]) | _spread("critic/rewards", rewards[scored])
+    out |= _mean("reward/mean", rewards[scored]) | _components(groups) | _variation(groups)
+    out |= _spread("response_length", lengths) | _spread("prompt_length", prompts)
+    out["response_length/clip_ratio"] = float(np.mean([rollout.finish is Finish.LENGTH for rollout in rollouts]))
+    out |= _mean("response_length/correct_mean", lengths[right & scored])
+    out |= {name: value for name, value in _spread("off_policy", stale).items() if not name.endswith("/min")}
+    first = [version - rollout.versions[rollout.sampled][0] for rollout in rollouts if rollout.sampled.any()]
+    out |= _mean("off_policy/first_token_mean", np.array(first))
+    if stale.any():
+        out |= {f"off_policy/share_{age}": float(share) for age, share in enumerate(np.bincount(stale) / stale.size)}
+    out["rollout/num_sampled_tokens"] = float(stale.size)
+    out["rollout/num_tokens"] = float(lengths.sum() + prompts.sum())
+    return out
+
+
+def _mean(name: str, values: np.ndarray) -> dict[str, float]:
+    return {name: float(values.mean())} if values.size else {}
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+    if values.size == 0:
+        return {}
+    found = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{statistic}": float(value) for statistic, value in found.items()}
+
+
+def _components(groups: Sequence[Group]) -> dict[str, float]:
+    """Means over the scored rollouts that have the component (NaN: it has not)."""
+    out = {}
+    for name in sorted({name for group in groups for name in group.components}):
+        values = np.concatenate([group.components[name][group.scored] for group in groups if name in group.components])
+        out |= _mean(f"reward/{name}/mean", values[~np.isnan(values)].astype(np.float64))
+    return out
+
+
+def _variation(groups: Sequence[Group]) -> dict[str, float]:
+    known = [group for group in groups if group.scored.any()]
+    deviations = np.array([group.rewards[group.scored].astype(np.float64).std() for group in known])
+    equal = [not group.scored.any() or np.ptp(group.accuracies[group.scored]) == 0 for group in groups]
+    return _mean("reward_std", deviations) | {"frac_reward_zero_std": float(np.mean(equal))}
+
+
+class Jsonl:
+    """metrics.jsonl: one object per row, "step" first, names sorted; what is not finite becomes null."""
+
+    def __init__(self, path: str | Path):
+        self._file = open(path, "a", encoding="utf-8")
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """On disk when it returns, short of a crash of the machine."""
+        numbers = {name: float(row[name]) for name in sorted(row)}
+        self._file.write(
+            json.dumps(
+                {"step": step} | {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+            )
+            + "\n"
+        )
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: str | Path) -> list[dict]:
+    """The rows of a metrics.jsonl; null is NaN again."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [{name: math.nan if value is None else value for name, value in json.loads(line).items()} for line in lines]
+
+
+class Plain:
+    """One line per row, for logs and pipes."""
+
+    def __init__(self, steps: int, stream: TextIO):
+        self._steps, self._stream = steps, stream
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        shown = [f"{name} {text}" for name, text in _cells(row).items()] + _evaluation(row)
+        self._stream.write("  ".join([f"step {step}/{self._steps}", *shown]) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        pass
+
+
+class Live:
+    """A progress bar over a table of the last rows, redrawn at every row; no thread, no timer."""
+
+    def __init__(self, steps: int, console: rich.console.Console):
+        self._rows: deque[tuple[int, dict[str, str]]] = deque(maxlen=_SHOWN)
+        self._evaluation = ""
+        self._progress = rich.progress.Progress(
+            rich.progress.TextColumn("step"),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.BarColumn(None),
+            rich.progress.TimeElapsedColumn(),
+            console=console,
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("steps", total=steps)
+        self._live = rich.live.Live(self._drawn(), console=console, auto_refresh=False)
+        self._live.start(refresh=True)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        cells, evaluation = _cells(row), _evaluation(row)
+        if cells:
+            self._rows.append((step, cells))
+        if evaluation:
+            self._evaluation = f"evaluated at step {step}: " + "  ".join(evaluation)
+        self._progress.update(self._task, completed=step)
+        self._live.update(self._drawn(), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _drawn(self) -> rich.console.Group:
+        table = rich.table.Table("step", *_COLUMNS, box=None, pad_edge=False)
+        for column in table.columns:
+            column.justify = "right"
+        for step, cells in self._rows:
+            table.add_row(str(step), *(cells.get(name, "") for name in _COLUMNS))
+        return rich.console.Group(self._progress, table, self._evaluation)
+
+
+def console(steps: int, stream: TextIO | None = None) -> Plain | Live:
+    """The live table where `stream` (standard output) is a terminal, else one plain line per row."""
+    screen = rich.console.Console(file=stream or sys.stdout)
+    return Live(steps, screen) if screen.is_terminal else Plain(steps, stream or sys.stdout)
+
+
+class Several:
+    """Writers as one."""
+
+    def __init__(self, *writers: Jsonl | Plain | Live):
+        self._writers = writers
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        for writer in self._writers:
+            writer.write(step, row)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+def _cells(row: Mapping[str, float]) -> dict[str, str]:
+    out = {}
+    for heading, (names, form) in _COLUMNS.items():
+        name = next((name for name in names if name in row), None)
+        if name is not None:
+            out[heading] = format(float(row[name]), form)
+    return out
+
+
+def _evaluation(row: Mapping[str, float]) -> list[str]:
+    """Accuracies of an evaluation, without their val-core/ or val-aux/."""
+    return [
+        f"{name.split('/', 1)[1]} {float(row[name]):.4f}"
+        for name in sorted(row)
+        if name.startswith("val-core/") or (name.startswith("val-aux/") and name.endswith("/greedy"))
+    ]

@@ -1,0 +1,119 @@
+"""What a run says about itself: one row of metrics per optimizer step, the rollout log, evaluations, seconds per phase,
+checkpoints.
+
+Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one; whatever was timed
+is named timing_s/ or perf/, everything else is a function of config and code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxrl_post.protocols import Ring, Source
+from jaxrl_post.telemetry.length_bias import BiasMeter
+from jaxrl_post.telemetry.metrics import describe
+from jaxrl_post.telemetry.timing import Stopwatch
+from jaxrl_post.types import Group, Part
+
+
+class Observer:
+    """Listens to `committed` and `published`: writes rows, and starts evaluations and checkpoints.
+
+    Args:
+      ring: defers logs, and times evaluations and checkpoints.
+      sources: parts whose `metrics()` are drained at every commit, for example engine, scheduler, rewards and history.
+      meter: its `metrics()` are drained at every commit too.
+      write: gets (step, row).
+      log: gets (step, groups) of every commit: the rollout log.
+      evaluate: gets the version and writes its own row; called where `when(version before, version)` is true.
+      save: gets the version; called last of a publish, where `saved_at(version before, version)` is true.
+      warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
+      devices: number of them, for tokens per second and device.
+    """
+
+    def __init__(
+        self,
+        *,
+        ring: Ring,
+        sources: Sequence[Source],
+        meter: BiasMeter,
+        write: Callable[[int, Mapping], None],
+        log: Callable[[int, Sequence[Group]], None],
+        evaluate: Callable[[int], None],
+        when: Callable[[int, int], bool],
+        save: Callable[[int], None],
+        saved_at: Callable[[int, int], bool],
+        warm: Callable[[], None],
+        watch: Stopwatch,
+        devices: int,
+    ):
+        self._ring, self._sources, self._meter = ring, sources, meter
+        self._write, self._log = write, log
+        self._evaluate, self._when, self._warm = evaluate, when, warm
+        self._save, self._saved_at = save, saved_at
+        self._watch, self._devices = watch, devices
+        self._waiting: tuple[Mapping, dict, Sequence[Group]] | None = None
+        self._seconds: dict[str, float] | None = None  # of the step that waits, once its weights are published
+        self._warmed = False
+        self._version = 0  # published last
+        self.step = 0
+        self.tokens = 0  # sampled so far, of training
+
+    def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
+        self.flush()
+        self.step += 1
+        self.tokens += sum(int(r.sampled.sum()) for group in part.fresh for r in group.rollouts)
+        row = {"training/global_step": float(self.step)}
+        for source in self._sources:
+            row |= source.metrics()
+        row |= self._meter.metrics("long" if row.get("sched/num_long_rounds") else "short")
+        self._waiting = metrics, row, part.groups
+        if part.fresh:  # a round's rollouts are logged once, with its first step
+            self._ring.later("log", self._log, self.step, part.fresh)
+
+    def published(self, version: int) -> None:
+        """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
+        self._seconds = self._watch.drain() if self._waiting else None
+        self._ring.later("log", self.flush)
+        before, self._version = self._version, version
+        evaluated, saved = self._when(before, version), self._saved_at(before, version)
+        if evaluated or saved or not self._warmed:
+            self._ring.flush()
+        if evaluated:
+            self._ring.call("testing", self._evaluate, version)
+        if saved:
+            self._ring.call("save_checkpoint", self._save, version)
+        if not self._warmed:
+            self._warmed = True
+            self._warm()
+
+    def state_dict(self) -> dict:
+        """For a checkpoint, within `published`."""
+        return {"step": self.step, "tokens": self.tokens, "version": self._version}
+
+    def load_state_dict(self, state: Mapping) -> None:
+        self.step, self.tokens, self._version = state["step"], state["tokens"], state["version"]
+
+    def flush(self) -> None:
+        """Writes the row of the last commit."""
+        if self._waiting is None:
+            return
+        metrics, row, groups = self._waiting
+        self._waiting = None
+        row |= describe(groups, self.step - 1)
+        row |= {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
+        self._write(self.step, row | self._speed(row))
+
+    def _speed(self, row: Mapping[str, float]) -> dict[str, float]:
+        seconds, self._seconds = self._seconds or self._watch.drain(), None
+        whole, tokens = seconds["timing_s/step"], row["rollout/num_tokens"]
+        return seconds | {
+            "perf/time_per_step": whole,
+            "perf/total_num_tokens": tokens,
+            "perf/throughput": tokens / whole / self._devices,
+            "perf/generated_tokens_per_s": row["rollout/num_sampled_tokens"]
+            / max(seconds.get("timing_s/gen", whole), 1e-9),
+        }

@@ -1,0 +1,192 @@
+"""The rollout log: rollouts/step_NNNNNN.npz, one per optimizer step, with index.jsonl beside them; the reward journal.
+
+A resumed run cuts its journal back to the restored step, as every log; the scores that were journaled after it are put
+aside first (`put_aside`), and the run that comes there again takes them (`Journaled`) instead of asking the graders once
+more, and journals them anew. So no score that was used is ever asked for twice, and the journal ends as if nothing had
+happened.
+
+Invariant: `read` gives back the groups that `write` got, every field of them, and equal groups give equal bytes (fixed
+names, order and zip dates), so two processes' logs are compared byte by byte. A file appears whole or not at all. No
+pickle: texts are JSON in an array of bytes, so a prompt's `extra` and `messages` must be what JSON can hold.
+
+Arrays of a file, N rollouts in g groups, M tokens, C components: group_offsets int64[g+1], prompt_offsets int64[g+1],
+prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted favourites clocks [M], seeds
+uint32[N, 2], finish uint8[N] (place in texts.finishes), start_clock finish_clock int64[N], rewards f32[N], scored bool[N],
+components f32[C, N], present bool[C, g], and texts: {"finishes", "components", "ids": [N], "prompts": [g]}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_post.types import PER_TOKEN, Finish, Group, Prompt, Rollout, RolloutId
+
+_FINISHES = [finish.value for finish in Finish]
+
+
+class RolloutLog:
+    """Writes below `folder`, which is made; a step that is there already is written over, its line appended again."""
+
+    def __init__(self, folder: str | Path):
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, step: int, groups: Sequence[Group]) -> None:
+        """One file and one line of the index: step, file, num_groups, num_rollouts, num_tokens, bytes, sha256."""
+        name, data = f"step_{step:06d}.npz", to_bytes(groups)
+        _whole(self._folder / name, data)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        line = {
+            "step": step,
+            "file": name,
+            "num_groups": len(groups),
+            "num_rollouts": len(rollouts),
+            "num_tokens": sum(len(rollout) for rollout in rollouts),
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+        with open(self._folder / "index.jsonl", "a", encoding="utf-8") as index:
+            index.write(json.dumps(line) + "\n")
+
+
+def read(path: str | Path) -> tuple[Group, ...]:
+    """The groups of a step's file.
+
+    Raises:
+      ValueError: the file is no rollout log, or damaged.
+    """
+    try:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            arrays = {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+        return _groups(arrays, json.loads(arrays["texts"].tobytes()))
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is no rollout log, or is damaged: {error}") from error
+
+
+def to_bytes(groups: Sequence[Group]) -> bytes:
+    """What a step's file holds."""
+    arrays = _arrays(groups)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, array in arrays.items():
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
+            body = io.BytesIO()
+            np.lib.format.write_array(body, np.ascontiguousarray(array), allow_pickle=False)
+            archive.writestr(entry, body.getvalue())
+    return out.getvalue()
+
+
+def _array(data: bytes) -> np.ndarray:
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+def _arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    names = sorted({name for group in groups for name in group.components})
+    texts = {
+        "finishes": _FINISHES,
+        "components": names,
+        "ids": [list(rollout.id) for rollout in rollouts],
+        "prompts": [_prompt(group.prompt) for group in groups],
+    }
+    components = [
+        _joined([group.components.get(name, np.full(len(group.rollouts), np.nan)) for group in groups], np.float32)
+        for name in names
+    ]
+    present = [[name in group.components for group in groups] for name in names]
+    return {
+        "group_offsets": _offsets(len(group.rollouts) for group in groups),
+        "prompt_offsets": _offsets(group.prompt.tokens.size for group in groups),
+        "prompt_tokens": _joined([group.prompt.tokens for group in groups], np.int32),
+        "offsets": _offsets(len(rollout) for rollout in rollouts),
+        **{name: _joined([getattr(r, name) for r in rollouts], kind) for name, kind in PER_TOKEN.items()},
+        "seeds": np.array([rollout.id.seed() for rollout in rollouts], np.uint32).reshape(len(rollouts), 2),
+        "finish": np.array([_FINISHES.index(rollout.finish.value) for rollout in rollouts], np.uint8),
+        "start_clock": np.array([rollout.start_clock for rollout in rollouts], np.int64),
+        "finish_clock": np.array([rollout.finish_clock for rollout in rollouts], np.int64),
+        "rewards": _joined([group.rewards for group in groups], np.float32),
+        "scored": _joined([group.scored for group in groups], bool),
+        "components": np.array(components, np.float32).reshape(len(names), len(rollouts)),
+        "present": np.array(present, bool).reshape(len(names), len(groups)),
+        "texts": np.frombuffer(json.dumps(texts, default=_plain).encode(), np.uint8),
+    }
+
+
+def _groups(arrays: Mapping[str, np.ndarray], texts: Mapping) -> tuple[Group, ...]:
+    out = []
+    starts, prompt_starts = arrays["group_offsets"].tolist(), arrays["prompt_offsets"].tolist()
+    for i, fields in enumerate(texts["prompts"]):
+        prompt = Prompt(
+            tokens=arrays["prompt_tokens"][prompt_starts[i] : prompt_starts[i + 1]],
+            **fields | {"messages": tuple(fields["messages"])},
+        )
+        mine = slice(starts[i], starts[i + 1])
+        out.append(
+            Group(
+                prompt=prompt,
+                rollouts=tuple(_rollout(arrays, texts, prompt, n) for n in range(mine.start, mine.stop)),
+                rewards=arrays["rewards"][mine],
+                scored=arrays["scored"][mine],
+                components={
+                    name: arrays["components"][c, mine]
+                    for c, name in enumerate(texts["components"])
+                    if arrays["present"][c, i]
+                },
+            )
+        )
+    return tuple(out)
+
+
+def _rollout(arrays: Mapping[str, np.ndarray], texts: Mapping, prompt: Prompt, n: int) -> Rollout:
+    mine = slice(*arrays["offsets"][n : n + 2].tolist())
+    return Rollout(
+        id=RolloutId(*texts["ids"][n]),
+        prompt=prompt,
+        **{name: arrays[name][mine] for name in PER_TOKEN},
+        finish=Finish(texts["finishes"][arrays["finish"][n]]),
+        start_clock=int(arrays["start_clock"][n]),
+        finish_clock=int(arrays["finish_clock"][n]),
+    )
+
+
+def _prompt(prompt: Prompt) -> dict:
+    return {
+        "id": prompt.id,
+        "answer": prompt.answer,
+        "source": prompt.source,
+        "messages": [dict(message) for message in prompt.messages],
+        "extra": dict(prompt.extra),
+    }
+
+
+def _offsets(sizes: Iterable[int]) -> np.ndarray:
+    return np.cumsum([0, *sizes], dtype=np.int64)
+
+
+def _joined(parts: Sequence[np.ndarray], kind: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, kind), *parts]).astype(kind)
+
+
+def _plain(value):
+    """Mappings and numbers of other libraries, as JSON knows them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} in a prompt's columns cannot be logged: {value!r}")
+
+
+def _whole(path: Path, data: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(data)
+    os.replace(part, path)

@@ -1,0 +1,253 @@
+"""The door from host to device on the training side: groups in, packed arrays of one static shape out.
+
+A row holds several sequences (prompt and answer) one after another, each a segment with its own positions. Everything
+is indexed AT the token: loss_mask[b, t] says that tokens[b, t] was sampled and is trained on, and the log-probs,
+advantage and version there belong to that very token. The model predicts it from the position before (same segment):
+whoever computes log-probs shifts, nobody else. Placing is first-fit-decreasing and a function of the lengths alone.
+What it refuses: a sequence longer than a row, and a parked rollout.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jaxrl_post.algorithms.credit import Credit
+from jaxrl_post.types import Finish, Group, Rollout, RolloutId
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "tokens",
+        "positions",
+        "segment_ids",
+        "group_ids",
+        "versions",
+        "loss_mask",
+        "loss_weights",
+        "loss_counts",
+        "advantages",
+        "returns",
+        "values",
+        "rollout_logprobs",
+        "old_logprobs",
+        "ref_logprobs",
+        "corrections",
+        "prox_weights",
+    ],
+    meta_fields=[],
+)
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A micro-batch, all leaves [B, T]: a pytree of numpy arrays here and of jax arrays on the device.
+
+    tokens, positions (restart in each segment), segment_ids (from 1 in each row; 0 is padding), group_ids (of the
+    packed list of groups; -1 is padding), versions (-1 where nothing was sampled) int32; loss_mask bool; the others
+    floating, 0 where the mask is not set. The loss is the sum of loss_weights times the tokens' losses, divided by the
+    sum of loss_counts (int32: a rollout's count lies on its first trained token); corrections are further weights of
+    the policy's loss, prox_weights how far old_logprobs, the engine's then, are moved towards the learner's
+    (algorithms/correction.py). Leaves without a critic, reference, old policy or correction are None,
+    the same in every batch of a run.
+    """
+
+    tokens: Any
+    positions: Any
+    segment_ids: Any
+    group_ids: Any
+    versions: Any
+    loss_mask: Any
+    loss_weights: Any
+    loss_counts: Any
+    advantages: Any
+    returns: Any = None
+    values: Any = None
+    rollout_logprobs: Any
+    old_logprobs: Any = None
+    ref_logprobs: Any = None
+    corrections: Any = None
+    prox_weights: Any = None
+
+
+class Place(NamedTuple):
+    """Where a rollout's answer lies: answer[i] is at [batch][row, start + i], i < length."""
+
+    rollout_id: RolloutId
+    batch: int
+    row: int
+    start: int
+    length: int
+
+
+def place(lengths: Int[np.ndarray, " n"], tokens: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], int]:
+    """First-fit-decreasing: each sequence, longest first (ties by index), goes into the first row with room.
+
+    Returns:
+      row and start of each sequence, and the number of rows. No length may exceed `tokens`.
+    """
+    row, start = np.zeros(len(lengths), np.int32), np.zeros(len(lengths), np.int32)
+    used = np.zeros(len(lengths), np.int64)
+    rows = 0
+    for i in np.argsort(-np.asarray(lengths), kind="stable"):
+        fits = used[:rows] + lengths[i] <= tokens
+        r = int(np.argmax(fits)) if fits.any() else rows
+        rows = max(rows, r + 1)
+        row[i], start[i] = r, used[r]
+        used[r] += lengths[i]
+    return row, start, rows
+
+
+def pack(
+    groups: Sequence[Group],
+    credits: Mapping[RolloutId, Credit] | None,
+    *,
+    rows: int,
+    tokens: int,
+    old_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
+    ref_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
+    corrected: bool = False,
+    prox_weights: Mapping[RolloutId, np.ndarray] | None = None,
+    dtype: Any = np.float32,
+) -> tuple[list[Batch], list[Place]]:
+    """Micro-batches of static shape [rows, tokens] holding every rollout of `groups` once, whole.
+
+    Args:
+      credits: what each rollout is worth to the loss; None where the batch is only read: then no mask is set.
+      old_logprobs, ref_logprobs, prox_weights: per rollout float[T] over its answer; None where the run has none.
+      corrected: whether credits hold corrections. dtype: of the floating leaves.
+    Returns:
+      the batches, and where each rollout's answer lies, in the order of groups and rollouts. A rollout of weight 0
+      (unscored, say) is placed with its mask unset: it is neither in the numerator nor in the count of any loss.
+    Raises:
+      ValueError: a sequence longer than `tokens`, or a rollout that did not finish.
+    """
+    members = [(g, i, rollout) for g, group in enumerate(groups) for i, rollout in enumerate(group.rollouts)]
+    for _, _, rollout in members:
+        _refuse_unfinished(rollout)
+    lengths = check_lengths(groups, tokens)
+    row, start, used = place(lengths, tokens)
+    arrays = _empty(
+        -(-used // rows) * rows,
+        tokens,
+        dtype,
+        old_logprobs is not None,
+        ref_logprobs is not None,
+        corrected,
+        prox_weights is not None,
+    )
+    segments = np.zeros(arrays["tokens"].shape[0], np.int32)
+    given = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "prox_weights": prox_weights}
+    for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
+        g, _, rollout = members[n]
+        segments[row[n]] += 1
+        _write(arrays, row[n], start[n], rollout, segments[row[n]], g)
+        tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
+        for name, values in given.items():
+            if values is not None:
+                arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
+        if credits is not None and credits[rollout.id].weight > 0:
+            _credit(arrays, row[n], tail, rollout.sampled, credits[rollout.id])
+    places = [_place(rollout, int(row[n]), int(start[n]), rows) for n, (_, _, rollout) in enumerate(members)]
+    cuts = range(0, arrays["tokens"].shape[0], rows)
+    return [Batch(**{name: array[at : at + rows] for name, array in arrays.items()}) for at in cuts], places
+
+
+def _place(rollout: Rollout, row: int, start: int, rows: int) -> Place:
+    """Where a rollout's answer lies, from the row among all micro-batches and the start of its segment."""
+    return Place(rollout.id, row // rows, row % rows, start + rollout.prompt.tokens.size, len(rollout))
+
+
+def count(groups: Sequence[Group], rows: int, tokens: int) -> int:
+    """Micro-batches that `pack` makes of these groups."""
+    return -(-place(check_lengths(groups, tokens), tokens)[2] // rows)
+
+
+def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]:
+    """Prompt and answer of each rollout together, in order; ValueError when one is longer than a row of `tokens`."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = np.array([rollout.prompt.tokens.size + len(rollout) for rollout in rollouts], np.int64)
+    if lengths.size and lengths.max() > tokens:
+        worst = rollouts[int(lengths.argmax())]
+        raise ValueError(
+            f"batch.tokens={tokens} cannot hold rollout {tuple(worst.id)}: prompt and answer together are "
+            f"{lengths.max()} tokens; the nearest valid value is {lengths.max()}"
+        )
+    return lengths
+
+
+def blank(
+    rows: int, tokens: int, dtype: Any, *, old: bool, reference: bool, corrected: bool, prox: bool = False
+) -> Batch:
+    """A batch of padding with the leaves that `pack` would make: the shape to compile for."""
+    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox))
+
+
+def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
+    """The [rows, tokens] results of each batch, cut back into one vector per rollout, over its answer."""
+    return {p.rollout_id: np.array(arrays[p.batch][p.row, p.start : p.start + p.length]) for p in places}
+
+
+def _refuse_unfinished(rollout: Rollout) -> None:
+    if rollout.finish is Finish.PARKED:
+        raise ValueError(
+            f"batch: rollout {tuple(rollout.id)} is {rollout.finish.name}; only finished ones (EOS, STOP, "
+            f"LENGTH) can be trained on"
+        )
+
+
+def _empty(
+    rows: int, tokens: int, dtype, old: bool, reference: bool, corrected: bool, prox: bool
+) -> dict[str, np.ndarray]:
+    def filled(value, kind):
+        return np.full((rows, tokens), value, kind)
+
+    arrays = dict(
+        tokens=filled(0, np.int32),
+        positions=filled(0, np.int32),
+        segment_ids=filled(0, np.int32),
+        group_ids=filled(-1, np.int32),
+        versions=filled(-1, np.int32),
+        loss_mask=filled(False, bool),
+        loss_weights=filled(0, dtype),
+        loss_counts=filled(0, np.int32),
+        advantages=filled(0, dtype),
+        rollout_logprobs=filled(0, dtype),
+    )
+    for name, there in (
+        ("old_logprobs", old),
+        ("ref_logprobs", reference),
+        ("corrections", corrected),
+        ("prox_weights", prox),
+    ):
+        if there:
+            arrays[name] = filled(0, dtype)
+    return arrays
+
+
+def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout, segment: int, group: int) -> None:
+    """What was said, and by whom."""
+    prompt, answer = rollout.prompt.tokens.size, len(rollout)
+    whole, tail = slice(start, start + prompt + answer), slice(start + prompt, start + prompt + answer)
+    arrays["tokens"][row, whole] = np.concatenate([rollout.prompt.tokens, rollout.tokens])
+    arrays["positions"][row, whole] = np.arange(prompt + answer)
+    arrays["segment_ids"][row, whole] = segment
+    arrays["group_ids"][row, whole] = group
+    arrays["versions"][row, tail] = np.where(rollout.sampled, rollout.versions, -1)
+    arrays["rollout_logprobs"][row, tail] = np.where(rollout.sampled, rollout.logprobs, 0.0)
+
+
+def _credit(arrays: dict[str, np.ndarray], row: int, tail: slice, sampled: np.ndarray, credit: Credit) -> None:
+    """What it is worth to the loss."""
+    arrays["loss_mask"][row, tail] = sampled
+    arrays["loss_weights"][row, tail] = np.where(sampled, credit.weight, 0.0)
+    if sampled.any():
+        arrays["loss_counts"][row, tail.start + int(np.argmax(sampled))] = credit.count
+    arrays["advantages"][row, tail] = np.where(sampled, credit.advantages, 0.0)
+    if credit.correction is not None:
+        arrays["corrections"][row, tail] = np.where(sampled, credit.correction, 0.0)

@@ -1,0 +1,87 @@
+"""The row plan against its rules spelled out slot by slot, and jax.numpy against numpy."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_post.engine import row_plan
+
+
+@st.composite
+def cases(draw):
+    slots = draw(st.integers(1, 9))
+    forced = draw(st.lists(st.sampled_from([0, 1, 1, 1, 2, 5, 17]), min_size=slots, max_size=slots))
+    guesses = [draw(st.integers(0, 12)) * (f > 0) for f in forced]
+    rows = draw(st.integers(slots, 40))
+    heads = draw(st.integers(slots, rows))
+    width = draw(st.integers(0, 4))
+    steps = draw(st.lists(st.integers(0, 6), min_size=slots * width, max_size=slots * width))
+    values = -np.sort(-np.array(steps, np.float32).reshape(slots, width), axis=1) / 4096
+    values[np.array(guesses) > 0] = 0  # a slot verifies a prefix or drafts
+    return (
+        np.array(forced, np.int32),
+        np.array(guesses, np.int32),
+        values,
+        np.array(draw(st.permutations(range(slots))), np.int32),
+        rows,
+        heads,
+    )
+
+
+def by_hand(forced, guesses, values, order, rows, heads):
+    """Rows per slot, given out one at a time."""
+    count = np.where(forced == 1, 1, 0)
+    left = rows - count.sum()
+    for s in order:
+        if forced[s] > 1:
+            count[s] = min(forced[s], left)
+            left -= count[s]
+    whole = [s for s in order if forced[s] > 0 and count[s] == forced[s]]
+    free_heads = heads - len(whole)
+    extra = {s: 0 for s in whole}
+    while left > 0 and free_heads > 0 and any(extra[s] < guesses[s] for s in whole):
+        lowest = min(extra[s] for s in whole if extra[s] < guesses[s])
+        s = next(s for s in whole if extra[s] == lowest and extra[s] < guesses[s])
+        extra[s] += 1
+        left, free_heads = left - 1, free_heads - 1
+    for s in whole:
+        count[s] += extra[s]
+    drafts = {s: 0 for s in whole}
+    while left > 0 and free_heads > 0:
+        best = [(values[s, drafts[s]], -whole.index(s)) for s in whole if drafts[s] < values.shape[1]]
+        if not best or max(best)[0] == 0:
+            break
+        s = whole[-max(best)[1]]
+        drafts[s] += 1
+        left, free_heads = left - 1, free_heads - 1
+    for s in whole:
+        count[s] += drafts[s]
+    return count
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_counts_equal_the_rules_by_hand(case):
+    forced, guesses, values, order, rows, heads = case
+    plan = row_plan.plan(np, forced, guesses, values, order, rows=rows, heads=heads)
+    want = by_hand(forced, guesses, values, order, rows, heads)
+    assert plan.count.tolist() == want.tolist()
+    flat = [(s, o) for s in range(forced.size) for o in range(want[s])]
+    assert [(s, o) for s, o, real in zip(plan.slot, plan.offset, plan.real) if real] == flat
+    sampling = [i for i, (s, o) in enumerate(flat) if o >= forced[s] - 1]
+    assert plan.head_row[plan.head_real].tolist() == sampling
+    assert plan.head_slot[plan.head_real].tolist() == [flat[i][0] for i in sampling]
+    assert plan.head_rank[plan.head_real].tolist() == [flat[i][1] - forced[flat[i][0]] + 1 for i in sampling]
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases())
+def test_jax_and_numpy_agree(case):
+    forced, guesses, values, order, rows, heads = case
+    a = row_plan.plan(np, forced, guesses, values, order, rows=rows, heads=heads)
+    b = row_plan.plan(jnp, *map(jnp.asarray, (forced, guesses, values, order)), rows=rows, heads=heads)
+    for name, x, y in zip(a._fields, a, b):
+        assert np.array_equal(x, y), name

@@ -1,0 +1,222 @@
+"""The plan against numbers computed by hand, and against the arrays that a real mesh places."""
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_post.config import default, resolve
+from jaxrl_post.launch import build, memory_plan
+from jaxrl_post.models import decoder
+from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.parallel import mesh as meshes
+
+TINY = PRESETS["tiny"]
+
+
+def config(*overrides):
+    return resolve(default(), ["model.preset=tiny", "engine.max_length=64", "sampling.max_tokens=30", *overrides])
+
+
+def test_arithmetic_by_hand():
+    rows = memory_plan.arithmetic(
+        config(
+            "scheduler.prompts=6",
+            "scheduler.group_size=4",
+            "mesh.data=2",
+            "engine.slots=8",
+            "batch.rows=2",
+            "batch.tokens=100",
+            "steps=50",
+            "eval.prompts=10",
+            "eval.samples=4",
+        ),
+        prompts=120,
+        longest_prompt=10,
+    )
+    assert rows["rollouts per round"] == 24 and rows["engine slots in all"] == 16
+    assert rows["times the slots are filled per round"] == 1.5
+    assert rows["micro-batch, tokens"] == 200
+    assert rows["most micro-batches per step"] == 6  # 40 tokens each: 2 in a row of 100, 4 in a micro-batch
+    assert rows["epochs"] == 2.5 and rows["rollouts per evaluation"] == 50
+
+
+def test_arithmetic_of_rounds_of_several_steps():
+    rows = memory_plan.arithmetic(
+        config(
+            "scheduler.prompts=6",
+            "scheduler.group_size=4",
+            "scheduler.mini_batches=3",
+            "scheduler.ppo_epochs=2",
+            "batch.rows=2",
+            "batch.tokens=100",
+            "steps=60",
+        ),
+        prompts=12,
+        longest_prompt=10,
+    )
+    assert rows["optimizer steps per round"] == 6 and rows["epochs"] == 5.0  # 10 rounds of 6 of 12 prompts
+    assert rows["most micro-batches per step"] == 2  # 8 rollouts, 4 in a micro-batch
+
+
+@pytest.mark.parametrize("data, fsdp, tensor", [(1, 1, 1), (2, 2, 2)])
+def test_weights_are_what_a_device_really_holds(data, fsdp, tensor):
+    mesh = meshes.make_mesh(data, fsdp, tensor)
+    params = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "learner"))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
+    got = memory_plan.memory(
+        config(f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}", "engine.dtype=bfloat16"), TINY
+    )
+    assert got["weights (learner, float32)"] == got["gradient (float32)"] == held
+    assert got["optimizer (two moments, float32)"] == 2 * held
+    engine = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "engine"))
+    case = "relayout" if fsdp > 1 else "cast"
+    assert got[f"weights (engine, bfloat16, {case})"] == sum(
+        leaf.addressable_shards[0].data.nbytes // 2 for leaf in jax.tree.leaves(engine)
+    )
+    assert got["all"] == sum(value for name, value in got.items() if name != "all")
+
+
+def test_pages_by_hand():
+    got = memory_plan.memory(config("engine.pages=10", "engine.page_size=16"), TINY)
+    # 2 layers, keys and values, 160 positions, 2 heads of 8, 4 bytes
+    assert got["KV pages (10 of 16 tokens, float32)"] == 2 * 2 * 160 * 2 * 8 * 4
+    assert got["weights (engine, float32, shared)"] == 0 and got["weights (reference, float32)"] == 0
+    assert memory_plan.memory(config("algorithm.kl_loss_coef=0.1"), TINY)["weights (reference, float32)"] > 0
+
+
+def test_remat_and_a_smaller_head_chunk_need_less():
+    plain, remat = (
+        memory_plan.memory(config(f"model.remat={r}"), TINY)["activations (estimate)"] for r in (False, True)
+    )
+    chunked = memory_plan.memory(config("batch.head_chunk=16"), TINY)["activations (estimate)"]
+    assert remat < plain and chunked < plain
+
+
+def test_the_process_by_hand():
+    held = {memory_plan.WEIGHTS: 100, memory_plan.MOMENTS: 200, "reference": 0, memory_plan.ESTIMATE: 7, "all": 307}
+    two = config("mesh.fsdp=2", "checkpoint.every=0")
+    assert memory_plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
+        "process itself (compiled, no weights yet)": 1000,
+        memory_plan.WEIGHTS: 200,
+        memory_plan.MOMENTS: 400,
+        "largest program beside it (accumulate)": 120,
+        "process at its highest": 1720,
+    }
+    # on an accelerator the process only hands the weights over, whole
+    assert memory_plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, False) == {
+        "process itself (compiled, no weights yet)": 1000,
+        "weights on their way (float32)": 200,
+        "process at its highest": 1200,
+        "each device at its highest": 360,
+    }
+    # a checkpoint needs a copy of weights and moments, when no program runs: of both devices, once over data
+    saving = config("mesh.fsdp=2", "mesh.data=2")
+    assert memory_plan.process(saving, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
+        "process itself (compiled, no weights yet)": 1000,
+        memory_plan.WEIGHTS: 400,
+        memory_plan.MOMENTS: 800,
+        memory_plan.SAVED: 600,
+        "process at its highest": 2800,
+    }
+    assert (
+        memory_plan.process(saving, held, {"commit": 250, "accumulate": 60}, 1000, True)["process at its highest"]
+        == 3200
+    )
+    assert memory_plan.process(saving, held, {"commit": 50}, 1000, False)["process at its highest"] == 1600
+    block = np.ones(64 << 20, np.uint8)
+    with_it = memory_plan.resident()
+    size = block.nbytes
+    del block
+    assert with_it - memory_plan.resident() >= 0.9 * size or not memory_plan.Path("/proc/self/status").is_file()
+
+
+LENDS = "scheduler.stream=1", "scheduler.lend=0.5", "batch.rows=4", "checkpoint.every=0"
+
+
+def test_a_device_that_is_lent_by_hand():
+    """Four devices that generate beside two that learn, of which two are lent: for each a half of the weights and of the gradient,
+    which the learner's two have as well."""
+    lends = config(*LENDS, "mesh.fsdp=2", "mesh.engine=4")
+    held = memory_plan.memory(lends, TINY)
+    kinds = memory_plan.by_kind(lends, held)
+    lent, learns, generates = (
+        kinds[f"device {kind}"] for kind in ("while it is lent", "that learns", "that generates")
+    )
+    assert (
+        lent["weights (lent, float32)"]
+        == lent["gradient (lent, float32)"]
+        == learns[memory_plan.WEIGHTS]
+        == held[memory_plan.WEIGHTS]
+    )
+    assert learns["gradient of lent devices, as it is added (float32)"] == learns["gradient (float32)"]
+    assert lent["all"] == 2 * held[memory_plan.WEIGHTS] + lent[memory_plan.ESTIMATE] and "KV pages" in " ".join(
+        generates
+    )
+    assert held["all"] == sum(kinds[kind]["all"] for kind in ("device that learns", "device that generates"))
+    # Generating takes 100 a device, and what a lent one has instead 2 * 70: the process is at its highest while two are lent.
+    held = {
+        memory_plan.WEIGHTS: 10,
+        memory_plan.PAGES: 100,
+        f"{memory_plan.LENT}weights": 70,
+        f"{memory_plan.LENT}gradient": 70,
+        memory_plan.LENT + memory_plan.ESTIMATE: 5,
+        memory_plan.MOMENTS: 0,
+        memory_plan.ESTIMATE: 7,
+        "all": 117,
+    }
+    assert (
+        memory_plan.process(lends, held, {"commit": 1}, 1000, True)["process at its highest"]
+        == 1000 + 20 + 200 + 280 + 6
+    )
+    held |= {memory_plan.PAGES: 200}  # now it is while none is
+    assert memory_plan.process(lends, held, {"commit": 1}, 1000, True)["process at its highest"] == 1000 + 20 + 800 + 6
+
+
+def test_a_shared_device_that_is_lent_keeps_what_learns():
+    """Whole weights are the learner's own; of quarters, halves are made."""
+    for sizes, more in ((4, 1, 1), 0), ((1, 4, 1), 1):
+        lends, whole = config(*LENDS, f"mesh.data={sizes[0]}", f"mesh.fsdp={sizes[1]}"), meshes.make_mesh(*sizes)
+        shardings = meshes.param_shardings(meshes.divided(whole, 2, whole)[1], decoder.axes(TINY), "learner")
+        placed = meshes.put(decoder.init(TINY, 0), shardings)
+        there = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed))
+        held = memory_plan.memory(lends, TINY)
+        kinds = memory_plan.by_kind(lends, held)
+        lent, device = kinds["device while it is lent"], kinds["device"]
+        assert lent["weights (lent, float32)"] == more * there and lent["gradient (lent, float32)"] == there
+        assert lent["gradient (float32)"] == device["gradient (float32)"] == held[memory_plan.WEIGHTS]
+        assert lent["all"] == sum(lent.values()) - lent["all"]
+        assert lent[memory_plan.MOMENTS] == device[memory_plan.MOMENTS] and not any(
+            name.startswith(memory_plan.PAGES) for name in lent
+        )
+        assert device["all"] == held["all"]
+
+
+def test_a_mesh_that_does_not_divide_is_one_sentence():
+    with pytest.raises(ValueError, match="mesh.tensor=4 does not divide the model's kv_heads=2; the nearest .* 2"):
+        memory_plan.memory(config("mesh.tensor=4"), TINY)
+
+
+def test_text_lines_up():
+    lines = memory_plan.text("Memory", {"a": 2**20, "longer": np.int64(3 * 2**30)}, "B").splitlines()
+    assert lines == ["Memory", "  a              1.0 MiB", "  longer     3,072.0 MiB"]
+
+
+def test_the_drafters_tables_are_in_the_plan():
+    """By hand: 64 entries for all prompts and 1,024 for those in slots, each rounded up to whole uploads, and 256 live ones
+    for each of 4 slots, of 4 bytes; and a rate and two counts for each class."""
+    asked = config(
+        "speculation.drafter=ours",
+        "speculation.prompt_entries=1024",
+        "speculation.shared_entries=64",
+        "speculation.live_entries=256",
+        "engine.slots=4",
+        "engine.row_sizes=(64,)",
+    )
+    start = SimpleNamespace(model=TINY, held_out=())
+    classes = build.drafter(asked, TINY).classes
+    got = build.memory(asked, start)
+    assert got["drafting (tables of one replica)"] == 4 * (2 * 1024 + 4 * 256 + 3 * classes)
+    assert got["all"] == sum(value for name, value in got.items() if name != "all")
+    assert build.memory(config(), start)["drafting (tables of one replica)"] == 0

@@ -1,0 +1,27 @@
+"""Run folders are numbered, and never written over."""
+
+import pytest
+
+from jaxrl_post.launch.run_folder import make, own
+
+
+def test_numbers_go_on(tmp_path):
+    parent = str(tmp_path / "runs")
+    first, second = make("", parent, "demo", 3), make("", parent, "demo", 3)
+    assert (first.name, second.name) == ("demo-3-001", "demo-3-002")
+    (tmp_path / "runs" / "demo-3-041").mkdir()
+    (tmp_path / "runs" / "demo-3-extra").mkdir()
+    assert make("", parent, "demo", 3).name == "demo-3-042"
+    assert make("", parent, "demo", 31).name == "demo-31-001"
+    assert own(first) == first
+
+
+def test_an_exact_folder_must_be_new_or_empty(tmp_path):
+    folder = tmp_path / "mine"
+    assert make(str(folder), "runs", "demo", 0) == folder == make(str(folder), "runs", "demo", 0)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="mine exists already and is not an empty folder: a run is never written over"):
+        make(str(folder), "runs", "demo", 0)
+    assert (folder / "config.json").read_text() == "{}"
+    with pytest.raises(ValueError, match="exists already"):
+        make(str(folder / "config.json"), "runs", "demo", 0)
