@@ -159,7 +159,7 @@ METERED = (
 
 def stages(given: Simulation) -> dict[str, Simulation]:
     """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
-    plain = configs.Scheduler(
+    plain = configs.SchedulerConfig(
         prompts=given.scheduler.prompts,
         group_size=given.scheduler.group_size,
         mini_batches=given.scheduler.mini_batches,

@@ -13,7 +13,7 @@ from jaxrl_post import config
 
 
 def test_defaults_are_those_of_the_dataclasses():
-    assert config.resolve(given()) == config.Config(model=config.Model(preset="tiny"))
+    assert config.resolve(given()) == config.Config(model=config.PolicyConfig(preset="tiny"))
 
 
 def test_overrides_win_in_order_and_keep_their_kind():
@@ -174,7 +174,7 @@ def test_a_section_is_given_its_defaults():
     got = config.resolve(
         given(engine__slots=3, engine__pages=99, eval__at=(2,)), ["engine=default", "engine.page_size=8"]
     )
-    assert got.engine == config.Engine(page_size=8) and got.eval.at == (2,)
+    assert got.engine == config.EngineConfig(page_size=8) and got.eval.at == (2,)
     assert "or all of them by --config.engine=default" in error("engine=3")
 
 

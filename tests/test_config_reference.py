@@ -15,12 +15,17 @@ ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = [*fields.options(config.Config)]
 
 
-def test_the_page_is_written_by_the_schema():
+@pytest.fixture(scope="module")
+def page():
+    return reference.page()
+
+
+def test_the_page_is_written_by_the_schema(page):
     """`python -m jaxrl_post.config.reference > docs/options.md` brings it up to date."""
-    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == reference.page()
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == page
 
 
-def test_the_command_writes_the_page():
+def test_the_command_writes_the_page(page):
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_post.config.reference"],
         cwd=ROOT,
@@ -29,21 +34,21 @@ def test_the_command_writes_the_page():
         timeout=60,
         check=True,
     )
-    assert done.stdout == reference.page() and done.stderr == ""
+    assert done.stdout == page and done.stderr == ""
 
 
-def test_the_page_has_every_option_with_all_that_is_known_of_it():
-    page = reference.page().splitlines()
+def test_the_page_has_every_option_with_all_that_is_known_of_it(page):
+    lines = page.splitlines()
     for option in OPTIONS:
-        (row,) = [line for line in page if line.startswith(f"| `{option.name}` |")]
+        (row,) = [line for line in lines if line.startswith(f"| `{option.name}` |")]
         assert row.count(" |") == 7 and option.about.doc in row and f"`{option.default!r}`" in row
-    (lane,) = [line for line in page if "`scheduler.lane`" in line and line.startswith("|")]
+    (lane,) = [line for line in lines if "`scheduler.lane`" in line and line.startswith("|")]
     assert lane == (
         "| `scheduler.lane` | float | `0.0` | 0.0 to 1.0 | share of the surplus | How much of the surplus goes to a long round at "
         "once, where past rollouts of the prompt were long. This saves tokens, and not always time. Read only where "
         "scheduler.name is 'tail_batching'. | scheduler.registry |"
     )
-    (width,) = [line for line in page if line.startswith("| `engine.row_sizes`")]
+    (width,) = [line for line in lines if line.startswith("| `engine.row_sizes`")]
     assert "| list of int | `(64, 128)` | | rows |" in width
 
 
@@ -87,10 +92,10 @@ def test_every_option_has_a_reader():
 PLANTED = {
     "a.py": "from jaxrl_post import config\ndef f(given: config.Config):\n    s, e = given.scheduler, given.engine\n"
     "    return s.lane + e.slots\n",
-    "b.py": "from jaxrl_post.config import Algorithm\nclass R:\n    algorithm: Algorithm\n    def g(self): return self.algorithm.gamma\n"
-    "class Other:\n    def __init__(self, algorithm: Algorithm): self._a = algorithm\n    def h(self): return self._a.tau_pos\n",
+    "b.py": "from jaxrl_post.config import AlgorithmConfig\nclass R:\n    algorithm: AlgorithmConfig\n    def g(self): return self.algorithm.gamma\n"
+    "class Other:\n    def __init__(self, algorithm: AlgorithmConfig): self._a = algorithm\n    def h(self): return self._a.tau_pos\n",
     "c.py": "def f(config): return config.replicas\ndef g(engine): return engine.pages\n",
-    "d.py": "from elsewhere import Batch\ndef f(batch: Batch): return batch.rows\n",
+    "d.py": "from elsewhere import BatchConfig\ndef f(batch: BatchConfig): return batch.rows\n",
 }
 
 

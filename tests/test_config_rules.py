@@ -207,7 +207,7 @@ def test_an_evaluation_is_at_the_first_publish_that_reaches_it():
 @pytest.mark.parametrize("rule", [*rules.RUN, *settings.RELATIONS])
 def test_every_relation_names_options(rule):
     """So a name that was mistyped is found without breaking the rule."""
-    schema = config.Config(model=config.Model(preset="tiny")) if rule in rules.RUN else settings.Simulation()
+    schema = config.Config(model=config.PolicyConfig(preset="tiny")) if rule in rules.RUN else settings.Simulation()
     names = relations.Names(schema, {})
     values = [names.value(name) for name in (*rule.names, *rule.when.names)]
     assert values and rule.need(*values[: len(rule.names)]) in (True, False)

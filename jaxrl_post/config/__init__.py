@@ -12,27 +12,36 @@ Each imports only those above it, and none imports jax.
 """
 
 from jaxrl_post.config.fields import any_of_type, at_least, mapping, one_of
-from jaxrl_post.config.generation import Engine, Sampling, Scheduler, Speculation
+from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.reader import default, load, resolve, to_dict
-from jaxrl_post.config.schema import Checkpoint, Config, Data, Eval, History, Mesh, Model, Reward
-from jaxrl_post.config.training import Algorithm, Batch, Optimizer
+from jaxrl_post.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    HistoryConfig,
+    MeshConfig,
+    PolicyConfig,
+    RewardConfig,
+)
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
 
 __all__ = [
-    "Algorithm",
-    "Batch",
-    "Checkpoint",
+    "AlgorithmConfig",
+    "BatchConfig",
+    "CheckpointConfig",
     "Config",
-    "Data",
-    "Engine",
-    "Eval",
-    "History",
-    "Mesh",
-    "Model",
-    "Optimizer",
-    "Reward",
-    "Sampling",
-    "Scheduler",
-    "Speculation",
+    "DataConfig",
+    "EngineConfig",
+    "EvalConfig",
+    "HistoryConfig",
+    "MeshConfig",
+    "PolicyConfig",
+    "OptimizerConfig",
+    "RewardConfig",
+    "SamplingConfig",
+    "SchedulerConfig",
+    "SpeculationConfig",
     "any_of_type",
     "at_least",
     "default",

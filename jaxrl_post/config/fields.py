@@ -15,8 +15,6 @@ from typing import Any
 
 from jaxrl_post.config import conditions
 
-_ABOUT = "option"
-
 
 @dataclass(frozen=True, kw_only=True)
 class About:
@@ -48,15 +46,15 @@ def any_of_type(default, **words):
 
 def mapping(**words):
     """Declares a mapping with names of its own; it is empty by default."""
-    return field(default_factory=dict, metadata={_ABOUT: _about(**words)})
+    return field(default_factory=dict, metadata=_said(**words))
 
 
 def _declared(default, **words):
-    return field(default=default, metadata={_ABOUT: _about(**words)})
+    return field(default=default, metadata=_said(**words))
 
 
-def _about(*, used_when: str = "", **words) -> About:
-    return About(used_when=conditions.parse(used_when), **words)
+def _said(*, used_when: str = "", **words) -> dict[str, Any]:
+    return words | {"used_when": conditions.parse(used_when)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +69,7 @@ class Option:
 
 def about(f: dataclasses.Field) -> About:
     """Returns what the schema says of a field."""
-    return f.metadata.get(_ABOUT, About())
+    return About(**f.metadata)
 
 
 @functools.cache

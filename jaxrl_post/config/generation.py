@@ -12,7 +12,7 @@ _RACES = "sync waits for all it launches, and a pipeline has no rounds to race i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class EngineConfig:
     """The engine that generates rollouts. Sizes are per replica.
 
     A replica that spans n times the devices in a further layout has n times the slots, pages and rows.
@@ -100,7 +100,7 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speculation:
+class SpeculationConfig:
     """Speculative decoding from past rollouts. Table sizes are per replica.
 
     An entry has 4 bytes, and 12 bytes with the drafters `histospec` and `histospec_rewards`.
@@ -148,7 +148,7 @@ class Speculation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class SamplingConfig:
     """The sampling law of training rollouts. Evaluation draws from the whole distribution.
 
     With `top_k` or `top_p` the rollout log-probs are of the cut distribution. Those of the learner, as verl's, are of
@@ -185,7 +185,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheduler:
+class SchedulerConfig:
     """Which prompts are generated when, and when the learner gets them.
 
     - `sync` waits for every rollout of a round.

@@ -64,16 +64,16 @@ def _derived(sources: dict[Path, ast.Module], package: Path, types: _Scope) -> l
 
 def _fields(tree: ast.Module, types: _Scope) -> _Scope:
     """Returns the fields of classes that are annotated with a section, as attributes."""
-    out = {}
+    out, names = {}, _names(tree)
     for node in ast.walk(tree):
         for f in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(f, ast.AnnAssign) and (section := _annotated(f.annotation, types, _names(tree))) is not None:
+            if isinstance(f, ast.AnnAssign) and (section := _annotated(f.annotation, types, names)) is not None:
                 out[f".{ast.unparse(f.target)}"] = section
     return out
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """Returns the spellings that stand for the config's classes: `Algorithm`, `config.Algorithm`, `configs.Config`."""
+    """Returns the spellings that stand for the config's classes: `BatchConfig`, `config.BatchConfig`, `configs.Config`."""
     out = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxrl_post"):

@@ -12,15 +12,15 @@ from typing import Any
 
 from jaxrl_post.config import relations, rules
 from jaxrl_post.config.fields import any_of_type, at_least, mapping, one_of
-from jaxrl_post.config.generation import Engine, Sampling, Scheduler, Speculation
-from jaxrl_post.config.training import Algorithm, Batch, Optimizer
+from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
 
 _FILES = "data.train!=task:* or eval.prompts>0 and eval.data!= and eval.data!=task:*"
 _EVALUATED = "eval.prompts>0"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class PolicyConfig:
     """The policy: a checkpoint, or random weights of a preset."""
 
     path: str = any_of_type("", doc="A Hugging Face directory or a llama2.c file. Empty: random weights of `preset`.")
@@ -36,7 +36,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mesh:
+class MeshConfig:
     """Devices along each axis.
 
     Without devices of its own the engine shares those of the learner, and its replicas lie along data x fsdp. Of several
@@ -66,7 +66,7 @@ class Mesh:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class DataConfig:
     """Prompts. Files for training and for evaluation are read alike."""
 
     train: str = any_of_type("task:sums", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task.")
@@ -90,7 +90,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reward:
+class RewardConfig:
     """Graders, which run in processes of their own."""
 
     functions: tuple[str, ...] = any_of_type(
@@ -122,7 +122,7 @@ class Reward:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval:
+class EvalConfig:
     """Evaluation on held-out prompts: before and after the run, and at the steps named here."""
 
     data: str = any_of_type(
@@ -154,7 +154,7 @@ class Eval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class CheckpointConfig:
     """Checkpoints of the whole run. A save is a swap boundary, so `every` is part of what a run's bits depend on."""
 
     every: int = at_least(
@@ -169,7 +169,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class HistoryConfig:
     """What is remembered of the rollouts of every prompt, for drafts and for schedules."""
 
     epochs: int = at_least(2, 0, unit="epochs", doc="The latest epochs whose rollouts are kept. 0: nothing.")
@@ -192,20 +192,20 @@ class Config:
         unit="rounds",
         doc="The first rounds, from the start or the resume, that are drawn for ui.perfetto.dev and scripts/plot_rounds.py.",
     )
-    model: Model = Model()
-    mesh: Mesh = Mesh()
-    engine: Engine = Engine()
-    sampling: Sampling = Sampling()
-    scheduler: Scheduler = Scheduler()
-    algorithm: Algorithm = Algorithm()
-    optimizer: Optimizer = Optimizer()
-    batch: Batch = Batch()
-    data: Data = Data()
-    reward: Reward = Reward()
-    eval: Eval = Eval()
-    checkpoint: Checkpoint = Checkpoint()
-    history: History = History()
-    speculation: Speculation = Speculation()
+    model: PolicyConfig = PolicyConfig()
+    mesh: MeshConfig = MeshConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    history: HistoryConfig = HistoryConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
 
     def __post_init__(self):
         relations.check(self, rules.RUN)

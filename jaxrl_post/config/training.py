@@ -16,7 +16,7 @@ _DIVERGENCES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class AlgorithmConfig:
     """How rewards become a loss, in verl's words. algorithms/PARITY.md says where other projects differ."""
 
     adv_estimator: str = one_of(
@@ -167,7 +167,7 @@ class Algorithm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class OptimizerConfig:
     """AdamW. Norms, biases and other vectors are not decayed."""
 
     lr: float = at_least(1e-4, 0.0, doc="The largest learning rate.")
@@ -195,7 +195,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchConfig:
     """The micro-batch: packed sequences of one shape."""
 
     rows: int = at_least(8, 1, unit="rows", doc="Packed sequences of one micro-batch.")

@@ -105,7 +105,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner:
+class LearnerConfig:
     """What an optimizer step takes."""
 
     token_s: float = at_least(0.0, 0.0, unit="seconds", doc="For each trained token.")
@@ -126,8 +126,8 @@ class Simulation:
     rounds: int = at_least(20, 1, unit="rounds", doc="Length of the simulation.")
     workload: Workload = Workload()
     cluster: Cluster = Cluster()
-    scheduler: config.Scheduler = config.Scheduler()
-    learner: Learner = Learner()
+    scheduler: config.SchedulerConfig = config.SchedulerConfig()
+    learner: LearnerConfig = LearnerConfig()
     reward_slope: float = any_of_type(0.0, unit="logits", doc="What a factor e of length adds to those of being right.")
     published: Mapping[str, Any] = mapping(doc="Figure name and number of the paper.")
     fitted: tuple[str, ...] = any_of_type((), doc="The published figures that the workload was fitted to.")
@@ -147,9 +147,9 @@ class Simulation:
         return self.cluster.replicas * self.cluster.tensor
 
     @property
-    def sampling(self) -> config.Sampling:
+    def sampling(self) -> config.SamplingConfig:
         """Answers end by themselves, at the latest at the cap."""
-        return config.Sampling(max_tokens=self.workload.cap)
+        return config.SamplingConfig(max_tokens=self.workload.cap)
 
     def __post_init__(self):
         check(self, (*SCHEDULING, *RELATIONS), _ALIASES)
