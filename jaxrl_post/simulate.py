@@ -159,13 +159,13 @@ METERED = (
 
 def stages(given: Simulation) -> dict[str, Simulation]:
     """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
-    plain = configs.Scheduler(
+    plain = configs.SchedulerConfig(
         prompts=given.scheduler.prompts,
         group_size=given.scheduler.group_size,
         mini_batches=given.scheduler.mini_batches,
         ppo_epochs=given.scheduler.ppo_epochs,
     )
-    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=())
+    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=(), move_s=0.0)
     learner = replace(given.learner, apart=False)
     out = {"sync": replace(given, scheduler=plain, cluster=cluster, learner=learner, parts=(), published={}, fitted=())}
     overrides: list[str] = []

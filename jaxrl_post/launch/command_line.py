@@ -44,6 +44,8 @@ def parse(arguments: Sequence[str]) -> Flags:
                 "--run-dir=FOLDER",
                 "--resume",
                 "--resume=FOLDER",
+                "--help",
+                "--help SECTION",
             )
             near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
             raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
