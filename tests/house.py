@@ -17,8 +17,8 @@ FLOORS = {  # of rooms: files and folders on the first level of the package
     1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),
-    4: ("simulate", "launch", "commands"),
-    5: ("main", "__main__"),
+    4: ("launch", "commands"),
+    5: ("main", "simulate", "__main__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = (  # module prefixes without jax
