@@ -116,9 +116,10 @@ def test_an_unscored_answer_is_never_right():
     assert figures["num_correct"] == 2 and figures["correct_length_p99"] == 5
 
 
-def test_nothing_right_has_no_lengths():
+def test_nothing_right_is_never_a_pass_and_has_no_lengths():
     figures = Evaluation(sampled=(group("a", "x", [0, 0], [3, 4]),), greedy=(group("a", "x", [0], [3]),)).figures()
     assert figures["mean_at_2"] == 0.0 and figures["mean_at_2_se"] is None
+    assert figures["pass_at_1"] == figures["pass_at_2"] == 0.0
     assert figures["correct_length_p50"] is figures["correct_length_p99"] is figures["correct_length_tail"] is None
 
 
