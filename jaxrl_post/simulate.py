@@ -24,9 +24,9 @@ from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.rewards import Lengths, SimRewards
 from jaxrl_post.sim.settings import Simulation
 from jaxrl_post.sim.tally import Tally, figures
+from jaxrl_post.telemetry.events import Ring
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.trace import RingTrace
-from jaxrl_post.telemetry.watched import Heard, Watched
 from jaxrl_post.types import Sampling
 
 # ---- 1. What was asked for
@@ -68,18 +68,18 @@ def parse(arguments: Sequence[str]) -> Flags:
 
 
 @dataclass(kw_only=True)
-class Ring:
+class Parts:
     """Everything that turns."""
 
     engine: Any
     scheduler: Any
     rewards: SimRewards
-    learner: Any  # SimLearner, heard by the tally
+    learner: SimLearner
     tally: Tally
     meter: BiasMeter
 
 
-def assemble(given: Simulation) -> Ring:
+def assemble(given: Simulation) -> Parts:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
     scheduler = registry.made(
@@ -89,11 +89,11 @@ def assemble(given: Simulation) -> Ring:
         scheduler = registry.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     tally = Tally(engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, engine, learner))
-    return Ring(
+    return Parts(
         engine=engine,
         scheduler=scheduler,
         rewards=SimRewards(slope=given.reward_slope, records=[past]),
-        learner=Heard(learner, {"accumulate": [tally.begun]}),
+        learner=learner,
         tally=tally,
         meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)),
     )
@@ -107,22 +107,37 @@ def publish(learner: SimLearner, engine: Any) -> int:
     return learner.step
 
 
+def tallied(made: Parts) -> Ring:
+    """A ring whose rounds are tallied and nothing else."""
+    ring = Ring()
+    ring.on("accumulating", made.tally.begun)
+    ring.on("committed", made.tally.commit)
+    ring.on("published", made.tally.published)
+    return ring
+
+
+def listen(ring: Ring, made: Parts, traces: Sequence[RingTrace]) -> None:
+    """Registers the bias meter, the moments of a round, and the traces. Traces draw a publish after it was tallied."""
+    ring.on("preparing", made.meter.trained)
+    ring.on("launched", made.meter.launched, *(trace.launched for trace in traces))
+    ring.on("stepping", *(trace.stepping for trace in traces))
+    ring.on("stepped", made.meter.stepped, made.tally.moments.stepped, *(trace.stepped for trace in traces))
+    ring.on("stopped", made.meter.stopped, *(trace.stopped for trace in traces))
+    ring.on("published", *(trace.published for trace in traces))
+
+
 def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict[str, float]:
     """The figures of a simulation, those of the bias meter among them. `draw` gets pieces of its trace."""
-    ring = assemble(given)
-    traces = [] if draw is None else [RingTrace(draw, ring.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
-    ring.tally.phases += [trace.phase for trace in traces]
+    made = assemble(given)
+    traces = [] if draw is None else [RingTrace(draw, made.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
+    made.tally.phases += [trace.phase for trace in traces]
+    ring = tallied(made)
+    listen(ring, made, traces)
     loop.run(
-        Watched(ring.engine, [ring.meter, ring.tally.moments, *traces]),
-        ring.scheduler,
-        ring.rewards,
-        Heard(ring.learner, {"prepare": [ring.meter.trained]}),
-        _Both(ring.tally, traces),
-        publish,
-        given.rounds * given.scheduler.updates,
+        ring, made.engine, made.scheduler, made.rewards, made.learner, publish, given.rounds * given.scheduler.updates
     )
-    told = ring.meter.report()
-    return figures(ring.tally.rounds, ring.tally.counts) | {name: float(told[name]) for name in METERED}
+    told = made.meter.report()
+    return figures(made.tally.rounds, made.tally.counts) | {name: float(told[name]) for name in METERED}
 
 
 METERED = (
@@ -137,18 +152,6 @@ METERED = (
     "num_tokens_recomputed",
     "num_rollouts_deferred",
 )
-
-
-class _Both:
-    """The observer, and traces that hear of a publish when its seconds are counted."""
-
-    def __init__(self, tally: Tally, traces: Sequence[RingTrace]):
-        self.commit, self._tally, self._traces = tally.commit, tally, traces
-
-    def published(self, version: int) -> None:
-        self._tally.published(version)
-        for trace in self._traces:
-            trace.published(version)
 
 
 # ---- 4. What comes out

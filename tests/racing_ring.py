@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
+from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.loop import run
 from jaxrl_post.scheduler.registry import SCHEDULERS
@@ -68,9 +68,6 @@ class RacingEngine:
                     same = int(np.argmin(np.append(before == now[: before.size], False)))
                     tokens, versions = now[:same].tolist(), [self.version] * same
             self.live.append([request, tokens, versions])
-
-    def cancel(self, ids):
-        assert not list(ids)
 
     def park(self, ids):
         ids, out = set(ids), []
@@ -174,7 +171,7 @@ class KeepingLearner(ToyLearner):
 def turn(scheduler, engine, steps, grade=accuracy):
     """Turns the ring; the learner that kept everything."""
     learner = KeepingLearner()
-    run(engine, scheduler, ToyRewards(grade), learner, ToyObserver(), publish, steps)
+    run(observed(ToyObserver()), engine, scheduler, ToyRewards(grade), learner, publish, steps)
     return learner
 
 

@@ -284,7 +284,7 @@ def test_pages_and_slots_come_back(shared):
     lab.run(engine, ASKED[:30])
     engine.submit(ASKED[30:])
     engine.step()
-    engine.cancel([r.rollout_id for r in ASKED])
+    engine.park([r.rollout_id for r in ASKED])
     engine.reset()
     assert engine.capacity == whole and engine.pending == 0
 

@@ -331,7 +331,7 @@ def test_pages_and_slots_come_back():
     one.submit(ASKED)
     for _ in range(3):
         one.step()
-    one.cancel([r.rollout_id for r in ASKED])
+    one.park([r.rollout_id for r in ASKED])
     one.reset()
     assert one.capacity == whole and one.pending == 0
 

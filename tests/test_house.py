@@ -20,9 +20,19 @@ from jaxrl_post import config
 ROOT = Path(__file__).resolve().parents[1]
 
 LONG_FILES: dict[str, str] = {
-    "jaxrl_post/config.py": "every setting with its range, and the reader that resolves them, are one contract (DESIGN 7)"
+    "jaxrl_post/config.py": "every setting with its range, and the reader that resolves them, are one contract (DESIGN 7)",
 }
-LONG_FUNCTIONS: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {
+    "jaxrl_post/config.py:_loss_makes_sense": "one condition a line; the rules become declarative in config/",
+    "jaxrl_post/sim/settings.py:Simulation.__post_init__": "one condition a line; the rules become declarative in config/",
+    "jaxrl_post/engine/row_engine.py:RowEngine.__init__": "an engine's settings, each named once",
+    "scripts/benches/choices.py:bench": "a bench reads from top to bottom as one experiment",
+    "scripts/benches/swap.py:bench": "a bench reads from top to bottom as one experiment",
+    "scripts/replay.py:Arm.__init__": "every part of a replayed engine, built once",
+    "scripts/shows/placements.py:_round": "one round of the simulator, every part built once",
+    "scripts/shows/spec_equality.py:_arms": "the table of arms that are compared",
+    "scripts/shows/two_process_split.py:show": "a show reads from top to bottom as one experiment",
+}
 RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "name": "a file's recipe has one, a second run of it gets another by --config.name",
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
@@ -46,6 +56,7 @@ RULES = {
         house.unknown_rooms,
         house.upward_imports,
         house.cycles,
+        house.first_level,
         house.host_imports,
         house.loop_imports,
         house.config_dicts,
@@ -79,7 +90,7 @@ def test_long_functions_have_a_reason(tree):
 
 def test_host_rooms_load_no_jax(tree):
     """By really importing them: what a dependency drags in counts."""
-    modules = [m for m in tree.modules if tree.room(m) in house.HOST]
+    modules = [m for m in tree.modules if house.under(m, house.HOST)]
     assert "jaxrl_post.types" in modules
     assert not _loaded_devices(ROOT, modules)
 
@@ -141,18 +152,21 @@ PLANTED = [
     ("unknown_rooms", {"jaxrl_post/hotel.py": ""}, "hotel"),
     (
         "upward_imports",
-        {"jaxrl_post/trainer/packing.py": "from jaxrl_post.engine import rows", "jaxrl_post/engine/row_program.py": ""},
+        {
+            "jaxrl_post/trainer/packing.py": "from jaxrl_post.engine import compiled",
+            "jaxrl_post/engine/compiled.py": "",
+        },
         "imports engine",
     ),
     (
         "upward_imports",
-        {"jaxrl_post/trainer/packing.py": "def f():\n    import jaxrl_post.models.decoder as d"},
+        {"jaxrl_post/data/tasks.py": "def f():\n    import jaxrl_post.models.decoder as d"},
         "imports models",
     ),
     (
         "upward_imports",
-        {"jaxrl_post/engine/host/pages.py": "from . import cost", "jaxrl_post/engine/step_cost.py": ""},
-        "imports cost",
+        {"jaxrl_post/history.py": "from . import protocols", "jaxrl_post/protocols.py": ""},
+        "imports protocols",
     ),
     (
         "upward_imports",
@@ -161,8 +175,8 @@ PLANTED = [
     ),
     (
         "upward_imports",
-        {"kernels/attention.py": "from jaxrl_post import mesh", "jaxrl_post/parallel/mesh.py": ""},
-        "imports mesh",
+        {"kernels/attention.py": "from jaxrl_post import loop", "jaxrl_post/loop.py": ""},
+        "imports loop",
     ),
     ("upward_imports", {"jaxrl_post/__init__.py": "from jaxrl_post.types import Prompt"}, "imports types"),
     (
@@ -179,6 +193,8 @@ PLANTED = [
         },
         "a -> jaxrl_post.engine.b",
     ),
+    ("first_level", {f"jaxrl_post/x{i}.py": "" for i in range(14)}, "15 modules"),
+    ("host_imports", {"jaxrl_post/engine/host/pages.py": "import jax"}, "pages imports jax"),
     ("host_imports", {"jaxrl_post/rewards/pool.py": "def f():\n    import jax.numpy as jnp"}, "imports jax.numpy"),
     ("host_imports", {"jaxrl_post/scheduler/rounds/rounds.py": "from flax import nnx"}, "imports flax"),
     ("host_imports", {"jaxrl_post/engine/row_plan.py": "import numpy as np"}, "imports numpy"),
@@ -209,14 +225,14 @@ PLANTED = [
     (
         "partition_specs",
         {"jaxrl_post/engine/row_program.py": "from jax.sharding import PartitionSpec as S"},
-        "rows.py:1",
+        "row_program.py:1",
     ),
     (
         "partition_specs",
         {"jaxrl_post/engine/row_program.py": "import jax\nx = jax.sharding.PartitionSpec('a')"},
-        "rows.py:2",
+        "row_program.py:2",
     ),
-    ("partition_specs", {"jaxrl_post/engine/row_program.py": "import jax\nx = jax.P('a')"}, "rows.py:2"),
+    ("partition_specs", {"jaxrl_post/engine/row_program.py": "import jax\nx = jax.P('a')"}, "row_program.py:2"),
     ("package_folders", {"jaxrl_post/sim/engine.py": ""}, "sim/ lacks"),
     ("package_folders", {"kernels/__init__.py": ""}, "must not exist"),
 ]
@@ -242,7 +258,10 @@ def test_every_rule_has_a_planted_violation_and_passes_a_good_tree(tmp_path):
         {
             "jaxrl_post/types.py": "import numpy",
             "jaxrl_post/parallel/mesh.py": "from jax.sharding import PartitionSpec as P",
+            "jaxrl_post/parallel/__init__.py": "",
             "jaxrl_post/scheduler/__init__.py": "",
+            "jaxrl_post/scheduler/rounds/__init__.py": "",
+            "jaxrl_post/scheduler/placement/__init__.py": "",
             "jaxrl_post/scheduler/rounds/rounds.py": '"""Drives the simulator too."""\nfrom jaxrl_post.types import Prompt\nfrom jaxrl_post.scheduler import balance',
             "jaxrl_post/scheduler/placement/histopipe.py": "similar = 1\ntry:\n    f()\nexcept ValueError:\n    pass",
             "jaxrl_post/loop.py": "from .types import Prompt",

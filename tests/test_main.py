@@ -18,6 +18,7 @@ from jaxrl_post import main as command
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
 from jaxrl_post.engine.host import dispatch_log
+from jaxrl_post.launch import command_line
 from jaxrl_post.parallel import mesh
 from jaxrl_post.telemetry import metrics, rollout_log
 
@@ -70,8 +71,12 @@ def go(here, *flags):
 
 
 def test_flags():
-    flags = command.parse(["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"])
-    assert flags == command.Flags(config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r")
+    flags = command_line.parse(
+        ["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"]
+    )
+    assert flags == command_line.Flags(
+        config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r"
+    )
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_killed_while_devices_are_lent(here, whole, capsys):  # noqa: F811
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_when_chores_are_done_changes_nothing(here, whole, where, monkeypatch):  # noqa: F811
+def test_when_deferred_calls_are_made_changes_nothing(here, whole, where, monkeypatch):  # noqa: F811
     """A micro-batch goes to lent devices if they were there when its group was handed over, not when it was packed."""
     one, flags = whole
     other = here / f"{one.name}_chores_{where.replace(' ', '_')}"

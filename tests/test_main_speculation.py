@@ -8,7 +8,6 @@ from test_main import go
 from test_main_resume import FLAGS as RESUMED
 from test_main_resume import final_state, here, kill, same_run, saved  # noqa: F401  `here` is a fixture
 
-from jaxrl_post import main as command
 from jaxrl_post.checkpoint import store
 from jaxrl_post.telemetry import metrics, rollout_log
 
@@ -82,7 +81,7 @@ def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafti
     flags = (*FLAGS, "--config.speculation.drafter=ours")
     kill(here, target, store, "manifest", 2, flags=flags)  # in the save at step 4: on from step 2
     assert saved(target) == ["step_000002", "step_000004.part"]
-    kill(here, target, command.RowEngine, "step", 25, flags=flags)  # between two saves
+    kill(here, target, row_engine.RowEngine, "step", 25, flags=flags)  # between two saves
     run(here, target, "--config.speculation.drafter=ours")
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(drafting, target)

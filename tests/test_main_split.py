@@ -15,7 +15,8 @@ from jaxrl_post.engine import row_engine
 from jaxrl_post.engine.step_cost import StepCost, TableCost
 from jaxrl_post.launch import build
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.telemetry import chores, rollout_log
+from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.trainer import learner
 
 TABLE = "--config.engine.cost_table={here}/cost.json"
@@ -57,15 +58,15 @@ WHERE = ["at once", "never under a dispatch"]
 
 
 def done(where, monkeypatch):
-    """From now on chores are, elsewhere than under a dispatch that runs."""
+    """Deferred calls are made elsewhere than under a dispatch, from now on."""
     if where == "at once":
-        monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
+        monkeypatch.setattr(TimedRing, "later", TimedRing.call)
     else:
         monkeypatch.setattr(row_engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_when_chores_are_done_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
+def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
     """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""
     (here / "cost.json").write_text(COSTS)

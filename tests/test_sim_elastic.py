@@ -89,7 +89,13 @@ def test_a_planner_finds_the_layout_of_fewer_seconds():
     def seconds(**changed):
         ring = simulate.assemble(dataclasses.replace(base, cluster=dataclasses.replace(cluster, **changed)))
         simulate.loop.run(
-            ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, base.rounds
+            simulate.tallied(ring),
+            ring.engine,
+            ring.scheduler,
+            ring.rewards,
+            ring.learner,
+            simulate.publish,
+            base.rounds,
         )
         return [one.generate_s for one in ring.tally.rounds], ring.engine
 

@@ -36,7 +36,7 @@ def test_synchronous_rounds_by_hand(tmp_path):
     ring = simulate.assemble(given)
     from jaxrl_post import loop
 
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, 6)
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, 6)
     longest = [int(one.lengths.max()) for one in ring.tally.rounds]
     assert [one.generate_s for one in ring.tally.rounds] == pytest.approx([0.5 + 0.01 * length for length in longest])
     assert ring.engine.clock == sum(longest) and all(one.lengths.size == 32 for one in ring.tally.rounds)
@@ -193,7 +193,15 @@ def test_turns_by_micro_batch_save_no_time_and_age_tokens():
             ),
         )
         ring = simulate.assemble(given)
-        loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, given.rounds)
+        loop.run(
+            simulate.tallied(ring),
+            ring.engine,
+            ring.scheduler,
+            ring.rewards,
+            ring.learner,
+            simulate.publish,
+            given.rounds,
+        )
         rounds = ring.tally.rounds[6:]
         took.append(sum(one.step_s for one in rounds) / sum(one.batches for one in rounds))
         aged.append(sum(one.staleness for one in rounds) / len(rounds))

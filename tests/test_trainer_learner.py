@@ -212,9 +212,9 @@ def test_old_logprobs_come_from_the_gradients_own_pass_where_there_is_one():
     assert not asked
     one.commit()
     assert asked == [[g.prompt.id for g in GROUPS[2:]]]
-    assert one._old.keys() == want.keys()
+    assert one._old.of.keys() == want.keys()
     for name, logps in want.items():
-        np.testing.assert_allclose(one._old[name], logps, atol=1e-5)
+        np.testing.assert_allclose(one._old.of[name], logps, atol=1e-5)
     one.accumulate(GROUPS)
     one.commit()
     assert len(asked) == 1

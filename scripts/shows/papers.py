@@ -148,6 +148,7 @@ def conventional() -> dict[str, float]:
     from jaxrl_post.sim.learner import SimLearner
     from jaxrl_post.sim.rewards import SimRewards
     from jaxrl_post.sim.tally import Tally
+    from jaxrl_post.telemetry.events import Ring
     from jaxrl_post.types import Sampling
 
     engine = _engine(CHIPS, 1024)
@@ -166,7 +167,10 @@ def conventional() -> dict[str, float]:
     )
     learner = SimLearner(token_s=TAU / CHIPS)
     tally = Tally(engine, scheduler, learner)
-    loop.run(engine, scheduler, SimRewards(), learner, tally, simulate.publish, UPDATES)
+    ring = Ring()
+    ring.on("committed", tally.commit)
+    ring.on("published", tally.published)
+    loop.run(ring, engine, scheduler, SimRewards(), learner, simulate.publish, UPDATES)
     tokens = float(tally.rounds[0].lengths.sum())
     return {
         "conventional.generated": tokens / engine.seconds,

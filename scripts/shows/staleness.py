@@ -105,7 +105,7 @@ def _simulated(record, overrides: tuple[str, ...]) -> dict:
     )
     ring = simulate.assemble(given)
     learner = Ages(ring.learner)
-    loop.run(ring.engine, ring.scheduler, ring.rewards, learner, ring.tally, simulate.publish, given.rounds)
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, learner, simulate.publish, given.rounds)
     return {
         "expected": ring.scheduler.expected_staleness(),
         "measured": statistics.mean(learner.first[WARM:-WARM]),
