@@ -246,8 +246,8 @@ FAULTS = (
         (
             "share_overrun",
             "Carry.modes",
-            "self._again + live.filled > self._share * self._computed",
-            "self._again > self._share * self._computed",
+            "self._state.again + live.filled > self._share * self._state.computed",
+            "self._state.again > self._share * self._state.computed",
             "the share is passed by one answer",
             "test_engine_host_swap_policy.py",
         ),

@@ -174,20 +174,26 @@ def plant(root: Path, fault: Fault) -> str:
     """The planted source of the fault's file below `root`.
 
     Raises:
-      Mismatch: as `planted`; where the file is gone it names those that have such tokens.
+      Mismatch: as `planted`; where the file or its function is gone it names the files that hold such tokens.
     """
     path = root / fault.file
-    if path.is_file():
+    try:
+        if not path.is_file():
+            raise Mismatch(f"{fault.id}: there is no file {fault.file}")
         return planted(path.read_text(encoding="utf-8"), fault)
-    others = [
-        other.relative_to(root).as_posix()
-        for folder in ("jaxrl_post", "kernels")
-        for other in sorted((root / folder).rglob("*.py"))
-        if _holds(other, fault)
-    ]
-    raise Mismatch(f"{fault.id}: there is no file {fault.file}; its tokens are in {', '.join(others) or 'no other'}")
+    except Mismatch as mismatch:
+        others = [
+            other.relative_to(root).as_posix()
+            for folder in ("jaxrl_post", "kernels")
+            for other in sorted((root / folder).rglob("*.py"))
+            if other != path and _holds(other, fault)
+        ]
+        raise Mismatch(f"{mismatch}; its tokens are in {', '.join(others) or 'no other file'}") from mismatch
 
 
 def _holds(path: Path, fault: Fault) -> bool:
-    have, want = [one.text for one in tokens(path.read_text(encoding="utf-8"))], fragment(fault.before)
+    try:
+        have, want = ([one.text for one in tokens(path.read_text(encoding="utf-8"))], fragment(fault.before))
+    except Mismatch:
+        return False
     return any(have[i : i + len(want)] == want for i in range(len(have) - len(want) + 1))

@@ -106,7 +106,7 @@ FAULTS = (
         "jaxrl_post/evaluation.py",
         (
             "training_law_leaks",
-            "evaluate",
+            "_requests",
             "temperature=t, top_k=0, top_p=1.0",
             "temperature=t",
             "training's top-k and top-p are used",

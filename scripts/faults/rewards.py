@@ -63,15 +63,6 @@ FAULTS = (
             "nothing is journaled",
             "test_the_journal_has_the_true_score_of_every_rollout",
         ),
-        (
-            "digest_of_lengths",
-            "_digest",
-            'rollout.tokens.astype("<i4").tobytes()',
-            "bytes(len(rollout))",
-            "a score is served for other tokens of the same length",
-            "test_what_an_earlier_life_journaled_is_joined_and_not_graded_again",
-            "test_a_rollout_that_comes_again_is_scored_anew",
-        ),
     ),
     *in_file(
         "jaxrl_post/rewards/limits.py",
@@ -177,6 +168,18 @@ FAULTS = (
             "False",
             "a verdict may lie anywhere",
             "test_rewards_judge.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/rewards/digest.py",
+        (
+            "digest_of_lengths",
+            "of_tokens",
+            'rollout.tokens.astype("<i4").tobytes()',
+            "bytes(len(rollout))",
+            "a score is served for other tokens of the same length",
+            "test_what_an_earlier_life_journaled_is_joined_and_not_graded_again",
+            "test_a_rollout_that_comes_again_is_scored_anew",
         ),
     ),
 )
