@@ -77,7 +77,7 @@ def _stands_for(name: str, fault: Fault) -> bool:
 
 
 class Selection:
-    """Names of tests as pytest wants them. A test is found by its function's name in whichever file of tests/ it lies."""
+    """Names of tests as pytest wants them: a file, or a function in whichever file of tests/ it lies, or `file::function`."""
 
     def __init__(self, root: Path):
         self._files = {path.name for path in (root / "tests").glob("test_*.py")}
@@ -95,10 +95,12 @@ class Selection:
         """
         out = []
         for test in fault.tests:
-            if test in self._files:
+            file, _, function = test.rpartition("::")
+            homes = self._homes.get(function.partition("[")[0], [])
+            if test in self._files or file in homes:
                 out.append(f"tests/{test}")
-            elif homes := self._homes.get(test.partition("[")[0]):
-                out += [f"tests/{home}::{test}" for home in homes]
+            elif homes:  # of no file, or of one that it has left
+                out += [f"tests/{home}::{function}" for home in homes]
             else:
                 raise Mismatch(f"{fault.id}: there is no test {test!r}")
         return out

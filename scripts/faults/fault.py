@@ -36,7 +36,7 @@ class Fault:
       before, after: what stands there, and what is planted. `before` has balanced brackets. Lines of `after` behind the
         first are indented like the line that is changed.
       why: what the mistake is.
-      tests: functions or files of tests/, at least one of which must fail.
+      tests: functions (`test_x`, or `file.py::test_x` where several have that name) or files of tests/; one must fail.
     """
 
     id: str
