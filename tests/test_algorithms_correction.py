@@ -97,3 +97,15 @@ def test_metrics_by_hand():
             "rollout_corr/rollout_rs_seq_masked_fraction": 0.5,
         }
     )
+
+
+def test_metrics_at_their_edges_by_hand():
+    """Bounds 1/2 and 2 are met, not passed; an answer with one token rejected of two is a masked answer."""
+    given = np.array([0.5, 2.0]), np.array([0.4999, 2.0001]), np.array([1.0])
+    keeps = [np.array([True, False]), np.ones(2, bool), np.ones(1, bool)]
+    for threshold in ((2.0,), (0.5, 2.0)):
+        got = correction.describe(given, given, keeps, threshold)
+        assert got["rollout_corr/rollout_is_ratio_fraction_low"] == pytest.approx(1 / 5)
+        assert got["rollout_corr/rollout_is_ratio_fraction_high"] == pytest.approx(1 / 5)
+        assert got["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 / 5)
+        assert got["rollout_corr/rollout_rs_seq_masked_fraction"] == pytest.approx(1 / 3)

@@ -14,6 +14,7 @@ from jaxrl_post.algorithms import advantages
 from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.update_gate import Gate
 
 GROUPS = made_groups.groups()
 PLAIN = config.AlgorithmConfig()
@@ -133,6 +134,21 @@ def test_a_commit_of_nothing_is_skipped_too(shared):
     assert all(
         np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(host(shared.params)), strict=True)
     )
+
+
+def test_a_closed_gate_leaves_every_bit_and_empties_the_sums(shared, monkeypatch):
+    """All tokens are of version 0 and the weights last moved at version 99, so nothing may open the gate."""
+    turn(shared)
+    closed = Gate(min_ess=0.5)
+    closed.load_state_dict({"closed": True, "moved": 99})
+    monkeypatch.setattr(shared, "gate", closed)
+    before, step = host((shared.params, shared.state.opt_state)), shared.step
+    metrics = turn(shared)
+    assert metrics["training/gated_updates"] == 1 and metrics["actor/grad_norm"] == 0
+    after = host((shared.params, shared.state.opt_state))
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert shared.step == step + 1
 
 
 def test_what_was_not_prepared_in_this_round_is_refused(shared):
