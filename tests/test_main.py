@@ -71,8 +71,12 @@ def go(here, *flags):
 
 
 def test_flags():
-    flags = command_line.parse(["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"])
-    assert flags == command_line.Flags(config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r")
+    flags = command_line.parse(
+        ["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"]
+    )
+    assert flags == command_line.Flags(
+        config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r"
+    )
 
 
 @pytest.mark.parametrize(
