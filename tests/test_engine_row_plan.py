@@ -41,7 +41,7 @@ def by_hand(forced, guesses, values, order, rows, heads):
             left -= count[s]
     whole = [s for s in order if forced[s] > 0 and count[s] == forced[s]]
     free_heads = heads - len(whole)
-    extra = {s: 0 for s in whole}
+    extra = dict.fromkeys(whole, 0)
     while left > 0 and free_heads > 0 and any(extra[s] < guesses[s] for s in whole):
         lowest = min(extra[s] for s in whole if extra[s] < guesses[s])
         s = next(s for s in whole if extra[s] == lowest and extra[s] < guesses[s])
@@ -49,7 +49,7 @@ def by_hand(forced, guesses, values, order, rows, heads):
         left, free_heads = left - 1, free_heads - 1
     for s in whole:
         count[s] += extra[s]
-    drafts = {s: 0 for s in whole}
+    drafts = dict.fromkeys(whole, 0)
     while left > 0 and free_heads > 0:
         best = [(values[s, drafts[s]], -whole.index(s)) for s in whole if drafts[s] < values.shape[1]]
         if not best or max(best)[0] == 0:

@@ -119,7 +119,7 @@ def test_clones_that_win_all_the_time_change_nothing():
     """Through many dispatches, at each of which new clones begin with what the answers took over from the last ones."""
     one = ready("better_clones", True, steps_per_dispatch=3)
     assert lab.same_bits(plain_long(), lab.run(one, LONG))
-    drafted, accepted = spec(one)
+    _, accepted = spec(one)
     assert accepted > 100 and one.clock < 30
 
 

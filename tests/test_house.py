@@ -271,7 +271,8 @@ def test_every_rule_has_a_planted_violation_and_passes_a_good_tree(tmp_path):
             "jaxrl_post/scheduler/__init__.py": "",
             "jaxrl_post/scheduler/rounds/__init__.py": "",
             "jaxrl_post/scheduler/placement/__init__.py": "",
-            "jaxrl_post/scheduler/rounds/rounds.py": '"""Drives the simulator too."""\nfrom jaxrl_post.types import Prompt\nfrom jaxrl_post.scheduler import balance',
+            "jaxrl_post/scheduler/rounds/rounds.py": '"""Drives the simulator too."""\n'
+            "from jaxrl_post.types import Prompt\nfrom jaxrl_post.scheduler import balance",
             "jaxrl_post/scheduler/placement/histopipe.py": "similar = 1\ntry:\n    f()\nexcept ValueError:\n    pass",
             "jaxrl_post/loop.py": "from .types import Prompt",
             "jaxrl_post/main.py": "import ml_collections, jaxrl_post.loop",

@@ -13,11 +13,11 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks as interpreted_gpu
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-from jaxrl_post.kernels.pallas_tpu import pltpu
 
 from jaxrl_post.engine import row_program as device
 from jaxrl_post.engine.compiled import Programs
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
+from jaxrl_post.kernels.pallas_tpu import pltpu
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 

@@ -24,7 +24,7 @@ ELASTIC = [
 ]
 
 
-def go(here, folder, *more):
+def go(here, folder, *more):  # noqa: F811
     return command.main([f"--config={here / 'toy.py'}", *ELASTIC, f"--run-dir={folder}", *more])
 
 
