@@ -87,7 +87,11 @@ def test_constraints_pin_every_dependency_and_name_no_place():
         re.match(r"[\w-]+", text)[0].lower().replace("_", "-")
         for text in [
             *project["dependencies"],
-            *(name for extra in ("test", "aot-tpu", "aot-cuda") for name in project["optional-dependencies"][extra]),
+            *(
+                name
+                for extra in ("test", "plot", "docs", "aot-tpu", "aot-cuda")
+                for name in project["optional-dependencies"][extra]
+            ),
         ]
     }
     jax = {"3.11": "0.10.2", "3.12": "0.11.2", "3.13": "0.11.2"}
