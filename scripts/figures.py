@@ -1,8 +1,8 @@
 """Fills the figures of docs/performance.md from the results files: python scripts/figures.py [--check]
 
-A row of a table that ends in a file and a key, `| what | 1.62 | demo.json | seed_0.seconds |`, gets the value of that figure in
-its second cell, with as many decimals as the cell has. A key goes into an object with `/`, and into a list with its index. A
-line `Measured at commit ... in ... s by ...` above a table names the results file by its command and is filled too.
+A row of a table that ends in a file and a key, `| what | 1.62 | demo.json | seed_0.seconds |`, gets the value of that figure.
+The value keeps as many decimals as its cell has. A key goes into an object with `/`, and into a list with its index. A line
+`Measured at commit ... in ... s by ...` above a table names the results file by its command and is filled too.
 
 Exit codes: 0 the page is current, or was rewritten; 1 with --check, when it is not current.
 """

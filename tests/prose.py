@@ -22,11 +22,12 @@ SOURCES = ("jaxrl_post", "kernels", "scripts", "configs")
 GLOSSARY = "docs/glossary.md"
 PENDING = "tests/prose_pending.txt"
 
-_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]*[A-Z0-9`<])")
+_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=\S)")
 _SHORT = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|eq|no|Dr|approx)\.$")
 _NUMBERED = re.compile(r"(?:\d+|[A-Z])\.$")
 _ITEM = re.compile(r"([-*+]|\d+\.)\s+")
 _ENTRY = re.compile(r"\*{0,2}[\w., ]+:(\s|$)")  # `name: text` of an Args or Raises section
+_COLUMN = re.compile(r"(--\S+|\S+( \S+)*?\s{2,}\S)")  # an option, or an entry whose text stands in a column
 _SECTION = re.compile(r"\w+:")  # Args:, Raises:
 _COMMAND = re.compile(r"(\$ |python |make |sh |cp |kubectl |git |XLA_FLAGS|JAX_|>>>)")
 
@@ -116,7 +117,7 @@ def _paragraphs(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate([*lines, ""], first):
         line, indent = raw.strip(), len(raw) - len(raw.lstrip())
         new = not line or _ITEM.match(line) or (_ENTRY.match(line) and indent <= depth) or indent < depth
-        new = new or (len(block) == 1 and _SECTION.fullmatch(block[0]))
+        new = new or _COLUMN.match(line) or (len(block) == 1 and _SECTION.fullmatch(block[0]))
         if block and new:
             yield start, " ".join(block)
             block = []
