@@ -1,4 +1,4 @@
-# make demo | simulate | test | test-compile | lint | show | clean. The environment is made first, in .venv, from the first Python that really runs;
+# make demo | simulate | test | test-compile | lint | docs | show | clean. The environment is made first, in .venv, from the first Python that really runs;
 # PYTHON=/path/to/python chooses one, in a .venv-X.Y of its own. ARGS are handed on: make test ARGS='-k house'.
 ARGS ?=
 ifdef PYTHON
@@ -14,8 +14,9 @@ STAMP := $(VENV)/installed.stamp
 
 AOT := $(VENV)-aot
 LINT := $(VENV)-lint
+DOCS := $(VENV)-docs
 
-.PHONY: demo simulate test test-compile lint show clean
+.PHONY: demo simulate test test-compile lint docs show clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.main --config=configs/demo.py $(ARGS)
@@ -40,6 +41,11 @@ lint: $(LINT)/installed.stamp
 show: $(STAMP)
 	@$(VENV)/bin/python scripts/show.py --all $(ARGS)
 
+# The pages of docs/ as a site in site/, in an environment of its own; a warning is an error. NO_MKDOCS_2_WARNING silences the
+# theme's announcement of another project, which is no warning about these pages.
+docs: $(DOCS)/installed.stamp
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict $(ARGS)
+
 $(STAMP): pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
 	@sh scripts/make_venv.sh $(VENV) '$(PYTHON)'
 	@touch $@
@@ -52,7 +58,11 @@ $(LINT)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/ma
 	@sh scripts/make_venv.sh $(LINT) '$(PYTHON)' lint
 	@touch $@
 
+$(DOCS)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
+	@sh scripts/make_venv.sh $(DOCS) '$(PYTHON)' docs
+	@touch $@
+
 # Leaves runs/ and scripts/results/ alone.
 clean:
-	rm -rf .venv .venv-* .cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info
+	rm -rf .venv .venv-* .cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist site *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

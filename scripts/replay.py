@@ -108,8 +108,8 @@ class Arm:
         slots: int,
         steps: int,
     ):
+        from jaxrl_post.engine.host.wire import UPLOAD
         from jaxrl_post.engine.row_engine import RowEngine
-        from jaxrl_post.engine.row_program import UPLOAD
         from jaxrl_post.engine.speculation.registry import DRAFTERS
         from jaxrl_post.engine.speculation.speculation import Drafting
         from jaxrl_post.parallel import mesh as meshes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine.row_program import UPLOAD
+from jaxrl_post.engine.host.wire import UPLOAD
 from jaxrl_post.engine.speculation import interface as rules
 from jaxrl_post.engine.speculation.interface import OFFSET, SIZE, Counts, Drafts, Off
 from jaxrl_post.engine.speculation.speculation import Drafting

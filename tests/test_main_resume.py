@@ -72,6 +72,16 @@ def resume(here, folder, *flags):
     return go(here, f"--run-dir={folder}", "--resume", *FLAGS, *flags)
 
 
+def whole_run(here, name, *flags):
+    """The folder of a run that nothing happens to, with which several tests compare: begun by the first that asks. What a
+    failed test left of it is thrown away, not gone on with."""
+    folder = here / name
+    if not (folder / "summary.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        assert resume(here, folder, *flags) == 0
+    return folder
+
+
 def final_state(folder):
     """Weights, moments and step of the last checkpoint, read by Orbax alone."""
     last = max((folder / "checkpoints").glob("step_??????"))

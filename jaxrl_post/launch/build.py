@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_post.config import Config
-from jaxrl_post.engine import bit_probe, compiled, row_program, step_cost
+from jaxrl_post.engine import bit_probe, compiled, step_cost
 from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.host import wire
 from jaxrl_post.engine.host.swap_policy import Carry
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.engine.speculation.registry import DRAFTERS, Drafter
@@ -222,7 +223,7 @@ def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
 def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
     """What guesses tokens ahead, if anything does."""
     c = config.speculation
-    size = sum(-(-part // row_program.UPLOAD) * row_program.UPLOAD for part in (_shared(config), c.prompt_entries))
+    size = sum(-(-part // wire.UPLOAD) * wire.UPLOAD for part in (_shared(config), c.prompt_entries))
     return DRAFTERS[c.drafter](vocab=model.vocab_size, width=c.width, entries=size, live=c.live_entries)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import multiprocessing.connection
 import os
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
-from jaxrl_post.rewards import signatures
+from jaxrl_post.rewards import digest, signatures
 from jaxrl_post.rewards import worker as child
 from jaxrl_post.rewards.limits import Fixed, Limits
 from jaxrl_post.rewards.sharing import Sharing
@@ -227,12 +226,12 @@ class Pool:
             self._sharing.forget(rollout.id)
         if not self._compute:
             return
-        digest = _digest(rollout)
-        known = self._journaled.find(rollout.id, digest) if self._journaled is not None else None
+        tokens = digest.of_tokens(rollout)
+        known = self._journaled.find(rollout.id, tokens) if self._journaled is not None else None
         limit_s = self._limits.of(rollout.id.prompt_id)
         job = _Job(
             rollout=rollout.id,
-            digest=digest,
+            digest=tokens,
             numbers=[None] * len(self._functions),
             journaled=known,
             limit_s=limit_s,
@@ -356,7 +355,9 @@ class Pool:
     def _permute(self, group: Group, rewards: np.ndarray, scored: np.ndarray) -> None:
         """In place, among the scored training rollouts: position i gets the score of the i-th smallest hash."""
         places = [i for i, r in enumerate(group.rollouts) if scored[i] and r.id.purpose == "train"]
-        order = sorted(places, key=lambda i: _hash(self._seed, group.prompt.id, group.rollouts[i].id.epoch, i))
+        order = sorted(
+            places, key=lambda i: digest.of_parts(self._seed, group.prompt.id, group.rollouts[i].id.epoch, i)
+        )
         rewards[places] = rewards[order]
 
     def _turn(self, wait_s: float) -> None:
@@ -430,12 +431,3 @@ class Pool:
 def _end_all(workers: list[_Worker]) -> None:
     while workers:
         workers.pop().end()
-
-
-def _hash(*parts) -> bytes:
-    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=16).digest()
-
-
-def _digest(rollout: Rollout) -> str:
-    """Says which tokens were scored, so that a journal cannot be read for others."""
-    return hashlib.blake2b(rollout.tokens.astype("<i4").tobytes(), digest_size=8).hexdigest()

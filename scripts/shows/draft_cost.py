@@ -116,8 +116,8 @@ def _build_ms(pasts: dict) -> float:
 def _engine(config, params, name: str, pasts: dict):
     """`pasts` by number; without any, the tables are as small as can be. Rows are free, so that every step drafts."""
     from jaxrl_post.engine import step_cost
+    from jaxrl_post.engine.host.wire import UPLOAD
     from jaxrl_post.engine.row_engine import RowEngine
-    from jaxrl_post.engine.row_program import UPLOAD
     from jaxrl_post.engine.speculation.registry import DRAFTERS
     from jaxrl_post.engine.speculation.speculation import Drafting
     from jaxrl_post.models import decoder
