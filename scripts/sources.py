@@ -1,8 +1,13 @@
 """The source files that a result vouches for, found from the code, and a hash of each one's content.
 
-Starts at the file of a show or bench and follows what its code names: imports anywhere in a file, dotted names of modules
-in strings ("jaxrl_post.main"), paths in strings ("--config=configs/demo.py") and paths joined by `/`. It names rather a file
-too many than one too few. A show that runs what this cannot see says so in a constant: SOURCES = ("scripts/x.py",).
+Starts at the file of a show or bench and follows what its code names:
+
+- imports, anywhere in a file;
+- dotted names of modules in strings, such as "jaxrl_post.main";
+- paths in strings, such as "--config=configs/demo.py", and paths joined by `/`.
+
+It names rather a file too many than one too few. A show that runs what this cannot see says so in a constant, for example
+SOURCES = ("scripts/x.py",).
 
 Invariant: comments, docstrings and formatting do not enter the hash of a Python file, so that prose makes no result stale.
 """
