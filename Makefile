@@ -1,4 +1,4 @@
-# make demo | simulate | test | test-compile | show | docs | clean. The environment is made first, in .venv, from the first Python that really runs;
+# make demo | simulate | test | test-compile | lint | docs | show | clean. The environment is made first, in .venv, from the first Python that really runs;
 # PYTHON=/path/to/python chooses one, in a .venv-X.Y of its own. ARGS are handed on: make test ARGS='-k house'.
 ARGS ?=
 ifdef PYTHON
@@ -13,9 +13,10 @@ endif
 STAMP := $(VENV)/installed.stamp
 
 AOT := $(VENV)-aot
+LINT := $(VENV)-lint
 DOCS := $(VENV)-docs
 
-.PHONY: demo simulate test test-compile show docs clean
+.PHONY: demo simulate test test-compile lint docs show clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.main --config=configs/demo.py $(ARGS)
@@ -30,6 +31,12 @@ test: $(STAMP)
 # The second tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
 test-compile: $(AOT)/installed.stamp
 	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist load --maxschedchunk 1 scripts/compile_tier $(ARGS)
+
+# Style, formatting and types, in an environment of its own.
+lint: $(LINT)/installed.stamp
+	@$(LINT)/bin/ruff check .
+	@$(LINT)/bin/ruff format --check .
+	@$(LINT)/bin/mypy
 
 show: $(STAMP)
 	@$(VENV)/bin/python scripts/show.py --all $(ARGS)
@@ -47,11 +54,15 @@ $(AOT)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/mak
 	@sh scripts/make_venv.sh $(AOT) '$(PYTHON)' test,aot-tpu,aot-cuda
 	@touch $@
 
+$(LINT)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
+	@sh scripts/make_venv.sh $(LINT) '$(PYTHON)' lint
+	@touch $@
+
 $(DOCS)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
 	@sh scripts/make_venv.sh $(DOCS) '$(PYTHON)' docs
 	@touch $@
 
 # Leaves runs/ and scripts/results/ alone.
 clean:
-	rm -rf .venv .venv-* .cache .pytest_cache .hypothesis build dist site *.egg-info
+	rm -rf .venv .venv-* .cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist site *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxrl_post.protocols import Engine, Learner, Observer, Rewards, Scheduler
+from jaxrl_post.protocols import Engine, Learner, Rewards, Ring, Scheduler
 from jaxrl_post.types import Part
 
 
 def run(
+    ring: Ring,
     engine: Engine,
     scheduler: Scheduler,
     rewards: Rewards,
     learner: Learner,
-    observe: Observer,
     publish: Callable[[Learner, Engine], int],
     steps: int,
 ) -> None:
-    """Turns until the learner has taken `steps` optimizer steps. `publish` hands its weights to the engine and returns
-    their version.
+    """Turns until the learner has taken `steps` optimizer steps.
+
+    Args:
+      ring: is told what happens and makes the calls that are timed or deferred.
+      publish: hands the learner's weights to the engine and returns their version.
 
     Raises:
       RuntimeError: a whole turn changed nothing, so no later turn ever would.
@@ -30,18 +33,14 @@ def run(
     since: list[Part] = []  # the last commit
     moves = True
     while True:
-        # First of all, as a run that is resumed was saved by a publish, in the midst of this.
+        # Training comes first: a checkpoint is saved within a publish, and a resumed run goes on from there.
         while learner.step < steps and (parts := scheduler.take()):
             moves, owed = True, False
             for part in parts:
-                learner.prepare(part.fresh)
-                learner.accumulate(part.groups)
-                since.append(part)
-                if part.commit:
-                    observe.commit(learner.commit(), Part.joined(since))
-                    since, owed = [], True
+                since = train(ring, learner, part, since)
+                owed |= part.commit
                 if part.publish:
-                    observe.published(publish(learner, engine))
+                    ring.tell("published", publish(learner, engine))
                     owed = False
             assert not owed, "a step is committed and its weights are not published"
         if learner.step >= steps:
@@ -52,18 +51,47 @@ def run(
                 f"admitted, finished, due or taken and the engine's clock stays at {engine.clock} with "
                 f"{engine.pending} requests pending; scheduler: {scheduler}"
             )
-        before = engine.clock
-        if (layout := scheduler.layout()) is not None:
-            engine.relayout(layout)
-        requests = scheduler.admit(engine.capacity, engine.clock)
-        engine.submit(requests)
-        finished = engine.step()
-        for rollout in finished:
-            rewards.start(rollout)
-            stop = scheduler.complete(rollout)
-            engine.cancel(stop.cancel)
-            scheduler.parked(engine.park(stop.park))
-        due = scheduler.due()
-        for group in due:  # the only place where the ring waits for a reward
-            scheduler.scored(rewards.join(group))
-        moves = bool(requests or finished or due or engine.clock > before)
+        moves = generate(ring, engine, scheduler, rewards)
+
+
+def train(ring: Ring, learner: Learner, part: Part, since: list[Part]) -> list[Part]:
+    """Trains on one part. Returns the parts that no optimizer step contains yet."""
+    ring.tell("preparing", part.fresh)
+    ring.later("old_log_prob", learner.prepare, part.fresh)
+    ring.tell("accumulating", part.groups)
+    ring.later("update_actor", learner.accumulate, part.groups)
+    since = [*since, part]
+    if not part.commit:
+        return since
+    ring.flush()
+    metrics = ring.call("update_actor", learner.commit)
+    ring.tell("committed", metrics, Part.joined(since))
+    return []
+
+
+def generate(ring: Ring, engine: Engine, scheduler: Scheduler, rewards: Rewards) -> bool:
+    """One turn of generation: admits requests, takes one dispatch, scores groups. Returns whether anything changed."""
+    before = engine.clock
+    if (layout := scheduler.layout()) is not None:
+        ring.flush()  # a group is packed for the devices that the learner has when it is handed over
+        ring.call("relayout", engine.relayout, layout)
+    requests = scheduler.admit(engine.capacity, engine.clock)
+    ring.call("gen", engine.submit, requests)
+    if requests:
+        ring.tell("launched", requests, engine.clock, engine.version)
+    ring.tell("stepping", engine.clock)
+    finished = ring.call("gen", engine.step)
+    ring.tell("stepped", finished, engine.clock)
+    for rollout in finished:
+        ring.later("reward", rewards.start, rollout)
+        stopped = engine.park(scheduler.complete(rollout).park)
+        if stopped:
+            ring.tell("stopped", stopped, engine.clock, engine.version)
+        scheduler.parked(stopped)
+    due = scheduler.due()
+    for group in due:  # the only place where the ring waits for a reward
+        ring.flush()
+        scored = ring.call("reward", rewards.join, group)
+        ring.tell("scored", scored)
+        scheduler.scored(scored)
+    return bool(requests or finished or due or engine.clock > before)

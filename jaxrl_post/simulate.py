@@ -18,18 +18,21 @@ from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
+from jaxrl_post.launch.command_line import OVERRIDE, read
 from jaxrl_post.scheduler import registry
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.learner import SimLearner
 from jaxrl_post.sim.rewards import Lengths, SimRewards
 from jaxrl_post.sim.settings import Simulation
 from jaxrl_post.sim.tally import Tally, figures
+from jaxrl_post.telemetry.events import Ring
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.trace import RingTrace
-from jaxrl_post.telemetry.watched import Heard, Watched
 from jaxrl_post.types import Sampling
 
 # ---- 1. What was asked for
+
+KNOWN = ("--config=FILE", OVERRIDE, "--json FILE", "--trace FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,43 +46,37 @@ class Flags:
 
 
 def parse(arguments: Sequence[str]) -> Flags:
-    """
+    """Reads the command line of a simulation.
+
     Raises:
-      ValueError: a flag that does not exist (with the nearest).
+      ValueError: an unknown flag, with the nearest.
     """
-    files, overrides, out, rest = [], [], {"--json": "", "--trace": ""}, list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name, equals, value = argument.partition("=")
-        if name == "--config" and value:
-            files.append(value)
-        elif name.startswith("--config.") and equals:
-            overrides.append(argument.removeprefix("--config."))
-        elif name in out and (value or (not equals and rest)):
-            out[name] = value or rest.pop(0)
-        else:
-            known = ("--config=FILE", "--config.a.b=VALUE", "--json FILE", "--trace FILE")
-            near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
-            raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
-    return Flags(files=tuple(files), overrides=tuple(overrides), json=out["--json"], trace=out["--trace"])
+    given = read(arguments, KNOWN)
+    last = dict(given)
+    return Flags(
+        files=tuple(value for name, value in given if name == "--config"),
+        overrides=tuple(value for name, value in given if name == OVERRIDE),
+        json=last.get("--json", ""),
+        trace=last.get("--trace", ""),
+    )
 
 
 # ---- 2. The parts
 
 
 @dataclass(kw_only=True)
-class Ring:
+class Parts:
     """Everything that turns."""
 
     engine: Any
     scheduler: Any
     rewards: SimRewards
-    learner: Any  # SimLearner, heard by the tally
+    learner: SimLearner
     tally: Tally
     meter: BiasMeter
 
 
-def assemble(given: Simulation) -> Ring:
+def assemble(given: Simulation) -> Parts:
     """Every part, once."""
     engine, past = parts.engine(given), Lengths()
     scheduler = registry.made(
@@ -89,11 +86,11 @@ def assemble(given: Simulation) -> Ring:
         scheduler = registry.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     tally = Tally(engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, engine, learner))
-    return Ring(
+    return Parts(
         engine=engine,
         scheduler=scheduler,
         rewards=SimRewards(slope=given.reward_slope, records=[past]),
-        learner=Heard(learner, {"accumulate": [tally.begun]}),
+        learner=learner,
         tally=tally,
         meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)),
     )
@@ -107,22 +104,37 @@ def publish(learner: SimLearner, engine: Any) -> int:
     return learner.step
 
 
+def tallied(made: Parts) -> Ring:
+    """A ring whose rounds are tallied and nothing else."""
+    ring = Ring()
+    ring.on("accumulating", made.tally.begun)
+    ring.on("committed", made.tally.commit)
+    ring.on("published", made.tally.published)
+    return ring
+
+
+def listen(ring: Ring, made: Parts, traces: Sequence[RingTrace]) -> None:
+    """Registers the bias meter, the moments of a round, and the traces. Traces draw a publish after it was tallied."""
+    ring.on("preparing", made.meter.trained)
+    ring.on("launched", made.meter.launched, *(trace.launched for trace in traces))
+    ring.on("stepping", *(trace.stepping for trace in traces))
+    ring.on("stepped", made.meter.stepped, made.tally.moments.stepped, *(trace.stepped for trace in traces))
+    ring.on("stopped", made.meter.stopped, *(trace.stopped for trace in traces))
+    ring.on("published", *(trace.published for trace in traces))
+
+
 def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict[str, float]:
     """The figures of a simulation, those of the bias meter among them. `draw` gets pieces of its trace."""
-    ring = assemble(given)
-    traces = [] if draw is None else [RingTrace(draw, ring.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
-    ring.tally.phases += [trace.phase for trace in traces]
+    made = assemble(given)
+    traces = [] if draw is None else [RingTrace(draw, made.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
+    made.tally.phases += [trace.phase for trace in traces]
+    ring = tallied(made)
+    listen(ring, made, traces)
     loop.run(
-        Watched(ring.engine, [ring.meter, ring.tally.moments, *traces]),
-        ring.scheduler,
-        ring.rewards,
-        Heard(ring.learner, {"prepare": [ring.meter.trained]}),
-        _Both(ring.tally, traces),
-        publish,
-        given.rounds * given.scheduler.updates,
+        ring, made.engine, made.scheduler, made.rewards, made.learner, publish, given.rounds * given.scheduler.updates
     )
-    told = ring.meter.report()
-    return figures(ring.tally.rounds, ring.tally.counts) | {name: float(told[name]) for name in METERED}
+    told = made.meter.report()
+    return figures(made.tally.rounds, made.tally.counts) | {name: float(told[name]) for name in METERED}
 
 
 METERED = (
@@ -139,30 +151,18 @@ METERED = (
 )
 
 
-class _Both:
-    """The observer, and traces that hear of a publish when its seconds are counted."""
-
-    def __init__(self, tally: Tally, traces: Sequence[RingTrace]):
-        self.commit, self._tally, self._traces = tally.commit, tally, traces
-
-    def published(self, version: int) -> None:
-        self._tally.published(version)
-        for trace in self._traces:
-            trace.published(version)
-
-
 # ---- 4. What comes out
 
 
 def stages(given: Simulation) -> dict[str, Simulation]:
     """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
-    plain = configs.Scheduler(
+    plain = configs.SchedulerConfig(
         prompts=given.scheduler.prompts,
         group_size=given.scheduler.group_size,
         mini_batches=given.scheduler.mini_batches,
         ppo_epochs=given.scheduler.ppo_epochs,
     )
-    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=())
+    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=(), move_s=0.0)
     learner = replace(given.learner, apart=False)
     out = {"sync": replace(given, scheduler=plain, cluster=cluster, learner=learner, parts=(), published={}, fitted=())}
     overrides: list[str] = []

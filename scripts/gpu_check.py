@@ -375,7 +375,7 @@ def turns(engine: Any, batch: int, context: int) -> Iterator[float]:
         engine.step()
         assert engine.clock == clock + STEPS, "a dispatch ended early: what was timed is not a full one"
         yield time.perf_counter() - begun
-    engine.cancel([request.rollout_id for request in asked])
+    engine.park([request.rollout_id for request in asked])
 
 
 def check(record: Record, deadline: Deadline) -> None:

@@ -1,7 +1,7 @@
 """Two more rules over sources: every method of a protocol has a caller, every key of the config is set and read.
 
 A caller is recognised by the name of what it calls on: the words of the house (engine, scheduler, learner, rewards,
-observe), a parameter annotated with the protocol, or the target of a loop over a literal tuple of such names.
+ring), a parameter annotated with the protocol, or the target of a loop over a literal tuple of such names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ WORDS = {
     "Scheduler": {"scheduler"},
     "Learner": {"learner"},
     "Rewards": {"rewards"},
-    "Observer": {"observe", "observer"},
+    "Ring": {"ring"},
+    "Source": {"source"},
 }
 
 
@@ -122,11 +123,11 @@ def changed(values: Mapping, defaults: Mapping, names: list[str]) -> set[str]:
 
 
 def unread(tree: Tree, names: list[str]) -> list[str]:
-    """Config values whose last name is read nowhere but in the rules of config.py."""
+    """Config values whose last name is read nowhere but in the config's own files; its derived values count."""
     read = set()
     for module, source in tree.modules.items():
         nodes = ast.walk(source)
-        if module == f"{tree.package}.config":
+        if tree.room(module) == "config":
             nodes = (
                 part
                 for node in ast.walk(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import engine_lab as lab
 import numpy as np
-from toy_ring import ToyLearner, ToyObserver, ToyRewards
+from toy_ring import ToyLearner, ToyObserver, ToyRewards, observed
 
 from jaxrl_post import loop
 from jaxrl_post.models import decoder
@@ -71,7 +71,7 @@ def rounds(
         return engine.version
 
     rewards = ToyRewards(lambda rollout: float(rollout.tokens.sum() % 2))
-    loop.run(machine, scheduler, rewards, learner, ToyObserver(), publish, steps)
+    loop.run(observed(ToyObserver()), machine, scheduler, rewards, learner, publish, steps)
     return learner.rollouts, scheduler.metrics()
 
 

@@ -21,10 +21,10 @@ LOSSES = ("gspo", "cispo", "sapo")  # beside vanilla
 MAX_TOKENS = 24
 
 
-def algorithm(mode: str = "token-mean", **changes) -> config.Algorithm:
+def algorithm(mode: str = "token-mean", **changes) -> config.AlgorithmConfig:
     """Every term at once, with bounds narrow enough that many tokens are clipped."""
     given = dict(loss_agg_mode=mode, clip_ratio_low=0.02, clip_ratio_high=0.03, kl_loss_coef=0.3, entropy_coef=0.1)
-    return config.Algorithm(**(given | changes))
+    return config.AlgorithmConfig(**(given | changes))
 
 
 def precision(dtype):
@@ -51,8 +51,8 @@ def learner(
         made_groups.weights(0, dtype, model) if policy is None else policy,
         mesh.make_mesh(*sizes),
         algorithm=given or algorithm(mode),
-        optimizer=optimizer or config.Optimizer(),
-        batch=config.Batch(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
+        optimizer=optimizer or config.OptimizerConfig(),
+        batch=config.BatchConfig(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
         temperature=more.pop("temperature", 0.8),
         steps=more.pop("steps", 10),
         max_tokens=MAX_TOKENS,
@@ -75,8 +75,8 @@ def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
 
 def shift(one: Learner, dtype) -> None:
     """Moves the policy as if a commit had happened, so that ratios are not 1."""
-    one._settle()
-    one._committed = True
+    one._old.settle(one.logprobs)
+    one._old.committed = True
     policy = made_groups.moved(made_groups.weights(0, dtype), 1)
     placed = mesh.put(policy, jax.tree.map(lambda x: x.sharding, one.params))
     one.state = dataclasses.replace(one.state, params={"policy": placed})

@@ -8,76 +8,62 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-FLOORS = {
-    0: ("types", "config"),
-    1: (
-        "protocols",
-        "history",
-        "cost",
-        "rowplan",
-        "pages",
-        "ngrams",
-        "suffixes",
-        "estimates",
-        "bias",
-        "mesh",
-        "metrics",
-        "trace",
-        "rollout_log",
-        "algorithms",
-        "rewards",
-        "kernels",
-    ),
-    2: (
-        "corpus",
-        "index",
-        "watched",
-        "chores",
-        "slots",
-        "scheduler",
-        "batch",
-        "data",
-        "models",
-        "weights",
-        "checkpoint",
-    ),
-    3: ("engine", "sim", "trainer", "launch"),
-    4: ("loop", "evaluate", "report", "observers", "parts"),
-    5: ("main", "simulate"),
+FLOORS = {  # of rooms: files and folders on the first level of the package
+    0: ("types", "parallel", "config"),
+    1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
+    2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
+    3: ("evaluation", "sim"),
+    4: ("launch", "commands"),
+    5: ("main", "simulate", "__main__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
-HOST = (
+HOST = (  # module prefixes without jax
     "types",
     "config",
     "protocols",
     "history",
-    "cost",
-    "rowplan",
-    "pages",
-    "ngrams",
-    "suffixes",
-    "estimates",
-    "bias",
-    "watched",
-    "chores",
-    "corpus",
-    "index",
-    "slots",
     "scheduler",
     "sim",
     "rewards",
+    "engine.host",
+    "engine.row_plan",
+    "engine.step_cost",
+    "engine.speculation.acceptance",
+    "engine.speculation.corpus",
+    "engine.speculation.ngrams",
+    "engine.speculation.suffix_array",
+    "engine.speculation.table_cache",
+    "checkpoint.identity",
+    "checkpoint.log_marks",
+    "telemetry.journal",
+    "telemetry.length_bias",
+    "telemetry.timing",
 )
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
-ARRAY_FREE = ("rowplan",)  # array code over whatever module it is handed
+ARRAY_FREE = ("engine.row_plan",)  # array code over whatever module it is handed
 FORBIDDEN_NAMES = {"utils", "util", "common", "misc", "helpers", "helper", "base", "core", "manager", "managers", "hub"}
 SIMULATOR_WORDS = {"sim", "simulate", "simulated", "simulator", "simulation"}
 LOOP_KNOWS = {"types", "protocols"}
+FIRST_LEVEL = 14  # modules directly in the package
 FILE_LINES, FUNCTION_LINES = 440, 44  # about 400 and about 40: a tenth of slack
-CONFIG_DICT_ROOMS = {"config", "main", "simulate"}  # the only ones that may see a ConfigDict
+CONFIG_DICT_MODULES = {"config.reader", "main", "simulate"}  # the only ones that may see a ConfigDict
+CONFIG_ORDER = (  # each imports only those before it
+    "conditions",
+    "fields",
+    "relations",
+    "scheduling",
+    "rules",
+    "generation",
+    "training",
+    "schema",
+    "reader",
+    "readers",
+    "reference",
+)
 
 
 class Tree:
@@ -186,12 +172,26 @@ def cycles(tree: Tree) -> list[str]:
     return out
 
 
+def under(module: str, prefixes: Sequence[str]) -> bool:
+    """Whether `jaxrl_post.engine.host.pages` lies under one of the prefixes, for example `engine.host`."""
+    name = module.partition(".")[2]
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def first_level(tree: Tree) -> list[str]:
+    """At most FIRST_LEVEL modules lie directly in the package."""
+    files = sorted(path.name for path in (tree.root / tree.package).glob("*.py"))
+    return [f"{len(files)} modules on the first level, at most {FIRST_LEVEL}: {', '.join(files)}"] * (
+        len(files) > FIRST_LEVEL
+    )
+
+
 def host_imports(tree: Tree) -> list[str]:
-    """Host rooms name no device library; rowplan names no array library at all."""
+    """Host modules name no device library; row_plan names no array library at all."""
     out = []
     for module in tree.modules:
-        banned = DEVICE_LIBRARIES | ({"numpy"} if tree.room(module) in ARRAY_FREE else set())
-        if tree.room(module) in HOST:
+        banned = DEVICE_LIBRARIES | ({"numpy"} if under(module, ARRAY_FREE) else set())
+        if under(module, HOST):
             out += [f"{module} imports {name}" for name in tree.imports(module) if name.split(".")[0] in banned]
     return out
 
@@ -212,10 +212,27 @@ def config_dicts(tree: Tree) -> list[str]:
     return [
         f"{module} imports {name}"
         for module in tree.modules
-        if tree.room(module) not in CONFIG_DICT_ROOMS
+        if module.removeprefix(f"{tree.package}.") not in CONFIG_DICT_MODULES
         for name in tree.imports(module)
         if name.split(".")[0] == "ml_collections"
     ]
+
+
+def config_order(tree: Tree) -> list[str]:
+    """Inside config/ imports go one way: the rules name options and know no schema."""
+    out, face = [], f"{tree.package}.config"
+    for module in (m for m in tree.modules if m.startswith(f"{face}.")):
+        name = module.removeprefix(f"{face}.")
+        if name not in CONFIG_ORDER:
+            out.append(f"config: {name} is not in the order of its files")
+            continue
+        before = {f"{face}.{other}" for other in CONFIG_ORDER[: CONFIG_ORDER.index(name)]}
+        out += [
+            f"config: {name} imports {target.rpartition('.')[2]}"
+            for target in tree.inner_imports(module)
+            if target.startswith(face) and target not in before
+        ]
+    return out
 
 
 def forbidden_names(tree: Tree) -> list[str]:
@@ -283,7 +300,7 @@ def partition_specs(tree: Tree) -> list[str]:
     """PartitionSpec lives in parallel/mesh.py; jax.P is another name of it."""
     out = []
     for path, source in tree.sources.items():
-        if path == f"{tree.package}/mesh.py":
+        if path == f"{tree.package}/parallel/mesh.py":
             continue
         for node in ast.walk(source):
             spelled = {_last(node)} if isinstance(node, (ast.Name, ast.Attribute)) else set()
@@ -294,7 +311,7 @@ def partition_specs(tree: Tree) -> list[str]:
             if isinstance(node, ast.Attribute) and node.attr == "P" and _last(node.value) in ("jax", "sharding"):
                 spelled.add("PartitionSpec")
             if "PartitionSpec" in spelled:
-                out.append(f"{path}:{node.lineno}: PartitionSpec outside parallel/mesh.py")
+                out.append(f"{path}:{node.lineno}: PartitionSpec outside parallel/parallel/mesh.py")
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
+from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.loop import run
 from jaxrl_post.scheduler.registry import SCHEDULERS
@@ -69,9 +69,6 @@ class RacingEngine:
                     tokens, versions = now[:same].tolist(), [self.version] * same
             self.live.append([request, tokens, versions])
 
-    def cancel(self, ids):
-        assert not list(ids)
-
     def park(self, ids):
         ids, out = set(ids), []
         for live in [live for live in self.live if live[0].rollout_id in ids]:
@@ -104,7 +101,7 @@ class RacingEngine:
             versions.append(self.version)
             self.generated += 1
             return len(tokens) == now.size
-        if len(tokens) >= self._longest or tokens and len(tokens) >= now.size:
+        if len(tokens) >= self._longest or (tokens and len(tokens) >= now.size):
             return True  # verified to its end, or recomputed beyond what the new weights would give
         tokens.append(int(now[len(tokens)]))
         versions.append(self.version)
@@ -174,7 +171,7 @@ class KeepingLearner(ToyLearner):
 def turn(scheduler, engine, steps, grade=accuracy):
     """Turns the ring; the learner that kept everything."""
     learner = KeepingLearner()
-    run(engine, scheduler, ToyRewards(grade), learner, ToyObserver(), publish, steps)
+    run(observed(ToyObserver()), engine, scheduler, ToyRewards(grade), learner, publish, steps)
     return learner
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
+from toy_ring import SAMPLING, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.evaluation import evaluate
@@ -57,10 +57,10 @@ def test_evaluation_goes_first_and_alone():
     assert scored.figures()["mean_at_2"] == 1.0 and engine.clock == 0 and engine.pending == 2
 
 
-def test_cancel_park_and_unknown_ids():
+def test_park_and_unknown_ids():
     engine = Demonstrations(write, slots=4)
     engine.submit([request(i) for i in range(4)])
-    engine.cancel([request(0).rollout_id, request(4).rollout_id])
+    engine.park([request(0).rollout_id, request(4).rollout_id])
     parked = engine.park([request(3).rollout_id, request(1).rollout_id, request(4).rollout_id])
     assert [(p.prompt.id, p.finish, len(p)) for p in parked] == [("p1", Finish.PARKED, 0), ("p3", Finish.PARKED, 0)]
     assert [rollout.prompt.id for rollout in engine.step()] == ["p2"]
@@ -95,11 +95,11 @@ def test_the_loop_learns_from_it():
         replicas=1,
     )
     engine = Demonstrations(write, slots=1)
-    run(engine, scheduler, ToyRewards(lambda r: 1.0), learner, ToyObserver(), publish, 2)
+    run(observed(ToyObserver()), engine, scheduler, ToyRewards(lambda r: 1.0), learner, publish, 2)
     order, want = ToyPrompts(5), []
     for position in range(6):
         epoch, prompt = order.at(position)
         seed = RolloutId(0, "train", epoch, prompt.id, 0).seed()
         want.append((epoch, prompt.id, [write(prompt, seed)]))
-    assert [batch for batch in learner.batches] == [want[:3], want[3:]]
+    assert list(learner.batches) == [want[:3], want[3:]]
     assert engine.version == 2 and np.isfinite(learner.params)

@@ -52,7 +52,7 @@ def shared(others):
 def fresh(shared):
     """The same engine in its first layout, with the first weights again, under a higher version."""
     params, engine = shared
-    engine.cancel([request.rollout_id for request in ASKED])
+    engine.park([request.rollout_id for request in ASKED])
     engine.relayout(MANY)
     engine.engine.reset()
     engine.swap(params, engine.version + 1)

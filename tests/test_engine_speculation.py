@@ -119,7 +119,7 @@ def test_clones_that_win_all_the_time_change_nothing():
     """Through many dispatches, at each of which new clones begin with what the answers took over from the last ones."""
     one = ready("better_clones", True, steps_per_dispatch=3)
     assert lab.same_bits(plain_long(), lab.run(one, LONG))
-    drafted, accepted = spec(one)
+    _, accepted = spec(one)
     assert accepted > 100 and one.clock < 30
 
 
@@ -331,7 +331,7 @@ def test_pages_and_slots_come_back():
     one.submit(ASKED)
     for _ in range(3):
         one.step()
-    one.cancel([r.rollout_id for r in ASKED])
+    one.park([r.rollout_id for r in ASKED])
     one.reset()
     assert one.capacity == whole and one.pending == 0
 

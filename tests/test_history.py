@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from jaxrl_post.checkpoint import host_state
 from jaxrl_post.history import OVERHEAD, History
-from jaxrl_post.telemetry.observer import Remembering
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 
@@ -151,23 +150,3 @@ def test_the_bound_holds_for_what_python_holds():
     tracemalloc.stop()
     assert 0.9 * (1 << 18) < history.nbytes <= 1 << 18
     assert 0.5 * history.nbytes < held < 1.05 * history.nbytes
-
-
-def test_a_group_is_recorded_when_it_is_scored():
-    class Grader:
-        def start(self, rollout):
-            started.append(rollout)
-
-        def join(self, asked):
-            return Group(prompt=asked.prompt, rollouts=asked.rollouts, rewards=[1.0, 2.0], scored=[True, False])
-
-        def metrics(self):
-            return {"reward/x": 1.0}
-
-    started, history = [], History(epochs=1, max_bytes=1 << 20)
-    rewards, asked = Remembering(Grader(), [history]), group("a", 5)
-    rewards.start(asked.rollouts[0])
-    assert started == [asked.rollouts[0]] and len(history) == 0
-    assert rewards.join(asked).rewards.tolist() == [1.0, 2.0]
-    assert history.of("a")[0].rewards.tolist() == [1.0, 2.0] and history.of("a")[0].scored.tolist() == [True, False]
-    assert rewards.metrics() == {"reward/x": 1.0, "history/num_groups": 1.0, "history/bytes": float(history.nbytes)}

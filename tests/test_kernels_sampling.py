@@ -103,6 +103,13 @@ def test_ties_at_the_threshold_are_all_kept():
     assert (logits >= lowest[:, None]).sum(axis=1).tolist() == [3, 2, 4, 3]
 
 
+def test_a_share_that_is_met_exactly_is_enough():
+    """Four ids that differ by less than a weight can tell: each weighs 1, so half of the mass is two ids."""
+    logits = jnp.asarray([[0, -1e-9, -2e-9, -3e-9]], jnp.float32)
+    lowest = thresholds.find(logits, jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.full(1, 0.5))
+    assert (np.asarray(logits) >= np.asarray(lowest)[:, None]).tolist() == [[True, True, False, False]]
+
+
 def test_ties_go_to_the_lowest_id():
     logits = np.zeros((1, 2053), np.float32)
     logits[0, [5, 1500]] = 9.0

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_ring import SAMPLING, ToyEngine, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
+from toy_ring import SAMPLING, ToyEngine, ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.loop import run
 from jaxrl_post.scheduler.rounds.rounds import Sync
+from jaxrl_post.telemetry.events import Ring
 
 
 def accuracy(rollout):
@@ -31,7 +32,7 @@ def turn(*, order=0, slots=8, steps=3, filter_groups=True):
         replicas=1,
     )
     rewards = ToyRewards(accuracy)
-    run(engine, scheduler, rewards, learner, observe, publish, steps)
+    run(observed(observe), engine, scheduler, rewards, learner, publish, steps)
     return engine, learner, observe, rewards
 
 
@@ -70,7 +71,7 @@ def test_a_round_sees_only_the_weights_published_before_it():
         max_waves=1,
         replicas=1,
     )
-    run(engine, scheduler, ToyRewards(accuracy), learner, ToyObserver(), publish, 4)
+    run(observed(ToyObserver()), engine, scheduler, ToyRewards(accuracy), learner, publish, 4)
     assert learner.step == engine.version == 4
 
 
@@ -90,7 +91,7 @@ def several(mini_batches, ppo_epochs, kind=Sync, steps=8):
         mini_batches=mini_batches,
         ppo_epochs=ppo_epochs,
     )
-    run(engine, scheduler, ToyRewards(accuracy), learner, observe, publish, steps)
+    run(observed(observe), engine, scheduler, ToyRewards(accuracy), learner, publish, steps)
     return engine, learner, observe
 
 
@@ -128,7 +129,7 @@ def test_completion_order_and_slots_never_change_what_is_learned(order, slots):
 def test_nothing_goes_on_after_the_last_step():
     engine, learner, _, _ = turn()
     calls = len(engine.calls)
-    run(engine, None, None, learner, None, publish, 3)
+    run(Ring(), engine, None, None, learner, publish, 3)
     assert len(engine.calls) == calls
 
 
@@ -150,7 +151,7 @@ def test_standing_still_is_an_error():
         match="stands still at learner step 0 of 2.*12 requests pending.*sync round 1 of "
         "2, wave 1: 0 of 3 groups kept, 3 on their way with 12 rollouts missing",
     ):
-        run(ToyEngine(stuck=True), scheduler, ToyRewards(accuracy), ToyLearner(), ToyObserver(), publish, 2)
+        run(Ring(), ToyEngine(stuck=True), scheduler, ToyRewards(accuracy), ToyLearner(), publish, 2)
 
 
 def test_a_scheduler_with_fewer_rounds_than_steps_is_an_error():
@@ -167,4 +168,4 @@ def test_a_scheduler_with_fewer_rounds_than_steps_is_an_error():
         replicas=1,
     )
     with pytest.raises(RuntimeError, match="stands still at learner step 1 of 2.*0 requests pending"):
-        run(ToyEngine(), scheduler, ToyRewards(accuracy), ToyLearner(), ToyObserver(), publish, 2)
+        run(Ring(), ToyEngine(), scheduler, ToyRewards(accuracy), ToyLearner(), publish, 2)

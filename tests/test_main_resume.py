@@ -15,9 +15,9 @@ import orbax.checkpoint as ocp
 import pytest
 from test_main import CONFIG, go
 
-from jaxrl_post import main as command
 from jaxrl_post.checkpoint import store
 from jaxrl_post.data.tokenizer import characters
+from jaxrl_post.launch import command_line
 from jaxrl_post.models import hf
 from jaxrl_post.telemetry import journal, metrics, rollout_log
 
@@ -70,6 +70,16 @@ def whole(here):
 
 def resume(here, folder, *flags):
     return go(here, f"--run-dir={folder}", "--resume", *FLAGS, *flags)
+
+
+def whole_run(here, name, *flags):
+    """The folder of a run that nothing happens to, with which several tests compare: begun by the first that asks. What a
+    failed test left of it is thrown away, not gone on with."""
+    folder = here / name
+    if not (folder / "summary.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        assert resume(here, folder, *flags) == 0
+    return folder
 
 
 def final_state(folder):
@@ -272,10 +282,10 @@ def test_what_cannot_be_resumed(here, capsys, flags, sentence):
 
 
 def test_flags():
-    flags = command.parse(["--config=a.py", "--run-dir=r", "--resume"])
-    assert flags == command.Flags(config="a.py", run_dir="r", resume="allowed")
-    flags = command.parse(["--config=a.py", "--resume=r"])
-    assert flags == command.Flags(config="a.py", run_dir="r", resume="required")
+    flags = command_line.parse(["--config=a.py", "--run-dir=r", "--resume"])
+    assert flags == command_line.Flags(config="a.py", run_dir="r", resume="allowed")
+    flags = command_line.parse(["--config=a.py", "--resume=r"])
+    assert flags == command_line.Flags(config="a.py", run_dir="r", resume="required")
 
 
 DYING = """

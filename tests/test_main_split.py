@@ -6,7 +6,7 @@ import json
 import pytest
 from test_main import go
 from test_main_pipeline import FLAGS
-from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
+from test_main_resume import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main_tail_batching import steps_of
 
 from jaxrl_post import config
@@ -15,7 +15,8 @@ from jaxrl_post.engine import row_engine
 from jaxrl_post.engine.step_cost import StepCost, TableCost
 from jaxrl_post.launch import build
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.telemetry import chores, rollout_log
+from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.trainer import learner
 
 TABLE = "--config.engine.cost_table={here}/cost.json"
@@ -36,8 +37,7 @@ ROUNDS = (
 def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa: F811
     (here / "cost.json").write_text(COSTS)
     flags = (*flags, TABLE.format(here=here))
-    whole, target = here / f"split_{name}_whole", here / f"split_{name}_killed"
-    assert resume(here, whole, *flags) == 0
+    whole, target = whole_run(here, f"split_{name}_whole", *flags), here / f"split_{name}_killed"
     rows = steps_of(whole)
     assert len(rows) == 7 and sum(row["sched/num_groups_trained"] for row in rows) == 14
     assert 0 < max(row["off_policy/max"] for row in rows) <= (3 if name == "pipeline" else 1)
@@ -58,22 +58,20 @@ WHERE = ["at once", "never under a dispatch"]
 
 
 def done(where, monkeypatch):
-    """From now on chores are, elsewhere than under a dispatch that runs."""
+    """Deferred calls are made elsewhere than under a dispatch, from now on."""
     if where == "at once":
-        monkeypatch.setattr(chores.Chores, "later", lambda self, call, *arguments: call(*arguments))
+        monkeypatch.setattr(TimedRing, "later", TimedRing.call)
     else:
         monkeypatch.setattr(row_engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_when_chores_are_done_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
+def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
     """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""
     (here / "cost.json").write_text(COSTS)
     flags = (*SPLIT, TABLE.format(here=here))
-    whole, other = here / "split_pipeline_whole", here / f"split_chores_{where.replace(' ', '_')}"
-    if not whole.exists():
-        assert resume(here, whole, *flags) == 0
+    whole, other = whole_run(here, "split_pipeline_whole", *flags), here / f"split_chores_{where.replace(' ', '_')}"
     monkeypatch.setattr(learner.Learner, "at_work", property(lambda self: self.step > 0))
     done(where, monkeypatch)
     assert resume(here, other, *flags) == 0
@@ -94,6 +92,7 @@ def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here
                 f"--run-dir={folder}",
                 *more,
                 "--config.optimizer.lr=0.0",
+                "--config.eval=default",
                 "--config.eval.prompts=0",
                 "--config.checkpoint.every=0",
             )

@@ -89,7 +89,7 @@ def test_constraints_pin_every_dependency_and_name_no_place():
             *project["dependencies"],
             *(
                 name
-                for extra in ("test", "plot", "docs", "aot-tpu", "aot-cuda")
+                for extra in ("test", "lint", "plot", "docs", "aot-tpu", "aot-cuda")
                 for name in project["optional-dependencies"][extra]
             ),
         ]
@@ -101,7 +101,8 @@ def test_constraints_pin_every_dependency_and_name_no_place():
         lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
         pins = {}
         for line in lines:
-            assert (pin := re.fullmatch(r"([\w.-]+)==([\w.+]+)", line)), f"{file.name}: {line!r} is no NAME==VERSION"
+            pin = re.fullmatch(r"([\w.-]+)==([\w.+]+)", line)
+            assert pin, f"{file.name}: {line!r} is no NAME==VERSION"
             pins[pin[1].lower().replace("_", "-")] = pin[2]
         assert not needed - set(pins), f"{file.name} lacks {needed - set(pins)}"
         assert (

@@ -1,10 +1,12 @@
 """Streamed rounds train on the groups of whole rounds, in pieces, and commit once."""
 
+from typing import ClassVar
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from racing_ring import KeepingLearner, RacingEngine, accuracy, names, policy, trained, turn
-from toy_ring import ToyLearner, ToyObserver, ToyPrompts, ToyRewards, publish
+from toy_ring import ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.loop import run
 from jaxrl_post.scheduler.rounds.delivery import Streamed
@@ -66,7 +68,7 @@ def test_groups_are_learned_while_others_are_generated():
     engine = RacingEngine(steps=1)
 
     class Looking(KeepingLearner):
-        busy = []
+        busy: ClassVar[list] = []
 
         def accumulate(self, groups):
             self.busy.append((len(groups), engine.pending > 0))
@@ -74,11 +76,11 @@ def test_groups_are_learned_while_others_are_generated():
 
     learner = Looking()
     run(
+        observed(ToyObserver()),
         engine,
         policy("sync", ToyPrompts(40), steps=3, prompts_per_round=12, delivery=Streamed(2)),
         ToyRewards(accuracy),
         learner,
-        ToyObserver(),
         publish,
         3,
     )
@@ -93,11 +95,11 @@ def test_an_observer_sees_the_whole_round():
 
     observe = Counting()
     run(
+        observed(observe),
         RacingEngine(),
         policy("sync", steps=3, delivery=Streamed(1)),
         ToyRewards(accuracy),
         ToyLearner(),
-        observe,
         publish,
         3,
     )

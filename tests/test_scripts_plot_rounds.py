@@ -11,11 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-import draw_two_rounds  # noqa: E402
-import drawing  # noqa: E402
-import plot_rounds  # noqa: E402
+import draw_two_rounds
+import drawing
+import plot_rounds
 
-from jaxrl_post.telemetry.trace import TraceFile  # noqa: E402
+from jaxrl_post.telemetry.trace import TraceFile
 
 
 def traced(path):

@@ -26,15 +26,15 @@ def told(rollout):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_events_are_those_of_an_engine_that_goes_token_by_token(data):
-    """Under swaps, cancels, parks and re-entries in every mode, at the same clocks."""
+    """Under swaps, parks and re-entries in every mode, at the same clocks."""
     tv = data.draw(st.sampled_from([0.0, 0.02, 0.2]))
     replicas, slots = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     fast = arms.engine(tv=tv, replicas=replicas, slots=slots)
     slow = arms.TokenByToken(arms.answers(tv), replicas, slots)
     number, known = 0, set()
     for _ in range(data.draw(st.integers(1, 12))):
-        what = data.draw(st.sampled_from(["submit", "step", "swap", "cancel", "park"]))
-        some = [name for name in sorted(known) if data.draw(st.booleans())] if what in ("cancel", "park") else []
+        what = data.draw(st.sampled_from(["submit", "step", "swap", "remove", "park"]))
+        some = [name for name in sorted(known) if data.draw(st.booleans())] if what in ("remove", "park") else []
         if what == "submit":
             asked = [
                 arms.request(number + n, replica=data.draw(st.integers(0, replicas - 1)))
@@ -46,8 +46,8 @@ def test_events_are_those_of_an_engine_that_goes_token_by_token(data):
         elif what == "swap":
             fast.swap(None, fast.version + 1)
             slow.version += 1
-        elif what == "cancel":
-            fast.cancel(some), slow.drop(some)
+        elif what == "remove":
+            fast.park(some), slow.drop(some)
             known -= set(some)
         elif what == "park":
             mode = data.draw(st.sampled_from(["recompute", "verify", "restart"]))

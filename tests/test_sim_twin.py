@@ -173,7 +173,7 @@ def test_requests_parked_at_random_and_handed_in_again(mode):
     assert twin.told == real.told
 
 
-def test_a_swap_in_mid_generation_and_what_is_cancelled():
+def test_a_swap_in_mid_generation_and_parked_rollouts():
     real = Watched(lab.engine())
     new = {**lab.weights(0), "final_norm": np.asarray(lab.weights(0)["final_norm"]) * np.float32(1.1)}
     placed = meshes.put(new, meshes.param_shardings(meshes.make_mesh(), lab.decoder.axes(lab.TINY), "engine"))
@@ -183,7 +183,7 @@ def test_a_swap_in_mid_generation_and_what_is_cancelled():
         each.engine.submit(ASKED)
         out = [r for _ in range(3) for r in each.turn()]
         each.engine.swap(params, 1)
-        each.engine.cancel(gone)
+        each.engine.park(gone)
         while each.engine.pending:
             out += each.turn()
         return {r.id: r for r in out}
@@ -276,9 +276,9 @@ def one_slot_more_is_refilled_late(monkeypatch):
 
 
 def the_youngest_is_served_first(monkeypatch):
-    real = twin_file.rowplan.plan
+    real = twin_file.row_plan.plan
     monkeypatch.setattr(
-        twin_file.rowplan,
+        twin_file.row_plan,
         "plan",
         lambda xp, forced, candidates, values, order, **sizes: real(
             xp, forced, candidates, values, order[::-1], **sizes

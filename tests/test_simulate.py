@@ -36,7 +36,7 @@ def test_synchronous_rounds_by_hand(tmp_path):
     ring = simulate.assemble(given)
     from jaxrl_post import loop
 
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, 6)
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, 6)
     longest = [int(one.lengths.max()) for one in ring.tally.rounds]
     assert [one.generate_s for one in ring.tally.rounds] == pytest.approx([0.5 + 0.01 * length for length in longest])
     assert ring.engine.clock == sum(longest) and all(one.lengths.size == 32 for one in ring.tally.rounds)
@@ -119,10 +119,13 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
             ["--config=FILE", "--config.workload.capp=5"],
             "unknown name 'workload.capp'; nearest valid name is 'workload.cap'",
         ),
-        (["--config=FILE", "--config.scheduler.over=1.5"], "scheduler.name='sync' waits for all it launches"),
+        (
+            ["--config=FILE", "--config.scheduler.over=1.5"],
+            "(sync waits for all it launches, and a pipeline has no rounds to race in)",
+        ),
         (
             ["--config=FILE", "--config.scheduler.lend=0.5"],
-            "scheduler.lend=0.5 moves answers in the midst of a round, which the ",
+            "scheduler.lend=0.5 moves rollouts in the midst of a round, which the ",
         ),
         (["--config=FILE", "--config.parts=['nothing']"], "parts: 'nothing' must be a name, a colon and overrides"),
         (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
@@ -133,7 +136,7 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
                 "--config.cluster.layouts=[2]",
                 "--config.cluster.step_s=0.0",
             ],
-            "learner.apart publishes in the midst of",
+            "learner.apart=True: weights come in the midst of",
         ),
         (["--config=FILE", "--config.published={'speed': 2.0}", "--config.fitted=[]"], "published names 'speed'"),
     ],
@@ -193,13 +196,24 @@ def test_turns_by_micro_batch_save_no_time_and_age_tokens():
             ),
         )
         ring = simulate.assemble(given)
-        loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, given.rounds)
+        loop.run(
+            simulate.tallied(ring),
+            ring.engine,
+            ring.scheduler,
+            ring.rewards,
+            ring.learner,
+            simulate.publish,
+            given.rounds,
+        )
         rounds = ring.tally.rounds[6:]
         took.append(sum(one.step_s for one in rounds) / sum(one.batches for one in rounds))
         aged.append(sum(one.staleness for one in rounds) / len(rounds))
     assert took == pytest.approx([took[0]] * 3, rel=0.1)
     assert aged[0] + 0.5 < aged[1] < aged[2] - 0.5
-    with pytest.raises(ValueError, match="scheduler.interleave=0.5 is of scheduler.name='pipeline' on shared devices"):
+    with pytest.raises(
+        ValueError,
+        match="scheduler.interleave=0.5 divides the time of shared devices, and with learner.apart=True none are",
+    ):
         settings.resolve(
             settings.default(), ("scheduler.name=pipeline", "learner.apart=True", "scheduler.interleave=0.5")
         )

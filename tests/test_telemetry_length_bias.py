@@ -62,13 +62,13 @@ def test_bins_are_half_octaves():
     assert all(length_bias.bin_of(n) == max(k for k, edge in enumerate(edges) if edge <= n) for n in range(3, 3000))
 
 
-def test_what_is_cancelled_shortens_by_what_is_known_of_it():
+def test_a_rollout_left_out_of_its_group_counts_with_the_tokens_it_had():
     """Lengths 2, 5 and one cut at 7: trained (2 + 5) / 2 = 3.5, launched at least 14 / 3."""
     meter, ids = BiasMeter(), [named(s) for s in range(3)]
     meter.launched([request(id) for id in ids], 0, 0)
     meter.stepped([rollout(ids[0], 2)], 2)
     meter.stepped([rollout(ids[1], 5)], 5)
-    meter.stopped([rollout(ids[2], 7, Finish.PARKED)], 7, 0, True)
+    meter.stopped([rollout(ids[2], 7, Finish.PARKED)], 7, 0)
     meter.trained([group(rollout(ids[0], 2), rollout(ids[1], 5))])
     row = meter.metrics("short")
     assert row["bias/shift"] == pytest.approx(3.5 / (14 / 3) - 1) == row["bias/shift_so_far"]
@@ -88,7 +88,7 @@ def test_whoever_knows_the_lengths_sees_the_whole_shift():
     meter, ids = BiasMeter(lambda r: 10 * (r.rollout_id.sample + 1)), [named(s) for s in range(2)]
     meter.launched([request(id) for id in ids], 0, 0)
     meter.stepped([rollout(ids[0], 10)], 10)
-    meter.stopped([rollout(ids[1], 10, Finish.PARKED)], 10, 0, True)
+    meter.stopped([rollout(ids[1], 10, Finish.PARKED)], 10, 0)
     meter.trained([group(rollout(ids[0], 10))])
     assert meter.metrics("short")["bias/shift"] == pytest.approx(10 / 15 - 1)
 
@@ -99,7 +99,7 @@ def test_a_deferred_group_is_trained_whole_and_shifts_nothing_for_good():
     meter.launched([request(id) for id in ids + other], 0, 3)
     meter.stepped([rollout(id, 4) for id in other] + [rollout(ids[0], 4)], 4)
     parked = rollout(ids[1], 6, Finish.PARKED)
-    meter.stopped([parked], 6, 3, False)
+    meter.stopped([parked], 6, 3)
     meter.trained([group(*(rollout(id, 4) for id in other))])
     row = meter.metrics("short")
     assert row["bias/shift"] == 0 and row["bias/shift_so_far"] == pytest.approx(4 / 4.5 - 1)  # 4, 4, 4 and at least 6
@@ -119,7 +119,7 @@ def test_a_deferred_group_is_trained_whole_and_shifts_nothing_for_good():
 def test_a_request_that_goes_on_under_the_same_weights_is_not_deferred():
     meter, id = BiasMeter(), named(0)
     meter.launched([request(id)], 0, 1)
-    meter.stopped([parked := rollout(id, 6, Finish.PARKED)], 6, 1, False)
+    meter.stopped([parked := rollout(id, 6, Finish.PARKED)], 6, 1)
     meter.launched([request(id, prefix=parked)], 6, 1)
     assert meter.metrics("short")["bias/num_rollouts_deferred"] == 0
 
@@ -128,7 +128,7 @@ def test_a_request_that_goes_on_under_the_same_weights_is_not_deferred():
 def test_what_is_drawn_anew_or_64_epochs_old_is_dropped(later):
     meter = BiasMeter()
     meter.launched([request(named(0)), request(named(1))], 0, 0)
-    meter.stopped([rollout(named(0), 8, Finish.PARKED), rollout(named(1), 5, Finish.PARKED)], 8, 0, False)
+    meter.stopped([rollout(named(0), 8, Finish.PARKED), rollout(named(1), 5, Finish.PARKED)], 8, 0)
     meter.launched([request(named(0, epoch=1))], 8, 1)
     assert meter.metrics("short")["bias/num_dropped"] == 0
     meter.launched([request(later)], 8, 2)
@@ -182,14 +182,12 @@ def test_every_generated_token_is_held_or_wasted(data):
             carried = twin.inside[id][0]
             fresh = data.draw(st.lists(st.integers(0, 1), max_size=8))
             twin.leaves(id, [*twin.texts[id][:carried], *fresh])
-            how = data.draw(st.sampled_from(("finish", "park", "cancel")))
+            how = data.draw(st.sampled_from(("finish", "park")))
             twin.outside[id] = told = rollout(id, twin.texts[id], Finish.EOS if how == "finish" else Finish.PARKED)
             if how == "finish":
                 meter.stepped([told], 0)
             else:
-                meter.stopped([told], 0, version, how == "cancel")
-            if how == "cancel":
-                del twin.held[id], twin.outside[id]
+                meter.stopped([told], 0, version)
         elif id in twin.outside:
             mode = data.draw(st.sampled_from(("recompute", "verify", "restart")))
             twin.enters(id, mode)
@@ -216,7 +214,7 @@ def test_its_state_goes_through_a_checkpoint(tmp_path):
     meter.launched([request(named(s, name=str(n))) for n in range(70) for s in range(2)], 0, 2)
     meter.stepped([rollout(named(0, name="3"), 5)], 5)
     parked = rollout(named(1, name="3"), 4, Finish.PARKED)
-    meter.stopped([parked], 5, 2, False)
+    meter.stopped([parked], 5, 2)
     meter.launched([request(parked.id, prefix=parked, prefix_mode="verify")], 5, 3)
     meter.metrics("short")
     host_state.write_state(tmp_path / "host", meter.state_dict())

@@ -6,8 +6,8 @@ import pytest
 
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.chain import FirstScores
-from jaxrl_post.telemetry.chores import Chores
-from jaxrl_post.telemetry.observer import Observers, Timed
+from jaxrl_post.telemetry.events import TimedRing
+from jaxrl_post.telemetry.observer import Observer
 from jaxrl_post.telemetry.timing import AtWork, Stopwatch
 from jaxrl_post.types import Finish, Group, Part, Prompt, Rollout, RolloutId
 
@@ -75,9 +75,8 @@ def watched(**changed):
     watch = Stopwatch(clock, lambda: clock.now / 2)
     sources = [Source("sched/x"), Source("rows/y"), Source("reward/z")]
     given = dict(
-        engine=sources[1],
-        scheduler=sources[0],
-        rewards=sources[2],
+        ring=TimedRing(watch),
+        sources=sources,
         write=lambda step, row: rows.append((step, row)),
         log=lambda step, groups: logged.append((step, groups)),
         evaluate=evaluate,
@@ -88,25 +87,21 @@ def watched(**changed):
         warm=lambda: warm.append(len(rows)),
         watch=watch,
         devices=2,
-        chores=Chores(),
     )
-    return Observers(**(given | changed)), clock, watch, sources, rows, logged, asked, warm
+    return Observer(**(given | changed)), clock, watch, sources, rows, logged, asked, warm
 
 
 def test_a_row_per_step_and_evaluations_between():
-    chores = Chores()
-    observe, clock, watch, sources, rows, logged, asked, warm = watched(chores=chores)
+    observe, clock, _, sources, rows, logged, asked, warm = watched()
     part = Part(fresh=GROUPS, groups=GROUPS, commit=True, publish=True)
-    engine = Timed(Source("z"), {"metrics": "gen"}, watch)
     for version in range(1, 5):
         clock.now += 3
         sources[0].count = version
         observe.commit({"actor/loss": jnp.float32(version / 4)}, part)
         clock.now += 1
-        assert engine.metrics() == {"z": 0.0} and engine.name == "z"
         observe.published(version)
     assert [step for step, _ in rows] == [1, 2, 2, 3]  # what nobody waits for is put off
-    chores.run()
+    observe._ring.flush()
     observe.flush()
     assert [step for step, _ in rows] == [1, 2, 2, 3, 4] and asked == [2] and warm == [1]
     steps = [row for _, row in rows if "training/global_step" in row]
@@ -236,28 +231,18 @@ def test_a_learner_apart_is_looked_at_before_and_after_dispatches():
     }
 
 
-class Graded:
-    """Rewards that find the given groups scored."""
-
-    def __init__(self, *scored):
-        self._scored = list(scored)
-
-    def join(self, group):
-        return (
-            group
-            if self._scored.pop(0)
-            else Group(prompt=group.prompt, rollouts=group.rollouts, rewards=[0, 0], scored=[False, False])
-        )
+UNSCORED = Group(prompt=GROUPS[0].prompt, rollouts=GROUPS[0].rollouts, rewards=[0, 0], scored=[False, False])
 
 
 def test_a_first_round_without_a_score_is_refused():
-    rewards = FirstScores(Graded(0, 0, 0), 3)
-    assert not rewards.join(GROUPS[0]).scored.any() and not rewards.join(GROUPS[0]).scored.any()
+    first = FirstScores(3)
+    first.scored(UNSCORED), first.scored(UNSCORED)
     with pytest.raises(NoScores, match="none of the first 3 groups' 6 answers could be scored"):
-        rewards.join(GROUPS[0])
+        first.scored(UNSCORED)
 
 
 @pytest.mark.parametrize("scored", [(1, 0, 0, 0, 0, 0, 0), (0, 0, 1, 0, 0, 0, 0)])
 def test_one_score_in_the_first_round_is_enough(scored):
-    rewards = FirstScores(Graded(*scored), 3)
-    assert [bool(rewards.join(GROUPS[0]).scored.any()) for _ in scored] == list(map(bool, scored))
+    first = FirstScores(3)
+    for one in scored:
+        first.scored(GROUPS[0] if one else UNSCORED)

@@ -92,17 +92,17 @@ def test_who_comes_back_gets_a_slot_when_one_is_free():
     told.launched([asked(s, prefix=answer(s, 0, 0, 2, Finish.PARKED)) for s in range(3)], 0, 0)
     dispatch(told, clock, 0, 10, 1.0, [answer(1, 0, 4)])
     dispatch(told, clock, 10, 20, 1.0, [answer(0, 0, 20)])
-    told.stopped([answer(2, 0, 20, finish=Finish.PARKED)], 20, 0, True)
+    told.stopped([answer(2, 0, 20, finish=Finish.PARKED)], 20, 0)
     told.close()
     check(text.events)
     found = tracks(text.events)
     assert found["replica 0", "slot 000"] == [("p #0", 0.0, 2.0)]
     assert found["replica 0", "slot 001"] == [("p #1", 0.0, 0.4), ("p #2", 0.4, 2.0)]
-    assert next(e for e in text.events if e["name"] == "p #2")["args"]["finish"] == "cancelled"
+    assert next(e for e in text.events if e["name"] == "p #2")["args"]["finish"] == "parked"
 
 
 def test_near_spans_of_a_phase_are_one():
-    told, clock, text = ring()
+    told, _, text = ring()
     for name, begun, ended in [
         ("reward", 100.0, 100.0001),
         ("reward", 100.0002, 100.0003),
@@ -134,7 +134,7 @@ def test_so_many_rounds_and_no_more():
 
 
 def test_nothing_happened_is_a_file_too():
-    told, clock, text = ring()
+    told, _, text = ring()
     told.close()
     assert text.events == []
     with pytest.raises(AssertionError, match="closed"):

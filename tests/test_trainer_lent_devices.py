@@ -90,7 +90,7 @@ def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
 def test_the_weights_after_steps_are_those_of_the_learner_alone(shared):
     """Lent over a commit: what is accumulated then is at the new weights. SGD-like: no step of Adam hides a difference."""
     with arms.precision(np.float64):
-        given = config.Optimizer(lr=0.05, eps=1.0)
+        given = config.OptimizerConfig(lr=0.05, eps=1.0)
         one, two = learner(optimizer=given, shared=shared), alone(optimizer=given)
         before = jax.device_get(two.params)
         for each, lend in ((one, True), (two, False)):
@@ -146,11 +146,13 @@ def test_devices_that_are_given_back_hold_nothing_and_the_learner_all(fsdp, shar
     before = bytes_on(devices)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(made_groups.weights(0, np.float32)))
     streamed(one, lend=True)
-    rest = sum(x.nbytes for _, results, _ in one._unread for x in results) * 2  # log-probs that the commit will read
+    rest = (
+        sum(x.nbytes for _, results, _ in one._old._unread for x in results) * 2
+    )  # log-probs that the commit will read
     assert more * weights <= bytes_on(devices) - before <= more * weights + rest + 1000
     one.give_back()
     assert before <= bytes_on(devices) <= before + rest + 1000
-    one._unread, one._guest.newest, one._newest = [], None, None  # those log-probs
+    one._old._unread, one._guest.newest, one._newest = [], None, None  # those log-probs
     assert bytes_on(devices) == before
     jax.block_until_ready(
         jax.tree.map(lambda leaf: leaf + 0, (one.params, one._sums))

@@ -134,7 +134,7 @@ def test_too_long_is_refused_with_the_length_that_would_do():
         packing.pack(groups, None, rows=2, tokens=4)
 
 
-@pytest.mark.parametrize("finish", [Finish.CANCELLED, Finish.PARKED])
+@pytest.mark.parametrize("finish", [Finish.PARKED])
 def test_unfinished_rollouts_are_refused(finish):
     prompt = Prompt(id="a", tokens=[1])
     rollout = made_groups.rollout(prompt, 0, [1], finish=finish)

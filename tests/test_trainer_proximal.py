@@ -29,7 +29,7 @@ def aged(groups):
 
 def recipe(method, **changes):
     terms = dict(kl_loss_coef=0.0, entropy_coef=0.0, clip_ratio_low=0.05, clip_ratio_high=0.05, prox_logp_method=method)
-    return config.Algorithm(**(terms | changes))
+    return config.AlgorithmConfig(**(terms | changes))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_the_sum_is_that_of_the_plain_formula(mode):
 
 @pytest.mark.parametrize("estimator", sorted(advantages.ADVANTAGES))
 def test_every_estimator_of_a_group_and_every_metric(estimator):
-    given = config.Algorithm(
+    given = config.AlgorithmConfig(
         adv_estimator=estimator,
         rollout_is="token",
         rollout_rs="seq_mean_k2",
@@ -77,7 +77,7 @@ def test_every_estimator_of_a_group_and_every_metric(estimator):
 
 @pytest.mark.parametrize("estimator", sorted(advantages.WHOLE_ROUND))
 def test_statistics_of_the_whole_round_are_refused(estimator):
-    given = config.Algorithm(adv_estimator=estimator)
+    given = config.AlgorithmConfig(adv_estimator=estimator)
     with pytest.raises(
         ValueError,
         match=f"algorithm.adv_estimator='{estimator}' whitens over all tokens of a round and this "

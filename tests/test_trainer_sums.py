@@ -222,7 +222,7 @@ def test_corrections_weigh_the_policys_loss_and_rejection_leaves_every_count():
         one, two = (arms.learner(np.float64, given=g) for g in (given, dataclasses.replace(given, rollout_is="none")))
         for learner in (one, two):
             learner.prepare(GROUPS)
-        weighed = {r.id: np.minimum(np.exp(one._old[r.id] - r.logprobs), 1.2) for g in GROUPS for r in g.rollouts}
+        weighed = {r.id: np.minimum(np.exp(one._old.of[r.id] - r.logprobs), 1.2) for g in GROUPS for r in g.rollouts}
         for name, own in two._credits.items():
             two._credits[name] = dataclasses.replace(own, advantages=own.advantages * weighed[name])
         for learner in (one, two):

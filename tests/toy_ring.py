@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxrl_post.telemetry.events import Ring
 from jaxrl_post.types import Capacity, Finish, Prompt, Rollout, Sampling
 
 SAMPLING = Sampling(temperature=1.0, eos_ids=(0,))
@@ -49,9 +50,6 @@ class ToyEngine:
     def submit(self, requests):
         self.calls.append(("submit", len(requests)))
         self._live += [[r, 1 + int(r.seed[0]) % min(self._longest, r.max_tokens)] for r in requests]
-
-    def cancel(self, ids):
-        self._live = [live for live in self._live if live[0].rollout_id not in set(ids)]
 
     def park(self, ids):
         assert not list(ids)
@@ -156,6 +154,14 @@ class ToyObserver:
 
     def published(self, version):
         self.seen.append(("published", version))
+
+
+def observed(observer):
+    """A ring with one observer."""
+    ring = Ring()
+    ring.on("committed", observer.commit)
+    ring.on("published", observer.published)
+    return ring
 
 
 def publish(learner, engine):

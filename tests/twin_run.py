@@ -27,7 +27,7 @@ from jaxrl_post.sim.twin import RowTwin
 from jaxrl_post.sim.twin_inputs import LoggedAnswers, LoggedRewards, lives
 from jaxrl_post.simulate import publish
 from jaxrl_post.telemetry import metrics
-from jaxrl_post.telemetry.observer import Remembering
+from jaxrl_post.telemetry.events import Ring
 from jaxrl_post.telemetry.rollout_log import read
 from jaxrl_post.types import PER_TOKEN, Finish
 
@@ -79,15 +79,10 @@ class Run:
             lambda: next(iter(build.replicas(config, start.model, start.cost).values())),
         )
         scheduler = Recorder(rounds, decisions.append)
-        loop.run(
-            twin,
-            scheduler,
-            Remembering(LoggedRewards(logged), [history]),
-            SimLearner(),
-            observer,
-            publish,
-            config.steps,
-        )
+        ring = Ring()
+        ring.on("scored", history.record)
+        ring.on("published", observer.published)
+        loop.run(ring, twin, scheduler, LoggedRewards(logged), SimLearner(), publish, config.steps)
         observer.evaluate()
         return [line.rstrip("\n") for line in decisions], [line.rstrip("\n") for line in dispatched]
 
@@ -122,14 +117,11 @@ class Run:
 
 
 class Boundaries:
-    """A protocols.Observer that does to the twin what a run does to its engine at a publish: evaluation, and the rest before a
+    """A listener that does to the twin what a run does to its engine at a publish: evaluation, and the rest before a
     checkpoint."""
 
     def __init__(self, config, start, twin):
         self._config, self._start, self._twin, self._version = config, start, twin, 0
-
-    def commit(self, metrics, part) -> None:
-        """Nothing is written."""
 
     def published(self, version: int) -> None:
         if self._config.evaluated_at(self._version, version):

@@ -122,7 +122,7 @@ class Witness:
     def complete(self, rollout):
         self.running.discard(rollout.id)
         stop = self._scheduler.complete(rollout)
-        assert isinstance(stop, Stop) and not stop.cancel
+        assert isinstance(stop, Stop)
         self._log("complete", [list(rollout.id), rollout.finish_clock, [list(id) for id in stop.park]])
         return stop
 

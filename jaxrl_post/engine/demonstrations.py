@@ -68,10 +68,6 @@ class Demonstrations:
             written[request.rollout_id] = (request, tokens)
         self._waiting.update(written)
 
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        for id in ids:
-            self._waiting.pop(id, None)
-
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         """What waits has no token yet."""
         taken = [self._waiting.pop(id)[0] for id in sorted(set(ids)) if id in self._waiting]

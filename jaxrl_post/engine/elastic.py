@@ -108,11 +108,6 @@ class Elastic:
         self._engine.submit(requests)
         self._prompts.update((request.rollout_id, request.prompt) for request in requests)
 
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        ids = tuple(ids)
-        self._engine.cancel(ids)
-        self._forget(ids)
-
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         parked = self._engine.park(ids)
         self._forget(rollout.id for rollout in parked)

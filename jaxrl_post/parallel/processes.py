@@ -93,3 +93,9 @@ def whole(tree: Any) -> Any:
     if jax.process_count() == 1:
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def say(text: str) -> None:
+    """To the screen, once per job."""
+    if jax.process_index() == 0:
+        print(text, flush=True)

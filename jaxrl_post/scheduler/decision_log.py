@@ -46,7 +46,7 @@ class Recorder:
                 "finish": rollout.finish.value,
                 "tokens": len(rollout),
                 "finish_clock": rollout.finish_clock,
-                "cancel": [list(id) for id in stop.cancel],
+                "cancel": [],  # a field of the log's format; no scheduler cancels
                 "park": [list(id) for id in stop.park],
             },
         )

@@ -144,14 +144,6 @@ class SimEngine:
             if wrong:
                 raise ValueError(f"request {name} {sentence}")
 
-    def cancel(self, ids: Iterable[RolloutId]) -> None:
-        touched = set()
-        for live in self._here(ids):
-            self._counts["num_tokens_cancelled"] += self._written(live)
-            touched.add(live.request.replica)
-            self._leave(live)
-        self._settle(touched)
-
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         """What they have; one that waits has what it came with."""
         out, touched = [], set()
@@ -384,7 +376,6 @@ _COUNTERS = (
     "num_tokens_reused",
     "num_tokens_rejected",
     "num_tokens_restarted",
-    "num_tokens_cancelled",
     "num_parked",
     "num_preempted",
 )

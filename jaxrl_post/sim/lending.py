@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from jaxrl_post.types import Group, Request, Rollout
+from jaxrl_post.types import Group, Rollout
 
 
 def step_s(
@@ -44,25 +44,16 @@ def step_s(
 
 
 class Moments:
-    """A watched.Watcher that knows the second of each clock of this round. `now`: of the engine."""
+    """A listener of the ring that knows the second of each clock of this round. `now`: of the engine."""
 
     def __init__(self, now: Callable[[], float]):
         self._now, self._begun = now, now()
         self._at: dict[int, float] = {}
         self._done: list[float] = []
 
-    def launched(self, requests: Sequence[Request], clock: int, version: int) -> None:
-        pass
-
-    def stepping(self, clock: int) -> None:
-        pass
-
     def stepped(self, finished: Sequence[Rollout], clock: int) -> None:
         self._at[clock] = self._now() - self._begun
         self._done += [self._at[clock]] * len(finished)
-
-    def stopped(self, rollouts: Sequence[Rollout], clock: int, version: int, cancelled: bool) -> None:
-        pass
 
     def round_over(self, groups: Sequence[Group], *, rollout_s: float, train_s: float) -> float:
         """`step_s` of the round that ends; what an earlier round finished was whole at the start."""

@@ -1,8 +1,7 @@
-"""What a run says about itself: one row of metrics per optimizer step, the rollout log, evaluations, seconds per phase,
-checkpoints.
+"""Writes one row of metrics per optimizer step and the rollout log, and starts evaluations and checkpoints.
 
-Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one; whatever was timed
-is named timing_s/ or perf/, everything else is a function of config and code.
+Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one. Whatever was timed
+is named timing_s/ or perf/; everything else is a function of config and code.
 """
 
 from __future__ import annotations
@@ -12,69 +11,33 @@ from typing import Any
 
 import jax
 
-from jaxrl_post.engine.speculation.speculation import Drafting
-from jaxrl_post.history import History
-from jaxrl_post.protocols import Engine, Rewards, Scheduler
-from jaxrl_post.telemetry.chores import Chores
+from jaxrl_post.protocols import Ring, Source
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.metrics import describe
 from jaxrl_post.telemetry.timing import Stopwatch
-from jaxrl_post.types import Group, Part, Rollout
+from jaxrl_post.types import Group, Part
 
 
-class Timed:
-    """Any part of the ring, with the seconds of some of its methods added to phases: {"step": "gen"}."""
-
-    def __init__(self, part: Any, phases: Mapping[str, str], watch: Stopwatch):
-        self._part, self._phases, self._watch = part, phases, watch
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._part, name)
-        return self._watch.timing(self._phases[name], value) if name in self._phases else value
-
-
-class Remembering:
-    """A protocols.Rewards around `rewards` that shows every group to each of `records` the moment it is scored."""
-
-    def __init__(self, rewards: Rewards, records: Sequence[History | Drafting]):
-        self._rewards, self._records = rewards, records
-
-    def start(self, rollout: Rollout) -> None:
-        self._rewards.start(rollout)
-
-    def join(self, group: Group) -> Group:
-        scored = self._rewards.join(group)
-        for record in self._records:
-            record.record(scored)
-        return scored
-
-    def metrics(self) -> dict[str, float]:
-        out = self._rewards.metrics()
-        for record in self._records:
-            out |= record.metrics()
-        return out
-
-
-class Observers:
-    """The protocols.Observer of a run.
+class Observer:
+    """Listens to `committed` and `published`: writes rows, and starts evaluations and checkpoints.
 
     Args:
-      engine, scheduler, rewards, meter: their `metrics()` are drained at every commit.
+      ring: defers logs, and times evaluations and checkpoints.
+      sources: parts whose `metrics()` are drained at every commit, for example engine, scheduler, rewards and history.
+      meter: its `metrics()` are drained at every commit too.
       write: gets (step, row).
       log: gets (step, groups) of every commit: the rollout log.
       evaluate: gets the version and writes its own row; called where `when(version before, version)` is true.
       save: gets the version; called last of a publish, where `saved_at(version before, version)` is true.
       warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
       devices: number of them, for tokens per second and device.
-      chores: where rows and logs are put off to.
     """
 
     def __init__(
         self,
         *,
-        engine: Engine,
-        scheduler: Scheduler,
-        rewards: Rewards,
+        ring: Ring,
+        sources: Sequence[Source],
         meter: BiasMeter,
         write: Callable[[int, Mapping], None],
         log: Callable[[int, Sequence[Group]], None],
@@ -85,13 +48,12 @@ class Observers:
         warm: Callable[[], None],
         watch: Stopwatch,
         devices: int,
-        chores: Chores,
     ):
-        self._engine, self._scheduler, self._rewards, self._meter = engine, scheduler, rewards, meter
+        self._ring, self._sources, self._meter = ring, sources, meter
         self._write, self._log = write, log
         self._evaluate, self._when, self._warm = evaluate, when, warm
         self._save, self._saved_at = save, saved_at
-        self._watch, self._devices, self._chores = watch, devices, chores
+        self._watch, self._devices = watch, devices
         self._waiting: tuple[Mapping, dict, Sequence[Group]] | None = None
         self._seconds: dict[str, float] | None = None  # of the step that waits, once its weights are published
         self._warmed = False
@@ -104,25 +66,25 @@ class Observers:
         self.step += 1
         self.tokens += sum(int(r.sampled.sum()) for group in part.fresh for r in group.rollouts)
         row = {"training/global_step": float(self.step)}
-        for part_of_ring in (self._engine, self._scheduler, self._rewards):
-            row |= part_of_ring.metrics()
+        for source in self._sources:
+            row |= source.metrics()
         row |= self._meter.metrics("long" if row.get("sched/num_long_rounds") else "short")
         self._waiting = metrics, row, part.groups
         if part.fresh:  # a round's rollouts are logged once, with its first step
-            self._chores.later(self._watch.timing("log", self._log), self.step, part.fresh)
+            self._ring.later("log", self._log, self.step, part.fresh)
 
     def published(self, version: int) -> None:
         """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
         self._seconds = self._watch.drain() if self._waiting else None
-        self._chores.later(self._watch.timing("log", self.flush))
+        self._ring.later("log", self.flush)
         before, self._version = self._version, version
         evaluated, saved = self._when(before, version), self._saved_at(before, version)
         if evaluated or saved or not self._warmed:
-            self._chores.run()
+            self._ring.flush()
         if evaluated:
-            self._watch.timing("testing", self._evaluate)(version)
+            self._ring.call("testing", self._evaluate, version)
         if saved:
-            self._watch.timing("save_checkpoint", self._save)(version)
+            self._ring.call("save_checkpoint", self._save, version)
         if not self._warmed:
             self._warmed = True
             self._warm()

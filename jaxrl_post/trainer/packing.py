@@ -4,7 +4,7 @@ A row holds several sequences (prompt and answer) one after another, each a segm
 is indexed AT the token: loss_mask[b, t] says that tokens[b, t] was sampled and is trained on, and the log-probs,
 advantage and version there belong to that very token. The model predicts it from the position before (same segment):
 whoever computes log-probs shifts, nobody else. Placing is first-fit-decreasing and a function of the lengths alone.
-What it refuses: a sequence longer than a row, and a rollout that was cancelled or parked.
+What it refuses: a sequence longer than a row, and a parked rollout.
 """
 
 from __future__ import annotations
@@ -142,33 +142,25 @@ def pack(
         prox_weights is not None,
     )
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
-    places = []
+    given = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "prox_weights": prox_weights}
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
         g, _, rollout = members[n]
         segments[row[n]] += 1
         _write(arrays, row[n], start[n], rollout, segments[row[n]], g)
         tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
-        for name, given in (
-            ("old_logprobs", old_logprobs),
-            ("ref_logprobs", ref_logprobs),
-            ("prox_weights", prox_weights),
-        ):
-            if given is not None:
-                arrays[name][row[n], tail] = np.where(rollout.sampled, given[rollout.id], 0.0)
+        for name, values in given.items():
+            if values is not None:
+                arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
         if credits is not None and credits[rollout.id].weight > 0:
             _credit(arrays, row[n], tail, rollout.sampled, credits[rollout.id])
-    for n, (_, _, rollout) in enumerate(members):
-        places.append(
-            Place(
-                rollout.id,
-                int(row[n]) // rows,
-                int(row[n]) % rows,
-                int(start[n]) + rollout.prompt.tokens.size,
-                len(rollout),
-            )
-        )
+    places = [_place(rollout, int(row[n]), int(start[n]), rows) for n, (_, _, rollout) in enumerate(members)]
     cuts = range(0, arrays["tokens"].shape[0], rows)
     return [Batch(**{name: array[at : at + rows] for name, array in arrays.items()}) for at in cuts], places
+
+
+def _place(rollout: Rollout, row: int, start: int, rows: int) -> Place:
+    """Where a rollout's answer lies, from the row among all micro-batches and the start of its segment."""
+    return Place(rollout.id, row // rows, row % rows, start + rollout.prompt.tokens.size, len(rollout))
 
 
 def count(groups: Sequence[Group], rows: int, tokens: int) -> int:
@@ -202,7 +194,7 @@ def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[Rollo
 
 
 def _refuse_unfinished(rollout: Rollout) -> None:
-    if rollout.finish in (Finish.CANCELLED, Finish.PARKED):
+    if rollout.finish is Finish.PARKED:
         raise ValueError(
             f"batch: rollout {tuple(rollout.id)} is {rollout.finish.name}; only finished ones (EOS, STOP, "
             f"LENGTH) can be trained on"

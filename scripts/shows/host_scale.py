@@ -70,7 +70,7 @@ def one(rounds: int) -> dict:
     )
     ring = simulate.assemble(given)
     begun, busy = time.perf_counter(), time.process_time()
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, rounds)
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, rounds)
     seconds, busy = time.perf_counter() - begun, time.process_time() - busy
     rollouts = sum(one.lengths.size for one in ring.tally.rounds)
     return {

@@ -69,6 +69,7 @@ def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: 
     from jaxrl_post.sim.learner import SimLearner
     from jaxrl_post.sim.rewards import SimRewards
     from jaxrl_post.simulate import publish
+    from jaxrl_post.telemetry.events import Ring
     from jaxrl_post.types import Sampling
 
     shape = cost.Shape(active=2.24e9, parameters=16e9, kv_bytes=27 * 576 * 2)  # Moonlight 16B-A3B: latent KV of 576
@@ -93,25 +94,16 @@ def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: 
         replicas=SEER["replicas"],
         placement=_placement(arm, answers),
     )
-    kept = _Kept()
-    loop.run(engine, scheduler, SimRewards(), SimLearner(), kept, publish, 1)
-    ends = np.sort([rollout.finish_clock for rollout in kept.rollouts])
+    trained, ring = [], Ring()
+    ring.on("preparing", lambda groups: trained.extend(rollout for group in groups for rollout in group.rollouts))
+    loop.run(ring, engine, scheduler, SimRewards(), SimLearner(), publish, 1)
+    ends = np.sort([rollout.finish_clock for rollout in trained])
     return {
         "seconds": float(engine.seconds),
         "clock": float(ends[-1]),
-        "mean": float(np.mean(list(map(len, kept.rollouts)))),
+        "mean": float(np.mean(list(map(len, trained)))),
         "tail": float(engine.seconds * (1 - ends[int(0.9 * ends.size)] / ends[-1])),
     }
-
-
-class _Kept:
-    """An observer that keeps what was trained."""
-
-    def commit(self, metrics, part) -> None:
-        self.rollouts = [rollout for group in part.groups for rollout in group.rollouts]
-
-    def published(self, version) -> None:
-        pass
 
 
 def _answers(seed: int):

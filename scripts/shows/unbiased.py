@@ -80,7 +80,9 @@ def _trained(given) -> Counter:
         accumulate(groups)
 
     ring.learner.accumulate = counted
-    loop.run(ring.engine, ring.scheduler, ring.rewards, ring.learner, ring.tally, simulate.publish, given.rounds)
+    loop.run(
+        simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, ring.learner, simulate.publish, given.rounds
+    )
     return learned
 
 

@@ -202,7 +202,7 @@ def _turned(given) -> tuple[list, int]:
 
     ring = simulate.assemble(given)
     learner = Ages(ring.learner)
-    loop.run(ring.engine, ring.scheduler, ring.rewards, learner, ring.tally, simulate.publish, given.rounds)
+    loop.run(simulate.tallied(ring), ring.engine, ring.scheduler, ring.rewards, learner, simulate.publish, given.rounds)
     return ring.tally.rounds, max(learner.oldest)
 
 

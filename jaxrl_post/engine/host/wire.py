@@ -25,6 +25,8 @@ TABLE = FIRST_END + MOST_ENDS
 # step*2+drafted, favourites
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
+UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
+BULK = 64 * UPLOAD  # entries of a larger piece, where there are as many
 OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
 
 

@@ -1,0 +1,330 @@
+"""From the command line to a run that is ready to turn: every part is built here, exactly once.
+
+A mistake in a config, a data file or a checkpoint is one ValueError before anything is compiled, and a run that could not
+start leaves no folder behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_post import config as configs
+from jaxrl_post import evaluation
+from jaxrl_post.checkpoint import store
+from jaxrl_post.engine.demonstrations import Demonstrations
+from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.host import dispatch_log
+from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.history import History
+from jaxrl_post.kernels import sampling
+from jaxrl_post.launch import build as parts
+from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume
+from jaxrl_post.launch import run_folder as folder
+from jaxrl_post.launch.command_line import parse
+from jaxrl_post.parallel import processes
+from jaxrl_post.parallel.processes import say
+from jaxrl_post.rewards.limits import Adaptive, Fixed
+from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.scheduler import registry
+from jaxrl_post.scheduler.decision_log import Recorder
+from jaxrl_post.telemetry import metrics
+from jaxrl_post.telemetry.journal import Journal, read_aside, read_journal
+from jaxrl_post.telemetry.length_bias import BiasMeter
+from jaxrl_post.telemetry.rollout_log import read
+from jaxrl_post.telemetry.timing import Stopwatch
+from jaxrl_post.telemetry.trace import RingTrace
+from jaxrl_post.trainer.learner import Learner
+
+
+def planned(config: configs.Config, start: inputs.Inputs) -> str:
+    """Describes batch arithmetic, memory per device and the weight sync, as text."""
+    numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt)
+    kinds = memory_plan.by_kind(config, parts.memory(config, start))
+    return "\n".join(
+        [
+            memory_plan.text("Batch", numbers),
+            *(memory_plan.text(f"Memory per {kind}", held, "B") for kind, held in kinds.items()),
+            f"Weights reach the engine: {memory_plan.swap_case(config)}",
+        ]
+    )
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Every part of a run.
+
+    `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
+    evaluation. `mine`: the folder that this process writes to. `traces`: at most one. `saved`: the checkpoint that the run
+    resumes from, if any. `about`: what a checkpoint must agree with.
+    """
+
+    config: configs.Config
+    start: inputs.Inputs
+    folder: Path
+    mine: Path
+    guard: compile_guard.CompileGuard
+    watch: Stopwatch
+    learner: Learner
+    engine: Any
+    evaluator: RowEngine | Elastic | None
+    scheduler: Recorder
+    rewards: Pool
+    judge: Pool
+    history: History
+    meter: BiasMeter
+    traces: list[RingTrace]
+    writer: metrics.Several
+    saves: store.Checkpoints
+    saved: store.Saved | None
+    about: dict
+    evaluations: list[evaluation.Evaluation] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[Any]:
+        """Parts that record scored groups: the history, and the drafting of each row engine."""
+        return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, (RowEngine, Elastic)))]
+
+    @property
+    def engines(self) -> list[Any]:
+        """The engine and the evaluator, without repetition."""
+        return list(dict.fromkeys(engine for engine in (self.engine, self.evaluator) if engine is not None))
+
+
+def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
+    """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run)."""
+    flags = parse(arguments)
+    malloc.return_large_blocks()
+    config = configs.resolve(configs.load(flags.config), flags.overrides)
+    if flags.dry_run:
+        print(json.dumps(configs.to_dict(config), indent=2))
+        start = inputs.gather(config)
+        print(planned(config, start), flush=True)
+        compile_guard.use_cache(os.environ)
+        print(parts.foreseen(config, start))
+        return None
+    processes.start(os.environ)
+    compile_guard.use_cache(os.environ)
+    start = inputs.gather(config)
+    words = planned(config, start)
+    devices = parts.device_plan(config)
+    say(words)
+    if flags.resume:
+        place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
+    else:
+        place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
+    try:
+        return build(config, start, devices, place, new, stack)
+    except ValueError:
+        stack.close()
+        if new and jax.process_index() == 0:
+            shutil.rmtree(place)
+        raise
+
+
+def build(
+    config: configs.Config,
+    start: inputs.Inputs,
+    devices: parts.DevicePlan,
+    place: Path,
+    new: bool,
+    stack: contextlib.ExitStack,
+) -> Run:
+    """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
+    mine, watch = folder.own(place), Stopwatch()
+    about, saves, saved = checkpoints(config, start, place, mine, new)
+    rewards, judge = both_graders(config, start, devices, mine, stack)
+    history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
+    scheduler = recorded_scheduler(config, start, history, mine, stack)
+
+    guard = stack.enter_context(compile_guard.CompileGuard())
+    learner = compiled_learner(config, start, devices, saved)
+    engine, evaluator = ENGINES[config.engine.name](config, start, devices, learner, history)
+    stack.enter_context(dispatch_log.logged({engine, evaluator}, mine / "dispatches.jsonl"))
+    run = Run(
+        config=config,
+        start=start,
+        folder=place,
+        mine=mine,
+        guard=guard,
+        watch=watch,
+        learner=learner,
+        engine=engine,
+        evaluator=evaluator,
+        scheduler=scheduler,
+        rewards=rewards,
+        judge=judge,
+        history=history,
+        meter=BiasMeter(),
+        traces=drawn_traces(config, learner, watch, mine, stack),
+        writer=written_rows(config, evaluator, place, mine, stack),
+        saves=saves,
+        saved=saved,
+        about=about,
+    )
+    if saved is not None:
+        revive(run, saved)
+    malloc.give_back()
+    return run
+
+
+def checkpoints(
+    config: configs.Config, start: inputs.Inputs, place: Path, mine: Path, new: bool
+) -> tuple[dict, store.Checkpoints, store.Saved | None]:
+    """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
+    about = resume.about(config, start, resume.versions())
+    saves = store.Checkpoints(
+        place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say, share=processes.share_text
+    )
+    return about, saves, None if new else resume.point(saves, place, mine, about, say)
+
+
+def both_graders(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, mine: Path, stack: contextlib.ExitStack
+) -> tuple[Pool, Pool]:
+    """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
+    grade = functools.partial(graders, config, start.tokenizer.decode, devices, stack)
+    rewards = grade(mine / "rewards.jsonl", shuffle=config.reward.shuffle)
+    judge = grade(mine / "eval_rewards.jsonl", shuffle=False)
+    rewards.check((*start.train, *start.held_out))
+    return rewards, judge
+
+
+def compiled_learner(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, saved: store.Saved | None
+) -> Learner:
+    """Builds the learner and compiles its programs, with the state of the checkpoint, if any."""
+    learner = parts.learner(config, start.model, start.load_params, devices)
+    learner.compile()
+    if saved is not None:
+        learner.restore(saved.arrays, saved.step)
+    return learner
+
+
+def recorded_scheduler(
+    config: configs.Config, start: inputs.Inputs, history: History, mine: Path, stack: contextlib.ExitStack
+) -> Recorder:
+    """Builds the scheduler, with its decision log around it."""
+    replica = functools.partial(parts.replica, config, start.model, start.cost)
+    scheduler = registry.made(
+        config, start.train, start.sampling, history.of, replica, parts.pace(config, replica, start.cost)
+    )
+    if config.engine.layouts:
+        scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
+    decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
+    return Recorder(scheduler, decisions.write)
+
+
+def written_rows(
+    config: configs.Config, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
+) -> metrics.Several:
+    """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step."""
+    writers = [metrics.Jsonl(mine / "metrics.jsonl")]
+    if jax.process_index() == 0:
+        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
+        writers.append(metrics.console(config.steps))
+    writer = metrics.Several(*writers)
+    stack.callback(writer.close)
+    return writer
+
+
+def drawn_traces(
+    config: configs.Config, learner: Learner, watch: Stopwatch, mine: Path, stack: contextlib.ExitStack
+) -> list[RingTrace]:
+    """Opens the trace of the first `trace_rounds` rounds; none where that is 0."""
+    if not config.trace_rounds:
+        return []
+    file = stack.enter_context(open(mine / f"trace_{learner.step:06d}.json", "w", encoding="utf-8"))
+    trace = RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)
+    watch.listeners.append(trace.phase)
+    stack.callback(trace.close)
+    return [trace]
+
+
+def revive(run: Run, saved: store.Saved) -> None:
+    """Restores the host's state. The first and the latest evaluation are read from their log."""
+    prompts = {prompt.id: prompt for prompt in run.start.train}
+    run.history.load_state_dict(saved.host["history"])
+    run.meter.load_state_dict(saved.host["meter"])
+    run.learner.gate.load_state_dict(saved.host["gate"])
+    for engine, state in zip(run.engines, saved.host["engines"], strict=True):
+        engine.load_state_dict(state, prompts)
+    run.scheduler.load_state_dict(saved.host["scheduler"])
+    for rollout in run.scheduler.held():
+        run.rewards.start(rollout)
+    files = sorted((run.mine / "evaluations").glob("step_*.npz"))
+    run.evaluations += [evaluation.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
+
+
+def graders(
+    config: configs.Config,
+    decode: Callable,
+    devices: parts.DevicePlan,
+    stack: contextlib.ExitStack,
+    journal: Path,
+    *,
+    shuffle: bool,
+) -> Pool:
+    """Starts a pool of reward processes. In a job of several processes, process 0 scores and shares the scores."""
+    limits = Fixed(config.reward.limit_s)
+    if config.reward.adaptive_limit:
+        limits = Adaptive(config.reward.limit_s, read_journal(journal) if journal.is_file() else ())
+    log = Journal(journal)
+    stack.callback(log.close)
+    before = read_aside(journal)
+    if len(before):
+        say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
+    pool = Pool(
+        config.reward.functions,
+        config.reward.weights,
+        workers=config.reward.workers,
+        timeout_s=config.reward.timeout_s,
+        decode=decode,
+        shuffle=shuffle,
+        seed=config.seed,
+        share=functools.partial(processes.share, mesh=devices.first) if jax.process_count() > 1 else None,
+        compute=jax.process_index() == 0,
+        journal=log,
+        journaled=before,
+        limits=limits,
+    )
+    return stack.enter_context(pool)
+
+
+def rows_for_all(config, start, devices, learner, history) -> tuple[Any, RowEngine | Elastic | None]:
+    """Builds one row engine that generates and evaluates."""
+    engine = parts.engine(config, start, devices, learner, history, say)
+    return engine, engine if start.held_out else None
+
+
+def data_for_training(config, start, devices, learner, history) -> tuple[Any, RowEngine | None]:
+    """Builds an engine that takes training rollouts from the data, and a row engine for evaluation, if there is any."""
+    engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
+    return engine, parts.engine(config, start, devices, learner, history, say) if start.held_out else None
+
+
+ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
+
+
+def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:
+    """What tokens depend on beside the config: versions, devices, processes, sampling law and the engine's own keys."""
+    out = {
+        "versions": resume.versions(),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+        "sampling_law": sampling.LAW,
+        "swap": memory_plan.swap_case(config),
+    }
+    if evaluator is not None:
+        out |= parts.keys(evaluator)
+    return out
