@@ -24,6 +24,10 @@ TABLE = FIRST_END + MOST_ENDS
 # columns of the packed device-to-host matrix, then five blocks of `emit`: tokens, log-probs, entropies,
 # step*2+drafted, favourites
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
+LEAST_TILE, TILE_STEP = (
+    64,
+    32,
+)  # sizes of a tile of head rows: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
 
@@ -75,6 +79,19 @@ class Sizes:
     @property
     def blocks(self) -> int:
         return -(-self.max_length // self.page)
+
+    def head_tile(self, rows: int) -> int:
+        """Returns for how many head rows at once a step of `rows` rows computes logits and draws tokens.
+
+        Sums round differently in a tile of another size. So it follows from slots and rows alone: the number of rows that may
+        sample depends on the drafter, the size of a tile does not."""
+        least = max(LEAST_TILE, -(-self.slots // TILE_STEP) * TILE_STEP)
+        return rows if rows <= LEAST_TILE else least
+
+    def head_places(self, rows: int) -> int:
+        """Returns the number of rows that may sample in a step of `rows` rows, in whole tiles."""
+        tile = self.head_tile(rows)
+        return -(-min(self.heads, rows) // tile) * tile
 
 
 class Told(NamedTuple):
