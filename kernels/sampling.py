@@ -34,13 +34,13 @@ TILE_TAG = 1 << 31
 
 class Drawn(NamedTuple):
     """What R rows drew. `logprobs` and `entropies` (nats) are the law's; `plain` is the token's log-prob at temperature 1
-    with every id allowed that is not -inf, `favourites` the lowest id with the highest logit."""
+    with every id allowed that is not -inf, `argmax_tokens` the lowest id with the highest logit."""
 
     tokens: Int[Array, " R"]
     logprobs: Float[Array, " R"]
     entropies: Float[Array, " R"]
     plain: Float[Array, " R"]
-    favourites: Int[Array, " R"]
+    argmax_tokens: Int[Array, " R"]
 
 
 def gumbel(

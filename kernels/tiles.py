@@ -42,7 +42,7 @@ class Part(NamedTuple):
     moment: Float[Array, " R"]
     top: Float[Array, " R"]
     whole: Float[Array, " R"]
-    favourite: Int[Array, " R"]
+    argmax_token: Int[Array, " R"]
 
 
 def of_tile(logits, there, lowest, inverse):
@@ -95,7 +95,7 @@ def part(
         moment=jnp.sum(moment, axis=-1),
         top=top,
         whole=jnp.sum(jnp.exp(found.peak - top[:, None]) * found.whole, axis=-1),
-        favourite=_favourite(logits, found.peak) + first * TILE,
+        argmax_token=_argmax(logits, found.peak) + first * TILE,
     )
 
 
@@ -113,7 +113,7 @@ def _tile(logits: Array, tile: Array) -> tuple[Array, Array, Array]:
     return column, column < vocab, jnp.take_along_axis(logits, jnp.minimum(column, vocab - 1), axis=-1)
 
 
-def _favourite(logits: Array, peaks: Array) -> Int[Array, " R"]:
+def _argmax(logits: Array, peaks: Array) -> Int[Array, " R"]:
     """The first column with the highest logit."""
     tile = sampling.first_highest(peaks)
     _, there, raw = _tile(logits, tile)
@@ -149,7 +149,7 @@ def drawn(parts: Part, temperatures: Float[Array, " R"]) -> sampling.Drawn:
     mass = jnp.sum(share * parts.mass, axis=0)
     moment = jnp.sum(jnp.where(parts.mass > 0, share * (parts.moment + apart * parts.mass), 0.0), axis=0)
     whole = jnp.sum(jnp.exp(parts.top - top) * parts.whole, axis=0)
-    likeliest = jnp.take_along_axis(parts.favourite, sampling.first_highest(parts.top.T)[None], axis=0)[0]
+    likeliest = jnp.take_along_axis(parts.argmax_token, sampling.first_highest(parts.top.T)[None], axis=0)[0]
     return sampling.Drawn(
         token,
         logit * inverse - peak - jnp.log(mass),

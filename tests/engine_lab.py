@@ -10,7 +10,7 @@ import numpy_cached
 import sampler
 
 from jaxrl_post.engine import step_cost
-from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
@@ -42,7 +42,16 @@ def weights(seed: int, config: decoder.ModelConfig = TINY) -> dict:
 def engine(params=None, config: decoder.ModelConfig = TINY, mesh=None, **changes) -> RowEngine:
     mesh = mesh or meshes.make_mesh()
     placed = meshes.put(params or weights(0, config), meshes.param_shardings(mesh, decoder.axes(config), "engine"))
-    return RowEngine(config, placed, mesh, **{**BASE, **changes})
+    return made(config, placed, mesh, **changes)
+
+
+def made(config: decoder.ModelConfig, params, mesh, **changes) -> RowEngine:
+    """The engine of BASE with changes: settings, and arguments of RowEngine."""
+    given = {**BASE, **changes}
+    settings = {
+        field.name: given.pop(field.name) for field in dataclasses.fields(EngineSettings) if field.name in given
+    }
+    return RowEngine(config, params, mesh, EngineSettings(**settings), **given)
 
 
 def requests(

@@ -63,7 +63,7 @@ class Scripted(Off):
         blank = jnp.full(self.entries, BLANK, jnp.int32)
         return Tables(blank, blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 2), jnp.int32))
 
-    def enter(self, memory, slot, row, fresh, prompt, tokens, favourites, known):
+    def enter(self, memory, slot, row, fresh, seen, tokens, argmax_tokens, num_tokens):
         return memory
 
     def index(self, past, prompt):
@@ -95,8 +95,8 @@ class Scripted(Off):
             jnp.minimum(first[:, 0], 0),
         )
 
-    def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live):
-        return Counts(rules.tally(memory.counts, drafts, tokens, before, after, live))
+    def observe(self, memory, drafts, place, tokens, argmax_tokens, before, after, given, running):
+        return Counts(rules.tally(memory.counts, drafts, tokens, before, after, running))
 
 
 class Scripts:

@@ -3,7 +3,7 @@
 import engine_lab as lab
 import pytest
 
-from jaxrl_post.engine.host.swap_policy import Carry
+from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -42,7 +42,7 @@ def whole():
 
 
 def test_verify_gives_what_the_last_weights_give_from_the_start(whole):
-    engine = lab.engine(carry=Carry("verify"))
+    engine = lab.engine(swap_policy=SwapPolicy("verify"))
     out, ends = swapped_often(engine, ASKED, 3)
     counts = engine.metrics()
     assert set(ends.values()) >= {1, 3} and counts["swap/num_verified"] > 20 and counts["rows/draft_accepted"] > 50
@@ -54,7 +54,7 @@ def test_verify_gives_what_the_last_weights_give_from_the_start(whole):
 
 
 def test_recompute_keeps_tokens_and_computes_keys_and_values_anew():
-    engine = lab.engine(carry=Carry("recompute"))
+    engine = lab.engine(swap_policy=SwapPolicy("recompute"))
     out, ends = swapped_often(engine, ASKED, 1, every=3)
     mixed = [r for r in ASKED if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
     assert len(mixed) >= 4 and engine.metrics()["swap/num_recomputed"] >= len(mixed)
@@ -83,7 +83,7 @@ def test_keep_loses_no_step(whole):
 def test_a_share_bounds_what_is_computed_again():
     counts = {}
     for share in (0.0, 0.05, 1.0):
-        engine = lab.engine(carry=Carry("recompute", share))
+        engine = lab.engine(swap_policy=SwapPolicy("recompute", share))
         swapped_often(engine, ASKED, 3)
         counts[share] = engine.metrics()
         assert counts[share].get("swap/rows_share", 0.0) <= share
@@ -95,7 +95,7 @@ def test_a_checkpoint_after_a_swap_goes_on_alike():
     """Saved right after a swap that verifies: the one that loads it gives the same bits and chooses alike at the next."""
 
     def begun():
-        engine = lab.engine(carry=Carry("auto", 0.5))
+        engine = lab.engine(swap_policy=SwapPolicy("auto", 0.5))
         engine.submit(ASKED)
         out = {r.id: r for _ in range(2) for r in engine.step()}
         engine.swap(placed(near(1)), 1)
@@ -112,7 +112,7 @@ def test_a_checkpoint_after_a_swap_goes_on_alike():
     engine, out = begun()
     state = engine.state_dict()
     want, told = ended(engine, dict(out))
-    other = lab.engine(near(1), carry=Carry("auto", 0.5), version=1)
+    other = lab.engine(near(1), swap_policy=SwapPolicy("auto", 0.5), version=1)
     other.load_state_dict(state, {r.prompt.id: r.prompt for r in ASKED})
     got, again = ended(other, dict(out))
     assert lab.same_bits(want, got) and told == again and told["swap/num_verified"] > 0

@@ -9,7 +9,7 @@ from toy_ring import ToyPrompts
 
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.engine.demonstrations import Demonstrations
-from jaxrl_post.engine.host.sequence import written
+from jaxrl_post.engine.host.sequence import to_state
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.scheduler.decision_log import Recorder
@@ -93,7 +93,7 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
     for _ in range(2):
         one.step()
     one.swap(placed(2), version + 1)
-    lives = sorted(one._here.values(), key=lambda live: live.age)
+    lives = sorted(one.sequences.values(), key=lambda live: live.age)
     slots = [live.slot for live in lives]
     for live in lives:
         live.slot = -1
@@ -104,9 +104,9 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
         "counts": {},
         "row_sizes": [64],
         "cost": one.cost.digest,
-        "lives": [written(live) for live in lives],
+        "lives": [to_state(live) for live in lives],
         "drafting": one.drafting.state_dict(),
-        "carry": one._carry.state_dict(),
+        "carry": one.swap_policy.state_dict(),
     }
     for live, slot in zip(lives, slots):
         live.slot = slot
@@ -117,7 +117,7 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
 
 def test_another_cost_table_is_refused(pair):
     state = pair[0].state_dict() | {"cost": "other"}
-    with pytest.raises(ValueError, match="was saved under cost table other and would go on under"):
+    with pytest.raises(ValueError, match="was saved under cost table other and would resume under"):
         pair[1].load_state_dict(state, {})
 
 

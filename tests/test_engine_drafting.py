@@ -195,7 +195,7 @@ def test_what_was_counted_weighs_and_older_counts_fade():
     offers[15], offers[4] = 200, 100
     counts = np.zeros((2, drafting.drafter.classes), int)
     counts[:, 7] = 64, 48
-    drafting.told(counts, offers, slot_steps=100, clone_steps=1024, won=512)
+    drafting.record_outcome(counts, offers, slot_steps=100, clone_steps=1024, won=512)
     keep, steps = acceptance.SPAN / (acceptance.SPAN + 100), acceptance.FIRST_STEPS
     all_steps = keep * steps + 100
     first, second, third = (200 / all_steps, keep * steps / all_steps, 100 / all_steps)
@@ -210,7 +210,7 @@ def test_what_was_counted_weighs_and_older_counts_fade():
 
 
 def told_nothing(drafting):
-    drafting.told(np.zeros((2, drafting.drafter.classes), int), np.zeros(OFFERS), 1, 0, 0)
+    drafting.record_outcome(np.zeros((2, drafting.drafter.classes), int), np.zeros(OFFERS), 1, 0, 0)
 
 
 def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
@@ -254,7 +254,7 @@ def visit(drafting, history):
             drafting.leave(0, PROMPTS[name], place)
             record(drafting, history, group(name, epoch))
         offers = np.arange(OFFERS) * epoch
-        drafting.told(np.full((2, drafting.drafter.classes), epoch), offers, 10, 3, 2)
+        drafting.record_outcome(np.full((2, drafting.drafter.classes), epoch), offers, 10, 3, 2)
         out += [drafting.worth(9, 3, 4), drafting.estimates.rates().tobytes(), sorted(drafting.metrics().items())]
     return out
 
@@ -299,17 +299,17 @@ def test_uploads_land_where_they_should(name):
     drafting.drafter = dataclasses.replace(drafting.drafter, entries=8 * UPLOAD)
     engine = lab.engine(mesh=mesh, drafting=drafting)
     fields = 1 if name == "ours" else 3
-    want = [np.array(x) for x in list(engine._tables)[:fields]]
+    want = [np.array(x) for x in list(engine.device.tables)[:fields]]
     noise = np.random.default_rng(0)
     for replica, offset, size in ((1, 2, 1500), (0, 0, 3000), (1, 4, 1024), (1, 2, 10)):
         arrays = tuple(noise.integers(1, 99, size).astype(x.dtype) for x in want)
-        engine._tables = engine._programs.upload(engine._tables, replica, offset * UPLOAD, arrays)
+        engine.device.tables = engine.device.programs.upload(engine.device.tables, replica, offset * UPLOAD, arrays)
         for whole, array in zip(want, arrays):
             end = offset * UPLOAD + -(-size // UPLOAD) * UPLOAD
             whole[replica, offset * UPLOAD : end] = 0
             whole[replica, offset * UPLOAD : offset * UPLOAD + size] = array
     rates = np.linspace(0.1, 0.9, drafting.drafter.classes).astype(np.float32)
-    engine._tables = engine._programs.rated(engine._tables, rates)
-    for whole, found in zip(want, engine._tables):
+    engine.device.tables = engine.device.programs.rated(engine.device.tables, rates)
+    for whole, found in zip(want, engine.device.tables):
         assert np.array_equal(whole, np.asarray(found))
-    assert np.array_equal(np.asarray(engine._tables.rates), np.stack([rates, rates]))
+    assert np.array_equal(np.asarray(engine.device.tables.rates), np.stack([rates, rates]))

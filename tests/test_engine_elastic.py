@@ -30,7 +30,7 @@ def learner(seed=0, mesh=None):
 def make(params, order=(MANY, FEW)):
     def builder(layout):
         mesh = meshes.make_mesh(layout.replicas, 1, layout.tensor)
-        return lambda: lab.RowEngine(lab.TINY, params, mesh, **{**lab.BASE, **SIZES[layout]})
+        return lambda: lab.made(lab.TINY, params, mesh, **SIZES[layout])
 
     return Elastic({layout: builder(layout) for layout in order}, params)
 
@@ -144,7 +144,7 @@ def test_the_learners_buffers_are_never_given_up(shared, fresh):
     fresh.relayout(FEW)
     fresh.relayout(MANY)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
-    for got, want in zip(jax.tree.leaves(fresh.engine._params), jax.tree.leaves(params), strict=True):
+    for got, want in zip(jax.tree.leaves(fresh.engine.device.params), jax.tree.leaves(params), strict=True):
         assert np.array_equal(np.asarray(got), np.asarray(want))
 
 
@@ -197,7 +197,7 @@ def test_a_run_saved_in_another_layout_goes_on_alike(fresh, tmp_path):
 def test_a_layout_that_was_not_compiled_is_refused(fresh):
     fresh.submit(ASKED)
     with pytest.raises(
-        ValueError, match=r"Layout\(replicas=2, tensor=4\) was asked for.*the nearest is Layout\(replicas=4"
+        ValueError, match=r"Layout\(replicas=2, tensor=4\) was requested.*the nearest is Layout\(replicas=4"
     ):
         fresh.relayout(Layout(2, 4))
     assert fresh.layout == MANY and len(finish(fresh)) == len(ASKED)
@@ -270,7 +270,7 @@ def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     borrower = Borrower(jax.live_arrays())
     engine = Elastic(
         {
-            layout: (lambda mesh: lambda: lab.RowEngine(lab.TINY, params, mesh, **{**lab.BASE, **SIZES[FEW]}))(way)
+            layout: (lambda mesh: lambda: lab.made(lab.TINY, params, mesh, **SIZES[FEW]))(way)
             for layout, way in ways.items()
         },
         params,
@@ -285,17 +285,19 @@ def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     engine.step(), engine.step()
     engine.relayout(Layout(4, 1))
     assert borrower.told == [("borrow", 2), ("give back", 0)]  # those that stay; nobody
-    own = [leaf is other for leaf, other in zip(*map(jax.tree.leaves, (engine.engine._params, params)), strict=True)]
+    own = [
+        leaf is other for leaf, other in zip(*map(jax.tree.leaves, (engine.engine.device.params, params)), strict=True)
+    ]
     assert all(own) if shared else not any(own)  # nothing was copied back
     assert lab.same_bits(want, finish(engine))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
     new = learner(1, mesh=mesh)
     engine.swap(new, engine.version + 1)
     first = jax.tree.leaves(new)[0]
-    assert engine.engine._owned is False and jax.tree.leaves(engine.engine._params)[0] is first
+    assert engine.engine.device.owned is False and jax.tree.leaves(engine.engine.device.params)[0] is first
     engine.relayout(Layout(2, 1))
     engine.swap(learner(2, mesh=mesh), engine.version + 1)  # a copy of its own there
-    assert engine.engine._owned and not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
+    assert engine.engine.device.owned and not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
     some = [lab.dataclasses.replace(request, replica=0) for request in asked[:4]]
     assert not lab.against_sampler(lab.run(engine, some), some, lab.weights(2))
 
@@ -324,13 +326,13 @@ def test_drafts_go_on_in_another_layout():
         drafting.corpus = (
             type(drafting.corpus)(3 << 12) if layout.tensor == 2 else drafting.corpus
         )  # it knows nothing yet
-        return lambda: lab.RowEngine(
+        return lambda: lab.made(
             lab.TINY,
             params,
             meshes.make_mesh(layout.replicas, 1, layout.tensor),
             drafting=drafting,
             cost=lab.FREE_ROWS,
-            **{**lab.BASE, **sizes[layout], "max_length": 112},
+            **{**sizes[layout], "max_length": 112},
         )
 
     engine = Elastic({layout: builder(layout) for layout in sizes}, params)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxrl_post.engine import bit_probe, row_program
-from jaxrl_post.engine import row_engine as engine_file
 from jaxrl_post.engine.host import packing
-from jaxrl_post.engine.host.sequence import Live
-from jaxrl_post.engine.host.wire import OUT_WINDOW
+from jaxrl_post.engine.host.admission import Admission
+from jaxrl_post.engine.host.sequence import SequenceState
+from jaxrl_post.engine.host.wire import OUT_WINDOW, SEED0
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 ASKED = lab.requests(60)
@@ -120,7 +120,7 @@ def test_row_sizes_kept_by_the_probe_give_the_same_bits():
 
 def test_probe_drops_a_size_that_differs(monkeypatch):
     several = lab.engine(row_sizes=(64, 96))
-    real = several._programs.dispatch
+    real = several.device.programs.dispatch
 
     def off(size, *args, **settings):
         state, told = real(size, *args, **settings)
@@ -129,7 +129,7 @@ def test_probe_drops_a_size_that_differs(monkeypatch):
             told.out[..., OUT_WINDOW + several.sizes.emit] ^= 1
         return state, told
 
-    monkeypatch.setattr(several._programs, "dispatch", off)
+    monkeypatch.setattr(several.device.programs, "dispatch", off)
     assert bit_probe.keep_equal_sizes(several) == {64: False, 96: True}
     assert several.row_sizes == (96,) and several.clock == 0
 
@@ -307,22 +307,22 @@ def noise_keyed_by_slot(monkeypatch):
 
     def describe(live, row, *rest):
         real(live, row, *rest)
-        row[row_program.SEED0] ^= live.slot
+        row[SEED0] ^= live.slot
 
     monkeypatch.setattr(packing, "describe", describe)
 
 
 def position_off_by_one_after_a_park(monkeypatch):
-    real = engine_file.RowEngine._seat
+    real = Admission.seat
 
-    def seat(self, replica, live, entry):
-        out = real(self, replica, live, entry)
-        if out is not None and live.tokens:
+    def seat(self, replica, one, entry):
+        out = real(self, replica, one, entry)
+        if out is not None and one.tokens:
             # the first position after what a sibling computed is the leader's too, and right: skip one more
-            live.filled = min(live.filled + 1 + (live.filled > 0), live.known - 1)
+            one.num_computed = min(one.num_computed + 1 + (one.num_computed > 0), one.num_tokens - 1)
         return out
 
-    monkeypatch.setattr(engine_file.RowEngine, "_seat", seat)
+    monkeypatch.setattr(Admission, "seat", seat)
 
 
 def draft_not_compared_at_eos(monkeypatch):
@@ -342,18 +342,18 @@ def verify_keeps_the_mismatched_token(monkeypatch):
 
 
 def stale_prompt_page_after_a_swap(monkeypatch):
-    monkeypatch.setattr(engine_file.RowEngine, "_key", lambda self, live: (live.request.prompt.id,))
+    monkeypatch.setattr(Admission, "prompt_key", lambda self, one: (one.request.prompt.id,))
 
 
 def guesses_kept_after_a_miss(monkeypatch):
-    real = Live.extend
+    real = SequenceState.extend
 
     def extend(self, more, version):
-        left = self.guesses[len(more.tokens) :]
+        left = self.candidates[len(more.tokens) :]
         real(self, more, version)
-        self.guesses = left
+        self.candidates = left
 
-    monkeypatch.setattr(Live, "extend", extend)
+    monkeypatch.setattr(SequenceState, "extend", extend)
 
 
 def test_planted_noise_keyed_by_slot(monkeypatch, plain):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from jaxrl_post.engine.host.replica import Replica
-from jaxrl_post.engine.host.sequence import Live
+from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 
-def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpose: str = "train") -> Live:
+def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpose: str = "train") -> SequenceState:
     name = RolloutId(0, purpose, 0, "p", age)
     request = Request(
         rollout_id=name,
@@ -18,7 +18,7 @@ def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpos
         max_tokens=20,
         sampling=Sampling(),
     )
-    return Live(request=request, age=age, tokens=[1] * tokens, versions=[version] * tokens)
+    return SequenceState(request=request, age=age, tokens=[1] * tokens, versions=[version] * tokens)
 
 
 def test_the_first_leads_the_prompts_pages_and_a_sibling_shares_the_full_ones():
@@ -30,9 +30,9 @@ def test_the_first_leads_the_prompts_pages_and_a_sibling_shares_the_full_ones():
     entry = replica.prompts.entries["k",]
     assert entry.ids == [0, 1] and not replica.leads(first)
     assert replica.seat(second, entry, ("k",)) == (8, 8)
-    assert (second.slot, second.pages, second.filled, replica.pages.free) == (1, [0, 1, 3], 8, 4)
+    assert (second.slot, second.pages, second.num_computed, replica.pages.free) == (1, [0, 1, 3], 8, 4)
     replica.leave(first)
-    assert (first.slot, first.pages, first.filled, replica.pages.free) == (-1, [], 0, 5)
+    assert (first.slot, first.pages, first.num_computed, replica.pages.free) == (-1, [], 0, 5)
 
 
 def test_a_half_full_page_is_copied():
@@ -41,7 +41,7 @@ def test_a_half_full_page_is_copied():
     replica.seat(first, None, ("k",))
     replica.prompts.finish(first.slot)
     assert replica.seat(second, replica.prompts.entries["k",], ("k",)) == (1, 2)
-    assert second.pages == [0, 2, 3] and second.filled == 6  # positions 0..9: page 0 shared, 1 copied to 2, 3 new
+    assert second.pages == [0, 2, 3] and second.num_computed == 6  # positions 0..9: page 0 shared, 1 copied to 2, 3 new
 
 
 def test_too_few_pages_leave_everything_as_it_was():

@@ -7,7 +7,6 @@ import re
 import engine_lab as lab
 import pytest
 
-from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.parallel import mesh as meshes
 
 SIZES = dict(max_length=176, pages=200, row_sizes=(64,), slots=16)
@@ -35,7 +34,9 @@ def test_replicas_meet_once_a_step(shape):
     engine = lab.engine(
         mesh=meshes.make_mesh(*shape), drafting=lab.drafting("ours", [], replicas=2), cost=lab.FREE_ROWS
     )
-    programs = {name: program for name, program in engine._programs.compiled.items() if name.startswith("dispatch")}
+    programs = {
+        name: program for name, program in engine.device.programs.compiled.items() if name.startswith("dispatch")
+    }
     assert len(programs) == 2  # one that drafts, one that does not
     for name, program in programs.items():
         meetings = [
@@ -51,4 +52,4 @@ def test_kv_heads_that_cannot_be_split_are_refused():
     with pytest.raises(
         ValueError, match="mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2"
     ):
-        RowEngine(lab.TINY, lab.weights(0), meshes.make_mesh(1, 1, 4), **lab.BASE)
+        lab.made(lab.TINY, lab.weights(0), meshes.make_mesh(1, 1, 4))

@@ -12,7 +12,7 @@ import scripted_drafter as scripted
 
 from jaxrl_post.engine import bit_probe, row_program
 from jaxrl_post.engine import row_engine as engine_file
-from jaxrl_post.engine.host.wire import OUT_WINDOW
+from jaxrl_post.engine.host.wire import LIMIT, OUT_WINDOW
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -179,7 +179,7 @@ def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
     one = made("ours", True, row_sizes=(64, 96))
     kept = bit_probe.keep_equal_sizes(one)
     assert kept[96] and one.drafting.forced is None and one.clock == 0
-    real, drafted = one._programs.dispatch, []
+    real, drafted = one.device.programs.dispatch, []
 
     def off(size, drafts, *args, **settings):
         drafted.append(drafts)
@@ -190,7 +190,7 @@ def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
         return state, told
 
     one.row_sizes = (64, 96)
-    monkeypatch.setattr(one._programs, "dispatch", off)
+    monkeypatch.setattr(one.device.programs, "dispatch", off)
     if wrong == 96:
         with pytest.raises(
             ValueError, match="speculation.drafter: with drafts a step of 96 rows gives other bits here"
@@ -272,9 +272,10 @@ def test_replicas_draft_each_for_themselves(name):
 
 def held_by_the_device(engine) -> list[bool]:
     """Of each answer in a slot: whether the drafter's favourites there are what the host knows it should learn."""
-    favourites = np.asarray(engine._state.favourites)[0]
+    favourites = np.asarray(engine.device.state.argmax_tokens)[0]
     return [
-        np.array_equal(favourites[live.slot, : live.known], live.learnable()) for live in engine._replicas[0].running
+        np.array_equal(favourites[live.slot, : live.num_tokens], live.learnable())
+        for live in engine.admission.replicas[0].running
     ]
 
 
@@ -381,9 +382,7 @@ def draft_accepted_without_comparing(monkeypatch):
 
 def draft_beyond_the_limit(monkeypatch):
     real = row_program._bound
-    monkeypatch.setattr(
-        row_program, "_bound", lambda packed, sizes: real(packed.at[..., row_program.LIMIT].add(3), sizes)
-    )
+    monkeypatch.setattr(row_program, "_bound", lambda packed, sizes: real(packed.at[..., LIMIT].add(3), sizes))
 
 
 def draft_not_compared_at_eos(monkeypatch):

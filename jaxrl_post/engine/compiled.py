@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine.host.wire import BULK, TABLE, UPLOAD, Entry, Sizes, Told
+from jaxrl_post.engine.host.wire import BULK, TABLE, UPLOAD, Entry, Sizes, DispatchResult
 from jaxrl_post.engine.insertion import insert, upload
 from jaxrl_post.engine.row_program import RowProgram, State, dispatch
-from jaxrl_post.engine.speculation.interface import Off
-from jaxrl_post.engine.speculation.registry import Drafter
+from jaxrl_post.engine.speculation.interface import Drafter, Off
 from jaxrl_post.kernels import attention, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
@@ -166,7 +165,7 @@ class Programs:
         steps: int,
         freed: int,
         clones: bool,
-    ) -> tuple[State, Told]:
+    ) -> tuple[State, DispatchResult]:
         """Begins one dispatch; the new state, and what it tells, to be `read`."""
         run, tables = self._dispatches[rows, drafts], tables if drafts else ()
         packed, scalars = meshes.put((packed, np.array([steps, freed, clones], np.int32)), self._whole)

@@ -83,7 +83,7 @@ class Value:
             right, rows = right + taken * chance, rows - taken
         return right
 
-    def told(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int, tried: bool) -> None:
+    def record_outcome(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int, tried: bool) -> None:
         """After a dispatch that drafted: the drafts offered, by range, over so many steps of running slots; and what
         `clone_steps` steps of clones won. `tried`: it drafted because it was time for a try."""
         keep = SPAN / (SPAN + slot_steps)

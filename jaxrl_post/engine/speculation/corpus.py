@@ -78,12 +78,12 @@ class Corpus:
         """The texts end to end (of each group its prompt's end, answers and favourites), how many answers and how many
         favourites each has, and how many groups the table is built from."""
         groups = [*self._window, *self._new]
-        texts = [text for g in groups for text in (g.end, *g.answers, *(g.favourites or ()))]
+        texts = [text for g in groups for text in (g.end, *g.answers, *(g.argmax_tokens or ()))]
         return {
             "tokens": np.concatenate([np.zeros(0, np.int32), *texts]).astype(np.int32),
             "lengths": np.array([len(text) for text in texts], np.int64),
             "answers": np.array([len(g.answers) for g in groups], np.int64),
-            "favourites": np.array([len(g.favourites or ()) for g in groups], np.int64),
+            "favourites": np.array([len(g.argmax_tokens or ()) for g in groups], np.int64),
             "built": len(self._window),
             "version": self.version,
         }
@@ -92,10 +92,8 @@ class Corpus:
         """Takes the place of what is here and builds the table again."""
         texts = iter(np.split(np.array(state["tokens"], np.int32), np.cumsum(state["lengths"])[:-1]))
         groups = [
-            Texts(
-                next(texts), list(itertools.islice(texts, answers)), list(itertools.islice(texts, favourites)) or None
-            )
-            for answers, favourites in zip(state["answers"].tolist(), state["favourites"].tolist())
+            Texts(next(texts), list(itertools.islice(texts, answers)), list(itertools.islice(texts, likeliest)) or None)
+            for answers, likeliest in zip(state["answers"].tolist(), state["favourites"].tolist())
         ]
         self._window, self._new = deque(groups[: state["built"]]), groups[state["built"] :]
         self._held, self._waiting = (sum(texts.size for texts in some) for some in (self._window, self._new))

@@ -58,7 +58,7 @@ class Backoff:
     the class is worth when it is chosen.
 
     `entries`: those of the flat array for prompts and all prompts; `live`: those of a slot's row. `siblings`: answers to a
-    prompt share a row, else each slot has its own and `ROW` is not read. `watches`: favourites are
+    prompt share a row, else each slot has its own and `ROW` is not read. `watches`: argmax_tokens are
     learned, else the tokens themselves."""
 
     width: int
@@ -99,18 +99,18 @@ class Backoff:
         slot: Int[Array, " I"],
         row: Int[Array, " I"],
         fresh: Int[Array, " I"],
-        prompt: Int[Array, " I"],
+        seen: Int[Array, " I"],
         tokens: Int[Array, "I T"],
-        favourites: Int[Array, "I T"],
-        known: Int[Array, " I"],
+        argmax_tokens: Int[Array, "I T"],
+        num_tokens: Int[Array, " I"],
     ) -> Memory:
         """See `drafts`."""
-        favourites = favourites if self.watches else tokens
+        argmax_tokens = argmax_tokens if self.watches else tokens
         rows = memory.live.shape[0] // self.live
         row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
-        row = jnp.where((slot < rows) & (fresh | (prompt < known)), row, rows)
-        start = jnp.where(fresh, 0, prompt)
-        stop = jnp.where(row < rows, known, start)
+        row = jnp.where((slot < rows) & (fresh | (seen < num_tokens)), row, rows)
+        start = jnp.where(fresh, 0, seen)
+        stop = jnp.where(row < rows, num_tokens, start)
 
         def more(carry):
             return jnp.any(carry[0] < stop)
@@ -119,7 +119,7 @@ class Backoff:
             start, live = carry
             anew = jnp.where(fresh & (start == 0), row, rows)  # here, since mostly there is nothing to learn at all
             live = live.reshape(rows, self.live).at[anew].set(0, mode="drop").reshape(-1)
-            return start + CHUNK, self._learn(live, row, tokens, favourites, start, stop, CHUNK)
+            return start + CHUNK, self._learn(live, row, tokens, argmax_tokens, start, stop, CHUNK)
 
         return memory._replace(live=jax.lax.while_loop(more, learn, (start, memory.live))[1])
 
@@ -134,27 +134,27 @@ class Backoff:
         tables: Tables,
         memory: Memory,
         tokens: Int[Array, "S T"],
-        known: Int[Array, " S"],
+        num_tokens: Int[Array, " S"],
         place: Int[Array, "S places"],
         branch: Int[Array, " S"],
     ) -> Drafts:
         """See `drafts`. Works on any slot; a slot that does not run gives drafts of no use."""
         S, T = tokens.shape
-        back = known[:, None] - 1 - jnp.arange(ORDERS)
+        back = num_tokens[:, None] - 1 - jnp.arange(ORDERS)
         newest = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
         homes = self._homes(place, S)
-        look = self._look(tables, memory, homes, newest, known)
+        look = self._look(tables, memory, homes, newest, num_tokens)
         token, column = rules.nth_distinct(look.token, look.rate, branch)
-        token = jnp.where(known < T, token, -1)
+        token = jnp.where(num_tokens < T, token, -1)
         kind, worth = self._worth(tables, look, column)
         value = jnp.where(token >= 0, worth, 0)
 
         def further(carry, number):
             newest, token, value = carry
             newest = jnp.concatenate([jnp.maximum(token, 0)[:, None], newest[:, :-1]], axis=1)
-            found = self._look(tables, memory, homes, newest, known + number)
+            found = self._look(tables, memory, homes, newest, num_tokens + number)
             best, column = rules.best(found.token, found.rate)
-            token = jnp.where((token >= 0) & (known + number < T), best, -1)
+            token = jnp.where((token >= 0) & (num_tokens + number < T), best, -1)
             value = jnp.where(token >= 0, value * self._worth(tables, found, column)[1], 0)
             return (newest, token, value), (token, value)
 
@@ -180,18 +180,18 @@ class Backoff:
         drafts: Drafts,
         place: Int[Array, "S places"],
         tokens: Int[Array, "S T"],
-        favourites: Int[Array, "S T"],
+        argmax_tokens: Int[Array, "S T"],
         before: Int[Array, " S"],
         after: Int[Array, " S"],
         given: Int[Array, " S"],
-        live: Bool[Array, " S"],
+        running: Bool[Array, " S"],
     ) -> Memory:
         """See `drafts`."""
-        favourites = favourites if self.watches else tokens
+        argmax_tokens = argmax_tokens if self.watches else tokens
         row = place[:, ROW] if self.siblings else jnp.arange(tokens.shape[0])
-        stop = jnp.where(live, after, before)
-        learned = self._learn(memory.live, row, tokens, favourites, before, stop, self.width + 1)
-        return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, live))
+        stop = jnp.where(running, after, before)
+        learned = self._learn(memory.live, row, tokens, argmax_tokens, before, stop, self.width + 1)
+        return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, running))
 
     def _homes(self, place: Array, S: int) -> tuple[Array, Array, Array]:
         """Row of the live table [S], and offsets and sizes uint32[S, sources - 1, 1] in `entries`."""
@@ -212,8 +212,8 @@ class Backoff:
         entry = memory.live.at[ngrams.bucket(jnp, keys[:, 0], mine, jnp.uint32(self.live))].get(mode="clip")[:, None]
         if self.sources[1:]:
             at = ngrams.bucket(jnp, keys[:, 1:], offsets, sizes)
-            told = jnp.where(sizes > 0, tables.entries.at[at].get(mode="clip"), jnp.uint32(0))
-            entry = jnp.concatenate([entry, told], axis=1)
+            read = jnp.where(sizes > 0, tables.entries.at[at].get(mode="clip"), jnp.uint32(0))
+            entry = jnp.concatenate([entry, read], axis=1)
         mark, sure, token = ngrams.unpack(jnp, entry)
         found = (mark == ngrams.fingerprint(jnp, keys)) & (length[:, None] >= jnp.arange(ORDERS, 0, -1))[:, None]
         token = jnp.where(found, token.astype(jnp.int32), -1).reshape(S, K)
@@ -221,27 +221,27 @@ class Backoff:
         return _Look(token, kind, tables.rates[kind])
 
     def _learn(
-        self, live: Array, row: Array, tokens: Array, favourites: Array, start: Array, stop: Array, chunk: int
+        self, live: Array, row: Array, tokens: Array, argmax_tokens: Array, start: Array, stop: Array, chunk: int
     ) -> Array:
-        """The live table after favourites[i, start[i]:stop[i]], each behind the tokens before it, at most `chunk` of each
+        """The live table after argmax_tokens[i, start[i]:stop[i]], each behind the tokens before it, at most `chunk` of each
         text; a row beyond the last is dropped.
         Of several that meet in a bucket in one call the largest entry stays, whatever their order."""
         T, total = tokens.shape[1], live.shape[0]
         at = start[:, None] - ORDERS + jnp.arange(chunk + ORDERS)
         inside = jnp.clip(at, 0, T - 1)
-        text, told = (jnp.take_along_axis(x, inside, axis=1).astype(jnp.uint32) for x in (tokens, favourites))
+        text, learned = (jnp.take_along_axis(x, inside, axis=1).astype(jnp.uint32) for x in (tokens, argmax_tokens))
         hashed = ngrams.hashes(jnp, [text[:, i : i + chunk] for i in reversed(range(ORDERS))])
         keys = ngrams.key(jnp, jnp.stack(hashed, axis=-1), ngrams.LIVE)  # [I, chunk, orders]
-        token, where = told[:, ORDERS:, None], at[:, ORDERS:]
+        token, where = learned[:, ORDERS:, None], at[:, ORDERS:]
         real = (where < jnp.minimum(stop, T)[:, None])[..., None] & (where[..., None] >= jnp.arange(1, ORDERS + 1))
         real &= (row < total // self.live)[:, None, None]
         home = (row.astype(jnp.uint32) * jnp.uint32(self.live))[:, None, None]
         bucket = ngrams.bucket(jnp, keys, home, jnp.uint32(self.live))
         mark = ngrams.fingerprint(jnp, keys)
-        owner, sure, known = ngrams.unpack(jnp, live.at[bucket].get(mode="clip"))
-        agree = (owner == mark) & (known == token)
+        owner, sure, held = ngrams.unpack(jnp, live.at[bucket].get(mode="clip"))
+        agree = (owner == mark) & (held == token)
         doubted = (owner == mark) & ~agree & (sure > 0)
-        token = jnp.where(doubted, known, token)
+        token = jnp.where(doubted, held, token)
         sure = jnp.where(
             agree, jnp.minimum(sure + 1, jnp.uint32(LEVELS - 1)), jnp.where(doubted, sure - 1, jnp.uint32(0))
         )

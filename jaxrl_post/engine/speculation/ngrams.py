@@ -26,13 +26,13 @@ LIVE, OWN, ALL = 0x243F6A88, 0x85A308D3, 0x13198A2E  # salts of the three kinds 
 
 
 class Texts(NamedTuple):
-    """The answers to a prompt, int32[T] each, and its end (at least the last 6 tokens, where it has so many). `favourites`,
+    """The answers to a prompt, int32[T] each, and its end (at least the last 6 tokens, where it has so many). `argmax_tokens`,
     shaped like the answers: what to learn as the continuation at each of their tokens. At temperature 1 the token the model
     held most likely there teaches more than the one that was drawn; None: the tokens themselves."""
 
     end: np.ndarray
     answers: Sequence[np.ndarray]
-    favourites: Sequence[np.ndarray] | None = None
+    argmax_tokens: Sequence[np.ndarray] | None = None
 
     @property
     def size(self) -> int:
@@ -106,7 +106,7 @@ def count(groups: Sequence[Texts], salt: int) -> list[Counted]:
     of its prompt; no context spans two answers."""
     pairs = [(np.asarray(group.end)[-ORDERS:], answer) for group in groups for answer in group.answers]
     flat = _tokens([part for pair in pairs for part in pair])
-    told = _tokens([text for group in groups for text in group.favourites or group.answers])
+    learned = _tokens([text for group in groups for text in group.argmax_tokens or group.answers])
     ends, sizes = (np.array([len(pair[i]) for pair in pairs], np.int64) for i in (0, 1))
     index = np.arange(sizes.sum())
     at = index + np.repeat(np.cumsum(ends), sizes)
@@ -116,7 +116,7 @@ def count(groups: Sequence[Texts], salt: int) -> list[Counted]:
     out = []
     for order in range(1, ORDERS + 1):
         real = before >= order
-        out.append(_most_frequent(keys[order - 1][real], keys[max(order - 2, 0)][real], told[real]))
+        out.append(_most_frequent(keys[order - 1][real], keys[max(order - 2, 0)][real], learned[real]))
     return out
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_post.engine.host import wire
 from jaxrl_post.engine.host.wire import OFFERS, UPLOAD
-from jaxrl_post.engine.speculation import interface
 from jaxrl_post.engine.speculation.acceptance import Estimates, Value
 from jaxrl_post.engine.speculation.corpus import Corpus
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.ngrams import Texts
-from jaxrl_post.engine.speculation.registry import Drafter
 from jaxrl_post.engine.speculation.table_cache import Region, Shared, Shelf
 from jaxrl_post.history import Past
 from jaxrl_post.types import Group, Prompt, RolloutId
@@ -74,22 +74,22 @@ class Drafting:
 
     def open(self, replica: int, prompt: Prompt) -> tuple[np.ndarray, bool]:
         """An answer to the prompt, in a slot, is about to draft for the first time: its `place` int32[PLACE] (see
-        engine/speculation/interface.py), and whether its row of the live table is new."""
-        place = np.zeros(interface.PLACE, np.int32)
+        engine/speculation/wire.py), and whether its row of the live table is new."""
+        place = np.zeros(wire.PLACE, np.int32)
         region = self._region(replica, prompt)
         if region is not None:
             region.users += 1
-            place[interface.OFFSET], place[interface.SIZE] = region.offset, region.size
-        place[interface.ALL_SIZE] = 0 if self.corpus is None else self.corpus.size
-        place[interface.ROW], fresh = self._shared[replica].enter(prompt.id)
+            place[wire.OFFSET], place[wire.SIZE] = region.offset, region.size
+        place[wire.ALL_SIZE] = 0 if self.corpus is None else self.corpus.size
+        place[wire.ROW], fresh = self._shared[replica].enter(prompt.id)
         return place, fresh
 
     def leave(self, replica: int, prompt: Prompt, place: np.ndarray) -> None:
         """One that was opened gives its slot back."""
         self._shared[replica].leave(prompt.id)
-        if place[interface.SIZE]:
+        if place[wire.SIZE]:
             region = self._shelves[replica].regions.get(prompt.id)
-            if region is not None and region.offset == place[interface.OFFSET]:
+            if region is not None and region.offset == place[wire.OFFSET]:
                 region.users -= 1
 
     def _region(self, replica: int, prompt: Prompt) -> Region | None:
@@ -130,11 +130,13 @@ class Drafting:
         most = max(left.values(), default=0.0)
         return {id: np.float32(LEAST + (1 - LEAST) * more / most if more else 1.0) for id, more in left.items()}
 
-    def told(self, counts: np.ndarray, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int) -> None:
+    def record_outcome(
+        self, counts: np.ndarray, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int
+    ) -> None:
         """After a dispatch that drafted: judged and right drafts of each class; the drafts offered by estimated chance, over
         so many steps of running slots; and what `clone_steps` steps of clones won."""
         self.estimates.add(counts)
-        self.value.told(offers, slot_steps, clone_steps, won, self._trying)
+        self.value.record_outcome(offers, slot_steps, clone_steps, won, self._trying)
         self.active = True
 
     def quiet(self, steps: int) -> None:

@@ -86,10 +86,10 @@ class Histospec:
         slot: Int[Array, " I"],
         row: Int[Array, " I"],
         fresh: Int[Array, " I"],
-        prompt: Int[Array, " I"],
+        seen: Int[Array, " I"],
         tokens: Int[Array, "I T"],
-        favourites: Int[Array, "I T"],
-        known: Int[Array, " I"],
+        argmax_tokens: Int[Array, "I T"],
+        num_tokens: Int[Array, " I"],
     ) -> Memory:
         """See `drafts`."""
         return memory._replace(window=memory.window.at[slot].set(FIRST_WINDOW, mode="drop"))
@@ -103,17 +103,17 @@ class Histospec:
         tables: Tables,
         memory: Memory,
         tokens: Int[Array, "S T"],
-        known: Int[Array, " S"],
+        num_tokens: Int[Array, " S"],
         place: Int[Array, "S places"],
         branch: Int[Array, " S"],
     ) -> Drafts:
         """See `drafts`; the chance of each further token is that of the first."""
         T = tokens.shape[1]
-        back = known[:, None] - LONGEST + jnp.arange(LONGEST)
+        back = num_tokens[:, None] - LONGEST + jnp.arange(LONGEST)
         context = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
         low, high = _interval(tables, place, context)
         middle = _middle(tables, place, low, high)
-        found = (high > low) & (known[:, None] >= jnp.array(LENGTHS)) & (known[:, None] < T)
+        found = (high > low) & (num_tokens[:, None] >= jnp.array(LENGTHS)) & (num_tokens[:, None] < T)
         start = _get(tables.order, place, middle) + jnp.array(LENGTHS)
         first = jnp.where(found, _text(tables, place, start), suffix_array.SEPARATOR)
         longest_first = jnp.broadcast_to(-jnp.arange(len(LENGTHS), dtype=jnp.float32), first.shape)
@@ -121,7 +121,7 @@ class Histospec:
         start = jnp.take_along_axis(start, column[:, None], axis=1)
         ahead = jnp.arange(self.width)
         chain = _text(tables, place, start + ahead)
-        wanted = (token >= 0)[:, None] & (ahead < memory.window[:, None]) & (known[:, None] + ahead < T)
+        wanted = (token >= 0)[:, None] & (ahead < memory.window[:, None]) & (num_tokens[:, None] + ahead < T)
         chain = jnp.where(wanted & (jnp.cumsum(chain < 0, axis=1) == 0), chain, -1)
         value = jnp.where(chain >= 0, tables.rates[column + len(LENGTHS)][:, None] ** (ahead + 1), 0.0)
         kinds = jnp.broadcast_to(jnp.arange(len(LENGTHS), dtype=jnp.int32), first.shape)
@@ -140,18 +140,18 @@ class Histospec:
         drafts: Drafts,
         place: Int[Array, "S places"],
         tokens: Int[Array, "S T"],
-        favourites: Int[Array, "S T"],
+        argmax_tokens: Int[Array, "S T"],
         before: Int[Array, " S"],
         after: Int[Array, " S"],
         given: Int[Array, " S"],
-        live: Bool[Array, " S"],
+        running: Bool[Array, " S"],
     ) -> Memory:
         """See `drafts`."""
-        tried = live & (after > before) & (given > 0)
+        tried = running & (after > before) & (given > 0)
         right = after - before - 1 >= given
         grown = jnp.where(given >= memory.window, jnp.minimum(memory.window + STEP, self.width), memory.window)
         window = jnp.where(tried, jnp.where(right, grown, FIRST_WINDOW), memory.window)
-        return Memory(window, rules.tally(memory.counts, drafts, tokens, before, after, live))
+        return Memory(window, rules.tally(memory.counts, drafts, tokens, before, after, running))
 
 
 def _get(array: Array, place: Array, index: Array) -> Array:
