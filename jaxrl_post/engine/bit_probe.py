@@ -43,6 +43,7 @@ def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
 
 
 def _rollouts(engine: RowEngine) -> list[Rollout]:
+    """Runs the probe's requests. Returns their rollouts by id."""
     engine.submit(_requests(engine))
     out = []
     while engine.pending:
@@ -51,9 +52,7 @@ def _rollouts(engine: RowEngine) -> list[Rollout]:
 
 
 def _requests(engine: RowEngine) -> list[Request]:
-    """Returns the probe's requests for every replica: prompts of several lengths, with two samples each.
-
-    The requests take more than all slots where there are up to 24 slots."""
+    """Returns the probe's requests: for every replica up to 24 prompts of several lengths, with two samples each."""
     sizes, noise = engine.sizes, np.random.default_rng(0)
     longest = max(1, min(sizes.max_length // 2, 3 * sizes.page))
     length = min(sizes.max_length - longest, 3 * sizes.steps)

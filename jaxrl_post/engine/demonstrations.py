@@ -32,7 +32,8 @@ class Demonstrations:
 
     @property
     def capacity(self) -> Capacity:
-        """Returns free slots. Slots are only numbers, and waiting requests take them. There are as many pages as slots."""
+        """Returns free slots. Slots are only numbers, and waiting requests take them. Free pages are as many as free
+        slots."""
         used = [sum(request.replica == r for request, _ in self._waiting.values()) for r in range(self._replicas)]
         free = tuple(max(self._slots - n, 0) for n in used)
         return Capacity(slots=free, pages=free)
@@ -53,7 +54,7 @@ class Demonstrations:
         return len(self._chosen())
 
     def _chosen(self) -> list[tuple[Request, np.ndarray]]:
-        """Returns the requests that the next step finishes: evaluation alone while there is any."""
+        """Returns the requests that the next step finishes: evaluation alone while the engine has any."""
         evaluation = [waiting for waiting in self._waiting.values() if waiting[0].purpose == "eval"]
         return evaluation or list(self._waiting.values())
 

@@ -1,13 +1,13 @@
 """An engine with several layouts on its devices: one compiled row engine for each layout, of which one is active.
 
-Elastic parallelism (RollPacker, arXiv 2509.21009, section 4): few replicas of many devices where the KV pages of one replica
-are short, else many replicas. Stream trainer (section 5.3): fewer replicas while a round drains; the learner gets the free
-devices.
+Elastic parallelism (RollPacker, arXiv 2509.21009, section 4): few replicas of many devices where the KV pages of one
+replica are short, else many replicas. Stream trainer (section 5.3): fewer replicas while a round drains; the learner
+gets the free devices.
 
-Invariant: one layout alone holds pages, tables and weights. Moving the weights needs at most one more leaf in memory. Pending
-requests resume with their tokens forced, as after a checkpoint. Tokens sampled under another layout belong to another
-numerics key: the sampling law is the same, and tokens differ only at near ties. Fewer replicas of one size run the same
-programs.
+Invariant: one layout alone holds pages, tables and weights. Moving the weights needs at most one more leaf in memory.
+Pending requests resume with their tokens forced, as after a checkpoint. Tokens sampled under another layout belong to
+another numerics key: the sampling law is the same, and tokens differ only at near ties. Fewer replicas of one size run
+the same programs.
 """
 
 from __future__ import annotations

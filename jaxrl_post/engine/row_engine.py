@@ -1,7 +1,7 @@
 """The row engine: the host side (engine/host/row_host.py) over compiled programs and weights on a mesh.
 
-Invariant: the host decides when a token is computed. The programs decide which token, from weights, text, seed and sampling
-law alone. The engine refuses sizes that do not fit the model, and it never recompiles.
+Invariant: the host decides when a token is computed. The programs decide which token, from weights, text, seed and
+sampling law alone. The engine refuses sizes that do not fit the model, and it never recompiles.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
 """The device program of the engine: R rows a step, several steps a dispatch, for every replica at once.
 
-A row is (slot, position, input token). It runs through the model, writes its KV entry, and, when the token after it is not
-settled, samples it. Positions below `num_tokens` are settled; those from `num_tokens` to `candidate_end` hold candidates. A sample that
-equals its candidate lets the next candidate row count; the first that differs is written and the rest dropped. So prefill,
-decode, verification and recomputation are this one program. Where a slot has no candidates, a drafter may guess some from
-what was written before; slots that stand in for another one (clones: same text and seed, its pages and own copies of those
-still written) try other guesses, and after the step all take over the farthest. Replicas meet once a step, to agree on whether
-there is another one.
+A row is (slot, position, input token). It runs through the model and writes its KV entry. A row whose next token is not
+settled is a head row: it samples that token. Positions below `num_tokens` are settled. Positions from there to
+`candidate_end` hold candidates. A sample that equals its candidate is accepted, and the next candidate row counts. The
+first sample that differs is written, and later candidates are dropped. So prefill, decode, verification and
+recomputation are this one program.
 
-Invariant: what a position gets depends on the weights, the tokens before it, the seed and the temperature; never on slot,
-page, company, candidates, or on how many steps a dispatch has. A dispatch ends early only on the state itself.
+A slot without candidates may get drafts from a drafter. A clone is a free slot that stands in for a running one: same
+text and seed, shared full pages, and copies of the pages still written to. Clones try other drafts. After each step a
+sequence and its clones continue from the text that has advanced most. Replicas communicate once a step, to agree on
+another step.
+
+Invariant: the token at a position depends on weights, earlier tokens, seed and sampling settings. It never depends on
+slot, pages, other sequences, candidates, or the number of steps in a dispatch. A dispatch ends early only on the state
+itself.
 """
 
 from __future__ import annotations
@@ -56,8 +60,10 @@ from jaxrl_post.parallel import mesh as meshes
 
 
 class State(NamedTuple):
-    """What stays on the device, with a leading replica axis: one Cache per layer, all tokens [replicas, S, T], the tokens held
-    most likely [replicas, S, T] (T = 0 without a drafter), and what the drafter remembers."""
+    """What stays on the device between dispatches, with a leading replica axis.
+
+    cache: one Cache a layer. tokens: int32[replicas, S, T]. argmax_tokens: the likeliest token at each position,
+    int32[replicas, S, T]; T = 0 without a drafter. memory: what the drafter remembers."""
 
     cache: tuple
     tokens: Array
@@ -66,7 +72,7 @@ class State(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """What changes from step to step, [S] each (window arrays [S, emit])."""
+    """What changes from step to step, [S] each; windows of new tokens are [S, emit]."""
 
     num_tokens: Array
     num_computed: Array
@@ -77,12 +83,14 @@ class Slots(NamedTuple):
     stamps: Array
     uses: Array  # [len(USES)]
     offers: Array  # [OFFERS]
-    won: Array  # tokens that answers took over from their clones
+    won: Array  # tokens that sequences took over from their clones
 
 
 class Work(NamedTuple):
-    """The rows of a step: the plan, the position of each row [R], the ends of candidates [S], forced rows [S], and what
-    each draft is worth [S, W]."""
+    """The rows of a step.
+
+    plan: the row plan. position: int32[R]. candidate_end: int32[S]. forced: rows of each slot whose input token is
+    settled, int32[S]. values: worth of each draft, f32[S, W]."""
 
     plan: row_plan.Plan
     position: Array
@@ -92,8 +100,10 @@ class Work(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What a step found at each head: whether its sample is kept, ends its rollout, equals its candidate; the sample's
-    position; and what is reported of it: log-prob, entropy and stamp."""
+    """What a step found at each head row.
+
+    counts: the sample is kept. ended: the sample ends its rollout. match: the sample equals its candidate. after: the
+    sample's position. reported: log-prob, entropy and stamp of the sample."""
 
     counts: Array
     ended: Array
@@ -106,8 +116,8 @@ class Heads(NamedTuple):
 class RowProgram:
     """What is fixed when a dispatch is compiled.
 
-    `rows`: rows of a step. `dtype`: of activations. `spread(attention)`: the same attention, each device over its own part.
-    """
+    `rows`: rows of a step. `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its
+    own part."""
 
     rows: int
     sizes: Sizes
@@ -118,11 +128,13 @@ class RowProgram:
 
 
 def _ends(tokens: Array, ends: Array) -> Array:
+    """Returns whether each token is one of its row's end ids."""
     return jnp.any(tokens[:, None] == ends, axis=1)
 
 
 def _accept(plan: row_plan.Plan, candidate: Array, sampled: Array, ended: Array) -> tuple[Array, Array, Array]:
-    """Per head: the token to write, whether it counts, and whether it equals its candidate and may be continued."""
+    """Returns, for each head: the token to write, whether it is kept, and whether it equals its candidate and may be
+    continued."""
     match = (sampled == candidate) & ~ended & plan.head_real
     before = jnp.cumsum(~match) - ~match
     first = jnp.arange(match.shape[0]) - plan.head_rank
@@ -139,7 +151,9 @@ def _step(
     number: Array,
     clones: Array,
 ) -> tuple[State, Slots]:
-    """Takes one step of one replica. packed [S, columns]; tokens [S, T]; `clones`: whether any slot is a clone."""
+    """Takes one step of one replica.
+
+    packed: [S, columns]. tokens: [S, T]. `clones`: whether any slot is a clone."""
     sizes, config, drafter = program.sizes, program.config, program.drafter
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
@@ -170,7 +184,7 @@ def _step(
 def _planned(
     program: RowProgram, tables: Any, packed: Array, state: State, slots: Slots, going: Array
 ) -> tuple[Drafts, Array, Work]:
-    """Drafts, the tokens with the drafts written behind `num_tokens`, and the rows of the step."""
+    """Returns the drafts, the tokens with drafts written behind the settled text, and the rows of the step."""
     sizes, rows = program.sizes, program.rows
     bound = _bound(packed, sizes)
     drafts, tokens, values = _drafted(program.drafter, tables, state.memory, packed, state.tokens, slots, going, bound)
@@ -195,7 +209,7 @@ def _shared(
     going: Array,
     clones: Array,
 ) -> tuple[State, Slots]:
-    """Lets clones and their leaders share what they settled, and shows the step's tokens to the drafter."""
+    """Shares settled tokens between clones and their leaders, and shows the step's tokens to the drafter."""
     sizes, drafter = program.sizes, program.drafter
     cache, tokens, argmax_tokens, memory = state
     cache, tokens, argmax_tokens, settled = jax.lax.cond(
@@ -224,7 +238,7 @@ def _shared(
 
 
 def _attending(at: attention.Rows, spread: Callable) -> Callable:
-    """The decoder's `attend`: writes the rows' keys and values, then looks at their slots' pages."""
+    """Returns the decoder's `attend`, which writes the rows' keys and values and then reads their slots' pages."""
 
     def attend(layer, q, k, v, cache, **how):
         written = attention.write(cache[layer], k, v, at)
@@ -237,8 +251,9 @@ def _attending(at: attention.Rows, spread: Callable) -> Callable:
 def _drafted(
     drafter: Drafter, tables: Any, memory: Any, packed: Array, tokens: Array, slots: Slots, going: Array, bound: Array
 ) -> tuple[Drafts, Array, Array]:
-    """Drafts, the tokens with them written behind `num_tokens`, and what each is worth [S, W]: 0 where none is wanted, because
-    the slot rests, prefills, has candidates already, or is near its end."""
+    """Returns drafts, the tokens with drafts written behind the settled text, and the worth of each draft [S, W].
+
+    The worth is 0 where a slot takes no draft: it is idle, prefills, has candidates already, or is near its end."""
     S, W = tokens.shape[0], drafter.width
     drafts = drafter.propose(tables, memory, tokens, slots.num_tokens, packed[:, DRAFTS:FIRST_END], packed[:, BRANCH])
     free = going & (slots.candidate_end <= slots.num_tokens) & (slots.num_computed == slots.num_tokens - 1)
@@ -250,7 +265,7 @@ def _drafted(
 
 
 def _binned(values: Array) -> Array:
-    """int32[OFFERS]: how many values lie in each sixteenth of 0 .. 1."""
+    """Returns int32[OFFERS]: the number of values in each sixteenth of 0 .. 1."""
     edges = jnp.arange(OFFERS) / OFFERS
     above = jnp.sum(values.reshape(-1, 1) > edges, axis=0, dtype=jnp.int32)
     return above - jnp.append(above[1:], 0)
@@ -266,9 +281,11 @@ def _follow(
     argmax_tokens: Array,
     slots: Slots,
 ) -> tuple[tuple, Array, Array, Slots]:
-    """Every slot takes over the text of whichever of its leader and that one's clones has come farthest (ties: the lowest
-    slot), and the pages written to since position `num_computed` that are its own. All of them compute the same function, so the
-    farthest text is what each would have."""
+    """Continues each slot from the most advanced text among its leader and the leader's clones; ties go to the lowest
+    slot.
+
+    Copies the pages written since position `num_computed` into the slot's own pages. Leader and clones compute the same
+    function, so the most advanced text is the text that each of them would reach."""
     leader = packed[:, LEADER]
     same = leader[:, None] == leader[None, :]
     rank = slots.num_tokens * sizes.slots + (sizes.slots - 1 - jnp.arange(sizes.slots))
@@ -293,7 +310,7 @@ def _follow(
 
 
 def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
-    """What the heads draw, whose own rows of `packed` are given."""
+    """Returns the samples of the heads. `packed` has the heads' own rows."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0 : SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
@@ -346,7 +363,9 @@ def _uses(sizes: Sizes, packed: Array, plan: row_plan.Plan, counts: Array) -> Ar
 
 
 def _bound(packed: Array, sizes: Sizes) -> Array:
-    """Rows of a slot stay below this position: the last token needs no row, pages and the window have an end."""
+    """Returns the position below which a slot may have rows.
+
+    The last token needs no row. Mapped pages and the window of new tokens are limited."""
     return jnp.minimum(
         jnp.minimum(packed[..., LIMIT] - 1, packed[..., MAPPED]), packed[..., NUM_TOKENS] + sizes.emit - 1
     )
@@ -362,9 +381,8 @@ def dispatch(
 ) -> tuple:
     """Takes up to scalars[0] steps. Returns the new state, then what the host reads.
 
-    A dispatch ends once scalars[1] slots of a replica have finished, a watched prompt is ready, nothing is left to do, or a
-    slot has no room. scalars[2]: whether any slot is a clone.
-    """
+    A dispatch ends early once scalars[1] slots of a replica have finished, or a watched prompt is computed. It also
+    ends when nothing is left to do, or a slot has no page for its next row. scalars[2]: whether any slot is a clone."""
     sizes = program.sizes
     step = jax.vmap(
         functools.partial(_step, program), in_axes=(None, 0, 0, 0, 0, None, None), spmd_axis_name=meshes.REPLICAS
@@ -377,7 +395,7 @@ def dispatch(
         stalled = going & (slots.num_tokens > _bound(packed, sizes))
         ready = (packed[..., WATCH] > 0) & (slots.num_computed >= packed[..., WATCH])
         ends = jnp.any(stalled | ready, axis=-1) | (jnp.sum(slots.done, axis=-1) >= scalars[1])
-        # One number a replica, so that a step has one collective: 0 has nothing to do, 1 goes on, 2 ends the dispatch.
+        # One number a replica, so that a step has one collective. 0: nothing to do; 1: continue; 2: end the dispatch.
         wants = jnp.where(ends, 2, jnp.any(going, axis=-1).astype(jnp.int32))
         return (number < scalars[0]) & (jnp.max(wants) == 1)
 
@@ -391,7 +409,7 @@ def dispatch(
 
 
 def _started(sizes: Sizes, packed: Array) -> Slots:
-    """The slots before the first step of a dispatch."""
+    """Returns the slots before the first step of a dispatch."""
     shape = packed.shape[:2]
     empty = jnp.zeros((*shape, sizes.emit))
     return Slots(
@@ -409,7 +427,7 @@ def _started(sizes: Sizes, packed: Array) -> Slots:
 
 
 def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, number: Array) -> DispatchResult:
-    """What the host reads of a dispatch of `number` steps: per slot its counts and the window of new tokens."""
+    """Returns what the host reads after `number` steps: per slot its counts and the window of new tokens."""
     sizes = program.sizes
     where = jnp.minimum(packed[..., NUM_TOKENS, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)

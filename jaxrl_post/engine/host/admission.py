@@ -3,8 +3,8 @@
 The first sequence of a prompt computes the prompt's pages; the others wait and share them. Pages are mapped before a
 dispatch for the expected growth. Where pages are short, the youngest sequence is preempted.
 
-Invariant: admission follows from the requests and from earlier results alone. It decides when a token is computed, never
-which token.
+Invariant: admission follows from the requests and from earlier results alone. It decides when a token is computed,
+never which token.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Admission:
         return admitted
 
     def seat(self, replica: Replica, sequence: SequenceState, entry: PromptPages | None) -> tuple[int, int] | None:
-        """Gives the sequence a slot and pages; see `Replica.seat`."""
+        """Gives the sequence a slot and pages, as `Replica.seat` does."""
         return replica.seat(sequence, entry, self.prompt_key(sequence))
 
     def _evict(self, replica: Replica, purpose: str) -> bool:

@@ -20,9 +20,10 @@ from jaxrl_post.types import Layout
 class DispatchOrder:
     """One dispatch.
 
-    What to compute: `packed` int32[replicas, S, columns] (host/wire.py), in steps of `rows` rows; `drafts`: with the
-    drafter; `clones`: some slots are clones; the dispatch ends once `freed` slots of one replica have finished.
-    Whom it serves: `sequences` by replica and slot (None: a free slot), of `purpose`, at `clock` and weights `version`."""
+    `packed`: int32[replicas, S, columns] (host/wire.py). `rows`: rows of a step. `drafts`: whether the drafter drafts.
+    `clones`: whether some slots are clones. `freed`: finished slots of one replica that end the dispatch. `sequences`:
+    the sequence in each slot, by replica and slot; None for a free slot. `purpose`, `clock`, `version`: of the
+    sequences, before the first step."""
 
     packed: np.ndarray
     rows: int
@@ -52,8 +53,8 @@ class RowDevice(Protocol):
     def dispatch(self, order: DispatchOrder) -> Callable[[], DispatchResult]:
         """Starts up to `Sizes.steps` steps. Returns a function that waits for the result.
 
-        The dispatch ends early when `order.freed` slots of one replica have finished, a watched prompt is computed,
-        nothing is left to do, or a slot has no mapped page for its next row."""
+        The dispatch ends early once `order.freed` slots of one replica have finished, or a watched prompt is computed.
+        It also ends when nothing is left to do, or a slot has no mapped page for its next row."""
 
     def exchange(self, params: Any) -> None:
         """Replaces the weights.

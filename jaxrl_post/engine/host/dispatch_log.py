@@ -1,7 +1,7 @@
 """The log of dispatches: one JSON line of dispatches.jsonl for each dispatch, with its clock, rows, steps and row uses.
 
-Invariant: a line is a function of the requests and of the device's results. It has no time of day and no machine name. With
-this log and the rollout log, a run that drafted is replayed without a model (sim/twin.py).
+Invariant: a line is a function of the requests and of the device's results. It has no time of day and no machine name.
+With this log and the rollout log, a run that drafted is replayed without a model (sim/twin.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jaxrl_post.engine.host.wire import USES, DispatchResult
 class Dispatch:
     """One dispatch, summed over replicas.
 
-    clock: clock of `purpose` before the first step. steps, rows: number of steps, and rows of each. uses: rows by use, in
-    the order of wire.USES. Only of a dispatch that drafts: offers, drafts by estimated chance; counts, judged and right
-    drafts of each class; won, tokens that sequences took over from their clones."""
+    clock: clock of `purpose` before the first step. steps, rows: number of steps, and rows of each. uses: rows by use,
+    in the order of wire.USES. Only of a dispatch that drafts: offers, drafts by estimated chance; counts, judged and
+    right drafts of each class; won, tokens that sequences took over from their clones."""
 
     purpose: str
     clock: int

@@ -64,8 +64,8 @@ def clones(
 ) -> Iterator[tuple[SequenceState, int, int, list[int]]]:
     """Describes clones in one replica's packed matrix [S, columns], while pages are free.
 
-    A sequence can be cloned when it only decodes and has no candidates. `count(rows, sequences, slots)` gives the number
-    of clones, from the rows that `sequences` leave of `size`, the sequences to clone and the free slots.
+    A sequence can be cloned when it only decodes and has no candidates. `count(rows, sequences, slots)` gives the
+    number of clones, from the rows that `sequences` leave of `size`, the sequences to clone and the free slots.
 
     Yields: (sequence, slot of the clone, number of shared pages, the clone's own pages)."""
     mine = [one for one in sequences if one.num_computed == one.num_tokens - 1 and not one.candidates]
@@ -85,7 +85,8 @@ def describe_clone(
 ) -> None:
     """Fills the row of a clone in one replica's packed matrix [S, columns].
 
-    The clone tries the leader's drafts of number `branch`. It reads the leader's first `whole` pages, then pages `own`."""
+    The clone tries the leader's drafts of number `branch`. It reads the leader's first `whole` pages, then pages `own`.
+    """
     row = packed[slot]
     place_in_order = row[c.ORDER]
     row[:] = packed[leader.slot]
@@ -97,8 +98,8 @@ def describe_clone(
 def settled(out: np.ndarray, packed: np.ndarray, clock: int) -> list[list[Settled]]:
     """Returns, by replica and slot, the tokens that a dispatch settled.
 
-    `out` is wire.DispatchResult.out, `packed` the dispatch's input and `clock` the clock at its first step. All slots are
-    converted at once: slot by slot would take longer than a step of a small model."""
+    `out` is wire.DispatchResult.out, `packed` the dispatch's input and `clock` the clock at its first step. All slots
+    are converted at once: slot by slot would take longer than a step of a small model."""
     new = out[..., c.OUT_NUM_TOKENS] - packed[..., c.NUM_TOKENS]
     blocks = out[..., c.OUT_WINDOW :].reshape(*out.shape[:2], 5, -1)[..., : max(int(new.max()), 0)]
     tokens, logprobs, entropies, stamps, argmax_tokens = (blocks[:, :, i] for i in range(5))
@@ -119,8 +120,8 @@ def entries(
 ) -> Iterator[c.Entry]:
     """Yields insertions of at most `sizes.inserts` texts a replica, each text into its slot of `slots`.
 
-    `given` has (sequence, page to copy from, page to copy to). Argmax tokens are sent for the first `watched` positions.
-    A text with a place in the drafter's tables counts as learned from then on."""
+    `given` has (sequence, page to copy from, page to copy to). Argmax tokens are sent for the first `watched`
+    positions. A text with a place in the drafter's tables counts as learned from then on."""
     by_replica = [
         [(*g, slot) for g, slot in zip(given, slots) if g[0].request.replica == d] for d in range(sizes.replicas)
     ]

@@ -1,8 +1,8 @@
 """KV-cache pages of one replica on the host: the free list, reference counts, and prompts whose pages are shared.
 
 Invariant: a page is free, or its reference count is its number of holders; all counts return to zero. Sequences of one
-prompt share its full pages under one version. Each sequence copies the last page when it is partly filled. Page ids never
-influence values. Nothing here knows a device.
+prompt share its full pages under one version. Each sequence copies the last page when it is partly filled. Page ids
+never influence values. Nothing here knows a device.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Pages:
 class PromptPages:
     """Pages that hold positions 0 .. tokens-2 of a prompt, from which other sequences of the prompt start.
 
-    The entry keeps one reference to each page. `ready` says that the pages are computed. Until then `leader` is the slot
-    that computes them."""
+    The entry keeps one reference to each page. `ready` says that the pages are computed. Until then `leader` is the
+    slot that computes them."""
 
     leader: int
     ids: list[int]

@@ -1,7 +1,8 @@
-"""The slots and KV-cache pages of one replica: which sequence has which slot, and which sequence is preempted for another.
+"""The slots and KV-cache pages of one replica: which sequence has which slot, and which sequence is preempted for
+another.
 
-Invariant: a sequence in a slot holds the pages of every settled position. Two sequences share pages only of their prompt,
-under one version and one purpose.
+Invariant: a sequence in a slot holds the pages of every settled position. Two sequences share pages only of their
+prompt, under one version and one purpose.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Replica:
 
         With an `entry` the sequence shares the entry's pages. Without one it leads its prompt's pages under `key`.
 
-        Returns: (page to copy from, page to copy to); both out of range where nothing is to be copied. None, with nothing
-        done, when too few pages are free."""
+        Returns: (page to copy from, page to copy to); both out of range where nothing is to be copied. None, with
+        nothing done, when too few pages are free."""
         pages, none = self.pages, self.pages.total
         whole = sequence.shared // pages.size if entry else 0
         taken = pages.take(pages.needed(sequence.num_tokens) - whole)
@@ -64,8 +65,8 @@ class Replica:
     def victim(self, sequence: SequenceState, purpose: str, version: int) -> SequenceState | None:
         """Returns the sequence to preempt so that `sequence` can grow, or None.
 
-        A victim is younger than `sequence` or of another purpose; the youngest is taken. A sequence with tokens of another
-        version is taken only when there is no other."""
+        A victim is younger than `sequence` or of another purpose; the youngest is taken. Sequences with tokens of
+        another version are taken last."""
         others = [
             o for o in self.running if o is not sequence and (o.age > sequence.age or o.request.purpose != purpose)
         ]
@@ -86,8 +87,8 @@ class Replica:
     ) -> None:
         """Maps the sequence's pages up to `positions`.
 
-        Where pages are short, drops shared prompts, then preempts other sequences. Preempts the sequence itself where even
-        its settled tokens have no pages."""
+        Where pages are short, drops shared prompts, then preempts other sequences. Preempts the sequence itself where
+        even its settled tokens have no pages."""
         pages = self.pages
         while pages.needed(positions) > len(sequence.pages):
             more = pages.take(1)

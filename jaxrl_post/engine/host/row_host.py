@@ -1,7 +1,7 @@
 """The host side of a row engine: requests, slots, pages, row sizes and results, behind the Engine protocol.
 
-Each `step` admits waiting sequences, maps pages for the expected growth, chooses a row size from the cost table, dispatches
-and collects. A RowDevice computes the dispatch (host/device.py).
+Each `step` admits waiting sequences, maps pages for the expected growth, chooses a row size from the cost table,
+dispatches and collects. A RowDevice computes the dispatch (host/device.py).
 
 Invariant: the host decides when a token is computed, never which token. Its decisions follow from the requests and the
 results of dispatches alone, so two devices with equal results are served alike. It refuses requests that can never fit.
@@ -34,8 +34,9 @@ NEVER = 1 << 30
 class HostSettings:
     """The settings of a row host.
 
-    `row_sizes`: rows of a step that the device is compiled for. `refill_slots`: finished slots that end a dispatch while
-    sequences wait. `cost`: seconds of a step by its rows. `decode`: tokens to text, for stop strings; None: refused."""
+    `row_sizes`: rows of a step that the device is compiled for. `refill_slots`: finished slots that end a dispatch
+    while sequences wait. `cost`: seconds of a step by its rows. `decode`: tokens to text, for stop strings; None:
+    refused."""
 
     row_sizes: Sequence[int]
     refill_slots: int
@@ -112,13 +113,13 @@ class RowHost:
 
     @property
     def pending(self) -> int:
-        """Returns the number of requests in the engine; of evaluation alone while there are any."""
+        """Returns the number of requests in the engine; with any of evaluation, only those."""
         purpose = self._purpose
         return sum(one.request.purpose == purpose for one in self.sequences.values())
 
     @property
     def _purpose(self) -> str:
-        """Returns the purpose that runs: evaluation while there is any."""
+        """Returns the purpose that runs: evaluation while the engine has any."""
         return "eval" if any(one.request.purpose == "eval" for one in self.sequences.values()) else "train"
 
     def submit(self, requests: Sequence[Request]) -> None:

@@ -92,10 +92,10 @@ class Settled(NamedTuple):
 class SequenceState:
     """A request with its settled tokens.
 
-    `candidates`: proposals for the tokens after the settled ones, which the device verifies. `age`: rank in the order of
-    submission. `slot`: -1 outside a slot. In a slot, `num_computed` counts positions whose keys and values are in the
-    cache. `place` locates the prompt's tables for the drafter (wire.PLACE columns; None before the first draft). `seen`
-    counts tokens that the drafter's live table has learned."""
+    `candidates`: proposals for the tokens after the settled ones, which the device verifies. `age`: rank in the order
+    of submission. `slot`: -1 outside a slot. In a slot, `num_computed` counts positions whose keys and values are in
+    the cache. `place` locates the prompt's tables for the drafter (wire.PLACE columns; None before the first draft).
+    `seen` counts tokens that the drafter's live table has learned."""
 
     request: Request
     age: int
@@ -175,7 +175,7 @@ class SequenceState:
             setattr(self, name, [])
 
     def ending(self) -> Finish | None:
-        """Returns how the tokens end the rollout, or None while it goes on. Stop strings are not considered."""
+        """Returns how the tokens end the rollout, or None for an unfinished one. Stop strings are not considered."""
         sampling = self.request.sampling
         if self.tokens and self.tokens[-1] in sampling.eos_ids:
             return Finish.EOS

@@ -4,11 +4,12 @@
              (an in-flight update: PipelineRL, arXiv 2509.19128, section 4, measures its effect at 2,048 tokens)
   recompute  tokens, log-probs and versions stay; the new weights compute the KV again
   verify     tokens become candidates; the final rollout is what the new weights give from the start
-  auto       verify where at least half of the tokens are expected to be accepted, by the acceptance so far; else recompute
+  auto       verify where at least half of the tokens are expected to be accepted, by the acceptance so far; else
+    recompute
 
-Invariant: a choice depends on counts alone. Rows computed again are at most `share` of all rows so far (share 1: no bound).
-The shortest rollouts are served first; a rollout beyond the bound keeps. A rollout without a token starts again, so that all
-its tokens are of the new weights.
+Invariant: a choice depends on counts alone. Rows computed again are at most `share` of all rows so far (share 1: no
+bound). The shortest rollouts are served first; a rollout beyond the bound keeps. A rollout without a token starts
+again, so that all its tokens are of the new weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The wire format between the host and a row device: columns of the packed matrices, and the arrays beside them.
 
-Invariant: everything here is a plain number or a named tuple of arrays, of numpy or of jax. The host and every device read
-the same columns.
+Invariant: everything here is a plain number or a named tuple of arrays, of numpy or of jax. The host and every device
+read the same columns.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Sizes:
 class DispatchResult(NamedTuple):
     """What the host reads after a dispatch.
 
-    out: [replicas, S, OUT_WINDOW + 5 * emit]; uses: rows by use, [replicas, len(USES)]; steps: number of device steps;
-    offers: offered drafts by estimated chance, [replicas, OFFERS]; won: tokens taken over from clones, [replicas];
+    out: [replicas, S, OUT_WINDOW + 5 * emit]. uses: rows by use, [replicas, len(USES)]. steps: number of device steps.
+    offers: offered drafts by estimated chance, [replicas, OFFERS]. won: tokens taken over from clones, [replicas].
     counts: judged and right drafts of each class, [replicas, 2, classes]."""
 
     out: Any
@@ -114,10 +114,10 @@ class DispatchResult(NamedTuple):
 class Entry(NamedTuple):
     """Texts that enter slots, and pages to copy; every array is [replicas, I] or [replicas, I, T].
 
-    slot: a slot >= S is dropped. source, target: pages of a copy; a target >= pages is dropped. tokens: [replicas, I, T],
-    the first `num_tokens` of them settled. argmax_tokens: the likeliest token at each position; T = 0 without a drafter.
-    row, fresh: row of the drafter's live table, and whether to empty it. seen: tokens that the row has learned already;
-    read only where `fresh` is 0."""
+    slot: a slot >= S is dropped. source, target: pages of a copy; a target >= pages is dropped. tokens: [replicas, I,
+    T], the first `num_tokens` of them settled. argmax_tokens: the likeliest token at each position; T = 0 without a
+    drafter. row, fresh: row of the drafter's live table, and whether to empty it. seen: tokens that the row has learned
+    already; read only where `fresh` is 0."""
 
     slot: Any
     source: Any

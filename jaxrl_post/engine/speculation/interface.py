@@ -21,10 +21,11 @@ from jaxrl_post.types import Prompt
 class Drafts(NamedTuple):
     """Drafts of every slot.
 
-    tokens: int32[S, W], drafts for the positions from the settled text on; -1 behind the last. count: int32[S], number of
-    drafts. value: f32[S, W], estimated chance that all drafts up to this one are right. seen: int32[S, K], every candidate
-    for the first position, or -1. kinds: int32[S, K], class of each candidate; column k has classes k * levels and up.
-    chosen: int32[S], class of the first draft; -1 without a draft, or where `branch` passed over the best candidate."""
+    tokens: int32[S, W], drafts for the positions from the settled text on; -1 behind the last. count: int32[S], number
+    of drafts. value: f32[S, W], estimated chance that all drafts up to this one are right. seen: int32[S, K], every
+    candidate for the first position, or -1. kinds: int32[S, K], class of each candidate; column k has classes k *
+    levels and up. chosen: int32[S], class of the first draft; -1 without a draft, or where `branch` passed over the
+    best candidate."""
 
     tokens: Array
     count: Array
@@ -37,9 +38,9 @@ class Drafts(NamedTuple):
 class Drafter(Protocol):
     """A frozen object with static settings. It keeps arrays of two kinds, both pytrees.
 
-    `tables` are constant during a dispatch. `memory` goes from step to step; `memory.counts` int32[2, C] counts judged
-    and right drafts of each class. Argmax tokens are what to learn: at each position the likeliest token by the model, or
-    the token itself where that is not at hand."""
+    `tables` are constant during a dispatch: flat arrays of `entries` entries, then `rates` f32[C]. `memory` goes from
+    step to step; `memory.counts` int32[2, C] counts judged and right drafts of each class. Argmax tokens are what to
+    learn: at each position the likeliest token by the model, or the token itself where that is not at hand."""
 
     @property
     def width(self) -> int:
@@ -51,7 +52,7 @@ class Drafter(Protocol):
 
     @property
     def entries(self) -> int:
-        """Returns the length of the flat arrays in the tables; 0: there are none."""
+        """Returns the length of the flat arrays in the tables; 0: no such arrays."""
 
     @property
     def watches(self) -> bool:
@@ -77,8 +78,8 @@ class Drafter(Protocol):
     ) -> Any:
         """Returns the memory after I texts entered slots. State per slot starts again; a slot >= S is ignored.
 
-        Where `fresh`, the text's row of the live table is emptied and learns tokens[:num_tokens]. Elsewhere the row learns
-        tokens[seen:num_tokens]."""
+        Where `fresh`, the text's row of the live table is emptied and learns tokens[:num_tokens]. Elsewhere the row
+        learns tokens[seen:num_tokens]."""
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
         """Returns flat host arrays of a prompt's tables, of one length, from its past epochs, newest first.
@@ -96,7 +97,8 @@ class Drafter(Protocol):
     ) -> Drafts:
         """Returns drafts for the positions from `num_tokens` on.
 
-        `place` locates each slot's tables (host/wire.py). `branch` b asks for the b-th best first token; clones use it."""
+        `place` locates each slot's tables (host/wire.py). `branch` b asks for the b-th best first token; clones use it.
+        """
 
     def observe(
         self,

@@ -1,9 +1,8 @@
 """The drafters by name. For the contract of a drafter, see `jaxrl_post.engine.speculation.interface`.
 
-off        never drafts
-ngram      hashed n-grams of the sequence's own text, prompt included
-histospec, histospec_rewards  suffix array of the prompt's last epoch (RhymeRL, arXiv 2508.18588)
-ours       hashed n-grams with back-off over three sources: running rollouts of the prompt, its past rollouts, past rollouts
+off        never drafts ngram      hashed n-grams of the sequence's own text, prompt included histospec,
+histospec_rewards  suffix array of the prompt's last epoch (RhymeRL, arXiv 2508.18588) ours       hashed n-grams with
+back-off over three sources: running rollouts of the prompt, its past rollouts, past rollouts
            of all prompts
 """
 
