@@ -1,4 +1,4 @@
-"""What becomes of live answers at a swap: each rule is what it says, against references, and within its share of rows."""
+"""Running rollouts at a swap: each rule of the swap policy against references, within its share of rows."""
 
 import engine_lab as lab
 import pytest
@@ -13,13 +13,13 @@ def placed(params):
 
 
 def near(step: int):
-    """Weights a little apart from those before, so that candidates survive a while."""
+    """Returns weights close to those of the step before, so that candidates are accepted for a while."""
     old = lab.weights(0)
     return {**old, "final_norm": old["final_norm"] * (1 + 0.01 * step)}
 
 
 def swapped_often(engine, asked, swaps: int, every: int = 2):
-    """Every answer of a run with so many swaps, one after `every` dispatches; and the version at its end."""
+    """Returns every rollout of a run with `swaps` swaps, one after `every` dispatches, and the version at its end."""
     engine.submit(asked)
     out, ends = {}, {}
     for turn in range(10_000):
@@ -37,7 +37,7 @@ ASKED = lab.requests(48, samples=4, seed=11, longest=48)
 
 @pytest.fixture(scope="module")
 def whole():
-    """Under each version alone, from the start."""
+    """Returns the rollouts under each version alone, from the start."""
     return {version: lab.run(lab.engine(near(version)), ASKED) for version in range(4)}
 
 
@@ -62,7 +62,7 @@ def test_recompute_keeps_tokens_and_computes_keys_and_values_anew():
 
 
 def test_keep_loses_no_step(whole):
-    """The same weights again under another number: the same bits, in the same number of steps."""
+    """The same weights under another version give the same bits in the same number of steps."""
 
     def once(swaps):
         engine = lab.engine()
@@ -92,7 +92,8 @@ def test_a_share_bounds_what_is_computed_again():
 
 
 def test_a_checkpoint_after_a_swap_goes_on_alike():
-    """Saved right after a swap that verifies: the one that loads it gives the same bits and chooses alike at the next."""
+    """Saves right after a swap that verifies. The resumed engine gives the same bits and makes the same choices at the
+    next swap."""
 
     def begun():
         engine = lab.engine(swap_policy=SwapPolicy("auto", 0.5))

@@ -1,4 +1,4 @@
-"""A checkpoint is a swap boundary: an engine that gave its state and one that took it up answer alike, bit for bit."""
+"""A checkpoint is a swap boundary: the saved engine and the resumed engine give equal rollouts, bit for bit."""
 
 import engine_lab as lab
 import numpy as np
@@ -48,13 +48,13 @@ def everything(out):
 
 @pytest.fixture(scope="module")
 def pair():
-    """Two engines, so that each compiles once."""
+    """Returns two engines, so that each compiles once."""
     return lab.engine(**SMALL), lab.engine(**SMALL)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_live_requests_re_enter_alike(pair, tmp_path, steps):
-    """Ten answers of mixed versions: running, waiting, evaluation apart; a swap, then the boundary."""
+    """Saves ten requests of mixed versions after a swap: running, waiting, and of evaluation."""
     one, two = pair
     for engine in pair:
         end(engine)
@@ -82,7 +82,7 @@ def test_live_requests_re_enter_alike(pair, tmp_path, steps):
 
 
 def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
-    """Planted: the engine that goes on keeps its old keys and values."""
+    """Planted fault: the engine that continues keeps its old keys and values."""
     one, two = pair
     for engine in pair:
         end(engine)
@@ -134,7 +134,7 @@ def test_demonstrations_go_on_alike():
 
 
 def test_a_scheduler_goes_on_alike():
-    """Two rounds and two more, against four; the recorder's clock goes on."""
+    """Compares two rounds and two more with four rounds. The recorder's clock continues."""
     lines = [], []
     whole = Recorder(make(ToyPrompts(11), Sync, steps=4), lines[0].append)
     expected = drive(whole, accuracies(1, 0.5, 0.1), 3)

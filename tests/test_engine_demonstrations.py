@@ -1,4 +1,4 @@
-"""The engine that writes worked solutions keeps the engine's contract."""
+"""The engine of worked solutions satisfies the engine's contract."""
 
 import numpy as np
 import pytest

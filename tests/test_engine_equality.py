@@ -1,4 +1,6 @@
-"""The promise: speculation, batching, preemption, parking and restart change when a token is computed, never which."""
+"""The promise: speculation, batching, preemption, parking and restart change when a token is computed, never which
+token.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_candidates_change_nothing(shared, plain):
 
 
 def test_cut_laws_agree_with_the_independent_sampler_and_change_under_nothing():
-    """top-k, top-p, both and neither side by side. An engine that knows no cut is another program: the same tokens."""
+    """Runs top-k, top-p, both and neither side by side. An engine without cuts is another program with equal tokens."""
     cuts = ((0, 1.0), (5, 1.0), (0, 0.7), (8, 0.5))
     asked = lab.requests(40, cuts=cuts, samples=5)
     engine = lab.engine(restricted=True)
@@ -135,7 +137,7 @@ def test_probe_drops_a_size_that_differs(monkeypatch):
 
 
 def test_swap_gives_new_rollouts_the_new_weights_and_no_stale_prompt(shared):
-    """A group whose first answers ran before the swap: the later ones must equal a fresh engine's."""
+    """The first rollouts of a group ran before the swap. The later ones must equal those of a fresh engine."""
     asked = lab.requests(24, samples=8, seed=5)
     new = lab.run(lab.engine(lab.weights(1)), asked)
     engine = lab.engine()
@@ -190,8 +192,8 @@ def test_recompute_equals_a_full_forward_of_the_new_weights(shared):
 
 
 def test_a_request_without_a_token_starts_again_at_a_swap():
-    """In mid-prefill: all its tokens are of the new version, so they must be what the new weights give, also when it is
-    preempted afterwards."""
+    """A swap during prefill: all tokens are of the new version, so they must be those of the new weights, also after a
+    preemption."""
     asked = lab.requests(12, samples=2, longest_prompt=80, longest=12, seed=12)
     want = lab.run(lab.engine(lab.weights(1)), asked)
     for pages, steps in ((96, 2), (12, 1)):
@@ -318,7 +320,7 @@ def position_off_by_one_after_a_park(monkeypatch):
     def seat(self, replica, one, entry):
         out = real(self, replica, one, entry)
         if out is not None and one.tokens:
-            # the first position after what a sibling computed is the leader's too, and right: skip one more
+            # the first position behind the shared pages is right in the leader's copy too: skip one more
             one.num_computed = min(one.num_computed + 1 + (one.num_computed > 0), one.num_tokens - 1)
         return out
 

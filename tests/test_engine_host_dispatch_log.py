@@ -1,4 +1,4 @@
-"""A dispatch's line gives the dispatch back; what is no such line is refused."""
+"""A dispatch's line gives the dispatch back; other lines are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes between host and device of rows: told tokens by hand, and an insertion there and back."""
+"""The packed arrays between host and device: settled tokens by hand, and an insertion there and back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from jaxrl_post.engine.host.sequence import Settled
 
 
 def test_what_a_dispatch_told_by_hand():
-    """Two slots of one replica: the first had 5 tokens and has 7, of the second nothing is new. Stamps are step * 2 + drafted;
-    the dispatch began at clock 1 << 33."""
+    """One replica with two slots: the first had 5 tokens and has 7, the second has none more.
+
+    Stamps are step * 2 + drafted. The dispatch began at clock 1 << 33."""
     emit, begun = 4, 1 << 33
     packed, out = np.zeros((1, 2, c.TABLE), np.int32), np.zeros((1, 2, c.OUT_WINDOW + 5 * emit), np.int32)
     packed[0, :, c.NUM_TOKENS] = out[0, :, c.OUT_NUM_TOKENS] = 5, 9

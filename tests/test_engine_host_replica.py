@@ -1,4 +1,4 @@
-"""Seats and pages of one replica: numbers worked out by hand."""
+"""Slots and pages of one replica: numbers by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpos
 
 
 def test_the_first_leads_the_prompts_pages_and_a_sibling_shares_the_full_ones():
-    """Pages of 4: a prompt of 9 needs 3, its first 8 positions fill two; a sibling needs one of its own and copies none."""
+    """Pages of 4 positions: a prompt of 9 needs 3 pages, and its first 8 positions fill two.
+
+    A sibling needs one page of its own and copies none."""
     replica = Replica(slots=3, pages=8, page=4)
     first, second = live(0), live(1)
     assert replica.seat(first, None, ("k",)) == (8, 8) and first.pages == [0, 1, 2] and replica.leads(first)
@@ -57,6 +59,6 @@ def test_the_victim_is_the_youngest_that_is_younger_and_of_this_version():
     for each in lives:
         replica.seat(each, None, (each.age,))
     assert replica.victim(lives[0], "train", 1) is lives[2]  # the youngest has tokens of another version
-    assert replica.victim(lives[2], "train", 1) is lives[3]  # there is no other
+    assert replica.victim(lives[2], "train", 1) is lives[3]  # the only candidate
     assert replica.victim(lives[3], "train", 1) is None
-    assert replica.victim(lives[3], "eval", 1) is lives[2]  # whoever is of another purpose makes room
+    assert replica.victim(lives[3], "eval", 1) is lives[2]  # the other purpose makes room

@@ -1,4 +1,4 @@
-"""Tokens keep the clock at which they were settled, through parking, writing and cutting."""
+"""Tokens keep the clock at which they were settled, through parking, saving and cutting."""
 
 from __future__ import annotations
 

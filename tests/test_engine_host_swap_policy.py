@@ -1,4 +1,4 @@
-"""The rule for answers at a swap, by hand."""
+"""The swap policy, by hand."""
 
 import pytest
 from engine_lab import requests
@@ -33,8 +33,9 @@ def test_a_rule_for_all(rule, with_tokens, waiting):
 
 
 def test_auto_verifies_what_probably_survives():
-    """Of 20 candidates looked at 19 came out again, with one of each unseen: a chance of 20/21 a token, so 19 of 100 and half of
-    30 survive."""
+    """Of 20 judged candidates 19 were accepted; one of each is added: a chance of 20/21 a token.
+
+    So 19 of 100, and half of 30, are expected to be accepted."""
     carry = SwapPolicy("auto")
     carry.record_outcome(list(range(19)) + [7, 8], list(range(19)) + [9, 8])
     chance = 20 / 21

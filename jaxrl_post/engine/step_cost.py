@@ -218,7 +218,7 @@ def _kind(device_kind: str) -> str:
     kind = next((name for name in DEVICES if name in plain), None)
     if kind is None:
         raise ValueError(
-            f"no analytic step-cost table exists for a {device_kind}, only for {', '.join(DEVICES)}: measure "
+            f"no analytic step-cost table for a {device_kind}, only for {', '.join(DEVICES)}: measure "
             "one with scripts/bench.py cost and name its file in engine.cost_table"
         )
     return kind
