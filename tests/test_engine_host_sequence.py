@@ -1,4 +1,4 @@
-"""Tokens keep the clock at which they were settled, through parking, writing and cutting."""
+"""Tokens keep the clock at which they were settled, through parking, saving and cutting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxrl_post.engine.host.sequence import Settled, begin, revived, written
+from jaxrl_post.engine.host.sequence import Settled, begin, from_state, to_state
 from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
 
 NAME = RolloutId(0, "train", 0, "p", 0)
@@ -43,8 +43,8 @@ def test_without_clocks_all_tokens_came_at_the_end_and_clocks_never_decrease():
 @pytest.mark.parametrize("mode, clocks", [("recompute", [3, 4, 4]), ("verify", []), ("restart", [])])
 def test_forced_tokens_keep_their_clocks_and_new_ones_get_their_own(mode, clocks):
     live = begin(dataclasses.replace(ASKED, prefix=rollout(clocks=[3, 4, 4]), prefix_mode=mode), age=1)
-    assert live.clocks == clocks and live.guesses == ([5, 6, 7] if mode == "verify" else [])
-    live = revived(written(live), {"p": PROMPT})
+    assert live.clocks == clocks and live.candidates == ([5, 6, 7] if mode == "verify" else [])
+    live = from_state(to_state(live), {"p": PROMPT})
     live.extend(Settled(0, [8, 9], [0.0] * 2, [0.0] * 2, [True, False], [11, 11], [8, 9]), version=1)
     live.cut(len(live.tokens) - 1)
     assert live.rollout(Finish.PARKED, 12).clocks.tolist() == [*clocks, 11]

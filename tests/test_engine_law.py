@@ -1,4 +1,4 @@
-"""The engine's tokens follow the exact law; scripts/shows/spec_law.py does the same with more draws and laws."""
+"""The engine's tokens follow the exact law; scripts/shows/spec_law.py does the same with more samples and laws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ LEVEL = 1e-4
 
 
 def test_pearson_by_hand():
-    """(12-10)^2/10 + (8-10)^2/10 = 0.8; the last two expected counts, 3 and 2, are pooled; an impossible id was seen."""
+    """(12-10)^2/10 + (8-10)^2/10 = 0.8. The last two expected counts, 3 and 2, are pooled. An impossible id gives
+    infinity."""
     assert arms.pearson(np.array([12, 8]), np.array([10.0, 10.0])) == (pytest.approx(0.8), 1)
     assert arms.pearson(np.array([3, 10, 2, 5]), np.array([3.0, 10, 2, 5])) == (0.0, 2)
     assert arms.pearson(np.array([3, 1]), np.array([4.0, 0.0]))[0] == np.inf
