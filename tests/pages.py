@@ -16,6 +16,7 @@ from pathlib import Path
 import prose
 
 from jaxrl_post import config
+from jaxrl_post.__main__ import COMMANDS
 from jaxrl_post.sim import settings
 
 ROOT = prose.ROOT
@@ -139,6 +140,10 @@ def wrong_with(command: Command, root: Path = ROOT) -> str:
             return _run(arguments, config.Config)
         case ("python", "-m", "jaxrl_post.simulate", *arguments):
             return _run(_without(arguments, "--json", "--trace"), settings.Simulation)
+        case ("python", "-m", "jaxrl_post", "train", *arguments):
+            return _run(arguments, config.Config)
+        case ("python", "-m", "jaxrl_post", command, *_) if command in COMMANDS:
+            return ""
         case ("python", "-m", module, *_):
             return "" if (root / f"{module.replace('.', '/')}.py").is_file() else f"there is no module {module}"
         case ("python", script, *arguments):

@@ -1,7 +1,7 @@
 """Sentences of pages, docstrings and comments: how long they are, and which retired words they use.
 
-`python tests/prose.py [FILE ...]` prints the findings in files, or in all pages and sources. `--pending` prints the sources that
-have findings, as tests/prose_pending.txt lists them. Nothing here imports the project.
+`python tests/prose.py [FILE ...]` prints the findings in files, or in all pages and sources. `--shrink` takes those sources out of
+tests/prose_pending.txt that have no findings any more, or are gone. It never adds one. Nothing here imports the project.
 """
 
 from __future__ import annotations
@@ -116,12 +116,20 @@ def _paragraphs(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
     block, start, depth = [], first, 0
     for number, raw in enumerate([*lines, ""], first):
         line, indent = raw.strip(), len(raw) - len(raw.lstrip())
-        new = not line or _ITEM.match(line) or (_ENTRY.match(line) and indent <= depth) or indent < depth
+        new = (
+            not line
+            or line.startswith("|")
+            or _ITEM.match(line)
+            or (_ENTRY.match(line) and indent <= depth)
+            or indent < depth
+        )
         new = new or _COLUMN.match(line) or (len(block) == 1 and _SECTION.fullmatch(block[0]))
         if block and new:
             yield start, " ".join(block)
             block = []
-        if not line or _COMMAND.match(line):
+        if line.startswith("|"):
+            yield from ((number, cell.strip()) for cell in line.strip("|").split("|"))
+        if not line or line.startswith("|") or _COMMAND.match(line):
             continue
         if not block:
             start, depth = number, indent
@@ -226,8 +234,9 @@ def pending(root: Path = ROOT) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments == ["--pending"]:
-        print("\n".join(unclean()))
+    if arguments == ["--shrink"]:
+        kept, heading = set(unclean()), (ROOT / PENDING).read_text().splitlines()[0]
+        (ROOT / PENDING).write_text("\n".join([heading, *(name for name in pending() if name in kept)]) + "\n")
         return 0
     if arguments:
         words = retired()

@@ -62,6 +62,8 @@ Args:
   first: what it is, over
     two lines. Two sentences.
   second: more.
+
+| a cell | another. Two |
 """
 # ---- a heading
 x = 1  # a comment
@@ -80,6 +82,9 @@ class A:
         "first: what it is, over two lines.",
         "Two sentences.",
         "second: more.",
+        "a cell",
+        "another.",
+        "Two",
         "a heading",
         "a comment",
         "Two lines of one comment.",
