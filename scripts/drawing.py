@@ -47,4 +47,6 @@ def rectangles(axes: Any, shapes: Sequence[tuple[float, float, float, float]], c
 
 def save(picture: Any, path: Path) -> None:
     """Writes a figure to a file that ends in .svg or .png."""
-    picture.savefig(path, dpi=150, metadata={"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None})
+    picture.savefig(
+        path, dpi=150, metadata={"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
+    )

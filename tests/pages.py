@@ -107,9 +107,9 @@ def missing_functions(page: Path) -> list[str]:
     """Returns `package.module:name` in inline code that cannot be imported."""
     out = []
     for code in inline_code(page.read_text(encoding="utf-8")):
-        if found := re.fullmatch(r"(jaxrl_post[\w.]+):(\w+)", code):
-            if not hasattr(importlib.import_module(found[1]), found[2]):
-                out.append(f"{page.name}: {code}")
+        found = re.fullmatch(r"(jaxrl_post[\w.]+):(\w+)", code)
+        if found and not hasattr(importlib.import_module(found[1]), found[2]):
+            out.append(f"{page.name}: {code}")
     return out
 
 
@@ -160,14 +160,13 @@ def _run(arguments: list[str], schema: type) -> str:
     """Resolves the config with its overrides, as a run does first."""
     files, overrides = [], []
     for argument in arguments:
-        name, equals, value = argument.partition("=")
+        name, _, value = argument.partition("=")
         if name.startswith("--config."):
             overrides.append(argument.removeprefix("--config."))
         elif name == "--config" and value:
             files.append(value)
-        elif argument not in FLAGS and not (name in VALUED and value):
-            if not arguments[0] == "--help":
-                return f"there is no flag {argument}"
+        elif argument not in FLAGS and not (name in VALUED and value) and arguments[0] != "--help":
+            return f"there is no flag {argument}"
     try:
         for file in files:
             config.resolve(config.load(file), overrides, schema)
