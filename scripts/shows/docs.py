@@ -25,7 +25,7 @@ SHORT = (
 )
 # What a config needs beside, or instead, to be short.
 OWN = {
-    "stories": ("eval.at=[1]",),
+    "stories_elastic": ("eval.at=[1]",),
     "demo_partial": ("scheduler.stream=2",),
     "demo_lending": ("scheduler.stream=2",),
     "demo_pipeline": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
@@ -85,23 +85,25 @@ def _blocks(record, pages, named: list[str]) -> None:
 
 
 def _commands(record, pages, found) -> None:
-    """Each command once; those of one page in its order, as one may need the run of another."""
+    """Each command once; those of one page in its order, as one may need the run of another. A failure ends no other command."""
     ran, by_name, refused = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for command in dict.fromkeys(_key(one) for page in found for one in pages.commands(page)):
             environment, words = dict(command[0]), list(command[1])
-            told = pages.wrong_with(pages.Command(page="", text="", words=tuple(words)))
-            if told:
-                refused.append(f"{' '.join(words)}: {told}")
+            if why := pages.wrong_with(pages.Command(page="", text="", words=tuple(words))):
+                refused.append(f"{' '.join(words)}: {why}")
             elif (
                 words[0] in BY_NAME or words[1] in BY_NAME or _inputs_missing(words) or "JAX_PROCESS_ID" in environment
             ):
                 by_name.append(" ".join(words))
             else:
                 print(" ".join(words), flush=True)
-                record.run(*_shortened(words[1:], folder), timeout_s=900, env=environment)
-                ran.append(" ".join(words))
-    record.figure("commands_refused", refused, equals=[])
+                try:
+                    record.run(*_shortened(words[1:], folder), timeout_s=900, env=environment)
+                    ran.append(" ".join(words))
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    refused.append(f"{' '.join(words)}: {error}")
+    record.figure("commands_that_fail", refused, equals=[])
     record.figure("commands_run", len(ran), at_least=30)
     record.figure("commands_checked_by_name", len(by_name))
 
