@@ -1,4 +1,4 @@
-# make demo | simulate | test | test-compile | lint | docs | show | clean. The environment is made first, in .venv, from the first Python that really runs;
+# make demo | simulate | test | test-all | test-compile | lint | docs | show | clean. The environment is made first, in .venv, from the first Python that really runs;
 # PYTHON=/path/to/python chooses one, in a .venv-X.Y of its own. ARGS are handed on: make test ARGS='-k house'.
 ARGS ?=
 ifdef PYTHON
@@ -16,7 +16,7 @@ AOT := $(VENV)-aot
 LINT := $(VENV)-lint
 DOCS := $(VENV)-docs
 
-.PHONY: demo simulate test test-compile lint docs show clean
+.PHONY: demo simulate test test-all test-compile lint docs show clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.main --config=configs/demo.py $(ARGS)
@@ -25,10 +25,17 @@ demo: $(STAMP)
 simulate: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.simulate $(ARGS)
 
-test: $(STAMP)
-	@$(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# The second tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
+# The first tier: every kind of fault. It ends with a table of CPU seconds by file.
+test: $(STAMP)
+	@$(PYTEST) -m "not extended" $(ARGS)
+
+# Then the second one: further variants, and planted faults. Each test runs once. Exit code 5: ARGS chose none of them.
+test-all: test
+	@$(PYTEST) -m extended $(ARGS) || [ $$? -eq 5 ]
+
+# The compile tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
 test-compile: $(AOT)/installed.stamp
 	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist load --maxschedchunk 1 scripts/compile_tier $(ARGS)
 

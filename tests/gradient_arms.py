@@ -32,6 +32,13 @@ def precision(dtype):
     return jax.enable_x64(True) if dtype == np.float64 else contextlib.nullcontext()
 
 
+class Uncommitted(Learner):
+    """Is asked for its gradient alone: the optimizer's program is not compiled."""
+
+    def jitted(self):
+        return {name: program for name, program in super().jitted().items() if name != "commit"}
+
+
 def learner(
     dtype=np.float32,
     *,
@@ -44,9 +51,10 @@ def learner(
     optimizer=None,
     model=made_groups.MODEL,
     given=None,
+    kind=Learner,
     **more,
 ) -> Learner:
-    return Learner(
+    return kind(
         model,
         made_groups.weights(0, dtype, model) if policy is None else policy,
         mesh.make_mesh(*sizes),
@@ -62,15 +70,29 @@ def learner(
     )
 
 
-def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
-    """prepare at one policy, then accumulate `groups` in `parts` at another: the divided gradient, on the host."""
+def gradient(groups, dtype=np.float32, *, parts: int = 1, one: Learner | None = None, **kwargs):
+    """prepare at one policy, then accumulate `groups` in `parts` at another: the divided gradient, on the host. `one`: a
+    learner for which `again` was called; others are made of `kwargs`."""
     with precision(dtype):
-        one = learner(dtype, **kwargs)
+        one = one or learner(dtype, kind=Uncommitted, **kwargs)
         one.prepare(groups)
         shift(one, dtype)
         for part in np.array_split(np.arange(len(groups)), parts):
             one.accumulate([groups[g] for g in part])
         return jax.device_get(one.gradient())
+
+
+def again(one: Learner, dtype, **changes) -> Learner:
+    """The learner with the weights that it began with, nothing summed, and changes of its algorithm that only the host
+    knows of: the aggregation, the estimator of advantages."""
+    with precision(dtype):
+        one.compile()
+        one._algorithm, one._sums = dataclasses.replace(one._algorithm, **changes), one._programs["zeros"]()
+        one._forget()
+        one._count_from_here()
+        start = mesh.put(made_groups.weights(0, dtype), jax.tree.map(lambda x: x.sharding, one.params))
+        one.state = dataclasses.replace(one.state, params={"policy": start})
+    return one
 
 
 def shift(one: Learner, dtype) -> None:
@@ -92,9 +114,9 @@ def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0
         old = made_groups.weights(0, dtype)
         policy, reference = (jax.tree.map(jax.numpy.asarray, made_groups.moved(old, seed)) for seed in (1, 2))
 
-        def loss(p):
-            return made_groups.plain_loss(
-                p,
+        return jax.device_get(
+            made_groups.plain_gradient(
+                policy,
                 made_groups.MODEL,
                 groups,
                 values,
@@ -109,8 +131,7 @@ def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0
                 temperature=temperature,
                 loss_mode=loss_mode,
             )
-
-        return jax.device_get(jax.jit(jax.grad(loss))(policy))
+        )
 
 
 def worst(a, b) -> float:

@@ -92,7 +92,8 @@ def test_every_option_has_a_reader():
 PLANTED = {
     "a.py": "from jaxrl_post import config\ndef f(given: config.Config):\n    s, e = given.scheduler, given.engine\n"
     "    return s.lane + e.slots\n",
-    "b.py": "from jaxrl_post.config import AlgorithmConfig\nclass R:\n    algorithm: AlgorithmConfig\n    def g(self): return self.algorithm.gamma\n"
+    "b.py": "from jaxrl_post.config import AlgorithmConfig\nclass R:\n    algorithm: AlgorithmConfig\n"
+    "    def g(self): return self.algorithm.gamma\n"
     "class Other:\n    def __init__(self, algorithm: AlgorithmConfig): self._a = algorithm\n    def h(self): return self._a.tau_pos\n",
     "c.py": "def f(config): return config.replicas\ndef g(engine): return engine.pages\n",
     "d.py": "from elsewhere import BatchConfig\ndef f(batch: BatchConfig): return batch.rows\n",

@@ -16,15 +16,24 @@ def test_pearson_by_hand():
     assert arms.pearson(np.array([3, 1]), np.array([4.0, 0.0]))[0] == np.inf
 
 
-def test_tokens_with_candidates_follow_the_cut_law_and_faults_do_not(monkeypatch):
-    law = arms.LAWS["all_three"]
-    engine = arms.engine(40)
-    alone = arms.answers(engine, law, 1500, 2)
-    told = arms.answers(engine, law, 1500, 2, attempt=1, drafts=arms.drafts(alone))
-    assert arms.by_context(40, law, alone, 2) > LEVEL and arms.by_context(40, law, told, 2) > LEVEL
-    for fault in arms.FAULTS:
-        with monkeypatch.context() as patch:
-            fault(patch)
-            faulty = arms.engine.__wrapped__(40)
-        told = arms.answers(faulty, law, 1500, 2, attempt=1, drafts=arms.drafts(alone))
-        assert arms.by_context(40, law, told, 2) < 1e-6, fault.__name__
+LAW = arms.LAWS["all_three"]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return arms.answers(arms.engine(40), LAW, 1500, 2)
+
+
+def test_tokens_with_candidates_follow_the_cut_law(alone):
+    told = arms.answers(arms.engine(40), LAW, 1500, 2, attempt=1, drafts=arms.drafts(alone))
+    assert arms.by_context(40, LAW, alone, 2) > LEVEL and arms.by_context(40, LAW, told, 2) > LEVEL
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("fault", arms.FAULTS, ids=lambda fault: fault.__name__)
+def test_planted_faults_do_not(alone, monkeypatch, fault):
+    with monkeypatch.context() as patch:
+        fault(patch)
+        faulty = arms.engine.__wrapped__(40)
+    told = arms.answers(faulty, LAW, 1500, 2, attempt=1, drafts=arms.drafts(alone))
+    assert arms.by_context(40, LAW, told, 2) < 1e-6

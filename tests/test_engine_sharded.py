@@ -17,7 +17,9 @@ def _asked(replicas):
     return lab.requests(16, samples=4, exact=128, longest_prompt=40, temperatures=(1.0,), seed=3, replicas=replicas)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 1, 2)], ids=["tensor2", "data2xtensor2"])
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 1, 2), marks=pytest.mark.extended), (2, 1, 2)], ids=["tensor2", "data2xtensor2"]
+)
 def test_sharded_engine_equals_one_device(shape):
     one = lab.run(lab.engine(**SIZES), _asked(1))
     mesh = meshes.make_mesh(*shape)
@@ -29,7 +31,9 @@ def test_sharded_engine_equals_one_device(shape):
     assert sum(len(r) for r in many.values()) == 16 * 128
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1)], ids=["data2", "fsdp2"])
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1), pytest.param((1, 2, 1), marks=pytest.mark.extended)], ids=["data2", "fsdp2"]
+)
 def test_replicas_meet_once_a_step(shape):
     """Each walks over its own pages as far as it must; all they agree on in a step is whether the dispatch goes on."""
     engine = lab.engine(

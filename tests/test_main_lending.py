@@ -56,7 +56,7 @@ def published(folder):
     return out
 
 
-@pytest.fixture(scope="module", params=["split", "shared"])
+@pytest.fixture(scope="module", params=["split", pytest.param("shared", marks=pytest.mark.extended)])
 def whole(here, request):  # noqa: F811
     """A run and its flags."""
     (here / "cost.json").write_text(COSTS)
@@ -100,7 +100,7 @@ def test_when_deferred_calls_are_made_changes_nothing(here, whole, where, monkey
     same_run(one, other)
 
 
-@pytest.mark.parametrize("name", ["split", "sharded"])
+@pytest.mark.parametrize("name", [pytest.param("split", marks=pytest.mark.extended), "sharded"])
 def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing(here, name):  # noqa: F811
     """Also those that moved to another replica: tokens and log-probs, bit for bit, since its programs are the same."""
     found = {}
@@ -126,7 +126,7 @@ def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing
     assert found["0.2"] == found["0.0"] and len(found["0.0"]) == 80
 
 
-@pytest.mark.slow
+@pytest.mark.extended  # test_main.py starts two processes too
 def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
     """They decide, sample and measure alike, and at learning rate 0 every answer is that of two processes which lend nothing."""
     sys.path.insert(0, str(ROOT / "scripts"))

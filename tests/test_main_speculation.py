@@ -77,6 +77,7 @@ def test_the_run_ends_in_the_weights_of_the_one_without_drafts(drafting, bare):
     same_end(drafting, bare)
 
 
+@pytest.mark.extended
 def test_so_does_the_papers_drafter(here, bare):  # noqa: F811
     other = run(here, here / "paper", *PAPERS)
     assert total(other, "spec/num_accepted") > 10
@@ -95,6 +96,7 @@ def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafti
     assert any("spec/expected_accepted" in row for row in metrics.read(target / "metrics.jsonl"))
 
 
+@pytest.mark.extended
 def test_two_replicas_draft_and_end_alike(here):  # noqa: F811
     ends = [
         run(here, here / f"two-{name}", "--config.mesh.data=2", "--config.steps=4", *drafts)

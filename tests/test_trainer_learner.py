@@ -174,23 +174,21 @@ def test_a_round_of_several_steps_keeps_the_policy_of_its_start():
         one.accumulate(GROUPS[2:])
         now = jax.tree.map(jnp.asarray, host(one.params))
         values = [advantages.grpo(g.rewards, g.scored, np.ones(4, int)) for g in GROUPS[2:]]
-        plain = jax.grad(
-            lambda p: made_groups.plain_loss(
-                p,
-                made_groups.MODEL,
-                GROUPS[2:],
-                values,
-                jax.tree.map(jnp.asarray, start),
-                None,
-                mode="seq-mean-token-mean",
-                low=0.02,
-                high=0.03,
-                kl_coef=0.0,
-                entropy_coef=0.0,
-                max_tokens=24,
-                temperature=0.8,
-            )
-        )(now)
+        plain = made_groups.plain_gradient(
+            now,
+            made_groups.MODEL,
+            GROUPS[2:],
+            values,
+            jax.tree.map(jnp.asarray, start),
+            None,
+            mode="seq-mean-token-mean",
+            low=0.02,
+            high=0.03,
+            kl_coef=0.0,
+            entropy_coef=0.0,
+            max_tokens=24,
+            temperature=0.8,
+        )
         assert arms.worst(host(one.gradient()), jax.device_get(plain)) <= 1e-12
         second = one.commit()
         one.accumulate(GROUPS)  # another epoch

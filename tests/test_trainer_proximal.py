@@ -14,6 +14,7 @@ import pytest
 from jaxrl_post import config
 from jaxrl_post.trainer import programs
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 STEP, BOUND = 4, 1.1
 
 

@@ -1,7 +1,11 @@
 """How an option is declared in the schema: its default, its range or choices, and what the reader of a config must know.
 
-Every kind of option takes the same words. `doc` says in one or two sentences what the option does, and `unit` what it
-counts. `used_when` names other options without which nothing reads it (conditions.py), and `why` gives the reason.
+Every kind of option takes the same words:
+
+- `doc`: what the option does, in one or two sentences.
+- `unit`: what its number counts.
+- `used_when`: the condition on other options under which anything reads it (conditions.py).
+- `why`: the reason for that condition.
 """
 
 from __future__ import annotations

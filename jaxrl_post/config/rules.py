@@ -261,7 +261,7 @@ _LOSSES = (
         "algorithm.prox_logp_method",
         "algorithm.use_kl_in_reward",
         "algorithm.rollout_rs",
-        need=lambda method, in_reward, rejects: method == "recompute" or not in_reward and rejects == "none",
+        need=lambda method, in_reward, rejects: method == "recompute" or (not in_reward and rejects == "none"),
         says="{algorithm.prox_logp_method} makes no pass for old log-probs, which {algorithm.use_kl_in_reward} and "
         "{algorithm.rollout_rs} need",
         nearest=lambda method, in_reward, rejects: "recompute",

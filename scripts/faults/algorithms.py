@@ -13,7 +13,7 @@ FAULTS = (
             "1.0 - algorithm.clip_ratio_low",
             "1.0 - algorithm.clip_ratio_high",
             "the lower bound of the ratio is the upper one's",
-            "test_algorithms_losses.py",
+            "test_vanilla_by_hand",
         ),
         (
             "optimistic_clip",
@@ -21,7 +21,7 @@ FAULTS = (
             "bound > free",
             "bound < free",
             "the smaller of both losses",
-            "test_algorithms_losses.py",
+            "test_vanilla_by_hand",
         ),
         (
             "dual_clip_of_gains",
@@ -29,7 +29,7 @@ FAULTS = (
             "(advantages < 0) & (losses > ceiling)",
             "(losses > ceiling)",
             "the second clip also holds positive advantages",
-            "test_algorithms_losses.py",
+            "test_dual_clip_by_hand",
         ),
         (
             "gspo_without_stop",
@@ -37,7 +37,7 @@ FAULTS = (
             "jax.lax.stop_gradient(sequence_mean(logprobs - old_logprobs, mask, segment_ids))",
             "sequence_mean(logprobs - old_logprobs, mask, segment_ids)",
             "the mean's gradient counts twice",
-            "test_algorithms_losses.py",
+            "test_gspo_by_hand",
         ),
         (
             "cispo_with_gradient_of_ratio",
@@ -45,7 +45,7 @@ FAULTS = (
             "jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))",
             "jnp.exp(log_ratio(logprobs, old_logprobs))",
             "the weight is differentiated too",
-            "test_algorithms_losses.py",
+            "test_cispo_by_hand",
         ),
         (
             "sapo_taus_swapped",
@@ -53,7 +53,7 @@ FAULTS = (
             "algorithm.tau_pos, algorithm.tau_neg",
             "algorithm.tau_neg, algorithm.tau_pos",
             "the gates of gains and losses are swapped",
-            "test_algorithms_losses.py",
+            "test_sapo_by_hand",
         ),
         (
             "means_across_segments",
@@ -61,7 +61,7 @@ FAULTS = (
             "(segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]",
             "(segment_ids[:, :, None] >= segment_ids[:, None, :]) & mask[:, None, :]",
             "a sequence's mean takes in its neighbours",
-            "test_algorithms_losses.py",
+            "test_a_sequences_mean_leaves_out_what_is_masked_and_other_segments",
         ),
         (
             "k3_of_the_other_ratio",
@@ -69,27 +69,20 @@ FAULTS = (
             "ref_logprobs - logprobs",
             "logprobs - ref_logprobs",
             "pi / ref in the place of ref / pi",
-            "test_algorithms_losses.py",
+            "test_kl_estimators_by_hand",
         ),
-        ("k2_not_halved", "k2", "** 2 / 2", "** 2", "twice the estimate", "test_algorithms_losses.py"),
+        ("k2_not_halved", "k2", "** 2 / 2", "** 2", "twice the estimate", "test_kl_estimators_by_hand"),
     ),
     *in_file(
         "jaxrl_post/algorithms/advantages.py",
-        (
-            "std_of_a_population",
-            "grpo",
-            "values.std(ddof=1)",
-            "values.std(ddof=0)",
-            "n for n - 1",
-            "test_algorithms_advantages.py",
-        ),
+        ("std_of_a_population", "grpo", "values.std(ddof=1)", "values.std(ddof=0)", "n for n - 1", "test_grpo_by_hand"),
         (
             "unscored_in_the_baseline",
             "_scored",
             "rewards[scored].astype(float)",
             "np.nan_to_num(rewards.astype(float))",
             "an unscored rollout counts as 0",
-            "test_algorithms_advantages.py",
+            "test_grpo_leaves_unscored_out_of_mean_and_std",
         ),
         (
             "rloo_with_itself",
@@ -97,7 +90,7 @@ FAULTS = (
             "n / (n - 1) if n > 1 else 0.0",
             "1.0",
             "the mean is of all, not of the others",
-            "test_algorithms_advantages.py",
+            "test_rloo_is_reward_minus_mean_of_the_others",
         ),
         (
             "opo_unweighted",
@@ -105,7 +98,7 @@ FAULTS = (
             "np.sum(values * lengths[scored]) / max(int(lengths[scored].sum()), 1)",
             "values.mean()",
             "the baseline does not weigh by length",
-            "test_algorithms_advantages.py",
+            "test_opo_by_hand",
         ),
         (
             "returns_from_the_front",
@@ -113,7 +106,7 @@ FAULTS = (
             "reversed(range(mask.size))",
             "range(mask.size)",
             "the return sums what came before",
-            "test_algorithms_advantages.py",
+            "test_reinforce_plus_plus_by_hand",
         ),
         (
             "gamma_to_the_wrong_side",
@@ -121,7 +114,7 @@ FAULTS = (
             "values[t] + gamma * after",
             "gamma * values[t] + after",
             "the reward at hand is discounted",
-            "test_algorithms_advantages.py",
+            "test_reinforce_plus_plus_by_hand",
         ),
         (
             "whitened_unmasked",
@@ -129,7 +122,7 @@ FAULTS = (
             "value[mask] for value",
             "value for value",
             "tokens outside the mask are in the statistics",
-            "test_algorithms_advantages.py",
+            "test_reinforce_plus_plus_by_hand",
         ),
     ),
     *in_file(
@@ -140,7 +133,7 @@ FAULTS = (
             "np.cumsum(lengths > 0) == 1",
             "np.arange(lengths.size) == 0",
             "a group whose first rollout is masked is not counted",
-            "test_algorithms_aggregation.py",
+            "test_two_groups_by_hand",
         ),
         (
             "masked_sequences_count",
@@ -148,7 +141,7 @@ FAULTS = (
             "lengths > 0",
             "lengths >= 0",
             "masked sequences are in the mean",
-            "test_algorithms_aggregation.py",
+            "test_two_groups_by_hand",
         ),
     ),
     *in_file(
@@ -175,7 +168,7 @@ FAULTS = (
             "1.0 / threshold[0]",
             "threshold[0]",
             "the lower bound is the upper one's",
-            "test_algorithms_correction.py",
+            "test_metrics_by_hand",
         ),
         (
             "mask_for_truncation",
@@ -183,7 +176,7 @@ FAULTS = (
             "np.minimum(ratios, threshold[0])",
             "np.where(ratios <= threshold[0], ratios, 0.0)",
             "what is above the bound is dropped, not cut",
-            "test_algorithms_correction.py",
+            "test_bounds_by_hand",
         ),
         (
             "k1_of_the_other_sign",
@@ -191,7 +184,7 @@ FAULTS = (
             "lambda d: -d",
             "lambda d: d",
             "the bounds are those of rho, not of 1 / rho",
-            "test_algorithms_correction.py",
+            "test_rejection_by_hand",
         ),
         (
             "spans_all_versions",
@@ -199,7 +192,7 @@ FAULTS = (
             'if mode == "span"',
             'if mode == "sequence"',
             "span and sequence are swapped",
-            "test_algorithms_correction.py",
+            "test_importance_by_hand",
         ),
         (
             "age_off_by_one",
@@ -207,7 +200,7 @@ FAULTS = (
             "age - 1.0",
             "age",
             "the proximal policy is the learner's",
-            "test_algorithms_correction.py",
+            "test_how_far_the_proximal_policy_is_expected_to_lie",
         ),
     ),
     *in_file(
@@ -234,7 +227,7 @@ FAULTS = (
             "_lengths(group, algorithm.overlong_filtering)",
             "_lengths(group, False)",
             "a filtered rollout still weighs",
-            "test_algorithms_credit.py",
+            "test_overlong_filtering_masks_and_keeps_the_baseline",
         ),
         (
             "filtering_moves_the_baseline",
@@ -242,7 +235,7 @@ FAULTS = (
             "group.scored, _lengths(group, False)",
             "_trained(group, algorithm.overlong_filtering), _lengths(group, False)",
             "a filtered rollout leaves the baseline",
-            "test_algorithms_credit.py",
+            "test_overlong_filtering_masks_and_keeps_the_baseline",
         ),
         (
             "reward_at_the_last_token",
@@ -250,7 +243,7 @@ FAULTS = (
             "np.flatnonzero(rollout.sampled)[-1]",
             "np.flatnonzero(rollout.sampled)[0]",
             "the reward lies on the first token",
-            "test_algorithms_credit.py",
+            "test_kl_in_the_reward_by_hand",
         ),
         (
             "kl_raises_the_reward",
@@ -258,7 +251,7 @@ FAULTS = (
             "-penalty",
             "penalty",
             "the penalty is a bonus",
-            "test_algorithms_credit.py",
+            "test_kl_in_the_reward_by_hand",
         ),
         (
             "overlong_off_by_a_buffer",
@@ -266,7 +259,7 @@ FAULTS = (
             "tokens - (max_tokens - algorithm.overlong_buffer)",
             "tokens - max_tokens",
             "the penalty begins at the limit",
-            "test_algorithms_credit.py",
+            "test_overlong_by_hand",
         ),
         (
             "rejected_tokens_stay",
@@ -274,7 +267,7 @@ FAULTS = (
             "weights * kept",
             "weights",
             "rejection does nothing",
-            "test_algorithms_credit.py",
+            "test_corrections_by_hand",
         ),
     ),
     *in_file(
@@ -285,8 +278,7 @@ FAULTS = (
             "float(-gap.mean())",
             "float(gap.mean())",
             "k1 of the other direction",
-            "test_algorithms_logprobs.py",
-            "test_algorithms_correction.py",
+            "test_mismatch_by_hand",
         ),
         (
             "ess_inverted",
@@ -294,7 +286,6 @@ FAULTS = (
             "ratio.mean() ** 2 / np.mean(ratio**2)",
             "np.mean(ratio**2) / ratio.mean() ** 2",
             "one over the effective sample size",
-            "test_bounds_are_met_at_their_edge",
             "test_it_falls_and_waits_for_a_batch_of_the_weights_in_use",
         ),
     ),
@@ -306,7 +297,7 @@ FAULTS = (
             "logits / temperature",
             "logits",
             "log-probs of temperature 1",
-            "test_algorithms_logprobs.py",
+            "test_values_are_those_of_numpy_for_every_chunk",
         ),
         (
             "entropy_sign",
@@ -314,7 +305,7 @@ FAULTS = (
             "log_total - jnp.sum(weights * shifted, axis=-1) / total",
             "log_total + jnp.sum(weights * shifted, axis=-1) / total",
             "the entropy's second term is added",
-            "test_algorithms_logprobs.py",
+            "test_values_are_those_of_numpy_for_every_chunk",
         ),
         (
             "padding_kept",
@@ -322,7 +313,7 @@ FAULTS = (
             "[:, :T] for part",
             "[:, -T:] for part",
             "the padding's end is returned",
-            "test_algorithms_logprobs.py",
+            "test_values_are_those_of_numpy_for_every_chunk",
         ),
     ),
 )

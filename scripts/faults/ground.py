@@ -13,8 +13,7 @@ FAULTS = (
             "for part in self",
             "for part in self[:5]",
             "a group drawn anew draws the same noise",
-            "test_scheduler_rounds_tail_batching.py",
-            "test_loop.py",
+            "test_a_seed_hangs_on_every_field_and_on_nothing_else",
         ),
         (
             "arrays_stay_writable",
@@ -22,8 +21,7 @@ FAULTS = (
             "frozen(np.array(value, dtype=dtype, copy=True))",
             "np.array(value, dtype=dtype, copy=True)",
             "a frozen value can be written to",
-            "test_loop.py",
-            "test_history.py",
+            "test_nobody_writes_to_what_flows",
         ),
         (
             "versions_may_fall",
@@ -31,7 +29,7 @@ FAULTS = (
             "np.any(np.diff(self.versions[self.sampled]) < 0)",
             "False",
             "versions may decrease",
-            "test_loop.py",
+            "test_what_cannot_be_built",
         ),
         (
             "accuracy_is_the_reward",
@@ -39,8 +37,7 @@ FAULTS = (
             'self.components.get("acc", self.rewards)',
             "self.rewards",
             "a penalty moves the accuracy",
-            "test_scheduler_rounds_rounds.py",
-            "test_telemetry_metrics.py",
+            "test_batches_are_the_twins_whatever_the_order",
         ),
         (
             "joined_forgets_fresh",
@@ -48,7 +45,7 @@ FAULTS = (
             "for part in parts for group in part.fresh",
             "for part in parts[-1:] for group in part.fresh",
             "groups of earlier pieces are not trained on",
-            "test_loop.py",
+            "test_parts_of_one_commit_join_in_order",
         ),
     ),
     *in_file(
@@ -59,7 +56,7 @@ FAULTS = (
             "reversed(self._of.get(prompt_id, ()))",
             "self._of.get(prompt_id, ())",
             "the oldest epoch is taken for the last",
-            "test_history.py",
+            "test_the_last_epochs_of_every_prompt_newest_first",
         ),
         (
             "one_epoch_more",
@@ -67,7 +64,7 @@ FAULTS = (
             "e <= max(known) - self._epochs",
             "e < max(known) - self._epochs",
             "one epoch too many stays",
-            "test_history.py",
+            "test_the_last_epochs_of_every_prompt_newest_first",
         ),
         (
             "newest_goes_first",
@@ -75,7 +72,7 @@ FAULTS = (
             "*next(iter(self._groups))",
             "*next(reversed(self._groups))",
             "over its bytes the newest goes",
-            "test_history.py",
+            "test_oldest_first_out_and_a_restored_history_goes_on_alike",
         ),
         (
             "bytes_leak",
@@ -83,7 +80,7 @@ FAULTS = (
             "self.nbytes -= _cost(prompt_id, self._groups.pop((prompt_id, epoch)))",
             "self._groups.pop((prompt_id, epoch))",
             "bytes of what was dropped still count",
-            "test_history.py",
+            "test_oldest_first_out_and_a_restored_history_goes_on_alike",
         ),
         (
             "version_of_an_observed_token",
@@ -91,7 +88,7 @@ FAULTS = (
             "rollout.versions[rollout.sampled]",
             "rollout.versions",
             "an observed token tells the version",
-            "test_history.py",
+            "test_the_last_epochs_of_every_prompt_newest_first",
         ),
         (
             "offsets_run_on",
@@ -99,7 +96,7 @@ FAULTS = (
             "answer + size, offset + size + 1",
             "answer + size, offset + size",
             "a restored group has its neighbour's lengths",
-            "test_history.py",
+            "test_every_group_of_a_restored_history_is_as_it_was",
         ),
     ),
     *in_file(
@@ -127,7 +124,6 @@ FAULTS = (
             "group.scored.any()",
             "an unscored answer counts in pass@k",
             "test_an_unscored_answer_is_never_right",
-            "test_figures_by_hand",
         ),
         (
             "pass_at_k_of_the_wrong",
@@ -143,7 +139,7 @@ FAULTS = (
             "GREEDY = 1",
             "GREEDY = 0",
             "the greedy answer is sample 0",
-            "test_evaluation.py",
+            "test_answers_are_the_same_in_every_order_and_at_every_evaluation",
         ),
         (
             "biased_error",
@@ -151,7 +147,7 @@ FAULTS = (
             "known.std(ddof=1)",
             "known.std(ddof=0)",
             "n for n - 1",
-            "test_figures_by_hand",
+            "test_evaluation.py::test_figures_by_hand",
         ),
     ),
 )

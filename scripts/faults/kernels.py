@@ -31,14 +31,6 @@ FAULTS = (
             "the share is of all ids, not of those that top-k left",
             "test_with_thresholds_agrees_with_the_twin_that_sorts",
         ),
-        (
-            "negative_keys_fall",
-            "_keys",
-            "~bits, bits | SIGN",
-            "bits, bits | SIGN",
-            "negative logits in the wrong order",
-            "test_ties_at_the_threshold_are_all_kept",
-        ),
     ),
     *in_file(
         "kernels/sampling.py",
@@ -90,14 +82,6 @@ FAULTS = (
             "the last id that is kept is dropped",
             "test_with_thresholds_agrees_with_the_twin_that_sorts",
         ),
-        (
-            "plain_of_the_law",
-            "sample",
-            "plain - jax.nn.logsumexp(logits, axis=-1)",
-            "chosen - lse",
-            "the log-prob at temperature 1 is the law's",
-            "test_agrees_with_the_twin",
-        ),
     ),
     *in_file(
         "kernels/attention.py",
@@ -126,14 +110,6 @@ FAULTS = (
             "test_equals_plain_softmax",
         ),
         (
-            "cap_before_scale",
-            "reference.block",
-            "soft_cap * jnp.tanh(scores / soft_cap)",
-            "jnp.tanh(scores / soft_cap)",
-            "the cap is 1",
-            "test_equals_plain_softmax",
-        ),
-        (
             "stale_values_count",
             "reference.block",
             "jnp.where(seen[:, 0, 0, :, None, None], values, 0)",
@@ -153,14 +129,6 @@ FAULTS = (
     *in_file(
         "kernels/tiles.py",
         (
-            "moment_unweighted",
-            "of_tile",
-            "weight * scaled",
-            "scaled",
-            "the entropy's sum is not weighted",
-            "test_odd_vocabularies_on_tpu",
-        ),
-        (
             "noise_of_the_part",
             "_inside",
             "column + first * TILE",
@@ -168,25 +136,9 @@ FAULTS = (
             "each part of a vocabulary draws the same noise",
             "test_a_vocabulary_in_parts_is_drawn_from_as_a_whole",
         ),
-        (
-            "disallowed_tiles_win",
-            "part",
-            "jnp.where(allowed, scores, -jnp.inf)",
-            "scores",
-            "a tile without an allowed id may win",
-            "test_extremes",
-        ),
     ),
     *in_file(
         "kernels/threefry.py",
         ("a_rotation", "", "(13, 15, 26, 6)", "(13, 15, 26, 7)", "another cipher", "test_threefry_known_answers"),
-        (
-            "key_schedule",
-            "first_word",
-            "keys[(group + 2) % 3] + u32(group + 1)",
-            "keys[(group + 2) % 3] + u32(group)",
-            "the round's number is left out",
-            "test_threefry_known_answers",
-        ),
     ),
 )

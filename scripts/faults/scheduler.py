@@ -16,7 +16,7 @@ FAULTS = (
             'state["attempt"]',
             "0",
             "a group drawn anew gets its first seeds after a restart",
-            "test_every_field_comes_back",
+            "test_scheduler_groups.py::test_every_field_comes_back",
         ),
         (
             "prefixes_lost",
@@ -24,7 +24,7 @@ FAULTS = (
             '("rollouts", "prefixes")',
             '("rollouts",)',
             "parked tokens are lost",
-            "test_every_field_comes_back",
+            "test_scheduler_groups.py::test_every_field_comes_back",
         ),
         (
             "missing_of_the_size",
@@ -40,8 +40,7 @@ FAULTS = (
             "for sample in sorted(self.rollouts)",
             "for sample in self.rollouts",
             "rollouts by completion, not by sample",
-            "test_every_field_comes_back",
-            *_PROPERTIES,
+            "test_scheduler_groups.py::test_every_field_comes_back",
         ),
     ),
     *in_file(

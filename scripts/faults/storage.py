@@ -32,11 +32,11 @@ FAULTS = (
             "test_the_last_two_whole_ones_stay_until_there_is_a_newer_one",
         ),
         (
-            "manifest_before_the_rest",
+            "renamed_before_it_is_whole",
             "Checkpoints.save",
-            "os.replace(part, path)",
-            "shutil.copytree(part, path)",
-            "a step appears file by file",
+            "_write_json(part / MANIFEST, manifest(part))\nos.replace(part, path)",
+            "os.replace(part, path)\n_write_json(path / MANIFEST, manifest(path))",
+            "a step has its name before its manifest",
             "test_killed_at_every_file_operation_of_a_save",
         ),
         (

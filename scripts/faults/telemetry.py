@@ -72,7 +72,7 @@ FAULTS = (
             "date_time=(1980, 1, 1, 0, 0, 0)",
             "date_time=__import__('time').localtime()[:6]",
             "equal groups give other bytes",
-            "test_telemetry_rollout_log.py",
+            "test_equal_groups_give_equal_bytes",
         ),
         (
             "absent_components_are_there",
@@ -80,7 +80,7 @@ FAULTS = (
             'if arrays["present"][c, i]',
             "",
             "a group gets components that it had not",
-            "test_telemetry_rollout_log.py",
+            "test_telemetry_rollout_log.py::test_every_field_comes_back",
         ),
         (
             "half_a_file",
@@ -88,7 +88,7 @@ FAULTS = (
             "os.replace(part, path)",
             "path.write_bytes(data)",
             "a file does not appear whole",
-            "test_telemetry_rollout_log.py",
+            "test_telemetry_rollout_log.py::test_every_field_comes_back",
         ),
         (
             "prompt_of_the_neighbour",
@@ -96,7 +96,7 @@ FAULTS = (
             "prompt_starts[i] : prompt_starts[i + 1]",
             "prompt_starts[0] : prompt_starts[i + 1]",
             "a prompt holds those before it",
-            "test_telemetry_rollout_log.py",
+            "test_telemetry_rollout_log.py::test_every_field_comes_back",
         ),
     ),
     *in_file(
@@ -107,8 +107,7 @@ FAULTS = (
             ".popleft()",
             "[0]",
             "a score is served again and again",
-            "test_telemetry_rollout_log.py",
-            "test_rewards_pool.py",
+            "test_what_came_after_the_mark_is_put_aside_and_survives_a_second_and_third_kill",
         ),
         (
             "newest_first",
@@ -116,7 +115,7 @@ FAULTS = (
             ".popleft()",
             ".pop()",
             "of equal keys the newest is served",
-            "test_telemetry_rollout_log.py",
+            "test_what_came_after_the_mark_is_put_aside_and_survives_a_second_and_third_kill",
         ),
         (
             "aside_is_lost",
@@ -124,7 +123,7 @@ FAULTS = (
             "later.append(record)",
             "pass",
             "what was put aside before is lost",
-            "test_telemetry_rollout_log.py",
+            "test_what_came_after_the_mark_is_put_aside_and_survives_a_second_and_third_kill",
         ),
         (
             "half_a_line_is_read",
@@ -132,7 +131,7 @@ FAULTS = (
             "*lines, _ =",
             "lines =",
             "a line that a crash cut is read",
-            "test_telemetry_rollout_log.py",
+            "test_the_journal_leaves_out_a_cut_line",
         ),
     ),
     *in_file(
@@ -143,7 +142,7 @@ FAULTS = (
             "(length * length).bit_length()",
             "length.bit_length()",
             "one bin an octave",
-            "test_telemetry_length_bias.py",
+            "test_bins_are_half_octaves",
         ),
         (
             "dropped_stay_launched",
@@ -151,7 +150,7 @@ FAULTS = (
             "self._put(id.prompt_id, DROPPED, entry.length)",
             "pass",
             "what was dropped is in no box",
-            "test_telemetry_length_bias.py",
+            "test_a_rollout_left_out_of_its_group_counts_with_the_tokens_it_had",
         ),
         (
             "verified_tokens_generated",
@@ -159,7 +158,7 @@ FAULTS = (
             "len(rollout) - entry.carried",
             "len(rollout)",
             "tokens that were taken over count as generated",
-            "test_telemetry_length_bias.py",
+            "test_a_deferred_group_is_trained_whole_and_shifts_nothing_for_good",
         ),
         (
             "siblings_not_dropped",
@@ -167,7 +166,7 @@ FAULTS = (
             "if other.epoch == group.rollouts[0].id.epoch",
             "if False",
             "what else was launched waits for ever",
-            "test_telemetry_length_bias.py",
+            "test_a_rollout_left_out_of_its_group_counts_with_the_tokens_it_had",
         ),
     ),
     *in_file(
@@ -178,7 +177,7 @@ FAULTS = (
             'used["decode"] + used["draft_accepted"]',
             'used["decode"] + used["draft_accepted"] + used["draft_rejected"]',
             "shares add up to more than 1",
-            "test_telemetry_report.py",
+            "test_shares_by_hand",
         ),
         (
             "paused_beyond_idle",
@@ -186,7 +185,7 @@ FAULTS = (
             'min(row.get("sched/paused_slot_steps", 0.0), used["idle"])',
             'row.get("sched/paused_slot_steps", 0.0)',
             "more rows are held than are idle",
-            "test_telemetry_report.py",
+            "test_no_more_rows_are_blamed_than_there_were",
         ),
     ),
     *in_file(
@@ -197,7 +196,7 @@ FAULTS = (
             "at <= earliest + 1e-9",
             "True",
             "two answers are drawn in one slot at once",
-            "test_telemetry_trace.py",
+            "test_a_step_inside_a_dispatch_has_its_share_of_the_time",
         ),
         (
             "counter_of_the_wrong_sign",
@@ -205,7 +204,7 @@ FAULTS = (
             "(life.end, -1)",
             "(life.end, 1)",
             "the number of running answers only grows",
-            "test_telemetry_trace.py",
+            "test_a_step_inside_a_dispatch_has_its_share_of_the_time",
         ),
     ),
 )

@@ -176,14 +176,6 @@ FAULTS = (
             "the reported loss is divided by another count",
             "test_the_same_groups_at_the_same_weights_have_ratio_one",
         ),
-        (
-            "kl_lowers_the_loss",
-            "numerator",
-            "total + algorithm.kl_loss_coef * kl",
-            "total - algorithm.kl_loss_coef * kl",
-            "the KL term has the wrong sign",
-            "test_trainer_sums.py",
-        ),
     ),
     *in_file(
         "jaxrl_post/trainer/optimizer.py",
@@ -214,14 +206,6 @@ FAULTS = (
     ),
     *in_file(
         "jaxrl_post/trainer/lent_devices.py",
-        (
-            "guest_gets_all",
-            "Guest.takes",
-            "return mine < own",
-            "return True",
-            "every micro-batch goes to the lent devices",
-            "test_trainer_lent_devices.py",
-        ),
         (
             "guest_forgets_its_sums",
             "Guest.joined",
