@@ -128,7 +128,7 @@ def _shortened(words: list[str], folder: str) -> list[str]:
     words = [re.sub(r"(^|=)(runs|docs|scripts/results)/(?!.*\.py)", rf"\1{folder}/", word) for word in words]
     words = words[: words.index(">")] if ">" in words else words
     words += ["--out", f"{folder}/picture.svg"] if words[0] == "scripts/draw_two_rounds.py" else []
-    if words[:2] != ["-m", "jaxrl_post.main"]:
+    if words[:2] != ["-m", "jaxrl_post.main"] and words[:3] != ["-m", "jaxrl_post", "train"]:
         return words
     (stem,) = [os.path.splitext(os.path.basename(word))[0] for word in words if word.startswith("--config=")]
     own = [f"--config.{override}" for override in (*SHORT, *OWN.get(stem, ()))]
