@@ -63,8 +63,7 @@ def show(record) -> None:
 
 
 def _current(record) -> None:
-    """Figures and options are what results files and schema give, and the map of the floors is drawn. tests/test_house.py
-    compares the map with the imports."""
+    """Figures, options and the map of the floors are what results files, schema and imports give."""
     import figures
 
     text = figures.PAGE.read_text()
@@ -72,9 +71,8 @@ def _current(record) -> None:
     done = subprocess.run([sys.executable, "-m", OPTIONS], capture_output=True, text=True, cwd=record.root)
     same = done.returncode == 0 and done.stdout.strip() == (record.root / "docs" / "options.md").read_text().strip()
     record.figure("options_current", same, equals=True)
-    page = (record.root / "docs" / "architecture.md").read_text()
-    drawn = re.search(r"<!-- floors:begin -->\s*(.*?)\s*<!-- floors:end -->", page, re.DOTALL)
-    record.figure("floors_drawn", bool(drawn and drawn[1]), equals=True)
+    done = subprocess.run([sys.executable, "scripts/floors.py", "--check"], capture_output=True, cwd=record.root)
+    record.figure("floors_current", done.returncode == 0, equals=True)
 
 
 def _blocks(record, pages, named: list[str]) -> None:
@@ -92,9 +90,7 @@ def _commands(record, pages, found) -> None:
             environment, words = dict(command[0]), list(command[1])
             if why := pages.wrong_with(pages.Command(page="", text="", words=tuple(words))):
                 refused.append(f"{' '.join(words)}: {why}")
-            elif (
-                words[0] in BY_NAME or words[1] in BY_NAME or _inputs_missing(words) or "JAX_PROCESS_ID" in environment
-            ):
+            elif _checked_by_name(words) or "JAX_PROCESS_ID" in environment:
                 by_name.append(" ".join(words))
             else:
                 print(" ".join(words), flush=True)
@@ -112,10 +108,12 @@ def _key(command) -> tuple:
     return tuple(sorted(command.environment.items())), command.words
 
 
-def _inputs_missing(words: list[str]) -> bool:
-    """Whether a config names a checkpoint that is not there."""
+def _checked_by_name(words: list[str]) -> bool:
+    """Whether a command is a show, says no config to run, or names a config whose checkpoint is not there."""
     from jaxrl_post import config
 
+    if words[0] in BY_NAME or words[1] in BY_NAME or words[-1] in ("train", "simulate", "jaxrl_post.simulate"):
+        return True
     for word in words:
         if word.startswith("--config=") and "configs/sim/" not in word:
             path = config.resolve(config.load(word.removeprefix("--config="))).model.path
