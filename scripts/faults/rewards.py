@@ -16,12 +16,12 @@ FAULTS = (
             "test_what_a_grader_started_dies_with_it",
         ),
         (
-            "tried_a_third_time",
+            "never_tried_again",
             "Pool._failed",
-            "task.retried, fresh.task = True, task",
-            "fresh.task = task",
-            "a failing grader is tried for ever",
-            "test_a_failing_grader_leaves_unscored_and_the_others_alone",
+            "if not task.retried:",
+            "if False:",
+            "a function that failed once is given up",
+            "test_the_second_attempt_counts",
         ),
         (
             "late_counts",
@@ -178,8 +178,7 @@ FAULTS = (
             'rollout.tokens.astype("<i4").tobytes()',
             "bytes(len(rollout))",
             "a score is served for other tokens of the same length",
-            "test_what_an_earlier_life_journaled_is_joined_and_not_graded_again",
-            "test_a_rollout_that_comes_again_is_scored_anew",
+            "test_a_digest_is_of_the_tokens",
         ),
     ),
 )

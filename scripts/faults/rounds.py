@@ -31,7 +31,7 @@ FAULTS = (
             "key=lambda opened: opened.rank",
             "key=lambda opened: -opened.rank",
             "groups by another order than admission",
-            "test_scheduler_rounds_rounds.py",
+            "test_groups_are_scored_in_order_of_admission",
         ),
         (
             "kept_are_forgotten",
