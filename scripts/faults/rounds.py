@@ -58,7 +58,7 @@ FAULTS = (
             "n == len(slices) - 1",
             "n == 0",
             "the first part publishes",
-            "test_scheduler_rounds_delivery.py",
+            "test_slices_of_a_whole_round_by_hand",
         ),
         (
             "streamed_early",
