@@ -1,4 +1,5 @@
 """python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
+python -m jaxrl_post.main --help [SECTION]
 
 A whole run: it is assembled (launch/assemble.py), the ring turns, the policy and a summary are written.
 
@@ -24,6 +25,7 @@ import jax
 
 from jaxrl_post import evaluation, loop
 from jaxrl_post.checkpoint import log_marks
+from jaxrl_post.config import reference
 from jaxrl_post.launch import malloc, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
@@ -136,8 +138,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
 
 
 def examine(run: Run, version: int) -> None:
-    """Runs one evaluation. Writes its rollouts below evaluations/ and a row of metrics, with the evaluator's counters.
-    """
+    """Runs one evaluation. Writes its rollouts below evaluations/ and a row of metrics, with the evaluator's counters."""
     if run.evaluator is None:
         return
     config = run.config
@@ -212,6 +213,9 @@ def answers(run: Run) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
+            if "--help" in arguments:
+                print(reference.help_on(arguments, str(__doc__)))
+                return 0
             run = assemble(arguments, stack)
         except ValueError as error:
             return sorry(error)

@@ -30,8 +30,7 @@ class Engine(Protocol):
 
     @property
     def pending(self) -> int:
-        """Requests submitted and not yet returned or parked. While evaluation requests are pending, only those count.
-        """
+        """Requests submitted and not yet returned or parked. While evaluation requests are pending, only those count."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests in this order. ValueError, with nothing queued, when one of them can never fit."""
@@ -111,8 +110,7 @@ class Scheduler(Protocol):
         """
 
     def state_dict(self) -> Mapping:
-        """Returns everything that later decisions depend on, as plain values and arrays, after a part that publishes.
-        """
+        """Returns everything that later decisions depend on, as plain values and arrays, after a part that publishes."""
 
     def load_state_dict(self, state: Mapping) -> None:
         """Continues as the scheduler that returned the state."""

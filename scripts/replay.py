@@ -128,7 +128,7 @@ class Arm:
         for group in stage.groups:
             self._drafting.record(group)
         if shared:
-            self._drafting.corpus.entries  # built, as it is after rounds that drafted
+            _ = self._drafting.corpus.entries  # built, as it is after rounds that drafted
         self.engine = RowEngine(
             stage.model,
             stage.params,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms import correction
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 
 RATIOS = np.array([0.25, 1.0, 2.0, 8.0])
 GAP = np.log(RATIOS)  # its sum is log 4
@@ -71,7 +71,7 @@ def test_rejection_by_hand(mode, threshold, expected):
 
 
 def test_every_mode_of_the_config_is_known():
-    choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
+    choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata}
     for mode in choices["rollout_rs"]:
         assert correction.kept(np.zeros(3), mode, (1.5,)).all()  # on-policy nothing is rejected
     for mode in choices["rollout_is"]:

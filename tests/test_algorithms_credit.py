@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms import credit
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.types import Finish, Group, Prompt
 
 PROMPT = Prompt(id="a", tokens=[1])
@@ -27,17 +27,17 @@ def group(lengths=(2, 6, 8, 10), rewards=(1.0, 0.0, 1.0, 1.0), scored=(1, 1, 1, 
 
 def assign(groups, old=None, reference=None, **settings):
     credits, found = credit.assign(
-        groups, Algorithm(**settings), max_tokens=LIMIT, old=old or {}, reference=reference or {}
+        groups, AlgorithmConfig(**settings), max_tokens=LIMIT, old=old or {}, reference=reference or {}
     )
-    return [[credits[r.id] for r in g.rollouts] for g in groups], credit.describe([found], Algorithm(**settings))
+    return [[credits[r.id] for r in g.rollouts] for g in groups], credit.describe([found], AlgorithmConfig(**settings))
 
 
 @pytest.mark.parametrize("tokens, penalty", [(1, 0.0), (6, 0.0), (7, -0.5), (8, -1.0), (10, -2.0)])
 def test_overlong_by_hand(tokens, penalty):
     """10 tokens at most, a buffer of 4, factor 2."""
-    shaped = Algorithm(overlong_buffer=4, overlong_penalty=2.0)
+    shaped = AlgorithmConfig(overlong_buffer=4, overlong_penalty=2.0)
     assert credit.overlong(tokens, shaped, LIMIT) == penalty
-    assert credit.overlong(tokens, Algorithm(), LIMIT) == 0.0
+    assert credit.overlong(tokens, AlgorithmConfig(), LIMIT) == 0.0
 
 
 def test_the_penalty_for_length_is_in_the_advantage():

@@ -366,7 +366,7 @@ def placed_state(folder):
     return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
-@pytest.mark.slow  # six starts of a process, two at a time
+@pytest.mark.extended  # six starts of a process, two at a time
 def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
     """kill -9 of both before the save of step 2, when its scores and rollouts are logged; then on from step 1."""
     status, said = pair(here, tmp_path / "whole", tmp_path / "cache")

@@ -92,6 +92,7 @@ def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here
                 f"--run-dir={folder}",
                 *more,
                 "--config.optimizer.lr=0.0",
+                "--config.eval=default",
                 "--config.eval.prompts=0",
                 "--config.checkpoint.every=0",
             )

@@ -60,6 +60,7 @@ def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(her
         flags = (
             "--config.optimizer.lr=0.0",
             "--config.steps=6",
+            "--config.eval=default",
             "--config.eval.prompts=0",
             "--config.checkpoint.every=0",
         )

@@ -1,6 +1,7 @@
 """Streamed rounds train on the groups of whole rounds, in pieces, and commit once."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -68,7 +69,7 @@ def test_groups_are_learned_while_others_are_generated():
     engine = RacingEngine(steps=1)
 
     class Looking(KeepingLearner):
-        busy = []
+        busy: ClassVar[list] = []
 
         def accumulate(self, groups):
             self.busy.append((len(groups), engine.pending > 0))

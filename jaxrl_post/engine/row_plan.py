@@ -16,7 +16,7 @@ VALUE_STEPS = 1 << 12
 class Plan(NamedTuple):
     """Rows sorted by slot. `slot`, `offset` (position minus the slot's first), `real`: [R]. `count`: rows of each slot [S].
     Heads, the rows that sample, are compacted to a fixed number: `head_row` (index of the row), `head_slot`,
-    `head_rank` (0 for a slot's first head), `head_real`: [heads]."""
+    `head_rank` (0 for a slot's first head), `head_real`: [places]."""
 
     slot: Array
     offset: Array
@@ -86,12 +86,25 @@ def counts(xp, forced: Array, candidates: Array, values: Array, order: Array, ro
     return base + value_fill(xp, xp.where(whole[:, None], values, 0), budget, order)
 
 
-def plan(xp, forced: Array, candidates: Array, values: Array, order: Array, *, rows: int, heads: int) -> Plan:
-    """Gives `rows` rows, `heads` of them sampling, to slots. A running slot needs one: rows >= running slots."""
+def plan(
+    xp,
+    forced: Array,
+    candidates: Array,
+    values: Array,
+    order: Array,
+    *,
+    rows: int,
+    heads: int,
+    places: int | None = None,
+) -> Plan:
+    """Gives `rows` rows to slots, of which `heads` may sample. Every running slot needs a row: rows >= running slots.
+
+    `places`: length of the head arrays; entries behind `heads` stay empty. None: as many as heads.
+    """
     count = counts(xp, forced, candidates, values, order, rows, heads)
     sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
     slot, offset, real = _spread(xp, count, rows)
-    head_slot, head_rank, head_real = _spread(xp, sampling, heads)
+    head_slot, head_rank, head_real = _spread(xp, sampling, places or heads)
     end = xp.cumsum(count)[head_slot]
     head_row = xp.where(head_real, end - sampling[head_slot] + head_rank, 0)
     return Plan(slot, offset, real, count, head_row, head_slot, head_rank, head_real)

@@ -148,10 +148,9 @@ def _step(
     attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), program.spread)
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     h, cache = decoder.hidden(params, config, inputs, position, attend, carry.cache, dtype=program.dtype)
-    logits = decoder.logits(params, config, h[plan.head_row])
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
-    sampled, *law, _, likely = _draw(sizes, packed[slot], logits, after)
+    sampled, *law, _, likely = _drawn(program, params, h[plan.head_row], packed[slot], after)
     guess = jnp.where(after < work.guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, guess, sampled, ended)
@@ -180,7 +179,8 @@ def _planned(
     forced = jnp.where(going & (slots.known <= bound), slots.known - slots.filled, 0)
     candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(guessed, bound) - slots.known, 0))
     weighed = values * jax.lax.bitcast_convert_type(packed[:, WEIGHT], jnp.float32)[:, None]
-    plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, ORDER], rows=rows, heads=min(sizes.heads, rows))
+    heads = dict(heads=min(sizes.heads, rows), places=sizes.head_places(rows))
+    plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, ORDER], rows=rows, **heads)
     position = jnp.where(plan.real, slots.filled[plan.slot] + plan.offset, 0)
     return drafts, tokens, Work(plan, position, guessed, forced, values)
 
@@ -287,8 +287,23 @@ def _follow(
     )
 
 
+def _drawn(program: RowProgram, params: Any, h: Array, packed: Array, after: Array) -> sampling.Drawn:
+    """Returns what the heads draw, computed in tiles of one size. `h` [places, D] belongs to the head rows.
+
+    A drafter needs more tiles, of the same size. The barriers keep a compiler from merging tiles with each other or with
+    the operations around them.
+    """
+    sizes, config = program.sizes, program.config
+    size, tiles = sizes.head_tile(program.rows), []
+    for start in range(0, h.shape[0], size):
+        inputs = jax.lax.optimization_barrier(tuple(x[start : start + size] for x in (h, packed, after)))
+        drawn = _draw(sizes, inputs[1], decoder.logits(params, config, inputs[0]), inputs[2])
+        tiles.append(jax.lax.optimization_barrier(drawn))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tiles)
+
+
 def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
-    """What the heads draw, whose own rows of `packed` are given."""
+    """Returns what the heads draw. `packed` holds the row of each head's slot."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0 : SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None

@@ -9,6 +9,7 @@ Every wait is bounded: a starting worker by START_LIMIT_S, a working one by `tim
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import multiprocessing.connection
@@ -119,10 +120,8 @@ class _Worker:
     def end(self) -> int:
         """Kills the process and what it started, reaps it, and returns its exit status."""
         self.socket.close()
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-            pass
         return self.process.wait()
 
 

@@ -44,9 +44,9 @@ class Learner:
         params: Any,
         mesh: jax.sharding.Mesh,
         *,
-        algorithm: config.Algorithm,
-        optimizer: config.Optimizer,
-        batch: config.Batch,
+        algorithm: config.AlgorithmConfig,
+        optimizer: config.OptimizerConfig,
+        batch: config.BatchConfig,
         temperature: float,
         steps: int,
         max_tokens: int,
@@ -374,8 +374,8 @@ def _spread(name: str, values: np.ndarray) -> dict[str, float]:
 def _check(
     model: decoder.ModelConfig,
     mesh: jax.sharding.Mesh,
-    algorithm: config.Algorithm,
-    batch: config.Batch,
+    algorithm: config.AlgorithmConfig,
+    batch: config.BatchConfig,
     reference: Any,
 ) -> None:
     meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")

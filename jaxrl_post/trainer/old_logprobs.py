@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl_post.algorithms import correction, losses
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.trainer import packing
 from jaxrl_post.types import Group, Rollout, RolloutId
 
@@ -28,7 +28,7 @@ class OldLogprobs:
     `needed`: the loss, the reward or the correction reads them. `in_credits`: the advantage depends on them.
     """
 
-    def __init__(self, algorithm: Algorithm):
+    def __init__(self, algorithm: AlgorithmConfig):
         self.in_credits = algorithm.use_kl_in_reward or algorithm.corrects_rollouts
         self.needed = losses.NEEDS_OLD_LOGPROBS[algorithm.loss_mode] or self.in_credits
         self._method = algorithm.prox_logp_method

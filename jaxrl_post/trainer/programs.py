@@ -17,8 +17,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
-from jaxrl_post.config import Algorithm
-from jaxrl_post.config import Batch as BatchConfig
+from jaxrl_post.config import AlgorithmConfig, BatchConfig
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention
@@ -32,7 +31,7 @@ class Recipe:
     ...] and of [B, T, N, H]."""
 
     model: decoder.ModelConfig
-    algorithm: Algorithm
+    algorithm: AlgorithmConfig
     temperature: float
     head_chunk: int
     dtype: Any
@@ -43,7 +42,7 @@ class Recipe:
 
 def recipe(
     model: decoder.ModelConfig,
-    algorithm: Algorithm,
+    algorithm: AlgorithmConfig,
     batch: BatchConfig,
     mesh: jax.sharding.Mesh,
     *,

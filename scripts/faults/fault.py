@@ -78,7 +78,7 @@ class Token(NamedTuple):
     end: tuple[int, int]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tokens(source: str) -> tuple[Token, ...]:
     """What counts of a source."""
     found = [

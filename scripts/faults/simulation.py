@@ -1,4 +1,4 @@
-"""Faults of sim/: the engine without a device, its answers, its pace, the twin."""
+"""Faults of sim/: the engine without a device, its rollouts, its pace, the twin."""
 
 from __future__ import annotations
 

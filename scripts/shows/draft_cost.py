@@ -209,7 +209,7 @@ def _alone(jax, engines: dict) -> dict:
             (tables, memory, tokens, np.full(SLOTS, 100, np.int32), place, np.zeros(SLOTS, np.int32))
         )
         timed[name] = jax.jit(engine.drafting.drafter.propose), given
-    for turn in range(4 * TURNS):
+    for _ in range(4 * TURNS):
         for name, (run, given) in timed.items():
             begun = time.perf_counter()
             jax.block_until_ready(run(*given))

@@ -1,7 +1,8 @@
 """Every planted fault is caught by a test: off-by-ones, dropped conditions, swapped arguments, wrong signs in every room.
 
-The list is scripts/faults/*.py; scripts/planted.py plants each in a copy of the tree, by tokens, so that a fault outlives a move or
-another layout of its function, and runs the tests that are named with it. First these tests must pass without a fault.
+The list is scripts/faults/*.py. scripts/planted.py plants each in a copy of the tree and runs the tests that are named with it.
+Faults are found by tokens, so that they outlive a move or another layout of their function. First these tests must pass without
+a fault.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ NEVER = 1 << 30
 
 
 class RowHost(abc.ABC):
-    """protocols.Engine but for the device, which a subclass is. Sizes are per replica. `drafting`: see engine/speculation/speculation.py;
-    `watched`: positions of a slot of which the likeliest token is kept. `report`, where set, is shown every dispatch;
-    `meanwhile` is called while one is on its way."""
+    """protocols.Engine but for the device, which a subclass is. Sizes are per replica. `drafting`: see
+    engine/speculation/speculation.py; `watched`: positions of a slot of which the likeliest token is kept. `report`,
+    where set, is shown every dispatch; `meanwhile` is called while one is on its way."""
 
     watched = 0
     report: Callable[[Dispatch], object] | None = None

@@ -24,6 +24,7 @@ TABLE = FIRST_END + MOST_ENDS
 # columns of the packed device-to-host matrix, then five blocks of `emit`: tokens, log-probs, entropies,
 # step*2+drafted, favourites
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
+LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
 BULK = 64 * UPLOAD  # entries of a larger piece, where there are as many
@@ -77,6 +78,20 @@ class Sizes:
     @property
     def blocks(self) -> int:
         return -(-self.max_length // self.page)
+
+    def head_tile(self, rows: int) -> int:
+        """Returns for how many head rows at once a step of `rows` rows computes logits and draws tokens.
+
+        Sums round differently in a tile of another size. The size follows from slots and rows alone. The number of head
+        rows depends on the drafter, so it must not decide the size.
+        """
+        least = max(LEAST_TILE, -(-self.slots // TILE_STEP) * TILE_STEP)
+        return rows if rows <= LEAST_TILE else least
+
+    def head_places(self, rows: int) -> int:
+        """Returns the number of rows that may sample in a step of `rows` rows, in whole tiles."""
+        tile = self.head_tile(rows)
+        return -(-min(self.heads, rows) // tile) * tile
 
 
 class Told(NamedTuple):
