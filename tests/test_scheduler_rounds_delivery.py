@@ -120,3 +120,10 @@ def test_slices_of_a_whole_round_by_hand():
     assert [part.groups for part in parts] == [(0, 1), (2, 3)] * 2
     assert [part.fresh for part in parts] == [(0, 1, 2, 3), (), (), ()]
     assert all(part.commit for part in parts) and [part.publish for part in parts] == [False] * 3 + [True]
+
+
+def test_a_stream_hands_over_as_soon_as_a_piece_is_whole():
+    one, two = object(), object()
+    assert [
+        list(Streamed(2).due(whole, over)) for whole, over in (([one], False), ([one, two], False), ([one], True))
+    ] == [[], [one, two], [one]]
