@@ -221,7 +221,7 @@ FAULTS = (
             "if not self._ways[id].moved",
             "",
             "an answer moves again and again",
-            "test_scheduler_placement_histopipe.py",
+            "test_who_was_asked_to_move_is_not_asked_again",
         ),
         (
             "two_steps_of_one_kind",
@@ -229,8 +229,7 @@ FAULTS = (
             "(seconds + seconds[::-1]).max()",
             "(seconds + seconds).max()",
             "both steps ascend",
-            "test_scheduler_placement_placement.py",
-            "test_scheduler_placement_histopipe.py",
+            "test_what_a_step_takes",
         ),
     ),
     *in_file(

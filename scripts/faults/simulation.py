@@ -13,7 +13,7 @@ FAULTS = (
             "max(replica.running(), key=lambda one: one.order)",
             "min(replica.running(), key=lambda one: one.order)",
             "the oldest is put out",
-            "test_sim_engine.py",
+            "test_where_the_memory_is_full_the_youngest_waits",
         ),
         (
             "prefill_is_free",
@@ -21,7 +21,7 @@ FAULTS = (
             "self._pace.stall(forced)",
             "0",
             "a prefill takes no time",
-            "test_sim_engine.py",
+            "test_a_prefill_holds_its_replica_up",
         ),
         (
             "verify_keeps_all",
@@ -29,7 +29,7 @@ FAULTS = (
             "agreement(kept.tokens, self.answers.path(request.rollout_id, request.prompt, now))",
             "len(kept)",
             "candidates that the new weights refuse are kept",
-            "test_sim_engine.py",
+            "test_what_is_verified_costs_what_the_new_weights_refuse",
         ),
         (
             "the_slowest_event",
