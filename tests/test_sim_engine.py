@@ -230,3 +230,11 @@ def test_what_is_verified_costs_what_the_new_weights_refuse():
         assert now.finish_clock == clock + max(len(now) - same, 1)
         refused += same < len(before)
     assert refused >= 3
+
+
+def test_drafts_take_rows():
+    """One answer of 5 tokens at two a step is 3 steps, each of 1 + 3 rows: 1 + 0.1 a row, by hand."""
+    cost = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0, request_s=0.1)
+    engine = timed(5, pace=LockStep(cost, Drafts(tokens=2.0, width=3, most_running=1)))
+    assert [rollout.finish_clock for rollout in drain(engine)] == [3]
+    assert engine.seconds == pytest.approx(3 * 1.4)

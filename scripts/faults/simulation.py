@@ -75,8 +75,7 @@ FAULTS = (
             "running * (1 + self.width)",
             "running",
             "drafts take no rows",
-            "test_sim_engine.py",
-            "test_simulate.py",
+            "test_drafts_take_rows",
         ),
         (
             "mean_of_the_replicas",
