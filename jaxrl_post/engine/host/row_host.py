@@ -439,7 +439,7 @@ class RowHost(abc.ABC):
         length = live.stopped_at(self._decode, checked) if self._decode else None
         if length is not None:
             self._add("rows/stop_string_overrun", live.cut(length))
-            ending = live.ending() or Finish.STOP
+            ending = live.ending(stopped=True)
         if ending is None:
             return []
         self._leave(live)

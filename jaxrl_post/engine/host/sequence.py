@@ -144,12 +144,12 @@ class Live:
         for name in _SETTLED:
             setattr(self, name, [])
 
-    def ending(self) -> Finish | None:
-        """How the text ended, by its tokens alone."""
+    def ending(self, stopped: bool = False) -> Finish | None:
+        """How the text ended, by its tokens alone; `stopped`: its last token completes a stop string."""
         sampling = self.request.sampling
         if self.tokens and self.tokens[-1] in sampling.eos_ids:
             return Finish.EOS
-        if self.tokens and self.tokens[-1] in sampling.stop_ids:
+        if stopped or self.tokens and self.tokens[-1] in sampling.stop_ids:
             return Finish.STOP
         return Finish.LENGTH if self.known >= self.limit else None
 
