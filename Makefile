@@ -1,4 +1,4 @@
-# make demo | simulate | test | test-compile | show | clean. The environment is made first, in .venv, from the first Python that really runs;
+# make demo | simulate | test | test-all | test-compile | lint | docs | show | clean. The environment is made first, in .venv, from the first Python that really runs;
 # PYTHON=/path/to/python chooses one, in a .venv-X.Y of its own. ARGS are handed on: make test ARGS='-k house'.
 ARGS ?=
 ifdef PYTHON
@@ -13,8 +13,10 @@ endif
 STAMP := $(VENV)/installed.stamp
 
 AOT := $(VENV)-aot
+LINT := $(VENV)-lint
+DOCS := $(VENV)-docs
 
-.PHONY: demo simulate test test-compile show clean
+.PHONY: demo simulate test test-all test-compile lint docs show clean
 
 demo: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.main --config=configs/demo.py $(ARGS)
@@ -23,15 +25,33 @@ demo: $(STAMP)
 simulate: $(STAMP)
 	@$(VENV)/bin/python -m jaxrl_post.simulate $(ARGS)
 
-test: $(STAMP)
-	@$(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+PYTEST := $(VENV)/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# The second tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
+# The first tier: every kind of fault. It ends with a table of CPU seconds by file.
+test: $(STAMP)
+	@$(PYTEST) -m "not extended" $(ARGS)
+
+# Then the second one: further variants, and planted faults. Each test runs once. Exit code 5: ARGS chose none of them.
+test-all: test
+	@$(PYTEST) -m extended $(ARGS) || [ $$? -eq 5 ]
+
+# The compile tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
 test-compile: $(AOT)/installed.stamp
 	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist load --maxschedchunk 1 scripts/compile_tier $(ARGS)
 
+# Style, formatting and types, in an environment of its own.
+lint: $(LINT)/installed.stamp
+	@$(LINT)/bin/ruff check .
+	@$(LINT)/bin/ruff format --check .
+	@$(LINT)/bin/mypy
+
 show: $(STAMP)
 	@$(VENV)/bin/python scripts/show.py --all $(ARGS)
+
+# The pages of docs/ as a site in site/, in an environment of its own; a warning is an error. NO_MKDOCS_2_WARNING silences the
+# theme's announcement of another project, which is no warning about these pages.
+docs: $(DOCS)/installed.stamp
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict $(ARGS)
 
 $(STAMP): pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
 	@sh scripts/make_venv.sh $(VENV) '$(PYTHON)'
@@ -41,7 +61,15 @@ $(AOT)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/mak
 	@sh scripts/make_venv.sh $(AOT) '$(PYTHON)' test,aot-tpu,aot-cuda
 	@touch $@
 
+$(LINT)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
+	@sh scripts/make_venv.sh $(LINT) '$(PYTHON)' lint
+	@touch $@
+
+$(DOCS)/installed.stamp: pyproject.toml $(wildcard constraints/*.txt) scripts/make_venv.sh scripts/find_python.sh
+	@sh scripts/make_venv.sh $(DOCS) '$(PYTHON)' docs
+	@touch $@
+
 # Leaves runs/ and scripts/results/ alone.
 clean:
-	rm -rf .venv .venv-* .cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-* .cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist site *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

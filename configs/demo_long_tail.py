@@ -7,7 +7,8 @@ time off to a long round of their own, or sends them there at once when their la
 is dropped (scheduling of RollPacker, arXiv 2509.21009, without its bias).
 Hardware: 2 CPU cores.
 Commands: python -m jaxrl_post.main --config=configs/demo_long_tail.py
-          python -m jaxrl_post.main --config=configs/demo_long_tail.py --config.scheduler.name=sync --config.scheduler.over=1
+          python -m jaxrl_post.main --config=configs/demo_long_tail.py --config.scheduler.name=sync --config.scheduler.over=1 \
+              --config.scheduler.lane=0
           python scripts/plot_rounds.py RUN_FOLDER --rounds=2:8 --out=rounds.svg
 Expected: engine steps and seconds of both, and their curves over several seeds, by python scripts/show.py real-rounds.
 """

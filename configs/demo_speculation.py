@@ -1,7 +1,7 @@
 """The demo with drafts: rollouts guess ahead from the past answers to their prompt, and every token stays what it was.
 
 Recipe: that of configs/demo.py on 320 prompts, each seen 20 times, so that there is a past to draft from (RhymeRL, arXiv
-2508.18588, section HistoSpec). The run ends in the very weights of the same run with --config.speculation.drafter=off.
+2508.18588, section HistoSpec). The run ends in the very weights of the same run with --config.speculation=default.
 Hardware: 2 CPU cores. There a row costs time: in seconds drafting does not pay yet (scripts/results/speculation.json).
 Command: python -m jaxrl_post.main --config=configs/demo_speculation.py
 Expected: spec/num_accepted of spec/num_drafted drafts in each step's metrics; over the first 12 steps the weights of the

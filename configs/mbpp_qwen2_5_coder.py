@@ -39,5 +39,5 @@ def get_config():
     c.data.columns, c.data.source = {"prompt": "text", "id": "task_id"}, "google-research/mbpp"
     c.data.template = "{prompt}\nAnswer with one block of Python code."
     c.reward.functions, c.reward.weights, c.reward.workers = ("jaxrl_post.rewards.code:tests",), (), 8
-    c.reward.adaptive_limit, c.reward.test_limit_s, c.reward.timeout_s = True, 10.0, 120.0
+    c.reward.adaptive_limit, c.reward.timeout_s = True, 120.0
     return c

@@ -1,7 +1,7 @@
-"""Evaluation on the run's own engine at a publish boundary: every prompt once greedily and k times at temperature 1.
+"""Evaluation on the run's own engine at a publish: every prompt once greedily and k times at temperature 1.
 
-Invariant: seeds depend on (run seed, prompt, sample) only, so every evaluation of a run draws with the same noise, and
-the figures do not depend on the order in which rollouts finish. Training never sees these rollouts.
+Invariant: seeds depend on (run seed, prompt, sample) only, so every evaluation of a run draws with the same noise.
+Figures do not depend on the order in which rollouts finish. Training never sees these rollouts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ GREEDY = 1  # the attempt that marks a prompt's greedy answer: sample 0, attempt
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One evaluation: per prompt, in order, a scored group of k sampled answers and one of the single greedy answer."""
+    """One evaluation. For each prompt, in order: a scored group of k sampled rollouts and one of the greedy rollout."""
 
     sampled: tuple[Group, ...]
     greedy: tuple[Group, ...]
 
     def figures(self) -> dict[str, float | int]:
-        """For summary.json. Accuracies are the rewards' "acc", else the rewards; unscored answers are left out of
-        means and counted. `mean_at_k_se`: standard error of `mean_at_k` over prompts. `pass_at_j`: unbiased
-        (arXiv 2107.03374, equation 1) with right = accuracy > 0.5, over prompts whose k answers are all scored. Lengths
-        in tokens of sampled answers, `correct_*` of right ones; percentiles by nearest rank; no value where n is 0."""
+        """Returns the figures for summary.json.
+
+        Accuracies are the rewards' "acc", else the rewards. Unscored rollouts are left out of means and counted.
+        mean_at_k_se: standard error of mean_at_k over prompts.
+        pass_at_j: unbiased (arXiv 2107.03374, equation 1) with right = accuracy > 0.5, over prompts whose k rollouts
+        are scored. Lengths are in tokens, of sampled rollouts; `correct_*` of right ones. Percentiles are by nearest
+        rank. A figure over nothing has no value.
+        """
         k = len(self.sampled[0].rollouts)
         means = np.array([_mean(group) for group in self.sampled])
         lengths = np.array([len(r) for group in self.sampled for r in group.rollouts])
@@ -74,7 +78,7 @@ class Evaluation:
 
 
 def of(groups: Sequence[Group]) -> Evaluation:
-    """The evaluation whose `sampled + greedy` these are."""
+    """Returns the evaluation whose `sampled + greedy` are these groups."""
     half = len(groups) // 2
     return Evaluation(sampled=tuple(groups[:half]), greedy=tuple(groups[half:]))
 
@@ -90,33 +94,22 @@ def evaluate(
     max_tokens: int,
     replicas: int,
 ) -> Evaluation:
-    """Answers every prompt greedily and `samples` times at temperature 1, and scores the answers.
+    """Answers every prompt greedily and `samples` times at temperature 1, and scores the rollouts.
 
-    `sampling` gives the stop tokens and strings; its temperature, top-k and top-p are not used. The training rollouts that
-    the engine holds wait meanwhile. The rewards object is evaluation's own: its counts and journal are not those of training.
+    Training rollouts in the engine wait until the evaluation ends.
+
+    Args:
+      rewards: evaluation's own; its counts and journal are not those of training.
+      sampling: gives stop tokens and strings; temperature, top-k and top-p are not used.
 
     Raises:
       ValueError: no prompts.
-      RuntimeError: the engine ran dry before every answer was back.
-      NoScores: not one of the sampled answers has a score.
+      RuntimeError: the engine became idle before every rollout was returned.
+      NoScores: no sampled rollout has a score.
     """
     if not prompts:
         raise ValueError("evaluation needs at least one prompt, got 0; set eval.prompts=0 to go without")
-    hot, cold = (dataclasses.replace(sampling, temperature=t, top_k=0, top_p=1.0) for t in (1.0, 0.0))
-    requests = []
-    for index, prompt in enumerate(prompts):
-        ids = [(_id(run_seed, prompt, s, 0), hot) for s in range(samples)] + [(_id(run_seed, prompt, 0, GREEDY), cold)]
-        requests += [
-            Request(
-                rollout_id=id,
-                prompt=prompt,
-                seed=id.seed(),
-                max_tokens=max_tokens,
-                sampling=law,
-                replica=index % replicas,
-            )
-            for id, law in ids
-        ]
+    requests = _requests(prompts, samples, run_seed, sampling, max_tokens, replicas)
     engine.submit(requests)
     finished = {}
     while len(finished) < len(requests):
@@ -141,13 +134,35 @@ def evaluate(
     return found
 
 
+def _requests(
+    prompts: Sequence[Prompt], samples: int, run_seed: int, sampling: Sampling, max_tokens: int, replicas: int
+) -> list[Request]:
+    """Every prompt `samples` times at temperature 1 and once greedily."""
+    hot, cold = (dataclasses.replace(sampling, temperature=t, top_k=0, top_p=1.0) for t in (1.0, 0.0))
+    requests = []
+    for index, prompt in enumerate(prompts):
+        ids = [(_id(run_seed, prompt, s, 0), hot) for s in range(samples)] + [(_id(run_seed, prompt, 0, GREEDY), cold)]
+        requests += [
+            Request(
+                rollout_id=id,
+                prompt=prompt,
+                seed=id.seed(),
+                max_tokens=max_tokens,
+                sampling=law,
+                replica=index % replicas,
+            )
+            for id, law in ids
+        ]
+    return requests
+
+
 def _id(run_seed: int, prompt: Prompt, sample: int, attempt: int) -> RolloutId:
     return RolloutId(run_seed, "eval", 0, prompt.id, sample, attempt)
 
 
 @dataclass(frozen=True)
 class _Joiner:
-    """Turns the ids of a prompt's answers into their scored group."""
+    """Returns the scored group of a prompt, from the ids of its rollouts."""
 
     rewards: Rewards
     finished: Mapping
@@ -160,7 +175,7 @@ class _Joiner:
 
 
 def _mean(group: Group) -> float:
-    """Mean accuracy of the scored answers; NaN when there is none."""
+    """Returns the mean accuracy of the scored rollouts; NaN without any."""
     return float(group.accuracies[group.scored].astype(np.float64).mean()) if group.scored.any() else math.nan
 
 
@@ -186,7 +201,7 @@ def _powers_of_two(k: int) -> list[int]:
 
 
 def _pass_at(groups: Sequence[Group], j: int) -> float | None:
-    """Mean over groups of 1 - C(n - c, j) / C(n, j), c right answers out of n."""
+    """Returns the mean over groups of 1 - C(n - c, j) / C(n, j), with c right rollouts out of n."""
     whole = [group for group in groups if group.scored.all()]
     if not whole:
         return None

@@ -1,11 +1,14 @@
 """python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
+python -m jaxrl_post.main --help [SECTION]
 
-The whole run, read from top to bottom: what was asked for, what the run starts from, the plan, the parts (each built
-exactly once), the ring turning, the last words. A mistake in a config, a data file or a checkpoint is one sentence and
-exit code 1, before anything is compiled; a run that could not start leaves nothing behind. So is a first round whose
-answers no grader could score, which leaves its folder; a swap of weights that fails in its midst is exit code 42: resume.
---resume=FOLDER goes on with a run that was killed; --run-dir=FOLDER --resume begins it where there is none yet, so one
-command can be run until it ends.
+A whole run: it is assembled (launch/assemble.py), the ring turns, the policy and a summary are written.
+
+--resume=FOLDER resumes a run that was killed. --run-dir=FOLDER --resume starts the run if the folder holds none, so
+that one command can be repeated until the run ends.
+
+Exit code 1: a mistake in a config, a data file or a checkpoint. It is one sentence, before anything is compiled, and a
+run that could not start leaves no folder. Exit code 1 also means that no rollout of the first round could be scored;
+then the folder is kept. Exit code 42 means that a weight swap failed midway: use --resume.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import jax
 
 from jaxrl_post import evaluation, loop
 from jaxrl_post.checkpoint import log_marks
+from jaxrl_post.config import reference
 from jaxrl_post.launch import malloc, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
@@ -87,7 +91,9 @@ def turn(run: Run) -> None:
 
 
 def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
-    """Who is told what. The observer hears of a publish last: its checkpoint holds what all others know."""
+    """Registers who is told what. The observer is told of a publish last: its checkpoint holds the state of all
+    others.
+    """
     traces, first = run.traces, FirstScores(run.config.scheduler.prompts)
     ring.on("preparing", run.meter.trained)
     ring.on("launched", run.meter.launched, *(trace.launched for trace in traces))
@@ -105,7 +111,7 @@ def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
 
 
 def publish(ring: TimedRing, run: Run) -> int:
-    """New weights for everything that generates. The wait for the learner is counted as its own."""
+    """Hands new weights to every engine. The wait for the learner counts as the learner's time."""
     ring.call("update_actor", jax.block_until_ready, run.learner.params)
     for engine in run.engines:
         ring.call("update_weights", engine.swap, run.learner.params, run.learner.step)
@@ -113,8 +119,10 @@ def publish(ring: TimedRing, run: Run) -> int:
 
 
 def save(run: Run, observe: Observer, version: int) -> None:
-    """The whole run as one unit, and how far its logs have come. Every engine rests, so that this run and one that resumes
-    go on alike."""
+    """Saves the whole run as one unit, with the present length of its logs.
+
+    Every engine takes all rollouts out of their slots, so that this run and a resumed one continue alike.
+    """
     host = {
         "engines": [engine.state_dict() for engine in run.engines],
         "scheduler": run.scheduler.state_dict(),
@@ -130,7 +138,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
 
 
 def examine(run: Run, version: int) -> None:
-    """One evaluation: its answers below evaluations/, its row of metrics, with what the evaluator counted meanwhile."""
+    """Runs one evaluation. Writes its rollouts below evaluations/ and a row of metrics, with the evaluator's counters."""
     if run.evaluator is None:
         return
     config = run.config
@@ -154,7 +162,7 @@ def examine(run: Run, version: int) -> None:
 
 
 def finish(run: Run, tokens: int) -> None:
-    """The policy, the summary, and what to look at."""
+    """Writes the policy and the summary, and prints them."""
     policy = processes.whole(run.learner.params)
     if jax.process_index() != 0:
         return
@@ -188,7 +196,7 @@ def finish(run: Run, tokens: int) -> None:
 
 
 def answers(run: Run) -> list[str]:
-    """The same held-out prompts, answered greedily before and after."""
+    """Shows the same held-out prompts answered greedily before and after."""
     lines = []
     first, last = (run.evaluations or [None])[0], (run.evaluations or [None])[-1]
     for index in range(min(run.config.eval.show, len(run.start.held_out))):
@@ -205,6 +213,9 @@ def answers(run: Run) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
+            if "--help" in arguments:
+                print(reference.help_on(arguments, str(__doc__)))
+                return 0
             run = assemble(arguments, stack)
         except ValueError as error:
             return sorry(error)
@@ -219,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def sorry(error: Exception, code: int = 1) -> int:
-    """One sentence, and the exit code."""
+    """Prints one sentence and returns the exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 

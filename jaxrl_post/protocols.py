@@ -1,4 +1,4 @@
-"""The contracts between rooms. The docstring of each method is its contract; the loop calls every one of them.
+"""The contracts between rooms. The docstring of each method is its contract, and the loop calls every method.
 
 Nothing inherits from these classes: an object that has the methods satisfies the protocol.
 """
@@ -12,7 +12,9 @@ from jaxrl_post.types import Capacity, Group, Layout, Part, Prompt, Request, Rol
 
 
 class Engine(Protocol):
-    """Turns requests into rollouts. A rollout is a function of (weights, prompt, seed, sampling), never of its company."""
+    """Turns requests into rollouts. A rollout is a function of (weights, prompt, seed, sampling), never of other
+    requests.
+    """
 
     @property
     def capacity(self) -> Capacity:
@@ -24,77 +26,94 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the weights that the next step will use."""
+        """Version of the weights that the next step will use."""
 
     @property
     def pending(self) -> int:
-        """Requests submitted and not yet returned or parked; of evaluation alone while any of those is left."""
+        """Requests submitted and not yet returned or parked. While evaluation requests are pending, only those count."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues requests in this order. ValueError, with nothing queued, when one can never fit."""
+        """Queues requests in this order. ValueError, with nothing queued, when one of them can never fit."""
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
-        """Takes them out and returns what they have (finish PARKED), sorted by id. Unknown ids are no-ops."""
+        """Takes rollouts out and returns them unfinished (finish PARKED), sorted by id. Unknown ids are no-ops."""
 
     def step(self) -> list[Rollout]:
-        """One dispatch of several device steps; what finished, by (finish_clock, id). While evaluation requests are
-        pending only they advance. It ends early only on the state itself, never on time."""
+        """Runs one dispatch of several device steps. Returns finished rollouts, by (finish_clock, id).
+
+        While evaluation requests are pending, only they advance. A dispatch ends early only on the state itself, never
+        on time.
+        """
 
     def swap(self, params: Any, version: int) -> None:
-        """Uses `params` from the next step on, and calls them `version`, which must be greater than the current one.
-        ValueError when tree, shape or version are wrong; then the old weights stay."""
+        """Uses `params` from the next step on, as `version`, which must be greater than the current one.
+
+        ValueError when tree, shape or version are wrong; then the old weights stay.
+        """
 
     def relayout(self, layout: Layout) -> None:
-        """Lies as `layout` says from the next step on: other replicas, no other weights and version, clocks and counters go
-        on. Whatever is pending re-enters as in `recompute`; samples of a prompt that shared a replica still do. Of the
-        present layout: does nothing. ValueError, with nothing changed, for one that was not compiled at the start."""
+        """Uses another layout from the next step on. Weights, version, clocks and counters are kept.
+
+        Pending requests re-enter as in `recompute`. Samples of a prompt that shared a replica still do. The present
+        layout is a no-op. ValueError, with nothing changed, for a layout that was not compiled at start-up.
+        """
 
     def state_dict(self) -> Mapping:
-        """For a checkpoint, between swap and step: clocks, counters, and every request with its tokens, as plain values and
-        arrays. It is a boundary: all that run go back to waiting and re-enter as in `recompute`, so that this engine and
-        one that loads the state go on alike."""
+        """Returns clocks, counters and every request with its tokens, as plain values and arrays, between swap and
+        step.
+
+        Saving is a boundary: all running requests go back to waiting and re-enter as in `recompute`. So this engine
+        and one that loads the state continue alike.
+        """
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
-        """Takes the place of everything but weights and version. `prompts`: those of the data, by id. ValueError when the
-        state belongs to an engine that would choose other row sizes."""
+        """Replaces everything but weights and version. `prompts`: those of the data, by id.
+
+        ValueError when the state belongs to an engine that would choose other row sizes.
+        """
 
 
 class Scheduler(Protocol):
-    """Decides what is generated and what is trained, from counts alone: no clock of the wall, no I/O, no jax."""
+    """Decides what is generated and what is trained, from counts alone: no wall clock, no I/O, no jax."""
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
-        """New requests, a group's samples side by side."""
+        """Returns new requests, the samples of a group side by side."""
 
     def complete(self, rollout: Rollout) -> Stop:
-        """Takes a finished rollout in; says which others need not go on."""
+        """Takes in a finished rollout. Returns which other rollouts to park."""
 
     def parked(self, rollouts: Sequence[Rollout]) -> None:
-        """Takes back what `Stop.park` asked for."""
+        """Takes back the rollouts that `Stop.park` asked for."""
 
     def due(self) -> list[Group]:
-        """Whole groups whose score is needed now, in admission order, unscored."""
+        """Returns complete groups whose score is needed now, in admission order, unscored."""
 
     def scored(self, group: Group) -> None:
-        """Takes a scored group back. Filters (dynamic sampling) act here."""
+        """Takes back a scored group. Filters (dynamic sampling) act here."""
 
     def take(self) -> list[Part]:
-        """What can be trained on now: groups in admission order, rollouts by sample index, never by completion. Asked again
-        until there is nothing; after the last commit of what it gives at once comes a publish."""
+        """Returns parts to train on now: groups in admission order, rollouts by sample index, never by completion.
+
+        It is called until it returns nothing. The last commit of the parts returned at once is followed by a publish.
+        """
 
     def layout(self) -> Layout | None:
-        """Asked before every `admit`: how the engine shall lie from now on; None: as it does. It changes between two rounds, or
-        within one to fewer replicas of the same kind and back, when all that it admitted is with the engine."""
+        """Returns the engine's layout from now on, or None for no change. It is asked before every `admit`.
+
+        The layout changes between two rounds. Within a round it may change to fewer replicas of the same kind and
+        back, while all admitted requests are with the engine.
+        """
 
     def held(self) -> Sequence[Rollout]:
-        """Finished rollouts whose group is not scored: graders that know of none of them, after `load_state_dict`, must be
-        started on each."""
+        """Returns finished rollouts whose group is not scored. After `load_state_dict`, graders must be started on
+        each.
+        """
 
     def state_dict(self) -> Mapping:
-        """For a checkpoint, after a part that publishes: everything that later decisions depend on, as plain values and
-        arrays."""
+        """Returns everything that later decisions depend on, as plain values and arrays, after a part that publishes."""
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Decides from now on as the one that gave the state."""
+        """Continues as the scheduler that returned the state."""
 
 
 class Learner(Protocol):
@@ -102,34 +121,41 @@ class Learner(Protocol):
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far: the version of `params`. A commit skipped for NaN advances it too."""
+        """Optimizer steps so far: the version of `params`. A commit skipped for NaN counts too."""
 
     @property
     def params(self) -> Any:
         """The policy's weights, in the learner's layout."""
 
     def prepare(self, groups: Sequence[Group]) -> None:
-        """Reference log-probs and advantages of these groups, once, at the weights of the round's start; kept by rollout id
-        until groups come that are fresh after a commit. So are the old log-probs, which are of those weights too and are
-        computed at the latest when a commit is about to move them. Of no groups: does nothing."""
+        """Computes reference log-probs and advantages of these groups, once, at the weights of the round's start.
+
+        They are kept by rollout id until the first fresh groups after a commit. Old log-probs are of the same weights;
+        they are computed at the latest before a commit moves the weights. No groups: does nothing.
+        """
 
     def accumulate(self, groups: Sequence[Group]) -> None:
-        """Adds an unnormalised gradient sum and its counts. Of no groups: does nothing."""
+        """Adds an unnormalised gradient sum and its counts. No groups: does nothing."""
 
     def commit(self) -> Mapping[str, Any]:
-        """Divides once and takes an optimizer step; metrics as device scalars. The arrays of `params` are used up: a round
-        may commit several times, and an engine that shares them gets the new ones before it is stepped again."""
+        """Divides once and takes an optimizer step. Returns metrics as device scalars.
+
+        The old arrays of `params` are donated. A round may commit several times; an engine that shares the arrays gets
+        the new ones before its next step.
+        """
 
 
 class Rewards(Protocol):
     """Pure functions in killable processes."""
 
     def start(self, rollout: Rollout) -> None:
-        """Begins to score it. Returns at once."""
+        """Starts to score a rollout. Returns at once."""
 
     def join(self, group: Group) -> Group:
-        """The group with its rewards. Waits, with a deadline. The judged program over its limit is a verdict; a grader
-        that fails twice leaves `scored` False."""
+        """Returns the group with its rewards. Waits, with a deadline.
+
+        The judged program over its limit is a verdict. A grader that fails twice leaves `scored` False.
+        """
 
 
 class Source(Protocol):
@@ -140,7 +166,7 @@ class Source(Protocol):
 
 
 class Ring(Protocol):
-    """What the loop says while it turns: what happens, whose seconds a call counts as, and which calls can wait."""
+    """What the loop calls while it turns: it tells events, times calls by phase, and defers calls that can wait."""
 
     def tell(self, event: str, *what: Any) -> None:
         """Tells an event to its listeners. They measure the run and change nothing that it computes."""

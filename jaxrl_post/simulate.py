@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
+from jaxrl_post.launch.command_line import OVERRIDE, read
 from jaxrl_post.scheduler import registry
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.learner import SimLearner
@@ -31,6 +32,8 @@ from jaxrl_post.types import Sampling
 
 # ---- 1. What was asked for
 
+KNOWN = ("--config=FILE", OVERRIDE, "--json FILE", "--trace FILE")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
@@ -43,25 +46,19 @@ class Flags:
 
 
 def parse(arguments: Sequence[str]) -> Flags:
-    """
+    """Reads the command line of a simulation.
+
     Raises:
-      ValueError: a flag that does not exist (with the nearest).
+      ValueError: an unknown flag, with the nearest.
     """
-    files, overrides, out, rest = [], [], {"--json": "", "--trace": ""}, list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name, equals, value = argument.partition("=")
-        if name == "--config" and value:
-            files.append(value)
-        elif name.startswith("--config.") and equals:
-            overrides.append(argument.removeprefix("--config."))
-        elif name in out and (value or (not equals and rest)):
-            out[name] = value or rest.pop(0)
-        else:
-            known = ("--config=FILE", "--config.a.b=VALUE", "--json FILE", "--trace FILE")
-            near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
-            raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
-    return Flags(files=tuple(files), overrides=tuple(overrides), json=out["--json"], trace=out["--trace"])
+    given = read(arguments, KNOWN)
+    last = dict(given)
+    return Flags(
+        files=tuple(value for name, value in given if name == "--config"),
+        overrides=tuple(value for name, value in given if name == OVERRIDE),
+        json=last.get("--json", ""),
+        trace=last.get("--trace", ""),
+    )
 
 
 # ---- 2. The parts
@@ -159,13 +156,13 @@ METERED = (
 
 def stages(given: Simulation) -> dict[str, Simulation]:
     """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
-    plain = configs.Scheduler(
+    plain = configs.SchedulerConfig(
         prompts=given.scheduler.prompts,
         group_size=given.scheduler.group_size,
         mini_batches=given.scheduler.mini_batches,
         ppo_epochs=given.scheduler.ppo_epochs,
     )
-    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=())
+    cluster = replace(given.cluster, draft_tokens=1.0, draft_width=0, draft_running=0, layouts=(), move_s=0.0)
     learner = replace(given.learner, apart=False)
     out = {"sync": replace(given, scheduler=plain, cluster=cluster, learner=learner, parts=(), published={}, fitted=())}
     overrides: list[str] = []

@@ -1,7 +1,7 @@
-"""The nouns that flow around the ring: Prompt -> Request -> Rollout -> Group -> Part.
+"""The types that flow around the ring: Prompt -> Request -> Rollout -> Group -> Part.
 
-Invariant: every value here is frozen, its arrays are read-only numpy, and its lengths agree; a value that breaks
-this cannot be built. Nothing here knows a device, a clock or a file.
+Invariant: every value is frozen, its arrays are read-only numpy, and its lengths agree. A value that breaks this
+cannot be built. Nothing here knows a device, a clock or a file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Finish(enum.Enum):
 
 
 class RolloutId(NamedTuple):
-    """Who a rollout is: everything its noise depends on, and nothing else (no round, no step, no slot)."""
+    """The identity of a rollout: everything that its noise depends on. No round, step or slot is part of it."""
 
     run_seed: int
     purpose: str
@@ -50,19 +50,19 @@ class RolloutId(NamedTuple):
     attempt: int = 0
 
     def seed(self) -> np.ndarray:
-        """uint32[2], the key of this rollout's noise: 8 bytes of BLAKE2b over the tuple's text."""
+        """Returns uint32[2], the key of this rollout's noise: 8 bytes of BLAKE2b over the tuple's text."""
         text = "\x1f".join(str(part) for part in self)
         return frozen(np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), "<u4").astype(np.uint32))
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """The same array, made read-only."""
+    """Makes the array read-only and returns it."""
     array.setflags(write=False)
     return array
 
 
 def _array(value, dtype) -> np.ndarray:
-    """A read-only array of its own; what is read-only down to its memory already is taken as it is."""
+    """Returns a read-only copy. An array that is read-only down to its memory is returned as it is."""
     return value if _sealed(value, dtype) else frozen(np.array(value, dtype=dtype, copy=True))
 
 
@@ -95,8 +95,9 @@ class Prompt:
 class Sampling:
     """How tokens are drawn. Temperature 0 is greedy. The token that ends a rollout is kept in it.
 
-    `top_k`: only the k likeliest ids (0: all); `top_p`: of those only the likeliest that together hold the share p (1.0:
-    all). `eos_ids` end with Finish.EOS; `stop_ids` and `stop_strings` with Finish.STOP.
+    `top_k`: only the k likeliest ids are drawn; 0 means all. `top_p`: only the likeliest of those that together hold
+    the share p are drawn; 1.0 means all. `eos_ids` end with Finish.EOS; `stop_ids` and `stop_strings` with
+    Finish.STOP.
     """
 
     temperature: float = 1.0
@@ -122,13 +123,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """An answer: T tokens with what was true when each was drawn.
+    """A generated sequence of T tokens, with what was true when each was drawn.
 
-    tokens int32[T] (without the prompt), sampled bool[T] (False: observed, forced), logprobs f32[T] and entropies f32[T]
-    of the sampling law (temperature, top-k and top-p included; at temperature 0 those of temperature 1), versions int32[T]
-    non-decreasing, drafted bool[T]. favourites int32[T]: the token held most likely there, where the engine drafts and so
-    looks; else, and where None is given, the token itself. Clocks are engine steps; clocks int64[T]: the one that settled the
-    token, non-decreasing; where None is given, `finish_clock`.
+    tokens int32[T], without the prompt.
+    sampled bool[T]: False where the token was observed and forced.
+    logprobs f32[T], entropies f32[T]: of the sampling law (temperature, top-k, top-p); at temperature 0 those of
+    temperature 1. versions int32[T]: of the weights that sampled the token, non-decreasing.
+    drafted bool[T]: whether the token was an accepted draft.
+    favourites int32[T]: the argmax token at that position where the engine drafts, else the token itself (also for
+    None). clocks int64[T]: the engine step that settled the token, non-decreasing; `finish_clock` for None.
     """
 
     id: RolloutId
@@ -167,10 +170,11 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One answer to be generated: at most `max_tokens` tokens on `replica`, with the noise of `seed`.
+    """A rollout to be generated: at most `max_tokens` tokens on `replica`, with the noise of `seed`.
 
-    `prefix` is what was generated before, `prefix_mode` what becomes of it: recompute (tokens forced, log-probs and
-    versions kept, KV new), verify (sampled tokens become candidates, log-probs and versions new) or restart (dropped).
+    `prefix` is what was generated before. `prefix_mode` decides what happens to it: recompute (tokens forced,
+    log-probs and versions kept, KV new), verify (sampled tokens become candidates, log-probs and versions new) or
+    restart (dropped).
     """
 
     rollout_id: RolloutId
@@ -202,8 +206,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All rollouts of one prompt, by sample index. rewards f32[G]; scored bool[G]: an unscored rollout is masked and left
-    out of the baseline, never scored 0. `components`: name -> f32[G], the parts of a reward; "acc" is its accuracy."""
+    """All rollouts of one prompt, by sample index.
+
+    rewards f32[G]. scored bool[G]: an unscored rollout is masked and left out of the baseline, never scored 0.
+    `components`: name -> f32[G], the parts of a reward; "acc" is its accuracy.
+    """
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
@@ -224,14 +231,18 @@ class Group:
 
     @property
     def accuracies(self) -> np.ndarray:
-        """f32[G]: the component named "acc", else the reward itself."""
+        """Returns f32[G]: the component named "acc", or the reward without one."""
         return self.components.get("acc", self.rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What the learner gets at once. `fresh`: groups it sees for the first time; `groups`: those of this accumulation;
-    `commit`: take an optimizer step after it; `publish`: hand the weights to the engine after that."""
+    """What the learner gets at once.
+
+    `fresh`: groups it sees for the first time. `groups`: those of this accumulation. `commit`: take an optimizer step
+    after
+    it. `publish`: hand the weights to the engine after that.
+    """
 
     fresh: tuple[Group, ...]
     groups: tuple[Group, ...]
@@ -240,7 +251,7 @@ class Part:
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
-        """Several, the last of which commits, as the one they amount to."""
+        """Returns several parts, of which the last commits, as one part."""
         return cls(
             fresh=tuple(group for part in parts for group in part.fresh),
             groups=tuple(group for part in parts for group in part.groups),
@@ -257,8 +268,10 @@ class Stop:
 
 
 class Layout(NamedTuple):
-    """How the engine lies on its devices: so many replicas, each over `tensor` of them. Fewer than there could be leave the last
-    ones of each process free."""
+    """The shape of the engine on its devices: `replicas`, each over `tensor` devices.
+
+    With fewer replicas than the devices allow, the last devices of each process stay free.
+    """
 
     replicas: int
     tensor: int

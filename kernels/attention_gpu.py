@@ -167,29 +167,10 @@ def _kernel(
     )
 
 
-def _body(
-    q_ref,
-    pages_ref,
-    table_ref,
-    tiles_ref,
-    out_ref,
-    stats_ref,
-    q_smem,
-    k_smem,
-    v_smem,
-    w_smem,
-    out_smem,
-    stats_smem,
-    q_ready,
-    k_ready,
-    v_ready,
-    *,
-    padded,
-    stretch,
-    window,
-    soft_cap,
-):
-    """One tile, KV head and stretch."""
+def _body(*refs, padded, stretch, window, soft_cap):
+    """Computes one tile, KV head and stretch. `refs`: inputs, outputs, shared memory and barriers, as `_kernel` lists them."""
+    q_ref, pages_ref, table_ref, tiles_ref, out_ref, stats_ref, *scratch = refs
+    q_smem, k_smem, v_smem, w_smem, out_smem, stats_smem, q_ready, k_ready, v_ready = scratch
     tile, head, part = lax.axis_index("tile"), lax.axis_index("head"), lax.axis_index("stretch")
     slot, row, count, position = (tiles_ref[tile, column] for column in range(4))
     first = part * stretch

@@ -1,14 +1,14 @@
 """Measures: `python scripts/bench.py NAME --json FILE [ARGUMENTS]` writes one object of figures under stable keys.
 
-Without a name it lists the benches. A bench is a file scripts/benches/NAME.py (underscores for hyphens) with a docstring
-whose first line says what is measured, and a function
+Without a name it lists the benches. A bench is a file scripts/benches/NAME.py, with underscores for hyphens. Its
+docstring's first line says what is measured. Its function
 
     def bench(record: Record) -> None
 
-which writes its figures with `record.figure(key, value)` and reads what followed its name in `record.args`. The object
-has the shape of a show's result: name, command, versions, device, commit, seconds, figures (scripts/record.py).
+writes its figures with `record.figure(key, value)` and reads what followed its name in `record.args`. The object has the
+shape of a show's result (scripts/record.py).
 
-Exit codes: 0 measured; 1 a bound that the bench set is missed, or it failed; 2 wrong usage or missing real inputs.
+Exit codes: 0 measured; 1 a bound that the bench set is missed, or the bench failed; 2 wrong usage or missing real inputs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ FOLDER = Path(__file__).resolve().parent / "benches"
 
 
 def benches(folder: Path) -> dict[str, Path]:
-    """Name -> file."""
+    """Name -> file, sorted by name."""
     return {file.stem.replace("_", "-"): file for file in sorted(folder.glob("*.py"))}
 
 
 def listing(known: dict[str, Path]) -> str:
+    """Returns one line per bench: name and what is measured."""
     width = max(map(len, known), default=0)
     return "\n".join(
         f"{name.ljust(width)}  {(ast.get_docstring(ast.parse(file.read_text())) or '').partition(chr(10))[0]}"
@@ -56,7 +57,9 @@ def main(argv: list[str], folder: Path = FOLDER) -> int:
         )
         return 2
     file = known[options.name]
-    record = Record(options.name, ["python", "scripts/bench.py", *argv], args)
+    record = Record(
+        options.name, ["python", "scripts/bench.py", *argv], args, root=folder.resolve().parents[1], file=file
+    )
     spec = importlib.util.spec_from_file_location(f"benches.{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -8,8 +8,9 @@ one scale, so that the shorter one is the faster one. FILE ends in .svg or .png.
     --axis steps     engine steps instead of seconds: the time of reward, learner and swap is left out
     --title TEXT     of the next trace (default: its path)
 
-What is red is the bubble: a slot without an answer while others of its replica are at work. Green answers ended, blue ones go
-on from before, grey ones were parked; above them the seconds of engine, reward, learner and swap.
+Red is the bubble: a slot without a rollout while others of its replica run. Green rollouts finished. Blue ones continue from
+an earlier round. Grey ones were parked. The strips above show the seconds of engine, reward, learner and weight swap. Drawing
+needs matplotlib (the extra `plot`); reading a trace does not.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import sys
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from drawing import TEXT, Picture
+import drawing
 
-COLORS = {"ended": "#5aa469", "again": "#4a7fb5", "parked": "#a9a9a9", "bubble": "#f6c7c3", "line": "#222222"}
+COLORS = {"ended": "#5aa469", "again": "#4a7fb5", "parked": "#a9a9a9", "bubble": "#f6c7c3"}
+NAMES = {"ended": "finished", "again": "continued", "parked": "parked", "bubble": "idle slot"}
 PARTS = {"engine": "#7d8ba1", "reward": "#e0a458", "learner": "#8e5ea2", "swap": "#3b3b3b"}
-WIDTH, LEFT, ROW, STRIP, GAP = 1500, 90, 4, 13, 26
+WIDTH, ROW, STRIP, MARGIN = 12.0, 0.035, 4, 0.75  # inches; a strip of the ring is as high as 4 slots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,10 @@ class Panel:
             mine = [span for span in self.spans if span.track in self.slots and one.start <= span.start < one.end]
             out += [(min(span.start for span in mine), max(span.end for span in mine))] if mine else []
         return out
+
+    def parts(self) -> list[str]:
+        """Returns the parts of the ring that took time, from the top down."""
+        return [name for name in PARTS if any(span.track == ("ring", name) for span in self.spans)]
 
     def bubble(self) -> float:
         """The share of slot time without an answer while a round generates."""
@@ -159,55 +166,78 @@ def _clock(spans: list[Span]):
     return steps
 
 
-def draw(panels: list[Panel], steps: bool) -> Picture:
-    """All of them on one scale."""
-    heights = [2 * TEXT + (0 if steps else len(PARTS) * STRIP) + len(p.slots) * ROW + GAP for p in panels]
-    longest = max(p.length for p in panels)
-    picture = Picture(WIDTH, sum(heights) + 2 * GAP)
-    scale, top = (WIDTH - LEFT - 20) / longest, GAP // 2
-    for one, height in zip(panels, heights):
-        _panel(picture, one, top, scale, steps)
-        top += height
-    _axis(picture, top - GAP // 2, longest, scale, "engine steps" if steps else "seconds")
+def draw(panels: list[Panel], steps: bool) -> Any:
+    """Returns a figure of all panels, one below the other, on one scale.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    parts = [[] if steps else one.parts() for one in panels]
+    heights = [len(one.slots) + STRIP * len(names) for one, names in zip(panels, parts)]
+    picture = drawing.figure(WIDTH, sum(max(ROW * height, 0.6) + MARGIN for height in heights))
+    all_axes = picture.subplots(len(panels), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for one, axes, names, height in zip(panels, all_axes, parts, heights):
+        _heading(axes, one, "engine steps" if steps else "s")
+        _slots(axes, one)
+        _strips(axes, one, names)
+        axes.vlines([span.end for span in one.rounds], 0, height, colors=drawing.INK, linewidths=0.8)
+        axes.set_ylim(0, height)
+    all_axes[-1].set_xlim(0, max(one.length for one in panels))
+    all_axes[-1].set_xlabel("engine steps" if steps else "seconds")
+    _legend(picture, all_axes)
     return picture
 
 
-def _panel(picture: Picture, one: Panel, top: float, scale: float, steps: bool) -> None:
-    unit = "engine steps" if steps else "s"
-    picture.text(
-        LEFT,
-        top,
+def _legend(picture: Any, all_axes: Any) -> None:
+    """Names each colour once, in the order of PARTS and COLORS."""
+    handles = {label: handle for axes in all_axes for handle, label in zip(*axes.get_legend_handles_labels())}
+    labels = [label for label in (*PARTS, *NAMES.values()) if label in handles]
+    shown = [handles[label] for label in labels]
+    picture.legend(shown, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
+
+
+def _heading(axes: Any, one: Panel, unit: str) -> None:
+    axes.set_title(
         f"{one.title}: {len(one.rounds)} rounds in {one.length:.4g} {unit}, "
         f"{100 * one.bubble():.0f} % of slot time idle while generating",
+        loc="left",
+        fontsize=10,
     )
-    top += 2 * TEXT
-    for name, color in () if steps else PARTS.items():
-        picture.text(4, top - 1, name)
-        for span in one.spans:
-            if span.track == ("ring", name):
-                picture.rectangle(LEFT + span.start * scale, top, (span.end - span.start) * scale, STRIP - 2, color)
-        top += STRIP
-    picture.text(4, top + 2, f"{len(one.slots)} slots")
-    rows = {track: top + ROW * place for place, track in enumerate(one.slots)}
-    for start, end in one.windows():
-        picture.rectangle(LEFT + start * scale, top, (end - start) * scale, ROW * len(one.slots), COLORS["bubble"])
+
+
+def _slots(axes: Any, one: Panel) -> None:
+    """Draws the rollouts of each slot, the first slot at the top. The unit of height is a slot."""
+    count = len(one.slots)
+    shapes: dict[str, list] = {kind: [] for kind in COLORS}
+    shapes["bubble"] = [(start, 0, end - start, count) for start, end in one.windows()]
+    rows = {track: count - 1 - place for place, track in enumerate(one.slots)}
     for span in one.spans:
         if span.track in rows:
-            ended = span.about["finish"] in ("eos", "stop", "length")
-            kind = "again" if span.about["again"] else "ended" if ended else "parked"
-            width = max((span.end - span.start) * scale - 0.6, 0.4)
-            picture.rectangle(LEFT + span.start * scale, rows[span.track], width, ROW - 1, COLORS[kind])
-    for span in one.rounds:
-        picture.rectangle(LEFT + span.end * scale - 1, top - STRIP, 1, ROW * len(one.slots) + STRIP, COLORS["line"])
+            shapes[_kind(span)].append((span.start, rows[span.track] + 0.1, span.end - span.start, 0.8))
+    for kind in ("bubble", "ended", "again", "parked"):
+        if shapes[kind]:
+            drawing.rectangles(axes, shapes[kind], COLORS[kind], NAMES[kind])
 
 
-def _axis(picture: Picture, top: float, longest: float, scale: float, unit: str) -> None:
-    tick = next(
-        size * 10.0**power for power in range(-6, 9) for size in (1, 2, 5) if size * 10.0**power * 12 >= longest
-    )
-    for number in range(int(longest / tick) + 1):
-        picture.rectangle(LEFT + number * tick * scale, top, 1, 4, COLORS["line"])
-        picture.text(LEFT + number * tick * scale + 3, top + 4, f"{number * tick:g}{f' {unit}' if number == 0 else ''}")
+def _strips(axes: Any, one: Panel, names: list[str]) -> None:
+    """Draws a strip of the ring's time for each of `names` above the slots, and labels the vertical axis."""
+    count = len(one.slots)
+    ticks = {count / 2: f"{count} slots"}
+    for place, name in enumerate(reversed(names)):
+        bottom = count + STRIP * place
+        spans = [span for span in one.spans if span.track == ("ring", name)]
+        shapes = [(span.start, bottom + 0.4, span.end - span.start, STRIP - 0.8) for span in spans]
+        drawing.rectangles(axes, shapes, PARTS[name], name)
+        ticks[bottom + STRIP / 2] = name
+    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=8)
+    axes.tick_params(axis="y", length=0)
+
+
+def _kind(span: Span) -> str:
+    """Returns the key of COLORS of a rollout."""
+    if span.about["again"]:
+        return "again"
+    return "ended" if span.about["finish"] in ("eos", "stop", "length") else "parked"
 
 
 def main(arguments: list[str]) -> int:
@@ -220,7 +250,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--title", action="append", default=[])
     given = parser.parse_args(arguments)
     try:
-        if given.out.suffix not in (".svg", ".png"):
+        if given.out.suffix not in drawing.SUFFIXES:
             raise ValueError(f"--out={given.out} must end in .svg or .png")
         files = [sorted(path.glob("trace_*.json"))[:1] or [path] if path.is_dir() else [path] for path in given.traces]
         titles = given.title + [str(file) for (file,) in files[len(given.title) :]]
@@ -232,10 +262,7 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if given.out.suffix == ".svg":
-        given.out.write_text(picture.svg(), encoding="utf-8")
-    else:
-        given.out.write_bytes(picture.png())
+    drawing.save(picture, given.out)
     print(
         f"{given.out}: " + "; ".join(f"{p.title}: {p.length:.4g} {given.axis}, bubble {p.bubble():.0%}" for p in panels)
     )

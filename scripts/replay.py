@@ -108,8 +108,8 @@ class Arm:
         slots: int,
         steps: int,
     ):
+        from jaxrl_post.engine.host.wire import UPLOAD
         from jaxrl_post.engine.row_engine import RowEngine
-        from jaxrl_post.engine.row_program import UPLOAD
         from jaxrl_post.engine.speculation.registry import DRAFTERS
         from jaxrl_post.engine.speculation.speculation import Drafting
         from jaxrl_post.parallel import mesh as meshes
@@ -128,7 +128,7 @@ class Arm:
         for group in stage.groups:
             self._drafting.record(group)
         if shared:
-            self._drafting.corpus.entries  # built, as it is after rounds that drafted
+            _ = self._drafting.corpus.entries  # built, as it is after rounds that drafted
         self.engine = RowEngine(
             stage.model,
             stage.params,

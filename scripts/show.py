@@ -1,19 +1,22 @@
-"""Shows what the project promises: runs the thing, prints figure and bound, exits 1 below the bound.
+"""Shows what the project promises: runs it, prints each figure beside its bound, exits 1 where a bound is missed.
 
     python scripts/show.py               lists the shows with their expected minutes
-    python scripts/show.py NAME          runs one; writes scripts/results/NAME.json
-    python scripts/show.py --all         runs every one, each in its own process, and prints a summary (make show)
+    python scripts/show.py NAME          runs one show; writes scripts/results/NAME.json
+    python scripts/show.py --all         runs every show, each in its own process, and prints a summary (make show)
+    python scripts/show.py --stale       lists the results whose code has changed since they were written
 
-A show is a file scripts/shows/NAME.py (underscores for hyphens) with a docstring whose first line says what is shown,
-a constant `MINUTES` (expected, on 2 cores), and a function
+A show is a file scripts/shows/NAME.py, with underscores for hyphens. Its docstring's first line says what is shown. Its
+constant `MINUTES` is the time expected on 2 cores. Its function
 
     def show(record: Record) -> None
 
-which writes its figures with `record.figure(key, value, at_least=..., at_most=..., equals=...)`; finished seeds go
-through `record.cached(key, work)`, real inputs through `record.data(...)`, commands of the project through
-`record.run("-m", "jaxrl_post.main", ..., timeout_s=...)`. scripts/record.py documents them.
+writes figures with `record.figure(key, value, at_least=..., at_most=..., equals=...)`. It hands work that is worth keeping
+to `record.cached(key, work)`, finds real inputs with `record.data(...)` and runs commands of the project with
+`record.run("-m", "jaxrl_post.main", ..., timeout_s=...)`. scripts/record.py documents them, scripts/sources.py which source
+files a result vouches for.
 
-Exit codes: 0 every bound holds; 1 a bound is missed or the show failed; 2 no such show, or real inputs are missing.
+Exit codes: 0 every bound holds, or a list was printed; 1 a bound is missed or the show failed; 2 no such show, or real
+inputs are missing.
 """
 
 from __future__ import annotations
@@ -21,23 +24,31 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import sources
 from record import ROOT, Missing, Record, write_json
 
 FOLDER = Path(__file__).resolve().parent / "shows"
 RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGE = ("jaxrl_post", "kernels")
+
+
+def _root(folder: Path) -> Path:
+    """The project whose scripts/shows the folder is."""
+    return folder.resolve().parents[1]
 
 
 def shows(folder: Path) -> dict[str, Path]:
-    """Name -> file."""
+    """Name -> file, sorted by name."""
     return {file.stem.replace("_", "-"): file for file in sorted(folder.glob("*.py"))}
 
 
 def headline(file: Path) -> tuple[float, str]:
-    """Expected minutes and what is shown, read without running the file."""
+    """Returns the expected minutes and what is shown, read without running the file."""
     source = ast.parse(file.read_text(), str(file))
     minutes = [
         ast.literal_eval(node.value)
@@ -50,6 +61,7 @@ def headline(file: Path) -> tuple[float, str]:
 
 
 def listing(known: dict[str, Path]) -> str:
+    """Returns one line per show: name, expected minutes, what is shown."""
     width = max(map(len, known), default=0)
     lines = []
     for name, file in known.items():
@@ -59,10 +71,10 @@ def listing(known: dict[str, Path]) -> str:
 
 
 def run_one(name: str, file: Path, args: list[str], results: Path) -> int:
-    """Runs a show, prints its table, writes its result; the exit code."""
+    """Runs a show, prints its table, writes its result and returns the exit code."""
     minutes, what = headline(file)
     print(f"{name}: {what} (expected: {minutes:g} minutes)", flush=True)
-    record = Record(name, ["python", "scripts/show.py", name, *args], args)
+    record = Record(name, ["python", "scripts/show.py", name, *args], args, root=_root(file.parent), file=file)
     spec = importlib.util.spec_from_file_location(f"shows.{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -74,13 +86,18 @@ def run_one(name: str, file: Path, args: list[str], results: Path) -> int:
     if not record.bounds:
         raise ValueError(f"show {name} wrote no figure with a bound: it shows nothing")
     results.mkdir(parents=True, exist_ok=True)
-    write_json(results / f"{name}.json", record.to_dict())
-    print(f"{record.table()}\n{name}: {'ok' if record.ok else 'FAIL'}", flush=True)
+    result = record.to_dict()
+    write_json(results / f"{name}.json", result)
+    on = f"commit {(result['commit'] or 'unknown')[:7]}{', uncommitted changes' if result['dirty'] else ''}"
+    print(
+        f"{record.table()}\n{name}: {'ok' if record.ok else 'FAIL'} ({on}; {len(result['sources'])} source files)",
+        flush=True,
+    )
     return 0 if record.ok else 1
 
 
 def run_all(known: dict[str, Path], args: list[str]) -> int:
-    """Every show in a process of its own; 1 when one failed, else 2 when one lacked its inputs, else 0."""
+    """Runs every show in a process of its own. Returns 1 if one failed, else 2 if one lacked its inputs, else 0."""
     minutes = {name: headline(file)[0] for name, file in known.items()}
     print(f"{len(known)} shows, about {sum(minutes.values()):.0f} minutes: {', '.join(known)}", flush=True)
     codes = {name: subprocess.run([sys.executable, __file__, name, *args]).returncode for name in known}
@@ -91,6 +108,41 @@ def run_all(known: dict[str, Path], args: list[str]) -> int:
     return 0 if worst <= {0} else 2 if worst <= {0, 2} else 1
 
 
+def stale(known: dict[str, Path], results: Path, root: Path = ROOT) -> str:
+    """Returns one line per show: how many of the files that its result vouches for have changed since it was written."""
+    files = {name: results / f"{name}.json" for name in known}
+    there = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+    now = sources.hashes(root, {path for result in there.values() for path in result.get("sources", ())})
+    width = max(map(len, known), default=0)
+    return "\n".join(f"{name.ljust(width)}  {_age(root, there.get(name), now)}" for name in known)
+
+
+def _age(root: Path, result: dict | None, now: dict[str, str]) -> str:
+    if result is None:
+        return "never run"
+    on = f"{(result['commit'] or 'unknown')[:7]}{' with uncommitted changes' if result['dirty'] else ''}"
+    if "sources" not in result:
+        return _age_by_git(root, result["commit"], on)
+    changed = [path for path, old in result["sources"].items() if now.get(path) != old]
+    some = f": {', '.join(changed[:3])}{', ...' if len(changed) > 3 else ''}" if changed else ""
+    return f"{len(changed)} of {len(result['sources'])} files changed since {on}{some}"
+
+
+def _age_by_git(root: Path, commit: str | None, on: str) -> str:
+    """For a result that lists no files: every change of the package counts."""
+
+    def lines(*command: str) -> list[str] | None:
+        done = subprocess.run(["git", *command, "--", *PACKAGE], cwd=root, text=True, capture_output=True)
+        return None if done.returncode else done.stdout.split()
+
+    commits = lines("rev-list", f"{commit}..HEAD") if commit else None
+    changed = lines("diff", "--name-only", "--no-renames", commit) if commit else None
+    if commits is None or changed is None:
+        return f"lists no files, and git does not know its commit {on}"
+    commits_since = f"{len(commits)} commit{'' if len(commits) == 1 else 's'} since {on}"
+    return f"{len(changed)} files of {' and '.join(PACKAGE)} changed in {commits_since} (it lists no files)"
+
+
 def main(argv: list[str], folder: Path = FOLDER, results: Path = RESULTS) -> int:
     known = shows(folder)
     if not argv:
@@ -99,6 +151,9 @@ def main(argv: list[str], folder: Path = FOLDER, results: Path = RESULTS) -> int
     name, *args = argv
     if name == "--all":
         return run_all(known, args)
+    if name == "--stale":
+        print(stale(known, results, _root(folder)))
+        return 0
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         print(

@@ -123,11 +123,11 @@ def changed(values: Mapping, defaults: Mapping, names: list[str]) -> set[str]:
 
 
 def unread(tree: Tree, names: list[str]) -> list[str]:
-    """Config values whose last name is read nowhere but in the rules of config.py."""
+    """Config values whose last name is read nowhere but in the config's own files; its derived values count."""
     read = set()
     for module, source in tree.modules.items():
         nodes = ast.walk(source)
-        if module == f"{tree.package}.config":
+        if tree.room(module) == "config":
             nodes = (
                 part
                 for node in ast.walk(source)

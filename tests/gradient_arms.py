@@ -21,15 +21,22 @@ LOSSES = ("gspo", "cispo", "sapo")  # beside vanilla
 MAX_TOKENS = 24
 
 
-def algorithm(mode: str = "token-mean", **changes) -> config.Algorithm:
+def algorithm(mode: str = "token-mean", **changes) -> config.AlgorithmConfig:
     """Every term at once, with bounds narrow enough that many tokens are clipped."""
     given = dict(loss_agg_mode=mode, clip_ratio_low=0.02, clip_ratio_high=0.03, kl_loss_coef=0.3, entropy_coef=0.1)
-    return config.Algorithm(**(given | changes))
+    return config.AlgorithmConfig(**(given | changes))
 
 
 def precision(dtype):
     """The context in which `dtype` exists."""
     return jax.enable_x64(True) if dtype == np.float64 else contextlib.nullcontext()
+
+
+class Uncommitted(Learner):
+    """Is asked for its gradient alone: the optimizer's program is not compiled."""
+
+    def jitted(self):
+        return {name: program for name, program in super().jitted().items() if name != "commit"}
 
 
 def learner(
@@ -44,15 +51,16 @@ def learner(
     optimizer=None,
     model=made_groups.MODEL,
     given=None,
+    kind=Learner,
     **more,
 ) -> Learner:
-    return Learner(
+    return kind(
         model,
         made_groups.weights(0, dtype, model) if policy is None else policy,
         mesh.make_mesh(*sizes),
         algorithm=given or algorithm(mode),
-        optimizer=optimizer or config.Optimizer(),
-        batch=config.Batch(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
+        optimizer=optimizer or config.OptimizerConfig(),
+        batch=config.BatchConfig(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
         temperature=more.pop("temperature", 0.8),
         steps=more.pop("steps", 10),
         max_tokens=MAX_TOKENS,
@@ -62,10 +70,11 @@ def learner(
     )
 
 
-def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
-    """prepare at one policy, then accumulate `groups` in `parts` at another: the divided gradient, on the host."""
+def gradient(groups, dtype=np.float32, *, parts: int = 1, one: Learner | None = None, **kwargs):
+    """prepare at one policy, then accumulate `groups` in `parts` at another: the divided gradient, on the host. `one`: a
+    learner for which `again` was called; others are made of `kwargs`."""
     with precision(dtype):
-        one = learner(dtype, **kwargs)
+        one = one or learner(dtype, kind=Uncommitted, **kwargs)
         one.prepare(groups)
         shift(one, dtype)
         for part in np.array_split(np.arange(len(groups)), parts):
@@ -73,10 +82,23 @@ def gradient(groups, dtype=np.float32, *, parts: int = 1, **kwargs):
         return jax.device_get(one.gradient())
 
 
+def again(one: Learner, dtype, **changes) -> Learner:
+    """The learner with the weights that it began with, nothing summed, and changes of its algorithm that only the host
+    knows of: the aggregation, the estimator of advantages."""
+    with precision(dtype):
+        one.compile()
+        one._algorithm, one._sums = dataclasses.replace(one._algorithm, **changes), one._programs["zeros"]()
+        one._forget()
+        one._count_from_here()
+        start = mesh.put(made_groups.weights(0, dtype), jax.tree.map(lambda x: x.sharding, one.params))
+        one.state = dataclasses.replace(one.state, params={"policy": start})
+    return one
+
+
 def shift(one: Learner, dtype) -> None:
     """Moves the policy as if a commit had happened, so that ratios are not 1."""
-    one._settle()
-    one._committed = True
+    one._old.settle(one.logprobs)
+    one._old.committed = True
     policy = made_groups.moved(made_groups.weights(0, dtype), 1)
     placed = mesh.put(policy, jax.tree.map(lambda x: x.sharding, one.params))
     one.state = dataclasses.replace(one.state, params={"policy": placed})
@@ -92,9 +114,9 @@ def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0
         old = made_groups.weights(0, dtype)
         policy, reference = (jax.tree.map(jax.numpy.asarray, made_groups.moved(old, seed)) for seed in (1, 2))
 
-        def loss(p):
-            return made_groups.plain_loss(
-                p,
+        return jax.device_get(
+            made_groups.plain_gradient(
+                policy,
                 made_groups.MODEL,
                 groups,
                 values,
@@ -109,8 +131,7 @@ def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0
                 temperature=temperature,
                 loss_mode=loss_mode,
             )
-
-        return jax.device_get(jax.jit(jax.grad(loss))(policy))
+        )
 
 
 def worst(a, b) -> float:

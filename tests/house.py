@@ -17,8 +17,8 @@ FLOORS = {  # of rooms: files and folders on the first level of the package
     1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),
-    4: ("simulate", "launch", "commands"),
-    5: ("main", "__main__"),
+    4: ("launch", "commands"),
+    5: ("main", "simulate", "__main__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = (  # module prefixes without jax
@@ -50,7 +50,20 @@ SIMULATOR_WORDS = {"sim", "simulate", "simulated", "simulator", "simulation"}
 LOOP_KNOWS = {"types", "protocols"}
 FIRST_LEVEL = 14  # modules directly in the package
 FILE_LINES, FUNCTION_LINES = 440, 44  # about 400 and about 40: a tenth of slack
-CONFIG_DICT_ROOMS = {"config", "main", "simulate"}  # the only ones that may see a ConfigDict
+CONFIG_DICT_MODULES = {"config.reader", "main", "simulate"}  # the only ones that may see a ConfigDict
+CONFIG_ORDER = (  # each imports only those before it
+    "conditions",
+    "fields",
+    "relations",
+    "scheduling",
+    "rules",
+    "generation",
+    "training",
+    "schema",
+    "reader",
+    "readers",
+    "reference",
+)
 
 
 class Tree:
@@ -199,10 +212,27 @@ def config_dicts(tree: Tree) -> list[str]:
     return [
         f"{module} imports {name}"
         for module in tree.modules
-        if tree.room(module) not in CONFIG_DICT_ROOMS
+        if module.removeprefix(f"{tree.package}.") not in CONFIG_DICT_MODULES
         for name in tree.imports(module)
         if name.split(".")[0] == "ml_collections"
     ]
+
+
+def config_order(tree: Tree) -> list[str]:
+    """Inside config/ imports go one way: the rules name options and know no schema."""
+    out, face = [], f"{tree.package}.config"
+    for module in (m for m in tree.modules if m.startswith(f"{face}.")):
+        name = module.removeprefix(f"{face}.")
+        if name not in CONFIG_ORDER:
+            out.append(f"config: {name} is not in the order of its files")
+            continue
+        before = {f"{face}.{other}" for other in CONFIG_ORDER[: CONFIG_ORDER.index(name)]}
+        out += [
+            f"config: {name} imports {target.rpartition('.')[2]}"
+            for target in tree.inner_imports(module)
+            if target.startswith(face) and target not in before
+        ]
+    return out
 
 
 def forbidden_names(tree: Tree) -> list[str]:

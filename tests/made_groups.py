@@ -3,6 +3,8 @@ formulas."""
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,17 +99,17 @@ def plain_policy_loss(loss_mode: str, logps, gap, mask, a, low: float, high: flo
     stop-gradient."""
     ratio = jnp.exp(gap)
     if loss_mode == "gspo":
-        means = jnp.sum(jnp.where(mask, gap, 0), axis=1, keepdims=True) / np.maximum(mask.sum(1, keepdims=True), 1)
+        means = jnp.sum(jnp.where(mask, gap, 0), axis=1, keepdims=True) / jnp.maximum(mask.sum(1, keepdims=True), 1)
         ratio = jnp.broadcast_to(jnp.exp(means), gap.shape)
     if loss_mode == "cispo":
         return -jax.lax.stop_gradient(jnp.clip(ratio, 1 - low, 1 + high)) * a * logps
     if loss_mode == "sapo":
-        tau = np.where(a > 0, 1.0, 1.05)
+        tau = jnp.where(a > 0, 1.0, 1.05)
         return -a * 4 / tau / (1 + jnp.exp(-tau * (ratio - 1)))
     return -jnp.minimum(ratio * a, jnp.clip(ratio, 1 - low, 1 + high) * a)
 
 
-def plain_loss(
+def plain_gradient(
     params,
     model,
     found,
@@ -124,19 +126,60 @@ def plain_loss(
     temperature: float = 1.0,
     loss_mode: str = "vanilla",
 ):
-    """The loss of the whole batch as the papers write it: policy loss + k3 + entropy, each sequence by itself."""
+    """The gradient of the whole batch's loss as the papers write it: policy loss + k3 + entropy, each sequence by itself.
+    Every aggregation is linear in the sequences' sums, so its weight of a sequence is its value where that sum alone is 1;
+    the gradient is compiled once for all of them."""
     tokens, mask, members = unpacked(found)
-    logps, entropies = plain_scores(params, model, tokens, temperature)
-    wide = logps.dtype
+    wide = jax.tree.leaves(params)[0].dtype
     a = np.array([advantages[g][i] for g, i in members])[:, None].astype(wide)
-    gap = logps - plain_scores(old, model, tokens, temperature)[0]
-    losses = plain_policy_loss(loss_mode, logps, gap, mask, a, low, high)
+    kept = [n for n in range(len(members)) if mask[n].any()]
+    shares = np.zeros(len(members), wide)
+    for n in kept:
+        shares[n] = aggregated([float(n == k) for k in kept], kept, mask, members, mode, max_tokens)
+    before, ref = (
+        None if p is None else _scores(p, tokens, model=model, temperature=temperature)[0] for p in (old, reference)
+    )
+    return _gradient(
+        params,
+        tokens,
+        mask,
+        a,
+        before,
+        ref,
+        shares,
+        model=model,
+        temperature=temperature,
+        low=low,
+        high=high,
+        kl_coef=kl_coef,
+        entropy_coef=entropy_coef,
+        loss_mode=loss_mode,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("model", "temperature"))
+def _scores(params, tokens, *, model, temperature):
+    return plain_scores(params, model, tokens, temperature)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "temperature", "low", "high", "kl_coef", "entropy_coef", "loss_mode")
+)
+@jax.grad
+def _gradient(
+    params, tokens, mask, a, old, reference, shares, *, model, temperature, low, high, kl_coef, entropy_coef, loss_mode
+):
+    logps, entropies = plain_scores(params, model, tokens, temperature)
+    losses = plain_policy_loss(loss_mode, logps, logps - old, mask, a, low, high)
     if reference is not None:
-        d = plain_scores(reference, model, tokens, temperature)[0] - logps
+        d = reference - logps
         losses = losses + kl_coef * (jnp.exp(d) - 1 - d)
     losses = losses - entropy_coef * entropies
-    kept = [n for n in range(len(members)) if mask[n].any()]
-    sums = [jnp.sum(losses[n][mask[n]]) for n in kept]
+    return jnp.sum(shares * jnp.sum(jnp.where(mask, losses, 0), axis=1))
+
+
+def aggregated(sums, kept, mask, members, mode: str, max_tokens: int) -> float:
+    """The loss of the batch from the sums of its sequences `kept`, each mode with its own division."""
     if mode == "token-mean":
         return sum(sums) / mask.sum()
     if mode == "seq-mean-token-mean":

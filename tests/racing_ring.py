@@ -101,7 +101,7 @@ class RacingEngine:
             versions.append(self.version)
             self.generated += 1
             return len(tokens) == now.size
-        if len(tokens) >= self._longest or tokens and len(tokens) >= now.size:
+        if len(tokens) >= self._longest or (tokens and len(tokens) >= now.size):
             return True  # verified to its end, or recomputed beyond what the new weights would give
         tokens.append(int(now[len(tokens)]))
         versions.append(self.version)

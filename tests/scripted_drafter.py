@@ -1,7 +1,8 @@
 """A drafter that reads its drafts from scripts, so that a test decides which ones are right.
 
 Of each prompt it knows what its answers will be (`truth`, to tell which of them a slot writes) and what to draft at each
-position (`said`; to clones, `cloned`). A slot whose text is none of those in `truth` gets no draft. Satisfies the contract of engine/speculation/interface.py.
+position (`said`; to clones, `cloned`). A slot whose text is none of those in `truth` gets no draft.
+Satisfies the contract of engine/speculation/interface.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine.row_program import UPLOAD
+from jaxrl_post.engine.host.wire import UPLOAD
 from jaxrl_post.engine.speculation import interface as rules
 from jaxrl_post.engine.speculation.interface import OFFSET, SIZE, Counts, Drafts, Off
 from jaxrl_post.engine.speculation.speculation import Drafting
@@ -70,7 +71,7 @@ class Scripted(Off):
         return tuple(text.reshape(-1) for text in past[0][1:])
 
     def propose(self, tables, memory, tokens, known, place, branch):
-        S, T = tokens.shape
+        _, T = tokens.shape
         number, spread = jnp.arange(self.most)[None, :, None], jnp.arange(T)
         at = jnp.clip(place[:, OFFSET, None, None] + number * self.length + spread, 0, self.entries - 1)
         there = number[..., 0] * self.length < place[:, SIZE, None]

@@ -120,7 +120,7 @@ def test_an_unscored_reward_may_be_anything_and_a_scored_one_must_be_finite(name
 def test_names_are_those_of_the_config():
     import dataclasses
 
-    from jaxrl_post.config import Algorithm
+    from jaxrl_post.config import AlgorithmConfig
 
-    choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
+    choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata}
     assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | set(advantages.WHOLE_ROUND)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 
 LENGTHS = np.array([0, 1, 3, 2])  # the first rollout is masked
 VALUES = [[], [1.0], [9.0, 16.0, 36.0], [81.0, 100.0]]
@@ -41,5 +41,7 @@ def test_a_group_with_nothing_to_train_on_counts_nothing(mode):
 
 
 def test_names_are_those_of_the_config():
-    choices = {f.name: set(f.metadata["choices"]) for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
+    choices = {
+        f.name: set(f.metadata["choices"]) for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata
+    }
     assert choices["loss_agg_mode"] == set(AGGREGATIONS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms import correction
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 
 RATIOS = np.array([0.25, 1.0, 2.0, 8.0])
 GAP = np.log(RATIOS)  # its sum is log 4
@@ -71,7 +71,7 @@ def test_rejection_by_hand(mode, threshold, expected):
 
 
 def test_every_mode_of_the_config_is_known():
-    choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
+    choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata}
     for mode in choices["rollout_rs"]:
         assert correction.kept(np.zeros(3), mode, (1.5,)).all()  # on-policy nothing is rejected
     for mode in choices["rollout_is"]:
@@ -97,3 +97,15 @@ def test_metrics_by_hand():
             "rollout_corr/rollout_rs_seq_masked_fraction": 0.5,
         }
     )
+
+
+def test_metrics_at_their_edges_by_hand():
+    """Bounds 1/2 and 2 are met, not passed; an answer with one token rejected of two is a masked answer."""
+    given = np.array([0.5, 2.0]), np.array([0.4999, 2.0001]), np.array([1.0])
+    keeps = [np.array([True, False]), np.ones(2, bool), np.ones(1, bool)]
+    for threshold in ((2.0,), (0.5, 2.0)):
+        got = correction.describe(given, given, keeps, threshold)
+        assert got["rollout_corr/rollout_is_ratio_fraction_low"] == pytest.approx(1 / 5)
+        assert got["rollout_corr/rollout_is_ratio_fraction_high"] == pytest.approx(1 / 5)
+        assert got["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 / 5)
+        assert got["rollout_corr/rollout_rs_seq_masked_fraction"] == pytest.approx(1 / 3)

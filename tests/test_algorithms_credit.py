@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms import credit
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.types import Finish, Group, Prompt
 
 PROMPT = Prompt(id="a", tokens=[1])
@@ -27,17 +27,17 @@ def group(lengths=(2, 6, 8, 10), rewards=(1.0, 0.0, 1.0, 1.0), scored=(1, 1, 1, 
 
 def assign(groups, old=None, reference=None, **settings):
     credits, found = credit.assign(
-        groups, Algorithm(**settings), max_tokens=LIMIT, old=old or {}, reference=reference or {}
+        groups, AlgorithmConfig(**settings), max_tokens=LIMIT, old=old or {}, reference=reference or {}
     )
-    return [[credits[r.id] for r in g.rollouts] for g in groups], credit.describe([found], Algorithm(**settings))
+    return [[credits[r.id] for r in g.rollouts] for g in groups], credit.describe([found], AlgorithmConfig(**settings))
 
 
 @pytest.mark.parametrize("tokens, penalty", [(1, 0.0), (6, 0.0), (7, -0.5), (8, -1.0), (10, -2.0)])
 def test_overlong_by_hand(tokens, penalty):
     """10 tokens at most, a buffer of 4, factor 2."""
-    shaped = Algorithm(overlong_buffer=4, overlong_penalty=2.0)
+    shaped = AlgorithmConfig(overlong_buffer=4, overlong_penalty=2.0)
     assert credit.overlong(tokens, shaped, LIMIT) == penalty
-    assert credit.overlong(tokens, Algorithm(), LIMIT) == 0.0
+    assert credit.overlong(tokens, AlgorithmConfig(), LIMIT) == 0.0
 
 
 def test_the_penalty_for_length_is_in_the_advantage():
@@ -129,3 +129,22 @@ def test_observed_tokens_get_nothing():
     np.testing.assert_allclose(got[0].advantages, [0.5, 0, 0.5])
     np.testing.assert_allclose(got[0].correction, [np.e, 0, np.e])
     assert got[0].count == 2 and dataclasses.asdict(got[1])["count"] == 1
+
+
+def test_the_optimal_baseline_weighs_by_sampled_tokens():
+    """2 sampled of 4 with reward 1 and 1 of 1 with 0: the baseline is 2 / 3, not 4 / 5."""
+    rollout = made_groups.rollout(PROMPT, 0, [1, 2, 3, 4], sampled=[True, False, False, True])
+    given = Group(prompt=PROMPT, rollouts=(rollout, made_groups.rollout(PROMPT, 1, [1])), rewards=[1, 0], scored=[1, 1])
+    (got,), _ = assign([given], adv_estimator="opo")
+    np.testing.assert_allclose(got[0].advantages, [1 / 3, 0, 0, 1 / 3])
+    np.testing.assert_allclose(got[1].advantages, [-2 / 3])
+
+
+def test_spans_are_of_sampled_tokens():
+    """Of versions 3, 9 (observed), 3, 4: the product of the two of version 3, and that of 4 alone."""
+    rollout = made_groups.rollout(PROMPT, 0, [1, 2, 3, 4], sampled=[True, False, True, True])
+    rollout = dataclasses.replace(rollout, versions=np.array([3, 3, 3, 4]))
+    given = Group(prompt=PROMPT, rollouts=(rollout,), rewards=[1], scored=[1])
+    old = {rollout.id: np.array([np.log(2), 99, np.log(3), np.log(5)]) - 1.0}
+    (got,), _ = assign([given], old, rollout_is="span", rollout_is_threshold=(50.0,))
+    np.testing.assert_allclose(got[0].correction, [6, 0, 6, 5])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxrl_post.algorithms import losses
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 
-CLIP = Algorithm(clip_ratio_low=0.2, clip_ratio_high=0.3)
+CLIP = AlgorithmConfig(clip_ratio_low=0.2, clip_ratio_high=0.3)
 
 
 def row(*values):
@@ -139,7 +139,7 @@ def test_sapo_by_hand():
 
 @pytest.mark.parametrize("name", ["vanilla", "gspo", "cispo", "sapo"])
 def test_on_policy_every_loss_has_the_policy_gradient(name):
-    np.testing.assert_allclose(slope(name, [1.0, 1.0], [1.5, 1.5], Algorithm()), row(-1.5, -1.5), rtol=1e-6)
+    np.testing.assert_allclose(slope(name, [1.0, 1.0], [1.5, 1.5], AlgorithmConfig()), row(-1.5, -1.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vanilla", "gspo", "cispo", "sapo"])
@@ -183,7 +183,9 @@ def test_k1_and_k3_estimate_the_kl_and_k2_has_its_gradient():
 
 
 def test_names_are_those_of_the_config():
-    choices = {f.name: set(f.metadata["choices"]) for f in dataclasses.fields(Algorithm) if "choices" in f.metadata}
+    choices = {
+        f.name: set(f.metadata["choices"]) for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata
+    }
     assert choices["loss_mode"] == set(losses.LOSSES) == set(losses.NEEDS_OLD_LOGPROBS)
     assert choices["kl_loss_type"] == set(losses.KL_ESTIMATORS)
 

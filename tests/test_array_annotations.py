@@ -66,3 +66,4 @@ def test_wrong_arrays_fail(planted, call):
 def test_signatures_without_arrays_and_constructors_are_left_alone(planted):
     assert planted.engine(3) == 1
     assert planted.Point(x=3).x == 3
+    assert hasattr(planted.maybe, "__wrapped__") and not hasattr(planted.engine, "__wrapped__")

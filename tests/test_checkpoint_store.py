@@ -141,6 +141,16 @@ def test_damage_to_any_file_is_found(tmp_path, how):
     assert damage(path) == ""
 
 
+def test_a_manifest_that_forgot_a_file_is_found(tmp_path):
+    """The files it still lists are all as they were written."""
+    path = saved(tmp_path, 1).newest().path
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    lost = next(name for name in manifest["files"] if name.endswith("state.json"))
+    del manifest["files"][lost]
+    (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert damage(path) == damage(path, contents=False) == "MANIFEST.json was changed"
+
+
 def test_a_damaged_step_is_moved_aside_and_the_one_before_is_used(tmp_path):
     saved(tmp_path, 1, 2, 3)
     arrays = (tmp_path / "checkpoints" / "step_000003" / "arrays").rglob("*")

@@ -34,7 +34,7 @@ CHATML = """{%- for message in messages %}
 def test_verls_real_template(data_dir):
     template = chat.load(data_dir / "verl-tiny-llama")
     assert template.render(USER) == "1,2:"
-    assert template.render(USER + [{"role": "assistant", "content": "3"}] + USER) == "1,2:31,2:"
+    assert template.render([*USER, {"role": "assistant", "content": "3"}, *USER]) == "1,2:31,2:"
     with pytest.raises(ValueError, match="refuses the messages: System role not supported"):
         template.render([{"role": "system", "content": "x"}])
     with pytest.raises(ValueError, match="must alternate"):
@@ -43,7 +43,7 @@ def test_verls_real_template(data_dir):
 
 def test_chatml_with_generation_marks():
     template = Chat(template=CHATML, tokens={"bos_token": "<s>"})
-    said = USER + [{"role": "assistant", "content": "3"}]
+    said = [*USER, {"role": "assistant", "content": "3"}]
     assert template.render(USER) == "<s><|im_start|>user\n1,2:<|im_end|>\n<|im_start|>assistant\n"
     assert template.render(said, generation=False) == (
         "<s><|im_start|>user\n1,2:<|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n"

@@ -54,6 +54,17 @@ def test_a_mapping_replaces_a_role_s_column():
     assert row({"a.b": "flat", "a": {"b": "deep"}}, format="trl", named={"prompt": "a.b"})["prompt"] == "flat"
 
 
+def test_the_first_column_of_a_role_wins():
+    both = {"prompt": "1=", "reward_model": {"ground_truth": "g"}, "answer": "a", "data_source": "d", "source": "s"}
+    got = row(both)
+    assert (got["answer"], got["source"]) == ("g", "d")
+
+
+def test_a_template_is_for_the_user_s_last_word():
+    begun = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "It is"}]
+    assert row({"prompt": begun, "answer": ""}, template="<{prompt}>")["prompt"] == begun
+
+
 def test_templates_and_chat():
     think = Columns(template="{prompt} Think {x}.", source="own")
     assert row({"prompt": "1+{a}=", "answer": ""}, template="{prompt} Think {x}.")["prompt"] == "1+{a}= Think {x}."

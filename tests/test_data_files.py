@@ -69,7 +69,7 @@ def test_nulls_dates_and_bytes(tmp_path):
 
 
 def test_a_bad_row_of_parquet_is_named(tmp_path):
-    bad = VERL[:3] + [VERL[3] | {"prompt": []}]
+    bad = [*VERL[:3], VERL[3] | {"prompt": []}]
     parquet.write_table(pyarrow.Table.from_pylist(bad), tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match="rows.parquet, row 4, column 'prompt': must be a text or a list of messages"):
         prompts.read(tmp_path / "rows.parquet")

@@ -55,7 +55,7 @@ def test_verify_gives_what_the_last_weights_give_from_the_start(whole):
 
 def test_recompute_keeps_tokens_and_computes_keys_and_values_anew():
     engine = lab.engine(carry=Carry("recompute"))
-    out, ends = swapped_often(engine, ASKED, 1, every=3)
+    out, _ = swapped_often(engine, ASKED, 1, every=3)
     mixed = [r for r in ASKED if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
     assert len(mixed) >= 4 and engine.metrics()["swap/num_recomputed"] >= len(mixed)
     assert [o for o in (lab.recomputed_after_swap(out[r.rollout_id], r, near(1), 1) for r in mixed) if o] == []

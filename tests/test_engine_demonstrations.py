@@ -101,5 +101,5 @@ def test_the_loop_learns_from_it():
         epoch, prompt = order.at(position)
         seed = RolloutId(0, "train", epoch, prompt.id, 0).seed()
         want.append((epoch, prompt.id, [write(prompt, seed)]))
-    assert [batch for batch in learner.batches] == [want[:3], want[3:]]
+    assert list(learner.batches) == [want[:3], want[3:]]
     assert engine.version == 2 and np.isfinite(learner.params)

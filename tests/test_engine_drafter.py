@@ -303,7 +303,7 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
     counts = np.zeros((2, 10), int)
     while (known < T).any():
         got = propose(tables, memory, jnp.asarray(truth), jnp.asarray(known), jnp.asarray(place), jnp.asarray(branch))
-        tokens, count, value, seen, kinds, _ = fields(got)
+        tokens, count, value, seen, _, _ = fields(got)
         running = (known < T) & (noise.random(S) < 0.8)
         given = np.where(running & (noise.random(S) < 0.9), count, count // 2)
         after = np.where(running, settle(noise, truth, known, tokens, given), known)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_post.checkpoint.host_state import read_state, write_state
-from jaxrl_post.engine.row_program import OFFERS, UPLOAD
+from jaxrl_post.engine.host.wire import OFFERS, UPLOAD
 from jaxrl_post.engine.speculation import acceptance, corpus
 from jaxrl_post.engine.speculation import speculation as host
 from jaxrl_post.engine.speculation.interface import ALL_SIZE, OFFSET, ROW, SIZE

@@ -36,7 +36,7 @@ def test_auto_verifies_what_probably_survives():
     """Of 20 candidates looked at 19 came out again, with one of each unseen: a chance of 20/21 a token, so 19 of 100 and half of
     30 survive."""
     carry = Carry("auto")
-    carry.told(list(range(19)) + [7, 8], list(range(19)) + [9, 8])
+    carry.told([*range(19), 7, 8], [*range(19), 9, 8])
     chance = 20 / 21
     survive = {length: sum(chance**n for n in range(1, length + 1)) for length in (30, 31, 100)}
     assert survive[30] > 15 and survive[100] < 50

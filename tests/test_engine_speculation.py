@@ -119,11 +119,18 @@ def test_clones_that_win_all_the_time_change_nothing():
     """Through many dispatches, at each of which new clones begin with what the answers took over from the last ones."""
     one = ready("better_clones", True, steps_per_dispatch=3)
     assert lab.same_bits(plain_long(), lab.run(one, LONG))
-    drafted, accepted = spec(one)
+    _, accepted = spec(one)
     assert accepted > 100 and one.clock < 30
 
 
-@pytest.mark.parametrize("name", ["ours", "perfect", "better_clones"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ours",
+        pytest.param("perfect", marks=pytest.mark.extended),
+        pytest.param("better_clones", marks=pytest.mark.extended),
+    ],
+)
 def test_preemption_changes_nothing(name):
     one = ready(name, True, pages=13)
     assert lab.same_bits(plain(), lab.run(one, ASKED))
@@ -217,7 +224,7 @@ def test_keep_equals_a_cached_reference_that_switches_weights():
     one = lab.engine(
         drafting=lab.drafting("ours", lab.groups_of(asked, before, vary=0.1), clones=True),
         cost=lab.FREE_ROWS,
-        steps_per_dispatch=4,
+        steps_per_dispatch=3,
     )
     out = lab.swap_in_mid_generation(one, asked, placed(lab.weights(1)), steps=3, mode="keep")
     weights = {0: lab.weights(0), 1: lab.weights(1)}
@@ -259,7 +266,7 @@ def test_cut_laws_change_under_nothing():
     assert spec(one)[1] > 100
 
 
-@pytest.mark.parametrize("name", ["ours", "histospec"])
+@pytest.mark.parametrize("name", ["ours", pytest.param("histospec", marks=pytest.mark.extended)])
 def test_replicas_draft_each_for_themselves(name):
     mesh = meshes.make_mesh(2, 1, 1)
     asked = lab.requests(40, replicas=2)
@@ -393,6 +400,7 @@ def draft_not_compared_at_eos(monkeypatch):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "fault", [clone_begins_with_another_page, clone_is_copied_back_from_the_wrong_position, the_losers_text_is_kept]
 )
@@ -402,6 +410,7 @@ def test_planted_faults_of_clones(monkeypatch, fault):
     assert not lab.same_bits(plain_long(), lab.run(made("better_clones", True, steps_per_dispatch=3), LONG))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "fault, kind",
     [

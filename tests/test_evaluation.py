@@ -107,9 +107,19 @@ def test_figures_by_hand():
     assert metrics["val-aux/x/acc/pass@2"] == 0.75 and "val-aux/y/acc/pass@2" not in metrics
 
 
-def test_nothing_right_has_no_lengths():
+def test_an_unscored_answer_is_never_right():
+    """Its component says 1 all the same: it counts neither in means, nor in pass@k, nor among the right ones."""
+    sampled = (group("a", "x", [1, 0], [3, 4]), group("b", "x", [1, 1], [5, 6], scored=[1, 0]))
+    figures = Evaluation(sampled=sampled, greedy=(group("a", "x", [1], [3], scored=[0]),)).figures()
+    assert figures["mean_at_2"] == (0.5 + 1) / 2 and figures["greedy"] is None and figures["num_unscored"] == 2
+    assert (figures["pass_at_1"], figures["pass_at_2"]) == (0.5, 1.0)  # of a alone
+    assert figures["num_correct"] == 2 and figures["correct_length_p99"] == 5
+
+
+def test_nothing_right_is_never_a_pass_and_has_no_lengths():
     figures = Evaluation(sampled=(group("a", "x", [0, 0], [3, 4]),), greedy=(group("a", "x", [0], [3]),)).figures()
     assert figures["mean_at_2"] == 0.0 and figures["mean_at_2_se"] is None
+    assert figures["pass_at_1"] == figures["pass_at_2"] == 0.0
     assert figures["correct_length_p50"] is figures["correct_length_p99"] is figures["correct_length_tail"] is None
 
 
@@ -120,7 +130,9 @@ def test_replicas_alternate_and_the_temperature_given_is_not_used():
             super().submit(requests)
 
     engine = Watching()
-    go(engine, samples=2, sampling=Sampling(temperature=0.3, eos_ids=(0,), stop_strings=("x",)), replicas=2)
+    law = Sampling(temperature=0.3, top_k=7, top_p=0.5, eos_ids=(0,), stop_strings=("x",))
+    go(engine, samples=2, sampling=law, replicas=2)
     assert [r.replica for r in engine.requests] == [0, 0, 0, 1, 1, 1] * 3
     assert [r.sampling.temperature for r in engine.requests[:3]] == [1.0, 1.0, 0.0]
-    assert all(r.sampling.stop_strings == ("x",) for r in engine.requests)
+    assert all(r.sampling.stop_strings == ("x",) and r.sampling.eos_ids == (0,) for r in engine.requests)
+    assert {(r.sampling.top_k, r.sampling.top_p) for r in engine.requests} == {(0, 1.0)}

@@ -130,6 +130,16 @@ def size(group):
     return sum(8 * len(r) for r in group.rollouts) + 8 * (answers + 1) + 9 * answers + len(group.prompt.id) + OVERHEAD
 
 
+def test_every_group_of_a_restored_history_is_as_it_was():
+    """Groups of other sizes lie end to end in the state."""
+    history, other = History(epochs=2, max_bytes=1 << 20), History(epochs=2, max_bytes=1 << 20)
+    for prompt, epoch, answers in (("a", 0, 2), ("b", 0, 3), ("a", 1, 1), ("c", 0, 4)):
+        history.record(group(prompt, epoch, answers=answers))
+    other.load_state_dict(history.state_dict())
+    assert [told(other, name) for name in "abc"] == [told(history, name) for name in "abc"]
+    assert (other.nbytes, len(other)) == (history.nbytes, 4)
+
+
 def test_a_smaller_bound_on_loading_drops_the_oldest():
     history, small = History(epochs=3, max_bytes=1 << 20), History(epochs=3, max_bytes=2 * (OVERHEAD + 128))
     for epoch in range(3):

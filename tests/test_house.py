@@ -19,14 +19,22 @@ from jaxrl_post import config
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LONG_FILES: dict[str, str] = {
-    "jaxrl_post/config.py": "every setting with its range, and the reader that resolves them, are one contract (DESIGN 7)"
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {
+    "jaxrl_post/engine/row_engine.py:RowEngine.__init__": "an engine's settings, each named once",
+    "scripts/benches/choices.py:bench": "a bench reads from top to bottom as one experiment",
+    "scripts/benches/swap.py:bench": "a bench reads from top to bottom as one experiment",
+    "scripts/replay.py:Arm.__init__": "every part of a replayed engine, built once",
+    "scripts/shows/modes.py:_verified": "one experiment: a run, then every rollout again from the start",
+    "scripts/shows/placements.py:_round": "one round of the simulator, every part built once",
+    "scripts/shows/spec_equality.py:_arms": "the table of arms that are compared",
+    "scripts/shows/two_process_split.py:show": "a show reads from top to bottom as one experiment",
 }
-LONG_FUNCTIONS: dict[str, str] = {}
 RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "name": "a file's recipe has one, a second run of it gets another by --config.name",
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
     "seed": "a recipe holds for every seed; --config.seed chooses",
+    "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
 }
 OF_PAPERS = {  # values whose default is the paper's own, so that the recipe that names it changes nothing
@@ -50,6 +58,7 @@ RULES = {
         house.host_imports,
         house.loop_imports,
         house.config_dicts,
+        house.config_order,
         house.forbidden_names,
         house.type_checking,
         house.broad_excepts,
@@ -190,6 +199,16 @@ PLANTED = [
     ("host_imports", {"jaxrl_post/engine/row_plan.py": "import numpy as np"}, "imports numpy"),
     ("loop_imports", {"jaxrl_post/loop.py": "from jaxrl_post import config", "jaxrl_post/config.py": ""}, "config"),
     ("config_dicts", {"jaxrl_post/trainer/packing.py": "import ml_collections"}, "ml_collections"),
+    ("config_dicts", {"jaxrl_post/config/schema.py": "import ml_collections"}, "config.schema imports ml_collections"),
+    (
+        "config_order",
+        {
+            "jaxrl_post/config/rules.py": "from jaxrl_post.config.schema import Config",
+            "jaxrl_post/config/schema.py": "",
+        },
+        "rules imports schema",
+    ),
+    ("config_order", {"jaxrl_post/config/extra.py": ""}, "extra is not in the order"),
     ("forbidden_names", {"jaxrl_post/trainer/train_utils.py": ""}, "train_utils.py"),
     ("forbidden_names", {"jaxrl_post/core/x.py": ""}, "core"),
     ("forbidden_names", {"tests/helpers.py": ""}, "helpers"),
@@ -252,7 +271,8 @@ def test_every_rule_has_a_planted_violation_and_passes_a_good_tree(tmp_path):
             "jaxrl_post/scheduler/__init__.py": "",
             "jaxrl_post/scheduler/rounds/__init__.py": "",
             "jaxrl_post/scheduler/placement/__init__.py": "",
-            "jaxrl_post/scheduler/rounds/rounds.py": '"""Drives the simulator too."""\nfrom jaxrl_post.types import Prompt\nfrom jaxrl_post.scheduler import balance',
+            "jaxrl_post/scheduler/rounds/rounds.py": '"""Drives the simulator too."""\n'
+            "from jaxrl_post.types import Prompt\nfrom jaxrl_post.scheduler import balance",
             "jaxrl_post/scheduler/placement/histopipe.py": "similar = 1\ntry:\n    f()\nexcept ValueError:\n    pass",
             "jaxrl_post/loop.py": "from .types import Prompt",
             "jaxrl_post/main.py": "import ml_collections, jaxrl_post.loop",
@@ -329,7 +349,7 @@ def test_config_values_that_nobody_sets_or_reads_are_found(tmp_path):
     tree = _plant(
         tmp_path,
         {
-            "jaxrl_post/config.py": "class C:\n    def p(self): return self.a.b\ndef rule(c): c.a.d",
+            "jaxrl_post/config/schema.py": "class C:\n    def p(self): return self.a.b\ndef rule(c): c.a.d",
             "jaxrl_post/main.py": "config.a.e",
         },
     )

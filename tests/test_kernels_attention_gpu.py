@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxrl_post.kernels.pallas_gpu import plgpu
 
 from jaxrl_post.kernels import attention, attention_gpu
+from jaxrl_post.kernels.pallas_gpu import plgpu
 from jaxrl_post.parallel import mesh as meshes
 
 PAGE = attention_gpu.PAGE

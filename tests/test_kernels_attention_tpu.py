@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
-from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 
 from jaxrl_post.kernels import attention, attention_tpu
+from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 
 N, K, H, PAGE, BLOCKS, S = 6, 2, 128, 8, 5, 3
 HOW = dict(scale=0.1, window=None, soft_cap=None)

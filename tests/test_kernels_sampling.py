@@ -10,6 +10,8 @@ import sampler
 
 from jaxrl_post.kernels import sampling, threefry, thresholds
 
+sample, find = jax.jit(sampling.sample), jax.jit(thresholds.find)
+
 
 def test_threefry_known_answers():
     """Random123's test vectors for threefry2x32, 20 rounds, and the twin written with Python integers."""
@@ -41,7 +43,7 @@ def test_agrees_with_the_twin(vocab):
     seeds = noise.integers(0, 2**32, (rows, 2), dtype=np.uint32)
     positions = noise.integers(0, 4096, rows).astype(np.int32)
     heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
-    tokens, logprobs, entropies, plain, likeliest = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
+    tokens, logprobs, entropies, plain, likeliest = sample(*map(jnp.asarray, (logits, seeds, positions, heat)))
     for r in range(rows):
         want = sampler.draw(logits[r], seeds[r], int(positions[r]), float(heat[r]))
         assert tokens[r] == want.token or want.gap < 1e-5
@@ -61,9 +63,9 @@ def test_with_thresholds_agrees_with_the_twin_that_sorts(vocab):
     heat = np.resize([1.0, 0.6, 0.0, 2.0], rows).astype(np.float32)
     top_k = np.resize([0, 1, 5, vocab + 3, 40], rows).astype(np.int32)
     top_p = np.resize([1.0, 0.9, 0.5], rows).astype(np.float32)
-    lowest = thresholds.find(*map(jnp.asarray, (logits, heat, top_k, top_p)))
-    drawn = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat)), lowest)
-    plain = sampling.sample(*map(jnp.asarray, (logits, seeds, positions, heat))).plain
+    lowest = find(*map(jnp.asarray, (logits, heat, top_k, top_p)))
+    drawn = sample(*map(jnp.asarray, (logits, seeds, positions, heat)), lowest)
+    plain = sample(*map(jnp.asarray, (logits, seeds, positions, heat))).plain
     cut = 0
     for r in range(rows):
         want = sampler.draw(
@@ -89,9 +91,9 @@ def test_a_threshold_of_none_changes_no_bit():
             np.resize([1.0, 0.0, 0.7], 32).astype(np.float32),
         )
     ]
-    off = thresholds.find(given[0], given[3], jnp.zeros(32, jnp.int32), jnp.ones(32))
+    off = find(given[0], given[3], jnp.zeros(32, jnp.int32), jnp.ones(32))
     assert (np.asarray(off) == -np.inf).all()
-    for one, two in zip(sampling.sample(*given), sampling.sample(*given, off), strict=True):
+    for one, two in zip(sample(*given), sample(*given, off), strict=True):
         assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
 
 
@@ -99,14 +101,21 @@ def test_ties_at_the_threshold_are_all_kept():
     """By hand: 2, 1, 1, 0 with top_k 2 keeps three ids; -0.0 and 0.0 tie; half the mass of equals keeps them all."""
     logits = np.array([[2, 1, 1, 0], [0.0, -1, -0.0, -2], [1, 1, 1, 1], [-1, -2, -3, -4]], np.float32)
     top_k, top_p = np.array([2, 1, 0, 3], np.int32), np.array([1, 1, 0.5, 0.95], np.float32)
-    lowest = np.asarray(thresholds.find(*map(jnp.asarray, (logits, np.ones(4, np.float32), top_k, top_p))))
+    lowest = np.asarray(find(*map(jnp.asarray, (logits, np.ones(4, np.float32), top_k, top_p))))
     assert (logits >= lowest[:, None]).sum(axis=1).tolist() == [3, 2, 4, 3]
+
+
+def test_a_share_that_is_met_exactly_is_enough():
+    """Four ids that differ by less than a weight can tell: each weighs 1, so half of the mass is two ids."""
+    logits = jnp.asarray([[0, -1e-9, -2e-9, -3e-9]], jnp.float32)
+    lowest = thresholds.find(logits, jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.full(1, 0.5))
+    assert (np.asarray(logits) >= np.asarray(lowest)[:, None]).tolist() == [[True, True, False, False]]
 
 
 def test_ties_go_to_the_lowest_id():
     logits = np.zeros((1, 2053), np.float32)
     logits[0, [5, 1500]] = 9.0
-    got = sampling.sample(jnp.asarray(logits), jnp.zeros((1, 2), jnp.uint32), jnp.zeros(1, jnp.int32), jnp.zeros(1))
+    got = sample(jnp.asarray(logits), jnp.zeros((1, 2), jnp.uint32), jnp.zeros(1, jnp.int32), jnp.zeros(1))
     assert got[0][0] == 5
 
 

@@ -13,11 +13,11 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreted_tpu
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks as interpreted_gpu
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
-from jaxrl_post.kernels.pallas_tpu import pltpu
 
 from jaxrl_post.engine import row_program as device
 from jaxrl_post.engine.compiled import Programs
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
+from jaxrl_post.kernels.pallas_tpu import pltpu
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -50,8 +50,11 @@ def cut(logits, heat):
 reference = jax.jit(sampling.sample)
 
 
+jitted = functools.cache(lambda shell: jax.jit(verify.drawn_by(shell)))
+
+
 def drawn(shell, *args) -> sampling.Drawn:
-    return jax.jit(verify.drawn_by(shell))(*args)
+    return jitted(shell)(*args)
 
 
 def assert_alike(got: sampling.Drawn, want: sampling.Drawn, close: float = 1e-5) -> None:
@@ -128,7 +131,7 @@ def test_planted_tile_math_without_the_threshold_fails(monkeypatch):
         assert_alike(drawn(shell, *args), reference(*args))
 
 
-@pytest.mark.parametrize("ways, vocab", [(2, 4500), (4, 1100)])
+@pytest.mark.parametrize("ways, vocab", [pytest.param(2, 4500, marks=pytest.mark.extended), (4, 1100)])
 def test_a_vocabulary_in_parts_is_drawn_from_as_a_whole(ways, vocab):
     """Also where parts are padded, and where some are padding only; mapped over two replicas, as in the engine."""
     mesh = meshes.make_mesh(2, 1, ways)

@@ -61,6 +61,6 @@ def test_a_learner_keeps_what_was_loaded_for_it():
         loaded.append(mesh.put(decoder.init(TINY, 1), shardings))
         return loaded[-1]
 
-    learner = arms.learner(model=TINY, policy=load, reference=False, given=configs.Algorithm())
+    learner = arms.learner(model=TINY, policy=load, reference=False, given=configs.AlgorithmConfig())
     pairs = zip(jax.tree.leaves(learner.params), jax.tree.leaves(loaded[0]), strict=True)
     assert len(loaded) == 1 and all(ours is theirs for ours, theirs in pairs)

@@ -71,8 +71,12 @@ def go(here, *flags):
 
 
 def test_flags():
-    flags = command_line.parse(["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"])
-    assert flags == command_line.Flags(config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r")
+    flags = command_line.parse(
+        ["--config=a.py", "--config.steps=3", "--dry-run", "--config.model.path=x=y", "--run-dir=r"]
+    )
+    assert flags == command_line.Flags(
+        config="a.py", overrides=("steps=3", "model.path=x=y"), dry_run=True, run_dir="r"
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_flags():
             "--config.model.tokenizer=HERE/broken.json",
             "broken.json is a tokenizer.json that the tokenizers library does not",
         ),
-        ("--config.eval.at=[2,4]", "eval.at=[4] is never reached: it must be at least 0 and at most steps=3"),
+        ("--config.eval.at=[2,4]", "eval.at=(2, 4): 4 is never reached: it must be at least 0 and at most steps=3"),
         ("--config.optimizer.warmup_steps=9", "optimizer.warmup_steps=9 is above the run's steps=3"),
     ],
 )
@@ -147,7 +151,7 @@ def test_a_demonstration_that_is_too_long_is_found_before_anything_is_compiled(h
         for n in (3, 8)
     ]
     (here / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = [*SUPERVISED, "--config.eval.prompts=0"]
+    flags = [*SUPERVISED, f"--config.eval.data={here / 'eval.jsonl'}"]
     assert go(here, *flags, f"--config.data.train={here / 'long.jsonl'}") == 1
     assert (
         "the demonstration of prompt '8' has 9 tokens with its end, more than sampling.max_tokens=8; the nearest "
@@ -179,7 +183,7 @@ def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
         "--config.eval.samples=1",
     ]
     for name, more, words in (
-        ("untrained", ["--config.eval.prompts=0"], "training: none of the first 2 groups' 4"),
+        ("untrained", ["--config.eval=default", "--config.eval.prompts=0"], "training: none of the first 2 groups' 4"),
         ("unevaluated", [], "evaluation: none of 2"),
     ):
         folder = here / name
@@ -191,7 +195,17 @@ def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
     (here / "broken.py").write_text(
         "def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n"
     )
-    assert go(here, f"--run-dir={here / 'untrained'}", "--resume", *flags, "--config.eval.prompts=0") == 0
+    assert (
+        go(
+            here,
+            f"--run-dir={here / 'untrained'}",
+            "--resume",
+            *flags,
+            "--config.eval=default",
+            "--config.eval.prompts=0",
+        )
+        == 0
+    )
 
 
 def test_no_config_at_all(capsys):
@@ -389,9 +403,9 @@ def test_dynamic_sampling_and_no_evaluation(here):
             f"--run-dir={folder}",
             "--config.scheduler.filter_groups=True",
             "--config.scheduler.max_waves=99",
+            "--config.eval=default",
             "--config.eval.prompts=0",
             "--config.steps=2",
-            "--config.eval.data=",
         )
         == 0
     )

@@ -24,7 +24,7 @@ ELASTIC = [
 ]
 
 
-def go(here, folder, *more):
+def go(here, folder, *more):  # noqa: F811
     return command.main([f"--config={here / 'toy.py'}", *ELASTIC, f"--run-dir={folder}", *more])
 
 
@@ -94,12 +94,12 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(run, here):  # noqa: F811
         (
             ["--config.engine.layouts=[3]"],
             "engine.layouts=(3,): 3 devices a replica must be a multiple of mesh.tensor=1 above it "
-            "that divides the 2 devices; the nearest valid value is 2",
+            "that divides the 2 devices; the nearest valid engine.layouts is (2,)",
         ),
         (
             ["--config.mesh.data=1"],
             "2 devices a replica must be a multiple of mesh.tensor=1 above it that divides the 1 devices; "
-            "there is none, leave it empty",
+            "the nearest valid engine.layouts is ()",
         ),
         (["--config.engine.layouts=[2,2]"], "engine.layouts=(2, 2) names a layout twice"),
         (["--config.engine.cost_table=table.json"], "engine.cost_table='table.json' was measured in one layout"),
@@ -109,7 +109,7 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(run, here):  # noqa: F811
         ),
         (
             ["--config.scheduler.placement=rank_groups", "--config.mesh.data=1", "--config.engine.layouts=[]"],
-            "mesh.data*mesh.fsdp=1 gives one; the nearest valid value is 'least_loaded'",
+            "replicas to choose from, and there is one; the nearest valid scheduler.placement is 'least_loaded'",
         ),
         (
             ["--config.scheduler.placement=longest"],
@@ -135,8 +135,8 @@ def test_rank_groups_turn_the_ring(here):  # noqa: F811
                 f"--config.scheduler.placement={own}",
                 "--config.steps=3",
                 "--config.optimizer.lr=0.0",
+                "--config.eval=default",
                 "--config.eval.prompts=0",
-                "--config.eval.every=0",
             )
             == 0
         )

@@ -56,7 +56,7 @@ def published(folder):
     return out
 
 
-@pytest.fixture(scope="module", params=["split", "shared"])
+@pytest.fixture(scope="module", params=["split", pytest.param("shared", marks=pytest.mark.extended)])
 def whole(here, request):  # noqa: F811
     """A run and its flags."""
     (here / "cost.json").write_text(COSTS)
@@ -100,7 +100,7 @@ def test_when_deferred_calls_are_made_changes_nothing(here, whole, where, monkey
     same_run(one, other)
 
 
-@pytest.mark.parametrize("name", ["split", "sharded"])
+@pytest.mark.parametrize("name", [pytest.param("split", marks=pytest.mark.extended), "sharded"])
 def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing(here, name):  # noqa: F811
     """Also those that moved to another replica: tokens and log-probs, bit for bit, since its programs are the same."""
     found = {}
@@ -114,7 +114,9 @@ def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing
                 *[flag.format(here=here) for flag in RUNS[name]],
                 f"--config.scheduler.lend={lend}",
                 "--config.optimizer.lr=0.0",
+                "--config.eval=default",
                 "--config.eval.prompts=0",
+                "--config.checkpoint=default",
                 "--config.checkpoint.every=0",
             )
             == 0
@@ -124,7 +126,7 @@ def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing
     assert found["0.2"] == found["0.0"] and len(found["0.0"]) == 80
 
 
-@pytest.mark.slow
+@pytest.mark.extended  # test_main.py starts two processes too
 def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
     """They decide, sample and measure alike, and at learning rate 0 every answer is that of two processes which lend nothing."""
     sys.path.insert(0, str(ROOT / "scripts"))
@@ -136,6 +138,7 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
             *RUNS["shared"],
             f"--config.scheduler.lend={lend}",
             "--config.optimizer.lr=0.0",
+            "--config.eval=default",
             "--config.eval.prompts=0",
         ]
         processes.run(
@@ -157,7 +160,7 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
     [
         (
             ["--config.mesh.engine=1"],
-            "scheduler.lend=0.2 lends half of the engine's replicas, and it has one; the nearest valid lend is 0",
+            "scheduler.lend=0.2 lends half of the engine's replicas, and it has one; the nearest valid scheduler.lend is 0",
         ),
         (
             ["--config.mesh.engine=0", "--config.mesh.data=2", "--config.batch.rows=4", "--config.engine.layouts=[2]"],
@@ -167,7 +170,7 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
         (
             ["--config.scheduler.name=pipeline"],
             "lends devices while a round drains, and scheduler.name='pipeline' has no rounds; the "
-            "nearest valid lend is 0",
+            "nearest valid scheduler.lend is 0",
         ),
         (["--config.scheduler.lend=1.0"], "of all of them none is left to wait for: it must be below 1; 0.4 is usual"),
         (
@@ -176,20 +179,21 @@ def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
                 "--config.algorithm.loss_mode=sft",
                 "--config.algorithm.adv_estimator=ones",
             ],
-            "lends devices that generate, and engine.name='demonstrations' does not; the nearest valid lend is 0",
+            "lends devices that generate, and engine.name='demonstrations' does not; the nearest valid scheduler.lend is 0",
         ),
         (
             ["--config.scheduler.stream=0"],
-            "scheduler.stream=0 gives it none before the round is over; the nearest valid stream is 1",
+            "scheduler.stream=0 gives it none before the round is over; the nearest valid scheduler.stream is 1",
         ),
         (
             ["--config.scheduler.placement=divided"],
-            "scheduler.placement='divided' keeps its own account; the nearest valid value is 'least_loaded'",
+            "scheduler.placement='divided' keeps its own account; the nearest valid scheduler.placement is "
+            "'least_loaded'",
         ),
         (
             ["--config.mesh.engine=6", "--config.batch.rows=4"],
             "lends 3 shards for micro-batches of batch.rows=4, which must be a "
-            "multiple of it; the nearest valid value is 6",
+            "multiple of it; the nearest valid batch.rows is 6",
         ),
     ],
 )

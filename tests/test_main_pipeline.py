@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 from test_main import go
-from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
+from test_main_resume import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main_tail_batching import steps_of
 
 from jaxrl_post.checkpoint import store
@@ -33,8 +33,7 @@ AUTO = (*FLAGS, "--config.engine.carry_over=auto", "--config.engine.carry_share=
 
 @pytest.mark.parametrize("name, flags", [("kept", KEPT), ("auto", AUTO), ("turns", TURNS)])
 def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F811
-    whole, target = here / f"piped_{name}_whole", here / f"piped_{name}_killed"
-    assert resume(here, whole, *flags) == 0
+    whole, target = whole_run(here, f"piped_{name}_whole", *flags), here / f"piped_{name}_killed"
     rows = steps_of(whole)
     assert sum(row["sched/num_groups_trained"] for row in rows) == 14 and len(rows) == 7
     assert 0 < max(row["off_policy/max"] for row in rows) <= 3
@@ -55,9 +54,7 @@ def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F
 
 
 def test_a_swap_that_fails_in_its_midst_says_restart_and_is_resumed(here, monkeypatch, capsys):  # noqa: F811
-    whole, torn = here / "piped_kept_whole", here / "piped_torn"
-    if not whole.exists():
-        assert resume(here, whole, *KEPT) == 0
+    whole, torn = whole_run(here, "piped_kept_whole", *KEPT), here / "piped_torn"
     calls, sound = [], weight_sync.Layout._replaced
 
     def fails(self, *given):
@@ -81,6 +78,7 @@ def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(her
         flags = (
             "--config.optimizer.lr=0.0",
             "--config.steps=7",
+            "--config.eval=default",
             "--config.eval.prompts=0",
             "--config.checkpoint.every=0",
         )

@@ -72,6 +72,16 @@ def resume(here, folder, *flags):
     return go(here, f"--run-dir={folder}", "--resume", *FLAGS, *flags)
 
 
+def whole_run(here, name, *flags):
+    """The folder of a run that nothing happens to, with which several tests compare: begun by the first that asks. What a
+    failed test left of it is thrown away, not gone on with."""
+    folder = here / name
+    if not (folder / "summary.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        assert resume(here, folder, *flags) == 0
+    return folder
+
+
 def final_state(folder):
     """Weights, moments and step of the last checkpoint, read by Orbax alone."""
     last = max((folder / "checkpoints").glob("step_??????"))
@@ -356,7 +366,7 @@ def placed_state(folder):
     return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
-@pytest.mark.slow  # six starts of a process, two at a time
+@pytest.mark.extended  # six starts of a process, two at a time
 def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
     """kill -9 of both before the save of step 2, when its scores and rollouts are logged; then on from step 1."""
     status, said = pair(here, tmp_path / "whole", tmp_path / "cache")

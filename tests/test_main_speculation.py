@@ -20,8 +20,15 @@ FLAGS = (
     "--config.engine.row_sizes=(64,)",
     "--config.history.epochs=2",
     "--config.sampling.max_tokens=16",
+)
+PAPERS = (
+    "--config.speculation.drafter=histospec",
     "--config.speculation.width=4",
     "--config.speculation.prompt_entries=4096",
+)
+OURS = (
+    *PAPERS,
+    "--config.speculation.drafter=ours",
     "--config.speculation.shared_entries=3000",
     "--config.speculation.live_entries=256",
 )
@@ -34,7 +41,7 @@ def run(here, folder, *more):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def drafting(here):  # noqa: F811
-    return run(here, here / "drafting", "--config.speculation.drafter=ours")
+    return run(here, here / "drafting", *OURS)
 
 
 def total(folder, name):
@@ -70,34 +77,30 @@ def test_the_run_ends_in_the_weights_of_the_one_without_drafts(drafting, bare):
     same_end(drafting, bare)
 
 
+@pytest.mark.extended
 def test_so_does_the_papers_drafter(here, bare):  # noqa: F811
-    other = run(here, here / "paper", "--config.speculation.drafter=histospec")
+    other = run(here, here / "paper", *PAPERS)
     assert total(other, "spec/num_accepted") > 10
     same_end(other, bare)
 
 
 def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafting, capsys):  # noqa: F811
     target = here / "killed"
-    flags = (*FLAGS, "--config.speculation.drafter=ours")
+    flags = (*FLAGS, *OURS)
     kill(here, target, store, "manifest", 2, flags=flags)  # in the save at step 4: on from step 2
     assert saved(target) == ["step_000002", "step_000004.part"]
     kill(here, target, row_engine.RowEngine, "step", 25, flags=flags)  # between two saves
-    run(here, target, "--config.speculation.drafter=ours")
+    run(here, target, *OURS)
     assert capsys.readouterr().out.count("goes on after step") >= 2
     same_run(drafting, target)
     assert any("spec/expected_accepted" in row for row in metrics.read(target / "metrics.jsonl"))
 
 
+@pytest.mark.extended
 def test_two_replicas_draft_and_end_alike(here):  # noqa: F811
     ends = [
-        run(
-            here,
-            here / f"two-{name}",
-            "--config.mesh.data=2",
-            "--config.steps=4",
-            f"--config.speculation.drafter={name}",
-        )
-        for name in ("off", "ours")
+        run(here, here / f"two-{name}", "--config.mesh.data=2", "--config.steps=4", *drafts)
+        for name, drafts in (("off", ()), ("ours", OURS))
     ]
     assert total(ends[1], "spec/num_accepted") > 50
     same_end(*ends)

@@ -6,7 +6,7 @@ import json
 import pytest
 from test_main import go
 from test_main_pipeline import FLAGS
-from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
+from test_main_resume import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 from test_main_tail_batching import steps_of
 
 from jaxrl_post import config
@@ -37,8 +37,7 @@ ROUNDS = (
 def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa: F811
     (here / "cost.json").write_text(COSTS)
     flags = (*flags, TABLE.format(here=here))
-    whole, target = here / f"split_{name}_whole", here / f"split_{name}_killed"
-    assert resume(here, whole, *flags) == 0
+    whole, target = whole_run(here, f"split_{name}_whole", *flags), here / f"split_{name}_killed"
     rows = steps_of(whole)
     assert len(rows) == 7 and sum(row["sched/num_groups_trained"] for row in rows) == 14
     assert 0 < max(row["off_policy/max"] for row in rows) <= (3 if name == "pipeline" else 1)
@@ -72,9 +71,7 @@ def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, 
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""
     (here / "cost.json").write_text(COSTS)
     flags = (*SPLIT, TABLE.format(here=here))
-    whole, other = here / "split_pipeline_whole", here / f"split_chores_{where.replace(' ', '_')}"
-    if not whole.exists():
-        assert resume(here, whole, *flags) == 0
+    whole, other = whole_run(here, "split_pipeline_whole", *flags), here / f"split_chores_{where.replace(' ', '_')}"
     monkeypatch.setattr(learner.Learner, "at_work", property(lambda self: self.step > 0))
     done(where, monkeypatch)
     assert resume(here, other, *flags) == 0
@@ -95,6 +92,7 @@ def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here
                 f"--run-dir={folder}",
                 *more,
                 "--config.optimizer.lr=0.0",
+                "--config.eval=default",
                 "--config.eval.prompts=0",
                 "--config.checkpoint.every=0",
             )

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from test_main import go
-from test_main_resume import here, kill, resume, same_run, saved  # noqa: F401  (a fixture, and what it is for)
+from test_main_resume import here, kill, resume, same_run, saved, whole_run  # noqa: F401  (a fixture, and its kin)
 
 from jaxrl_post.checkpoint import store
 from jaxrl_post.telemetry import metrics, rollout_log
@@ -28,8 +28,7 @@ def steps_of(folder):
 @pytest.mark.parametrize("flags", [PARTIAL, VERIFIED])
 def test_killed_with_groups_put_off(here, flags, capsys):  # noqa: F811
     name = "partial" if flags is PARTIAL else "verified"
-    whole, target = here / f"{name}_whole", here / f"{name}_killed"
-    assert resume(here, whole, *flags) == 0
+    whole, target = whole_run(here, f"{name}_whole", *flags), here / f"{name}_killed"
     rows = steps_of(whole)
     partial = flags is PARTIAL
     assert [row["sched/num_long_rounds"] for row in rows] == ([0, 0, 1, 0, 0, 1] if partial else [0, 0, 0, 0, 1, 0])
@@ -47,9 +46,7 @@ def test_killed_with_groups_put_off(here, flags, capsys):  # noqa: F811
 
 def test_a_state_with_groups_put_off_holds_their_tokens(here):  # noqa: F811
     """What the checkpoint of step 2 says of the four groups that wait, against the decision log."""
-    folder = here / "partial_whole"
-    if not folder.exists():
-        assert resume(here, folder, *PARTIAL) == 0
+    folder = whole_run(here, "partial_whole", *PARTIAL)
     events = [json.loads(line) for line in (folder / "scheduler_log.jsonl").read_text().splitlines()]
     admitted = [told for event in events if event["event"] == "admit" for told in event["requests"] if len(told) > 2]
     parked = {tuple(id): size for event in events if event["event"] == "parked" for id, size in event["ids"]}
@@ -63,6 +60,7 @@ def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(her
         flags = (
             "--config.optimizer.lr=0.0",
             "--config.steps=6",
+            "--config.eval=default",
             "--config.eval.prompts=0",
             "--config.checkpoint.every=0",
         )

@@ -87,7 +87,7 @@ BODY = 5 * 8 + 2 * LAYER + 8 + 2 * 3 * 2
 
 
 def test_every_number_of_a_file_finds_its_place(tmp_path):
-    config, params = llama2c.load(written(tmp_path / "untied.bin", HEADER[:5] + [-5, 3], BODY + 5 * 8))
+    config, params = llama2c.load(written(tmp_path / "untied.bin", [*HEADER[:5], -5, 3], BODY + 5 * 8))
     assert (config.tied, config.vocab_size, config.head_dim) == (False, 5, 4)
     q = 5 * 8 + 2 * 8  # where wq of layer 0 begins: after the embedding and the norms of both layers
     # Output row 4*n + i of wq is head n, dimension i; pairs (0,1), (2,3) become (0,2), (1,3).
@@ -108,7 +108,7 @@ def test_every_number_of_a_file_finds_its_place(tmp_path):
     [
         (HEADER, BODY - 1, "the header asks for .* bytes, the file has"),
         (HEADER, BODY + 1, "the header asks for .* bytes, the file has"),
-        ([0x616B3432] + HEADER[1:], BODY, "versioned export"),
+        ([0x616B3432, *HEADER[1:]], BODY, "versioned export"),
         ([8, 12, -2, 2, 1, 5, 3], BODY, "layers=-2"),
         ([8, 12, 2, 3, 1, 5, 3], BODY, "heads=3"),
         (HEADER[:3], 0, "no header of 28 bytes"),

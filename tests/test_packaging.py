@@ -87,7 +87,11 @@ def test_constraints_pin_every_dependency_and_name_no_place():
         re.match(r"[\w-]+", text)[0].lower().replace("_", "-")
         for text in [
             *project["dependencies"],
-            *(name for extra in ("test", "aot-tpu", "aot-cuda") for name in project["optional-dependencies"][extra]),
+            *(
+                name
+                for extra in ("test", "lint", "plot", "docs", "aot-tpu", "aot-cuda")
+                for name in project["optional-dependencies"][extra]
+            ),
         ]
     }
     jax = {"3.11": "0.10.2", "3.12": "0.11.2", "3.13": "0.11.2"}
@@ -97,7 +101,8 @@ def test_constraints_pin_every_dependency_and_name_no_place():
         lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
         pins = {}
         for line in lines:
-            assert (pin := re.fullmatch(r"([\w.-]+)==([\w.+]+)", line)), f"{file.name}: {line!r} is no NAME==VERSION"
+            pin = re.fullmatch(r"([\w.-]+)==([\w.+]+)", line)
+            assert pin, f"{file.name}: {line!r} is no NAME==VERSION"
             pins[pin[1].lower().replace("_", "-")] = pin[2]
         assert not needed - set(pins), f"{file.name} lacks {needed - set(pins)}"
         assert (

@@ -1,12 +1,13 @@
 """Programs judged by tests: right, wrong, slow, hanging and cheating ones, MBPP's own solutions, and the limit that adapts."""
 
 import gzip
+import itertools
 import json
 import random
 
 import numpy as np
 import pytest
-from test_rewards_pool import group, pool, rollout  # noqa: F401
+from test_rewards_pool import group, pool, rollout
 
 from jaxrl_post.rewards import Overrun, code
 from jaxrl_post.rewards.limits import Adaptive, Fixed
@@ -69,7 +70,7 @@ def test_real_tasks_accept_their_own_solutions_and_no_others(data_dir):
     rows = [json.loads(line) for line in (data_dir / "mbpp" / "mbpp.jsonl").read_text().splitlines()]
     chosen = random.Random(0).sample([row for row in rows if row["task_id"] not in UNFIT], 40)
     right = [code.tests("mbpp", row["code"], "", row)["score"] for row in chosen]
-    wrong = [code.tests("mbpp", other["code"], "", row)["score"] for row, other in zip(chosen, chosen[1:])]
+    wrong = [code.tests("mbpp", other["code"], "", row)["score"] for row, other in itertools.pairwise(chosen)]
     assert right == [1.0] * 40 and sum(wrong) == 0
     with gzip.open(data_dir / "humaneval" / "HumanEval.jsonl.gz", "rt") as file:
         tasks = random.Random(0).sample([json.loads(line) for line in file], 20)

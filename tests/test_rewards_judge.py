@@ -1,5 +1,6 @@
 """The judge against a local endpoint: what it asks, what it takes for a verdict, when it asks again, when it gives up."""
 
+import contextlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,10 +32,8 @@ class Endpoint:
                 reply = text if text.startswith("{") else json.dumps({"choices": [{"message": {"content": text}}]})
                 self.send_response(status)
                 self.end_headers()
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     self.wfile.write(reply.encode())
-                except BrokenPipeError:
-                    pass
 
             def log_message(self, *args):
                 pass
@@ -173,7 +172,7 @@ def test_a_dead_endpoint_masks_samples_and_is_counted(tmp_path, caplog):
     file = tmp_path / "judged.py"
     file.write_text(
         "from jaxrl_post.rewards.judge import Judge\n"
-        f"score = Judge('http://127.0.0.1:9/v1', model='m', question='{{answer}}', deadline_s=0.5, attempts=2)\n"
+        "score = Judge('http://127.0.0.1:9/v1', model='m', question='{answer}', deadline_s=0.5, attempts=2)\n"
     )
     prompt = Prompt(id="p", tokens=[1], answer="4")
     rollouts = tuple(

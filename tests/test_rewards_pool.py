@@ -43,6 +43,10 @@ def mixed(data_source, solution_str, ground_truth, extra_info):
         open(rest, "w").close()
         os._exit(1)
     if word == "late": time.sleep(float(rest))
+    if word == "child":
+        import subprocess
+        print(subprocess.Popen(["sleep", "60"]).pid, file=open(rest, "w"), flush=True)
+        time.sleep(60)
     if word == "bad": return {"acc": 1}
     return 1.0
 
@@ -401,6 +405,18 @@ def test_close_leaves_no_process_behind(graders):
     rewards.close()
 
 
+def test_what_a_grader_started_dies_with_it(graders, tmp_path):
+    note = tmp_path / "pid"
+    with pool(graders, "mixed", workers=1, timeout_s=60.0) as rewards:
+        rewards.start(rollout(f"child {note}"))
+        deadline = time.monotonic() + 30
+        while not (note.exists() and note.read_text().endswith("\n")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        pid = int(note.read_text())
+        assert alive(pid)
+    assert_dead([pid])
+
+
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise KeyboardInterrupt", "os.kill(os.getpid(), 9)"])
 def test_workers_die_with_the_run_however_it_ends(graders, end):
     script = textwrap.dedent(f"""
@@ -417,6 +433,10 @@ def test_workers_die_with_the_run_however_it_ends(graders, end):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=60)
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2, done.stderr
+    assert_dead(pids)
+
+
+def assert_dead(pids: list[int]) -> None:
     deadline = time.monotonic() + 10
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -3,6 +3,7 @@ restarts; with bound 0 it is the synchronous ring. Each promise objects to its p
 
 from collections import Counter
 
+import made_groups
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -445,3 +446,26 @@ def test_expected_staleness(ratio, held, expected):
     assert pipeline.expected_staleness(
         rate=240 / 100, longest=142.0, batch=240, ratio=ratio, held=held, most=4
     ) == pytest.approx(expected)
+
+
+def test_pauses_are_counted_by_the_slots_that_were_free():
+    """Two groups of one answer may be open: of five slots three are free, for six steps; then one group has ended, and of its
+    slot nothing may be made either: four free ones, for one step."""
+    one = pipeline.Pipeline(
+        ToyPrompts(9),
+        run_seed=7,
+        steps=3,
+        prompts_per_step=2,
+        group_size=1,
+        sampling=SAMPLING,
+        max_tokens=24,
+        max_staleness=0,
+        replicas=1,
+    )
+    first, _ = one.admit(Capacity(slots=(5,), pages=(99,)), 0)
+    one.admit(Capacity(slots=(3,), pages=(99,)), 6)
+    one.complete(made_groups.rollout(first.prompt, 0, [1]))
+    one.admit(Capacity(slots=(4,), pages=(99,)), 6)
+    one.admit(Capacity(slots=(4,), pages=(99,)), 7)
+    found = one.metrics()
+    assert (found["sched/paused_steps"], found["sched/paused_slot_steps"]) == (7.0, 6 * 3.0 + 4.0)

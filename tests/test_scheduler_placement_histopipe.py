@@ -229,6 +229,19 @@ def test_grown_answers_are_no_outliers():
     assert placement.state_dict()["growth"] == pytest.approx((20 * 212 + 4 * 612) / (20 * 106 + 4 * 306))
 
 
+def test_shrunk_answers_expect_no_less_than_the_past():
+    """Half as long as the past in one round: in the next an answer as long as the past is still no outlier."""
+    placement = RankGroups(REPLICA, past=past, ranks=2)
+    for step, length in enumerate((53, 106)):
+        short, long = group(100, 20, epoch=step), group(300, 4, epoch=step)
+        placement.place([short, long], step)
+        placement.release(Capacity(slots=(99,) * 4, pages=(9,) * 4))
+        assert {placement.learn(answer(request, length)) for request in short} == {()}
+        for request in long:
+            placement.learn(answer(request, 3 * length))
+    assert placement.state_dict()["growth"] == 1.0
+
+
 def test_too_few_ranks_are_refused():
     with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
         RankGroups(REPLICA, past=past, ranks=0)

@@ -1,5 +1,7 @@
 """Streamed rounds train on the groups of whole rounds, in pieces, and commit once."""
 
+from typing import ClassVar
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ def test_groups_are_learned_while_others_are_generated():
     engine = RacingEngine(steps=1)
 
     class Looking(KeepingLearner):
-        busy = []
+        busy: ClassVar[list] = []
 
         def accumulate(self, groups):
             self.busy.append((len(groups), engine.pending > 0))

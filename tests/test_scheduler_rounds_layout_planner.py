@@ -21,8 +21,8 @@ REPLICAS = {
 class Scripted:
     """A scheduler whose rounds have the lengths of a list."""
 
-    def __init__(self, rounds):
-        self.rounds, self.done = rounds, 0
+    def __init__(self, rounds, kind=lambda: ""):
+        self.rounds, self.done, self.kind = rounds, 0, kind
 
     def __str__(self):
         return f"round {self.done}"
@@ -109,7 +109,7 @@ def test_pressure_on_the_kv_asks_for_more_devices():
 
 def test_each_kind_of_round_has_its_own_plan():
     now = [""]
-    planner = Planner(Scripted([]), REPLICAS, kind=lambda: now[0])
+    planner = Planner(Scripted([], lambda: now[0]), REPLICAS)
     kinds = ["short"] * 4 + ["long"] + ["short"] * 2 + ["long"] + ["short"]
     lengths = [EVEN if kind == "short" else LONE for kind in kinds]
     assert turn(planner, lengths, kinds, now) == [MANY] * 7 + [

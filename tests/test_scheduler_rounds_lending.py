@@ -162,27 +162,37 @@ def test_the_share_is_of_all_answers_of_the_round():
         # Last time's longest was 20: the siblings of a finished one, 5 tokens, count as 20 too: 6 * 23 = 138.
         (68, (20,), False),
         (69, (20,), True),
+        # Of several answers last time the longest counts.
+        (68, (5, 20, 7), False),
+        (69, (5, 20, 7), True),
     ],
 )
 def test_what_is_left_must_fit_into_the_kv_of_half(kv_tokens, past, lends):
-    known = (
-        [
-            Past(
-                epoch=0,
-                tokens=np.zeros(sum(past)),
-                favourites=np.zeros(sum(past)),
-                offsets=np.cumsum([0, *past]),
-                rewards=np.zeros(1),
-                scored=np.ones(1, bool),
-                versions=np.zeros(1),
-            )
-        ]
-        if past
-        else []
-    )
+    known = [record(past)] if past else []
     one = lending(share=0.25, slots=8, kv_tokens=kv_tokens, past=lambda prompt_id: known)
     requests = one.admit(capacity(), 0)
     assert (turn(one, requests, [0, 1], 3)[0] == HALF) is lends
+
+
+def record(lengths):
+    """Of last time's answers of these lengths."""
+    return Past(
+        epoch=0,
+        tokens=np.zeros(sum(lengths)),
+        favourites=np.zeros(sum(lengths)),
+        offsets=np.cumsum([0, *lengths]),
+        rewards=np.zeros(len(lengths)),
+        scored=np.ones(len(lengths), bool),
+        versions=np.zeros(len(lengths)),
+    )
+
+
+def test_the_longest_of_what_is_known_counts():
+    """A sibling had 5 tokens, last time's longest 20: 23 for the other one too, 7 * 23 = 161 in all."""
+    for kv_tokens, lends in ((80, False), (81, True)):
+        one = lending(share=0.1, slots=8, kv_tokens=kv_tokens, past=lambda prompt_id: [record((20,))])
+        requests = one.admit(capacity(), 0)
+        assert (turn(one, requests, [0], 3)[0] == HALF) is lends
 
 
 def test_a_sibling_that_is_done_tells_how_long_the_other_may_be():

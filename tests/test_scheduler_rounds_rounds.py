@@ -65,12 +65,11 @@ def score(group, accuracy):
 
 def drive(scheduler, accuracy, order):
     """Completes in a random order, scores in a random order; the batches, and how every group ended."""
-    rng, batches, counts, clock, waiting, admitted = np.random.default_rng(order), [], Counter(), 0, [], []
-    for _ in range(10_000):
-        new = scheduler.admit(FREE, clock)
+    rng, batches, counts, waiting, admitted = np.random.default_rng(order), [], Counter(), [], []
+    for clock in range(1, 10_001):
+        new = scheduler.admit(FREE, clock - 1)
         admitted += [request.rollout_id for request in new]
         waiting += new
-        clock += 1
         rng.shuffle(waiting)
         count = int(rng.integers(1, 6))
         for request in waiting[:count]:

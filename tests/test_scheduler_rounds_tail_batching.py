@@ -272,7 +272,7 @@ def test_ids_twice_in_an_epoch_are_refused_across_the_queue():
     prompts = ToyPrompts(9)
     scheduler = policy("tail_batching", prompts, steps=3, prompts_per_round=2, group_size=2, over=1.5)
     turn(scheduler, RacingEngine(), 1)
-    epoch, name = next(iter(scheduler._queue))
+    _, name = next(iter(scheduler._queue))
     prompts.prompts = [type(p)(id=name, tokens=p.tokens) for p in prompts.prompts]
     with pytest.raises(ValueError, match=f"'{name}' appears twice in epoch 0"):
         scheduler.admit(RacingEngine().capacity, 0)

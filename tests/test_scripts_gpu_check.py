@@ -74,5 +74,5 @@ def test_decoding_reads_weights_and_cache_once_a_step(monkeypatch):
 
 
 def test_random_weights_are_bf16_and_finite():
-    leaves = [leaf for leaf in jax.tree.leaves(gpu_check.random_weights(MODEL))]
+    leaves = jax.tree.leaves(gpu_check.random_weights(MODEL))
     assert all(leaf.dtype == jnp.bfloat16 and bool(jnp.isfinite(leaf).all()) for leaf in leaves)

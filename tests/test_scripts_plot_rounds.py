@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import sys
-import zlib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,10 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-import drawing  # noqa: E402
-import plot_rounds  # noqa: E402
+import draw_two_rounds
+import drawing
+import plot_rounds
 
-from jaxrl_post.telemetry.trace import TraceFile  # noqa: E402
+from jaxrl_post.telemetry.trace import TraceFile
 
 
 def traced(path):
@@ -58,56 +57,79 @@ def test_in_steps_only_the_engine_takes_time(tmp_path):
     assert both.bubble() == pytest.approx(5 / 60)
 
 
+def boxes(axes, name):
+    """(left, bottom, width, height) of each rectangle of that name, by left and bottom."""
+    (found,) = [one for one in axes.collections if one.get_label() == name]
+    corners = [path.get_extents() for path in found.get_paths()]
+    return np.array(sorted((box.x0, box.y0, box.width, box.height) for box in corners))
+
+
 @pytest.mark.parametrize("steps", [False, True])
-def test_every_answer_is_drawn_in_its_colour_and_place(tmp_path, steps):
+def test_every_rollout_is_drawn_in_its_colour_and_place(tmp_path, steps):
     one = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "t", slice(None), steps)
     picture = plot_rounds.draw([one, one], steps)
-    drawn = [shape for shape in picture.shapes if shape[0] == "rectangle"]
-    for kind, count in (("ended", 2), ("again", 1), ("parked", 1), ("bubble", 2)):
-        assert sum(shape[-1] == plot_rounds.COLORS[kind] for shape in drawn) == 2 * count
-    scale = (plot_rounds.WIDTH - plot_rounds.LEFT - 20) / one.length
-    start, end = (10, 30) if steps else (2, 4)
-    again = next(shape for shape in drawn if shape[-1] == plot_rounds.COLORS["again"])
-    assert again[1] == pytest.approx(plot_rounds.LEFT + start * scale)
-    assert again[3] == pytest.approx((end - start) * scale - 0.6)
-    root = ElementTree.fromstring(picture.svg())
-    assert len(root.findall("{http://www.w3.org/2000/svg}rect")) == len(drawn) + 1
+    assert len(picture.axes) == 2
+    for axes in picture.axes:
+        first, second = ((0, 10), (10, 20)) if steps else ((0, 1), (2, 2))  # start and length of each round
+        for name, shapes in {
+            "idle slot": [(first[0], 0, first[1], 2), (second[0], 0, second[1], 2)],
+            "finished": [(0, 0.1, first[1] / 2, 0.8), (0, 1.1, first[1], 0.8)],  # slot 0 lies above slot 1
+            "continued": [(second[0], 1.1, second[1], 0.8)],
+            "parked": [(second[0], 0.1, second[1], 0.8)],
+        }.items():
+            np.testing.assert_allclose(boxes(axes, name), shapes)
+        assert axes.get_xlim() == (0, 30 if steps else 5)
+        named = [label.get_text() for label in axes.get_yticklabels()]
+        assert named == (["2 slots"] if steps else ["2 slots", "learner", "engine"])
+    if not steps:
+        np.testing.assert_allclose(boxes(picture.axes[0], "engine"), [(0, 6.4, 1, 3.2), (2, 6.4, 2, 3.2)])
+        np.testing.assert_allclose(boxes(picture.axes[0], "learner"), [(1, 2.4, 1, 3.2)])
+    words = [text.get_text() for text in picture.legends[0].get_texts()]
+    assert words == [*([] if steps else ["engine", "learner"]), "finished", "continued", "parked", "idle slot"]
 
 
-def pixels(data):
-    """Of a PNG of 8 bits, RGB, every row unfiltered: [H, W, 3]."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at, chunks = 8, {}
-    while at < len(data):
-        size, name = struct.unpack(">I4s", data[at : at + 8])
-        body = data[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(name + body)
-        chunks[name] = body
-        at += 12 + size
-    width, height, depth, kind, *_ = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
-    assert (depth, kind) == (8, 2) and not rows[:, 0].any() and list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
-    return rows[:, 1:].reshape(height, width, 3)
+def test_pixels_of_a_png_have_the_colours_of_the_shapes(tmp_path):
+    from matplotlib import image
+
+    one = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "t", slice(None), False)
+    picture, out = plot_rounds.draw([one], False), tmp_path / "a.png"
+    drawing.save(picture, out)
+    pixels, (axes,) = np.round(image.imread(out)[:, :, :3] * 255).astype(int), picture.axes
+    width, height = picture.get_size_inches() * picture.dpi
+    for point, color in (
+        ((0.75, 0.5), plot_rounds.COLORS["bubble"]),  # slot 1 is idle in the second half of the first round
+        ((0.25, 0.5), plot_rounds.COLORS["ended"]),
+        ((3.0, 1.5), plot_rounds.COLORS["again"]),
+        ((3.0, 0.5), plot_rounds.COLORS["parked"]),
+        ((1.5, 4.0), plot_rounds.PARTS["learner"]),
+        ((1.5, 0.5), "#ffffff"),
+    ):
+        x, y = axes.transData.transform(point)
+        row, column = int((1 - y / height) * len(pixels)), int(x / width * pixels.shape[1])
+        assert tuple(pixels[row, column]) == tuple(bytes.fromhex(color[1:])), point
 
 
-def test_a_png_has_the_shapes_and_letters_of_the_picture():
-    picture = drawing.Picture(40, 30)
-    picture.rectangle(5, 6, 10, 4, "#ff0000")
-    picture.rectangle(20, 6, 0.2, 0.2, "#0000ff")
-    picture.text(2, 15, "I1", "#00ff00")
-    found = pixels(picture.png())
-    red = np.zeros((30, 40), bool)
-    red[6:10, 5:15] = True
-    assert np.array_equal((found == (255, 0, 0)).all(axis=2), red)
-    assert (found == (0, 0, 255)).all(axis=2).sum() == 1  # nothing short vanishes
-    green = (found == (0, 255, 0)).all(axis=2)[15:25:2, 2:16:2]
-    assert ["".join(".#"[int(on)] for on in row) for row in green] == [
-        "###..#.",
-        ".#..##.",
-        ".#...#.",
-        ".#...#.",
-        "###.###",
-    ]
+def test_the_same_picture_twice_is_the_same_file(tmp_path):
+    one = plot_rounds.panel(plot_rounds.read(traced(tmp_path / "t.json")), "a & b", slice(None), False)
+    for name in ("a.svg", "b.svg"):
+        drawing.save(plot_rounds.draw([one], False), tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "a & b: 2 rounds in 5 s, 8 % of slot time idle while generating" in texts(tmp_path / "a.svg")
+
+
+def texts(file):
+    """The words of an SVG."""
+    return [node.text for node in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_committed_picture_is_what_the_simulator_gives():
+    both = draw_two_rounds.panels()
+    drawn = texts(Path(__file__).resolve().parents[1] / "docs" / "two-rounds.svg")
+    for one in both:
+        start = f"{one.title}: 2 rounds in {one.length:.4g} s, {100 * one.bubble():.0f} % of slot time"
+        assert any(text.startswith(start) for text in drawn), start
+    before, after = (sorted(s.name for s in one.spans if s.track in one.slots) for one in both)
+    assert len(before) == 128 and set(before) == set(after)  # the same rollouts; parked ones have two spans
 
 
 def test_what_cannot_be_drawn_is_one_sentence(tmp_path, capsys):

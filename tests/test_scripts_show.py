@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ sys.path.insert(0, str(SCRIPTS))
 import bench  # noqa: E402
 import record as records  # noqa: E402
 import show  # noqa: E402
+import sources  # noqa: E402
 
 GOOD = '''"""Two and two."""
 MINUTES = 0.1
@@ -37,7 +40,7 @@ def root(tmp_path) -> Path:
     """A checkout with the frame and no shows."""
     (tmp_path / "scripts" / "shows").mkdir(parents=True)
     (tmp_path / "scripts" / "benches").mkdir()
-    for name in ("record.py", "show.py", "bench.py"):
+    for name in ("record.py", "sources.py", "show.py", "bench.py"):
         shutil.copy(SCRIPTS / name, tmp_path / "scripts" / name)
     return tmp_path
 
@@ -55,8 +58,11 @@ def test_every_show_and_bench_of_the_project_is_listed():
     assert all(show.headline(file)[0] <= 30 for file in shows.values()), "at most 30 minutes each"
 
 
-def test_a_bound_that_holds_exits_0_and_is_written(root):
+def test_a_bound_that_holds_exits_0_and_is_written(root, monkeypatch):
     (root / "scripts/shows/two_and_two.py").write_text(GOOD)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(root))
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     done = run(root, "show", "two-and-two")
     assert done.returncode == 0, done.stderr
     assert [line.split() for line in done.stdout.splitlines()][2:4] == [
@@ -70,6 +76,12 @@ def test_a_bound_that_holds_exits_0_and_is_written(root):
     assert set(result["versions"]) == {"python", "jax", "jaxlib", "flax", "optax", "numpy"}
     assert result["device"]["platform"] == "cpu" and result["device"]["count"] >= 1
     assert result["commit"] is None and result["dirty"] is True and result["seconds"] > 0
+    assert list(result["sources"]) == ["scripts/shows/two_and_two.py"]
+    assert result["flags"]["XLA_FLAGS"] == "--xla_dump_to=" and "JAX_PLATFORMS" not in result["flags"]
+    assert result["flags"]["JAX_COMPILATION_CACHE_DIR"] == "set"  # its value is a folder of one machine
+    assert result["machine"]["cpu"] and result["machine"]["cores"] == os.cpu_count()
+    total = re.search(r"MemTotal: *(\d+) kB", Path("/proc/meminfo").read_text())
+    assert total is None or abs(result["machine"]["memory_gib"] - int(total[1]) / 2**20) < 1
 
 
 def test_a_bound_that_is_missed_exits_1_and_is_written_too(root):
@@ -139,15 +151,21 @@ def test_a_figure_is_written_once():
         record.figure("key", 2)
 
 
-def test_finished_work_is_kept_by_commit_and_never_on_a_changed_tree(root):
-    def git(*arguments):
-        subprocess.run(
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=root, check=True, capture_output=True
-        )
+@pytest.fixture
+def git(root):
+    """Runs git in a new repository whose one commit holds the frame."""
+
+    def git(*arguments) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init", "-q")
     (root / ".gitignore").write_text(".cache/\n")
     git("add", "."), git("commit", "-qm", "one")
+    return git
+
+
+def test_finished_work_is_kept_by_commit_and_never_on_a_changed_tree(root, git):
     record, done = records.Record("x", [], root=root), []
     work = lambda: done.append(1) or {"n": np.int32(len(done))}  # noqa: E731
     assert [record.cached("seed0", work), record.cached("seed0", work), record.cached("seed1", work)] == [
@@ -162,6 +180,101 @@ def test_finished_work_is_kept_by_commit_and_never_on_a_changed_tree(root):
     assert [record.cached("seed0", work), record.cached("seed0", work)] == [{"n": 3}, {"n": 4}]
     git("add", "new.py"), git("commit", "-qm", "two")
     assert record.cached("seed0", work) == {"n": 5}
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("versions", lambda: {"python": "2.7"}),
+        ("flags", lambda: {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}),
+        ("machine", lambda: {"cpu": "abacus", "cores": 10}),
+    ],
+)
+def test_finished_work_is_kept_by_versions_flags_and_machine(root, git, monkeypatch, name, value):
+    def work(result):
+        return records.Record("x", [], root=root).cached("key", lambda: result)
+
+    assert [work(1), work(2)] == [1, 1]
+    with monkeypatch.context() as other:
+        other.setattr(records, name, value)
+        assert [work(3), work(4)] == [3, 3]
+    assert work(5) == 1
+    assert records.Record("x", [], ["--seed=1"], root=root).cached("key", lambda: 6) == 6
+
+
+PROJECT = {  # a small project: what a show names by imports, dotted names and paths
+    "jaxrl_post/__init__.py": "",
+    "jaxrl_post/main.py": "from jaxrl_post.engine import rows",
+    "jaxrl_post/engine/__init__.py": "",
+    "jaxrl_post/engine/rows.py": "def f():\n    from ..kernels import attention\n    return 'jaxrl_post.rewards:exact'",
+    "jaxrl_post/kernels/__init__.py": "",
+    "jaxrl_post/rewards.py": "LIMIT = 5  # seconds",
+    "jaxrl_post/simulate.py": "",
+    "kernels/attention.py": "",
+    "configs/demo.py": "import base_name\nHERE / 'policy' / name",
+    "configs/policy/weights.bin": "0",
+    "configs/other.py": "",
+    "scripts/replay.py": "import numpy",
+    "scripts/shows/law.py": GOOD
+    + "    import replay, lab\n    record.run('-m', 'jaxrl_post.main', '--config=configs/demo.py')\n",
+    "tests/lab.py": "",
+    "tests/test_lab.py": "",
+}
+NAMED = sorted(set(PROJECT) - {"jaxrl_post/simulate.py", "configs/other.py", "tests/test_lab.py"})
+
+
+@pytest.fixture
+def project(root) -> Path:
+    for name, text in PROJECT.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_result_vouches_for_what_its_show_names(project):
+    assert sources.closure(project, project / "scripts/shows/law.py") == NAMED
+
+
+@pytest.mark.parametrize(
+    "file, text, count",
+    [
+        ("jaxrl_post/rewards.py", "LIMIT = 6  # seconds", 1),  # reached by a dotted name in a string alone
+        ("jaxrl_post/rewards.py", '"""What it costs."""\n\nLIMIT = (\n    5\n)', 0),  # words and layout
+        ("configs/policy/weights.bin", "1", 1),
+        ("kernels/attention.py", None, 1),  # gone
+        ("jaxrl_post/simulate.py", "x = 1", 0),  # not one of its files
+    ],
+)
+def test_a_result_is_stale_when_a_file_it_vouches_for_has_changed(project, capsys, file, text, count):
+    folder, results = project / "scripts/shows", project / "results"
+    (folder / "law.py").write_text(GOOD + "    'jaxrl_post.main', 'configs/demo.py'\n")
+    assert show.main(["law"], folder, results) == 0
+    (project / file).write_text(text) if text is not None else (project / file).unlink()
+    capsys.readouterr()
+    assert show.main(["--stale"], folder, results) == 0
+    named = f": {file}" if count else ""
+    assert (
+        capsys.readouterr().out == f"law  {count} of 10 files changed since unknown with uncommitted changes{named}\n"
+    )
+
+
+def test_results_without_a_list_of_files_are_measured_by_commits(project, git, capsys):
+    (project / "results").mkdir()
+    old = {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (project / "results/law.json").write_text(json.dumps(old))
+    (project / "scripts/shows/newer.py").write_text(GOOD)
+    for name in ("jaxrl_post/rewards.py", "kernels/attention.py", "configs/other.py"):
+        (project / name).write_text("x = 1")
+    git("commit", "-qam", "two")
+    (project / "jaxrl_post/simulate.py").write_text("x = 1")  # not committed: changed all the same
+    assert show.main(["--stale"], project / "scripts/shows", project / "results") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"law    3 files of jaxrl_post and kernels changed in 1 commit since {old['commit'][:7]} (it lists no files)",
+        "newer  never run",
+    ]
+    (project / "results/law.json").write_text(json.dumps({"commit": "0" * 40, "dirty": False}))
+    assert show.main(["--stale"], project / "scripts/shows", project / "results") == 0
+    assert capsys.readouterr().out.startswith("law    lists no files, and git does not know its commit 0000000\n")
 
 
 def test_commands_run_in_the_root_and_failures_show_their_output(root):

@@ -119,10 +119,13 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
             ["--config=FILE", "--config.workload.capp=5"],
             "unknown name 'workload.capp'; nearest valid name is 'workload.cap'",
         ),
-        (["--config=FILE", "--config.scheduler.over=1.5"], "scheduler.name='sync' waits for all it launches"),
+        (
+            ["--config=FILE", "--config.scheduler.over=1.5"],
+            "(sync waits for all it launches, and a pipeline has no rounds to race in)",
+        ),
         (
             ["--config=FILE", "--config.scheduler.lend=0.5"],
-            "scheduler.lend=0.5 moves answers in the midst of a round, which the ",
+            "scheduler.lend=0.5 moves rollouts in the midst of a round, which the ",
         ),
         (["--config=FILE", "--config.parts=['nothing']"], "parts: 'nothing' must be a name, a colon and overrides"),
         (["--config=FILE", "--config.workload.name=trace"], "workload.name='trace' needs workload.path"),
@@ -133,7 +136,7 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
                 "--config.cluster.layouts=[2]",
                 "--config.cluster.step_s=0.0",
             ],
-            "learner.apart publishes in the midst of",
+            "learner.apart=True: weights come in the midst of",
         ),
         (["--config=FILE", "--config.published={'speed': 2.0}", "--config.fitted=[]"], "published names 'speed'"),
     ],
@@ -207,7 +210,10 @@ def test_turns_by_micro_batch_save_no_time_and_age_tokens():
         aged.append(sum(one.staleness for one in rounds) / len(rounds))
     assert took == pytest.approx([took[0]] * 3, rel=0.1)
     assert aged[0] + 0.5 < aged[1] < aged[2] - 0.5
-    with pytest.raises(ValueError, match="scheduler.interleave=0.5 is of scheduler.name='pipeline' on shared devices"):
+    with pytest.raises(
+        ValueError,
+        match="scheduler.interleave=0.5 divides the time of shared devices, and with learner.apart=True none are",
+    ):
         settings.resolve(
             settings.default(), ("scheduler.name=pipeline", "learner.apart=True", "scheduler.interleave=0.5")
         )

@@ -41,7 +41,7 @@ def test_listeners_are_told_in_the_order_of_their_registration():
 
 
 def test_deferred_calls_are_made_in_order_and_once():
-    ring, clock, watch = timed()
+    ring, _, _ = timed()
     done = []
     ring.later("reward", done.append, 1)
     ring.later("log", lambda: ring.later("log", done.append, 3))

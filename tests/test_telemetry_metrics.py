@@ -14,13 +14,13 @@ from jaxrl_post.telemetry import metrics
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
 
-def rollout(prompt: Prompt, sample: int, versions: list[int], finish: Finish = Finish.EOS) -> Rollout:
+def rollout(prompt: Prompt, sample: int, versions: list[int], finish: Finish = Finish.EOS, sampled=None) -> Rollout:
     zeros = np.zeros(len(versions))
     return Rollout(
         id=RolloutId(0, "train", 2, prompt.id, sample),
         prompt=prompt,
         tokens=zeros,
-        sampled=zeros == 0,
+        sampled=zeros == 0 if sampled is None else sampled,
         logprobs=zeros,
         entropies=zeros,
         versions=versions,
@@ -85,6 +85,32 @@ def test_describe_counted_by_hand():
         "rollout/num_sampled_tokens": 12.0,
         "rollout/num_tokens": 30.0,
     }
+
+
+def test_observed_tokens_have_no_age():
+    """Of six tokens four were sampled, one and two versions ago; those that were observed are of no version."""
+    prompt = Prompt(id="a", tokens=[1])
+    told, asked = rollout(prompt, 0, [0, 3, 4], sampled=[0, 1, 1]), rollout(prompt, 1, [4, 0, 4], sampled=[1, 0, 1])
+    row = metrics.describe([Group(prompt=prompt, rollouts=(told, asked), rewards=[1, 0], scored=[1, 1])], version=5)
+    assert (row["off_policy/mean"], row["off_policy/max"]) == (1.25, 2.0)
+    assert row["off_policy/first_token_mean"] == 1.5 and row["rollout/num_sampled_tokens"] == 4.0
+    assert (row["off_policy/share_1"], row["off_policy/share_2"]) == (0.75, 0.25) and "off_policy/share_5" not in row
+
+
+def test_what_was_not_scored_is_in_no_mean_and_equal_accuracies_are_no_signal():
+    """The unscored answer has components all the same; a penalty parts the rewards of two right answers."""
+    prompt = Prompt(id="a", tokens=[1])
+    three = tuple(rollout(prompt, sample, [0]) for sample in range(3))
+    given = Group(
+        prompt=prompt,
+        rollouts=three,
+        rewards=[1, 0.5, 7],
+        scored=[1, 1, 0],
+        components={"acc": [1, 1, 0], "form": [1, 0, 9]},
+    )
+    row = metrics.describe([given], version=0)
+    assert (row["reward/acc/mean"], row["reward/form/mean"], row["critic/score/max"]) == (1.0, 0.5, 1.0)
+    assert row["frac_reward_zero_std"] == 1.0 and row["reward_std"] == 0.25
 
 
 def test_describe_of_nothing_scored_has_no_score():

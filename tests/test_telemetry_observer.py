@@ -92,7 +92,7 @@ def watched(**changed):
 
 
 def test_a_row_per_step_and_evaluations_between():
-    observe, clock, watch, sources, rows, logged, asked, warm = watched()
+    observe, clock, _, sources, rows, logged, asked, warm = watched()
     part = Part(fresh=GROUPS, groups=GROUPS, commit=True, publish=True)
     for version in range(1, 5):
         clock.now += 3

@@ -102,7 +102,7 @@ def test_who_comes_back_gets_a_slot_when_one_is_free():
 
 
 def test_near_spans_of_a_phase_are_one():
-    told, clock, text = ring()
+    told, _, text = ring()
     for name, begun, ended in [
         ("reward", 100.0, 100.0001),
         ("reward", 100.0002, 100.0003),
@@ -134,7 +134,7 @@ def test_so_many_rounds_and_no_more():
 
 
 def test_nothing_happened_is_a_file_too():
-    told, clock, text = ring()
+    told, _, text = ring()
     told.close()
     assert text.events == []
     with pytest.raises(AssertionError, match="closed"):

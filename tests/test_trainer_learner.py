@@ -14,9 +14,10 @@ from jaxrl_post.algorithms import advantages
 from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.update_gate import Gate
 
 GROUPS = made_groups.groups()
-PLAIN = config.Algorithm()
+PLAIN = config.AlgorithmConfig()
 
 
 def learner(**more):
@@ -26,7 +27,7 @@ def learner(**more):
 @pytest.fixture(scope="module")
 def shared():
     """One compiled learner whose optimizer moves; tests leave its sums empty."""
-    one = learner(optimizer=config.Optimizer(lr=1e-2, warmup_steps=2, max_grad_norm=0.0))
+    one = learner(optimizer=config.OptimizerConfig(lr=1e-2, warmup_steps=2, max_grad_norm=0.0))
     one.compile()
     return one
 
@@ -47,9 +48,9 @@ def test_commit_is_adam_on_the_divided_gradient(shared):
     shared.accumulate(GROUPS)
     grads = host(shared.gradient())
     metrics = shared.commit()
-    transform = optimizers.transform(config.Optimizer(lr=1e-2, max_grad_norm=0.0), None)
+    transform = optimizers.transform(config.OptimizerConfig(lr=1e-2, max_grad_norm=0.0), None)
     updates, _ = transform.update(grads, moments, before)
-    rate = float(optimizers.rate(config.Optimizer(lr=1e-2, warmup_steps=2), 10)(step))
+    rate = float(optimizers.rate(config.OptimizerConfig(lr=1e-2, warmup_steps=2), 10)(step))
     assert float(metrics["actor/lr"]) == pytest.approx(rate)
     for path, want in jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda p, u: p - rate * u, before, updates)):
         got = shared.params
@@ -135,6 +136,21 @@ def test_a_commit_of_nothing_is_skipped_too(shared):
     )
 
 
+def test_a_closed_gate_leaves_every_bit_and_empties_the_sums(shared, monkeypatch):
+    """All tokens are of version 0 and the weights last moved at version 99, so nothing may open the gate."""
+    turn(shared)
+    closed = Gate(min_ess=0.5)
+    closed.load_state_dict({"closed": True, "moved": 99})
+    monkeypatch.setattr(shared, "gate", closed)
+    before, step = host((shared.params, shared.state.opt_state)), shared.step
+    metrics = turn(shared)
+    assert metrics["training/gated_updates"] == 1 and metrics["actor/grad_norm"] == 0
+    after = host((shared.params, shared.state.opt_state))
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert a.tobytes() == b.tobytes()
+    assert shared.step == step + 1
+
+
 def test_what_was_not_prepared_in_this_round_is_refused(shared):
     turn(shared)
     shared.prepare(GROUPS[1:])  # fresh after a commit: another round
@@ -148,8 +164,8 @@ def test_what_was_not_prepared_in_this_round_is_refused(shared):
 def test_a_round_of_several_steps_keeps_the_policy_of_its_start():
     """The second step's gradient against the plain formula: old log-probs are those of the first weights."""
     with arms.precision(np.float64):
-        given = config.Algorithm(loss_agg_mode="seq-mean-token-mean", clip_ratio_low=0.02, clip_ratio_high=0.03)
-        one = arms.learner(np.float64, given=given, reference=False, optimizer=config.Optimizer(lr=3e-3))
+        given = config.AlgorithmConfig(loss_agg_mode="seq-mean-token-mean", clip_ratio_low=0.02, clip_ratio_high=0.03)
+        one = arms.learner(np.float64, given=given, reference=False, optimizer=config.OptimizerConfig(lr=3e-3))
         start = host(one.params)
         one.prepare(GROUPS)
         one.accumulate(GROUPS[:2])
@@ -158,23 +174,21 @@ def test_a_round_of_several_steps_keeps_the_policy_of_its_start():
         one.accumulate(GROUPS[2:])
         now = jax.tree.map(jnp.asarray, host(one.params))
         values = [advantages.grpo(g.rewards, g.scored, np.ones(4, int)) for g in GROUPS[2:]]
-        plain = jax.grad(
-            lambda p: made_groups.plain_loss(
-                p,
-                made_groups.MODEL,
-                GROUPS[2:],
-                values,
-                jax.tree.map(jnp.asarray, start),
-                None,
-                mode="seq-mean-token-mean",
-                low=0.02,
-                high=0.03,
-                kl_coef=0.0,
-                entropy_coef=0.0,
-                max_tokens=24,
-                temperature=0.8,
-            )
-        )(now)
+        plain = made_groups.plain_gradient(
+            now,
+            made_groups.MODEL,
+            GROUPS[2:],
+            values,
+            jax.tree.map(jnp.asarray, start),
+            None,
+            mode="seq-mean-token-mean",
+            low=0.02,
+            high=0.03,
+            kl_coef=0.0,
+            entropy_coef=0.0,
+            max_tokens=24,
+            temperature=0.8,
+        )
         assert arms.worst(host(one.gradient()), jax.device_get(plain)) <= 1e-12
         second = one.commit()
         one.accumulate(GROUPS)  # another epoch
@@ -186,7 +200,7 @@ def test_a_round_of_several_steps_keeps_the_policy_of_its_start():
 
 def test_old_logprobs_come_from_the_gradients_own_pass_where_there_is_one():
     """Whichever pass gives them: those accumulated before the first commit have no pass of their own, the others do."""
-    one = learner(optimizer=config.Optimizer(lr=1e-2))
+    one = learner(optimizer=config.OptimizerConfig(lr=1e-2))
     want = one.logprobs(GROUPS)
     asked, real = [], one.logprobs
     one.logprobs = lambda groups: asked.append([g.prompt.id for g in groups]) or real(groups)
@@ -196,9 +210,9 @@ def test_old_logprobs_come_from_the_gradients_own_pass_where_there_is_one():
     assert not asked
     one.commit()
     assert asked == [[g.prompt.id for g in GROUPS[2:]]]
-    assert one._old.keys() == want.keys()
+    assert one._old.of.keys() == want.keys()
     for name, logps in want.items():
-        np.testing.assert_allclose(one._old[name], logps, atol=1e-5)
+        np.testing.assert_allclose(one._old.of[name], logps, atol=1e-5)
     one.accumulate(GROUPS)
     one.commit()
     assert len(asked) == 1
@@ -206,7 +220,7 @@ def test_old_logprobs_come_from_the_gradients_own_pass_where_there_is_one():
 
 def test_penalties_are_in_the_rewards_reported_and_in_the_advantages():
     """Against tests of credit.py by what the learner reports: the reference is the policy, moved."""
-    given = config.Algorithm(
+    given = config.AlgorithmConfig(
         adv_estimator="dr_grpo",
         use_kl_in_reward=True,
         kl_coef=0.5,
@@ -255,7 +269,7 @@ def test_nothing_is_compiled_after_compile(shared, caplog):
 
 
 def test_learning_rate_zero_leaves_every_bit_even_with_decay():
-    one = learner(optimizer=config.Optimizer(lr=0.0, weight_decay=0.5))
+    one = learner(optimizer=config.OptimizerConfig(lr=0.0, weight_decay=0.5))
     before = host(one.params)
     for _ in range(2):
         turn(one)
@@ -267,8 +281,8 @@ def test_learning_rate_zero_leaves_every_bit_even_with_decay():
 
 
 def test_sft_needs_no_old_logprobs_and_lowers_the_likelihood_loss():
-    given = config.Algorithm(adv_estimator="ones", loss_mode="sft", loss_agg_mode="token-mean")
-    one = learner(given=given, optimizer=config.Optimizer(lr=3e-2), temperature=1.0)
+    given = config.AlgorithmConfig(adv_estimator="ones", loss_mode="sft", loss_agg_mode="token-mean")
+    one = learner(given=given, optimizer=config.OptimizerConfig(lr=3e-2), temperature=1.0)
     params = jax.tree.map(jnp.asarray, host(one.params))
     tokens, mask, _ = made_groups.unpacked(GROUPS)
     nll = -np.asarray(made_groups.plain_scores(params, made_groups.MODEL, tokens)[0], float)[mask].mean()
@@ -279,7 +293,7 @@ def test_sft_needs_no_old_logprobs_and_lowers_the_likelihood_loss():
 
 
 def test_kl_to_the_reference_itself_is_zero_and_is_reported():
-    one = learner(reference=True, given=config.Algorithm(kl_loss_coef=0.1, kl_loss_type="k2"))
+    one = learner(reference=True, given=config.AlgorithmConfig(kl_loss_coef=0.1, kl_loss_type="k2"))
     one._reference = one.params
     assert turn(one)["actor/kl_loss"] == pytest.approx(0, abs=1e-10)
 
@@ -304,8 +318,8 @@ def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
             made_groups.weights(),
             mesh.make_mesh(),
             algorithm=PLAIN,
-            optimizer=config.Optimizer(),
-            batch=config.Batch(rows=4, tokens=48),
+            optimizer=config.OptimizerConfig(),
+            batch=config.BatchConfig(rows=4, tokens=48),
             temperature=0.8,
             steps=10,
             max_tokens=24,
@@ -330,7 +344,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_a_close_gradient():
             "value is 4",
         ),
         (dict(sizes=(1, 1, 4)), "mesh.tensor=4 does not divide the model's kv_heads=2"),
-        (dict(given=config.Algorithm(kl_loss_coef=0.1)), "kl_loss_coef=0.1 .*needs a reference model"),
+        (dict(given=config.AlgorithmConfig(kl_loss_coef=0.1)), "kl_loss_coef=0.1 .*needs a reference model"),
     ],
 )
 def test_refusals(more, message):

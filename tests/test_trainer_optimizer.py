@@ -6,13 +6,13 @@ import made_groups
 import numpy as np
 import pytest
 
-from jaxrl_post.config import Optimizer
+from jaxrl_post.config import OptimizerConfig
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer import optimizer as optimizers
 
 
 def rates(steps, **given):
-    at = optimizers.rate(Optimizer(lr=1.0, **given), steps)
+    at = optimizers.rate(OptimizerConfig(lr=1.0, **given), steps)
     return [float(at(jnp.int32(step))) for step in range(steps + 1)]
 
 
@@ -38,7 +38,7 @@ def test_no_warm_up_starts_at_lr():
 
 def test_warm_up_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="warmup_steps=7 is above the run's steps=5; the nearest valid value is 5"):
-        optimizers.rate(Optimizer(warmup_steps=7), 5)
+        optimizers.rate(OptimizerConfig(warmup_steps=7), 5)
 
 
 def test_matrices_decay_and_vectors_do_not():
@@ -60,7 +60,7 @@ def test_matrices_decay_and_vectors_do_not():
     assert decayed["embed"] and decayed["head"] and not decayed["final_norm"]
 
 
-def adamw(param, grads, o: Optimizer, decay: bool, scale: float):
+def adamw(param, grads, o: OptimizerConfig, decay: bool, scale: float):
     """Algorithm 2 of arXiv 1711.05101 with a constant rate, in float64."""
     m = v = np.zeros_like(param)
     for t, g in enumerate(grads, 1):
@@ -72,7 +72,7 @@ def adamw(param, grads, o: Optimizer, decay: bool, scale: float):
 
 
 def test_three_steps_of_adamw_with_clipping_and_decay():
-    o = Optimizer(lr=0.1, weight_decay=0.3, max_grad_norm=1.0, b1=0.8, b2=0.9)
+    o = OptimizerConfig(lr=0.1, weight_decay=0.3, max_grad_norm=1.0, b1=0.8, b2=0.9)
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(3, 2)), "n": rng.normal(size=3)}
     grads = [{"w": s * rng.normal(size=(3, 2)), "n": s * rng.normal(size=3)} for s in (0.01, 3.0, 1.0)]
@@ -92,7 +92,7 @@ def test_three_steps_of_adamw_with_clipping_and_decay():
 
 
 def test_zero_turns_clipping_off():
-    transform = optimizers.transform(Optimizer(max_grad_norm=0.0, b1=0.0, b2=0.0, eps=1.0), {"w": True})
+    transform = optimizers.transform(OptimizerConfig(max_grad_norm=0.0, b1=0.0, b2=0.0, eps=1.0), {"w": True})
     params = {"w": jnp.zeros(1)}
     updates, _ = transform.update({"w": jnp.asarray([9.0])}, transform.init(params), params)
     np.testing.assert_allclose(updates["w"], [9 / 10])

@@ -14,6 +14,7 @@ import pytest
 from jaxrl_post import config
 from jaxrl_post.trainer import programs
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 STEP, BOUND = 4, 1.1
 
 
@@ -29,7 +30,7 @@ def aged(groups):
 
 def recipe(method, **changes):
     terms = dict(kl_loss_coef=0.0, entropy_coef=0.0, clip_ratio_low=0.05, clip_ratio_high=0.05, prox_logp_method=method)
-    return config.Algorithm(**(terms | changes))
+    return config.AlgorithmConfig(**(terms | changes))
 
 
 @pytest.mark.parametrize(

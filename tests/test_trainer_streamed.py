@@ -1,5 +1,7 @@
 """Groups that come in pieces, while others are still generated: the same gradient, and what cannot come in pieces."""
 
+import functools
+
 import gradient_arms as arms
 import jax
 import made_groups
@@ -9,20 +11,27 @@ import pytest
 from jaxrl_post import config
 from jaxrl_post.algorithms import advantages
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT = 1e-12
 GROUPS = made_groups.groups()
 PIECES = ([2], [4, 0], [1, 3])  # as they became whole
 
 
-def streamed(dtype=np.float64, pieces=PIECES, **kwargs):
+def streamed(dtype=np.float64, pieces=PIECES, one=None, **kwargs):
     """Gradient and metrics of a round whose groups are prepared and accumulated piece by piece."""
     with arms.precision(dtype):
-        one = arms.learner(dtype, **kwargs)
+        one = one or arms.learner(dtype, **kwargs)
         for piece in pieces:
             groups = [GROUPS[g] for g in piece]
             one.prepare(groups)
             one.accumulate(groups)
         return jax.device_get(one.gradient()), {name: float(value) for name, value in one.commit().items()}
+
+
+@functools.cache
+def learner(given=None):
+    with arms.precision(np.float64):
+        return arms.learner(np.float64, given=given)
 
 
 @pytest.mark.parametrize("mode", arms.MODES)
@@ -36,31 +45,29 @@ def test_the_sum_is_that_of_the_plain_formula(mode):
             for tree in (made_groups.weights(0, np.float64), made_groups.moved(made_groups.weights(0, np.float64), 2))
         )
         plain = jax.device_get(
-            jax.grad(
-                lambda p: made_groups.plain_loss(
-                    p,
-                    made_groups.MODEL,
-                    GROUPS,
-                    values,
-                    policy,
-                    reference,
-                    mode=mode,
-                    low=a.clip_ratio_low,
-                    high=a.clip_ratio_high,
-                    kl_coef=a.kl_loss_coef,
-                    entropy_coef=a.entropy_coef,
-                    max_tokens=arms.MAX_TOKENS,
-                    temperature=0.8,
-                )
-            )(policy)
+            made_groups.plain_gradient(
+                policy,
+                made_groups.MODEL,
+                GROUPS,
+                values,
+                policy,
+                reference,
+                mode=mode,
+                low=a.clip_ratio_low,
+                high=a.clip_ratio_high,
+                kl_coef=a.kl_loss_coef,
+                entropy_coef=a.entropy_coef,
+                max_tokens=arms.MAX_TOKENS,
+                temperature=0.8,
+            )
         )
-    assert arms.worst(streamed(mode=mode)[0], plain) <= EXACT
+    one = arms.again(learner(), np.float64, loss_agg_mode=mode)
+    assert arms.worst(streamed(one=one)[0], plain) <= EXACT
 
 
 @pytest.mark.parametrize("estimator", sorted(advantages.ADVANTAGES))
 def test_every_estimator_of_a_group_and_every_metric(estimator):
-    given = config.Algorithm(
-        adv_estimator=estimator,
+    given = config.AlgorithmConfig(
         rollout_is="token",
         rollout_rs="seq_mean_k2",
         rollout_rs_threshold=(4.55,),
@@ -68,7 +75,10 @@ def test_every_estimator_of_a_group_and_every_metric(estimator):
         kl_coef=0.2,
         overlong_buffer=0 if estimator == "maxrl" else 20,
     )
-    (one, told), (two, whole) = streamed(given=given), streamed(pieces=([0, 1, 2, 3, 4],), given=given)
+    (one, told), (two, whole) = (
+        streamed(one=arms.again(learner(given), np.float64, adv_estimator=estimator), pieces=pieces)
+        for pieces in (PIECES, ([0, 1, 2, 3, 4],))
+    )
     assert arms.worst(one, two) <= EXACT
     assert told.keys() == whole.keys() and {"rollout_corr/rollout_is_std", "critic/advantages/max"} <= told.keys()
     for name in set(told) - {"training/packed_fill_ratio"}:  # small pieces fill their rows less
@@ -77,7 +87,7 @@ def test_every_estimator_of_a_group_and_every_metric(estimator):
 
 @pytest.mark.parametrize("estimator", sorted(advantages.WHOLE_ROUND))
 def test_statistics_of_the_whole_round_are_refused(estimator):
-    given = config.Algorithm(adv_estimator=estimator)
+    given = config.AlgorithmConfig(adv_estimator=estimator)
     with pytest.raises(
         ValueError,
         match=f"algorithm.adv_estimator='{estimator}' whitens over all tokens of a round and this "
@@ -87,6 +97,7 @@ def test_statistics_of_the_whole_round_are_refused(estimator):
     streamed(np.float32, pieces=([0, 1, 2, 3, 4],), given=given, reference=False)
 
 
+@pytest.mark.extended
 def test_a_planted_mean_per_micro_batch_is_found(monkeypatch):
     arms.mean_per_micro_batch(monkeypatch)
     assert arms.worst(streamed()[0], streamed(pieces=([0, 1, 2, 3, 4],))[0]) > EXACT

@@ -16,6 +16,7 @@ import pytest
 from jaxrl_post.algorithms import aggregation, credit, losses
 from jaxrl_post.trainer import attention, learner, programs
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
 GROUPS = made_groups.groups()
 ARMS = {
@@ -34,18 +35,37 @@ def plain():
     return {mode: arms.plain_gradient(GROUPS, np.float64, mode=mode) for mode in arms.MODES}
 
 
+@functools.cache
+def learner_of(sizes=(1, 1, 1)):
+    with arms.precision(np.float64):
+        return arms.learner(np.float64, kind=arms.Uncommitted, sizes=sizes)
+
+
 @pytest.mark.parametrize("mode", arms.MODES)
 @pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
 def test_every_mode_in_x64(plain, arm, mode):
-    assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
+    how = dict(ARMS[arm])
+    one = arms.again(learner_of(how.pop("sizes", (1, 1, 1))), np.float64, loss_agg_mode=mode)
+    assert arms.worst(arms.gradient(GROUPS, np.float64, one=one, **how), plain[mode]) <= EXACT
 
 
-@pytest.mark.parametrize("loss_mode", arms.LOSSES)
-def test_every_loss_in_x64(loss_mode):
+@pytest.mark.parametrize(
+    "loss_mode, arms_of_it",
+    [
+        ("gspo", ("packed", "three_accumulates", "eight_devices")),
+        ("cispo", ("packed",)),
+        ("sapo", ("packed",)),
+        *(
+            pytest.param(name, ("three_accumulates", "eight_devices"), marks=pytest.mark.extended)
+            for name in ("cispo", "sapo")
+        ),
+    ],
+)
+def test_every_loss_in_x64(loss_mode, arms_of_it):
     """gspo needs a sequence's mean inside a packed row."""
     mode = "prompt-mean" if loss_mode == "cispo" else "seq-mean-token-mean"
     plain = arms.plain_gradient(GROUPS, np.float64, mode=mode, loss_mode=loss_mode)
-    for arm in ("packed", "three_accumulates", "eight_devices"):
+    for arm in arms_of_it:
         got = arms.gradient(GROUPS, np.float64, given=arms.algorithm(mode, loss_mode=loss_mode), **ARMS[arm])
         assert arms.worst(got, plain) <= EXACT, arm
 
@@ -56,7 +76,9 @@ def test_what_must_not_matter_in_x64(plain, arm):
     assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
 
 
-@pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
+@pytest.mark.parametrize(
+    "arm", ["packed", "three_accumulates", pytest.param("eight_devices", marks=pytest.mark.extended)]
+)
 def test_float32(plain, arm):
     mode = "token-mean"
     packed = arms.gradient(GROUPS, mode=mode)
@@ -74,7 +96,10 @@ def test_an_unscored_rollout_is_as_if_it_were_not_there():
         group, rollouts=tuple(group.rollouts[i] for i in kept), rewards=group.rewards[kept], scored=group.scored[kept]
     )
     for mode in arms.MODES:
-        a, b = (arms.gradient(g, np.float64, mode=mode) for g in (with_it, [with_it[0], less, with_it[2]]))
+        a, b = (
+            arms.gradient(g, np.float64, one=arms.again(learner_of(), np.float64, loss_agg_mode=mode))
+            for g in (with_it, [with_it[0], less, with_it[2]])
+        )
         assert arms.worst(a, b) <= EXACT
 
 
@@ -132,7 +157,9 @@ def trained(groups, loss_mode="vanilla", *, split=True, **terms):
         return jax.device_get(one.gradient()), jax.device_get(dict(one.commit())), set(ran)
 
 
-@pytest.mark.parametrize("loss_mode", ["vanilla", *arms.LOSSES])
+@pytest.mark.parametrize(
+    "loss_mode", ["vanilla", *(pytest.param(name, marks=pytest.mark.extended) for name in arms.LOSSES)]
+)
 def test_groups_without_advantages_are_only_measured(loss_mode):
     whole, told, programs_of_one = trained(ALIKE, loss_mode, split=False)
     split, same, ran = trained(ALIKE, loss_mode)
@@ -199,6 +226,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_planted_faults_are_seen(plain, monkeypatch, fault):
     fault(monkeypatch)
@@ -206,6 +234,7 @@ def test_planted_faults_are_seen(plain, monkeypatch, fault):
     assert arms.worst(arms.gradient(GROUPS, mode=mode), plain[mode]) > 1e-3
 
 
+@pytest.mark.extended
 def test_gspos_mean_over_a_row_is_seen(monkeypatch):
     mode, right = "seq-mean-token-mean", losses.sequence_mean
     plain = arms.plain_gradient(GROUPS, np.float64, mode=mode, loss_mode="gspo")
@@ -219,10 +248,13 @@ def test_corrections_weigh_the_policys_loss_and_rejection_leaves_every_count():
         "token-mean", rollout_is="token", rollout_is_threshold=(1.2,), kl_loss_coef=0.0, entropy_coef=0.0
     )
     with arms.precision(np.float64):
-        one, two = (arms.learner(np.float64, given=g) for g in (given, dataclasses.replace(given, rollout_is="none")))
+        one, two = (
+            arms.learner(np.float64, kind=arms.Uncommitted, given=g)
+            for g in (given, dataclasses.replace(given, rollout_is="none"))
+        )
         for learner in (one, two):
             learner.prepare(GROUPS)
-        weighed = {r.id: np.minimum(np.exp(one._old[r.id] - r.logprobs), 1.2) for g in GROUPS for r in g.rollouts}
+        weighed = {r.id: np.minimum(np.exp(one._old.of[r.id] - r.logprobs), 1.2) for g in GROUPS for r in g.rollouts}
         for name, own in two._credits.items():
             two._credits[name] = dataclasses.replace(own, advantages=own.advantages * weighed[name])
         for learner in (one, two):
@@ -231,7 +263,9 @@ def test_corrections_weigh_the_policys_loss_and_rejection_leaves_every_count():
         assert arms.worst(jax.device_get(one.gradient()), jax.device_get(two.gradient())) <= EXACT
         assert int(one._sums.count) == int(two._sums.count) == made_groups.unpacked(GROUPS)[1].sum()
         none = arms.learner(
-            np.float64, given=arms.algorithm("token-mean", rollout_rs="token_k2", rollout_rs_threshold=(1e-12,))
+            np.float64,
+            kind=arms.Uncommitted,
+            given=arms.algorithm("token-mean", rollout_rs="token_k2", rollout_rs_threshold=(1e-12,)),
         )
         none.prepare(GROUPS)
         none.accumulate(GROUPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import numpy as np
@@ -26,7 +27,7 @@ def check(events):
             lanes[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for spans in lanes.values():
         spans.sort()
-        assert all(after[0] >= before[1] - 2e-3 for before, after in zip(spans, spans[1:])), "spans overlap"
+        assert all(after[0] >= before[1] - 2e-3 for before, after in itertools.pairwise(spans)), "spans overlap"
     named = {(e["pid"], e.get("tid")) for e in events if e["ph"] == "M"}
     assert {(e["pid"], e.get("tid")) for e in events if e["ph"] == "X"} <= named
 

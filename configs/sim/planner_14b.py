@@ -15,8 +15,8 @@ def get_config():
     c.name, c.rounds = "planner 14b", 12
     c.workload.name, c.workload.cap = "rollpacker", 32768
     c.cluster.replicas, c.cluster.model, c.cluster.bounded = 32, "qwen2.5-14b", True
-    c.cluster.collective_s, c.cluster.move_s = 0.96e-3, 3.0
+    c.cluster.collective_s = 0.96e-3
     c.scheduler.prompts, c.scheduler.group_size = 128, 8
-    c.parts = ("planner: cluster.layouts=[2,4]",)
+    c.parts = ("planner: cluster.layouts=[2,4] cluster.move_s=3.0",)
     c.published = {"speedup_over_sync": 1.9}
     return c

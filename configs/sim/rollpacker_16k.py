@@ -15,7 +15,7 @@ def get_config():
     c = default()
     c.name, c.rounds = "rollpacker 16k", 20
     c.workload.name, c.workload.cap = "rollpacker", 16384
-    c.cluster.replicas, c.cluster.tensor, c.cluster.model = 16, 2, "qwen2.5-14b"
+    c.cluster.replicas, c.cluster.tensor = 16, 2
     c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.0155, 4e-05, 18.0
     c.learner.step_s = 277.0 * 23 / 72
     c.scheduler.prompts, c.scheduler.group_size = 128, 8

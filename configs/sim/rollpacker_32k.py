@@ -15,7 +15,7 @@ def get_config():
     c = default()
     c.name, c.rounds = "rollpacker 32k", 20
     c.workload.name, c.workload.cap = "rollpacker", 32768
-    c.cluster.replicas, c.cluster.tensor, c.cluster.model = 32, 2, "qwen2.5-32b"
+    c.cluster.replicas, c.cluster.tensor = 32, 2
     c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.0195, 4e-05, 28.0
     c.learner.step_s = 673.0 * 23 / 72
     c.scheduler.prompts, c.scheduler.group_size = 128, 8

@@ -15,7 +15,7 @@ def get_config():
     c = default()
     c.name, c.rounds = "rollpacker 8k", 20
     c.workload.name, c.workload.cap = "rollpacker", 8192
-    c.cluster.replicas, c.cluster.tensor, c.cluster.model = 16, 1, "qwen2.5-7b"
+    c.cluster.replicas = 16
     c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.008, 4e-05, 14.0
     c.learner.step_s = 82.0 * 23 / 72
     c.scheduler.prompts, c.scheduler.group_size = 128, 8

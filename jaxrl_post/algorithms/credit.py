@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from jaxrl_post.algorithms import advantages, correction
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.types import Finish, Group, Rollout, RolloutId
 
 LogProbs = Mapping[RolloutId, np.ndarray]
@@ -49,7 +49,7 @@ class Found:
 
 
 def assign(
-    groups: Sequence[Group], algorithm: Algorithm, *, max_tokens: int, old: LogProbs, reference: LogProbs
+    groups: Sequence[Group], algorithm: AlgorithmConfig, *, max_tokens: int, old: LogProbs, reference: LogProbs
 ) -> tuple[dict[RolloutId, Credit], Found]:
     """The credit of every rollout, and what `describe` makes metrics of.
 
@@ -88,7 +88,7 @@ def assign(
     )
 
 
-def describe(found: Sequence[Found], algorithm: Algorithm) -> dict[str, float]:
+def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, float]:
     """Metrics of all that was found since the round began: of the corrections; the KL in the reward as verl reports it, a
     mean of answers' means; penalties for length."""
     corrections = [triple for piece in found for triple in piece.corrections]
@@ -108,7 +108,7 @@ def describe(found: Sequence[Found], algorithm: Algorithm) -> dict[str, float]:
     return out
 
 
-def overlong(tokens: int, algorithm: Algorithm, max_tokens: int) -> float:
+def overlong(tokens: int, algorithm: AlgorithmConfig, max_tokens: int) -> float:
     """DAPO's soft punishment (arXiv 2503.14476, equation 13), times overlong_penalty: 0 up to max_tokens - buffer, then
     down along a line to -overlong_penalty at max_tokens. A buffer of 0 punishes nothing."""
     over = tokens - (max_tokens - algorithm.overlong_buffer)
@@ -117,11 +117,11 @@ def overlong(tokens: int, algorithm: Algorithm, max_tokens: int) -> float:
     return -over / algorithm.overlong_buffer * algorithm.overlong_penalty
 
 
-def _penalties(group: Group, algorithm: Algorithm, max_tokens: int) -> Float[np.ndarray, " G"]:
+def _penalties(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> Float[np.ndarray, " G"]:
     return np.array([overlong(len(rollout), algorithm, max_tokens) for rollout in group.rollouts])
 
 
-def _kl(rollout: Rollout, algorithm: Algorithm, old: LogProbs, reference: LogProbs) -> Float[np.ndarray, " T"]:
+def _kl(rollout: Rollout, algorithm: AlgorithmConfig, old: LogProbs, reference: LogProbs) -> Float[np.ndarray, " T"]:
     """k1 of each sampled token (verl's kl_penalty "kl"); zeros where no KL is in the reward."""
     if not algorithm.use_kl_in_reward:
         return np.zeros(len(rollout))
@@ -137,7 +137,7 @@ def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np
 
 
 def _advantages(
-    groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]], algorithm: Algorithm
+    groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]], algorithm: AlgorithmConfig
 ) -> list[list[np.ndarray]]:
     """Per group and rollout, float[T]."""
     if algorithm.adv_estimator in advantages.WHOLE_ROUND:
@@ -171,7 +171,7 @@ def _lengths(group: Group, filtering: bool) -> np.ndarray:
     return np.array([int(r.sampled.sum()) for r in group.rollouts]) * _trained(group, filtering)
 
 
-def _corrections(groups: Sequence[Group], algorithm: Algorithm, old: LogProbs) -> tuple[LogProbs, list[tuple]]:
+def _corrections(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogProbs) -> tuple[LogProbs, list[tuple]]:
     """float[T] by rollout id, and (ratios, weights, kept) of what is trained on. Nothing where nothing is corrected."""
     if not algorithm.corrects_rollouts:
         return {}, []
@@ -190,7 +190,7 @@ def _corrections(groups: Sequence[Group], algorithm: Algorithm, old: LogProbs) -
     return out, seen
 
 
-def _kls(groups: Sequence[Group], algorithm: Algorithm, drift: LogProbs) -> list[float]:
+def _kls(groups: Sequence[Group], algorithm: AlgorithmConfig, drift: LogProbs) -> list[float]:
     """Of every scored rollout the mean over its sampled tokens, where the KL is in the reward."""
     if not algorithm.use_kl_in_reward:
         return []

@@ -53,7 +53,7 @@ def chosen(
       you. chunk: tokens, over all rows, whose logits may exist at once.
     """
     assert hidden.ndim == 3 and targets.shape == hidden.shape[:2], (hidden.shape, targets.shape)
-    B, T, D = hidden.shape
+    B, T, _ = hidden.shape
     width = max(1, chunk // B)
     if width >= T:
         return of_logits(head(hidden), targets, temperature)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig
 
 LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to +-20 before exp, as verl does
 SEQUENCE_LOG_RATIO_BOUND = 10.0  # gspo's log-ratio is clamped to at most 10, as verl does
@@ -27,7 +27,7 @@ def vanilla(
     advantages: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     segment_ids: Int[Array, "B T"],
-    algorithm: Algorithm,
+    algorithm: AlgorithmConfig,
 ) -> Losses:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - old_logprobs) (PPO, arXiv 1707.06347, equation 7;
     two bounds: DAPO, arXiv 2503.14476, equation 10).
@@ -51,7 +51,7 @@ def gspo(
     advantages: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     segment_ids: Int[Array, "B T"],
-    algorithm: Algorithm,
+    algorithm: AlgorithmConfig,
 ) -> Losses:
     """PPO's clipping of the sequence's ratio s = exp(mean over its masked tokens of logprobs - old_logprobs), which
     every token of it shares (GSPO, arXiv 2507.18071, section 4.1).
@@ -72,7 +72,7 @@ def cispo(
     advantages: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     segment_ids: Int[Array, "B T"],
-    algorithm: Algorithm,
+    algorithm: AlgorithmConfig,
 ) -> Losses:
     """-A logprobs sg(clip(r, 1 - low, 1 + high)): every token keeps its gradient, only its weight is bounded (CISPO,
     arXiv 2506.13585, section 3.1). Bounds are relative to 1, as in verl and slime; TRL's upper one is absolute."""
@@ -88,7 +88,7 @@ def sapo(
     advantages: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     segment_ids: Int[Array, "B T"],
-    algorithm: Algorithm,
+    algorithm: AlgorithmConfig,
 ) -> Losses:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg: a soft gate in place of clipping
     (SAPO, arXiv 2511.20347). At r = 1 its gradient is that of -A r. Nothing is clipped."""
@@ -104,7 +104,7 @@ def sft(
     advantages: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     segment_ids: Int[Array, "B T"],
-    algorithm: Algorithm,
+    algorithm: AlgorithmConfig,
 ) -> Losses:
     """-logprobs: the negative log-likelihood of demonstrations. Nothing is clipped; old log-probs are not read."""
     _assert_alike(logprobs, advantages)
@@ -155,7 +155,9 @@ def k3(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Floa
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def _clipped(ratio: jax.Array, advantages: jax.Array, algorithm: Algorithm) -> tuple[jax.Array, dict[str, jax.Array]]:
+def _clipped(
+    ratio: jax.Array, advantages: jax.Array, algorithm: AlgorithmConfig
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """PPO's pessimistic choice, and 1 where the clipped branch is the larger loss (verl's pg_clipfrac)."""
     free = -advantages * ratio
     bound = -advantages * jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)

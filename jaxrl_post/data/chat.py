@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import jinja2
 import jinja2.ext
@@ -24,7 +25,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 class _Generation(jinja2.ext.Extension):
     """{% generation %}...{% endgeneration %} marks what an assistant said; here the mark is dropped."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser):
         line = next(parser.stream).lineno

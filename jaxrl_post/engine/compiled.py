@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine.row_program import BULK, TABLE, UPLOAD, Entry, Sizes, State, Told, dispatch, insert, upload
+from jaxrl_post.engine.host.wire import BULK, TABLE, UPLOAD, Entry, Sizes, Told
+from jaxrl_post.engine.insertion import insert, upload
+from jaxrl_post.engine.row_program import RowProgram, State, dispatch
 from jaxrl_post.engine.speculation.interface import Off
 from jaxrl_post.engine.speculation.registry import Drafter
 from jaxrl_post.kernels import attention, verify
@@ -80,10 +82,11 @@ class Programs:
             for x, home in zip(jax.eval_shape(lambda: self.blanks(drafter)), (self._placed, self._blocks))
         )
         for rows in self.row_sizes:
+            program = RowProgram(
+                rows=rows, sizes=s, config=self.config, dtype=self.dtype, drafter=drafter, spread=spread
+            )
             run = jax.jit(
-                functools.partial(dispatch, rows, s, self.config, self.dtype, drafter, spread),
-                donate_argnums=2,
-                out_shardings=(self._placed, self._whole),
+                functools.partial(dispatch, program), donate_argnums=2, out_shardings=(self._placed, self._whole)
             )
             self._dispatches[rows, drafter.width > 0] = run.lower(
                 params, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))

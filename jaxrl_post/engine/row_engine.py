@@ -58,21 +58,9 @@ class RowEngine(RowHost):
         drafting: Drafting | None = None,
         carry: Carry | None = None,
     ):
-        meshes.check_divisible(
-            mesh,
-            decoder.axes(model),
-            decoder.abstract(model),
-            "engine",
-            {"heads": model.heads, "kv_heads": model.kv_heads},
-        )
-        if max_length > model.max_length:
-            raise ValueError(
-                f"engine.max_length={max_length} is beyond the model's {model.max_length} positions; the "
-                f"nearest valid value is {model.max_length}"
-            )
-        replicas = meshes.replicas(mesh)
+        _check(model, mesh, max_length)
         sizes = Sizes.of(
-            replicas,
+            meshes.replicas(mesh),
             slots=slots,
             max_length=max_length,
             page_size=page_size,
@@ -81,27 +69,30 @@ class RowEngine(RowHost):
             steps_per_dispatch=steps_per_dispatch,
             restricted=restricted,
         )
-        cost = cost or costs.analytic(jax.devices()[0].device_kind, _count(params), np.dtype(dtype).itemsize, row_sizes)
-        drafting = drafting or Drafting(Off(), replicas=replicas, slots=slots, past=lambda prompt_id: ())
         super().__init__(
             sizes,
             row_sizes=row_sizes,
             refill_slots=refill_slots,
-            cost=cost,
-            drafting=drafting,
+            cost=cost or _analytic(params, dtype, row_sizes),
+            drafting=drafting or _no_drafts(sizes),
             vocab_size=model.vocab_size,
             decode=decode,
             version=version,
             carry=carry,
         )
+        self._hold(model, params, mesh, dtype)
+
+    def _hold(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any) -> None:
+        """Places the weights and compiles every program."""
         self._layout = weight_sync.Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
         self.case = self._layout.case(params)
         self._params = self._layout.place(params)
         self._owned = self._params is not params
-        self._programs = compiled.Programs(model, mesh, sizes, self.row_sizes, dtype, drafting.drafter)
+        drafter = self.drafting.drafter
+        self._programs = compiled.Programs(model, mesh, self.sizes, self.row_sizes, dtype, drafter)
         self._programs.compile(self._params)
         self._state, self._tables = self._programs.blank()
-        self.watched = self._programs.watched(drafting.drafter)
+        self.watched = self._programs.watched(drafter)
 
     def _put(self, entry: Entry, drafts: bool) -> None:
         self._state = self._programs.insert(self._state, entry, drafts)
@@ -167,5 +158,22 @@ def drop(tree: Any) -> None:
         leaf.delete()
 
 
-def _count(params: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
+def _check(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, max_length: int) -> None:
+    """Refuses a mesh that does not divide the model, and positions beyond the model's."""
+    heads = {"heads": model.heads, "kv_heads": model.kv_heads}
+    meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "engine", heads)
+    if max_length > model.max_length:
+        raise ValueError(
+            f"engine.max_length={max_length} is beyond the model's {model.max_length} positions; the "
+            f"nearest valid value is {model.max_length}"
+        )
+
+
+def _no_drafts(sizes: Sizes) -> Drafting:
+    return Drafting(Off(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ())
+
+
+def _analytic(params: Any, dtype: Any, row_sizes: Sequence[int]) -> costs.StepCost:
+    """The analytic cost table of this kind of device."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(dtype).itemsize, row_sizes)

@@ -97,8 +97,10 @@ def plan(
     heads: int,
     places: int | None = None,
 ) -> Plan:
-    """Gives `rows` rows, `heads` of them sampling, to slots. A running slot needs one: rows >= running slots. `places` for
-    heads, of which those behind `heads` stay empty; None: as many as heads."""
+    """Gives `rows` rows to slots, of which `heads` may sample. Every running slot needs a row: rows >= running slots.
+
+    `places`: length of the head arrays; entries behind `heads` stay empty. None: as many as heads.
+    """
     count = counts(xp, forced, candidates, values, order, rows, heads)
     sampling = xp.maximum(count - forced + 1, 0) * (count > 0)
     slot, offset, real = _spread(xp, count, rows)

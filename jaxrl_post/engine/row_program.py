@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,6 @@ from jaxrl_post.engine.host.wire import (
     USES,
     WATCH,
     WEIGHT,
-    Entry,
     Sizes,
     Told,
 )
@@ -54,9 +54,6 @@ from jaxrl_post.engine.speculation.registry import Drafter
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-
-UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
-BULK = 64 * UPLOAD  # or so many, where there are as many
 
 
 class State(NamedTuple):
@@ -84,6 +81,43 @@ class Slots(NamedTuple):
     won: Array  # tokens that answers took over from their clones
 
 
+class Work(NamedTuple):
+    """The rows of a step: the plan, the position of each row [R], the ends of candidates [S], forced rows [S], and what
+    each draft is worth [S, W]."""
+
+    plan: row_plan.Plan
+    position: Array
+    guessed: Array
+    forced: Array
+    values: Array
+
+
+class Heads(NamedTuple):
+    """What a step found at each head: whether its sample is kept, ends its rollout, equals its candidate; the sample's
+    position; and what is reported of it: log-prob, entropy and stamp."""
+
+    counts: Array
+    ended: Array
+    match: Array
+    after: Array
+    reported: tuple
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowProgram:
+    """What is fixed when a dispatch is compiled.
+
+    `rows`: rows of a step. `dtype`: of activations. `spread(attention)`: the same attention, each device over its own part.
+    """
+
+    rows: int
+    sizes: Sizes
+    config: decoder.ModelConfig
+    dtype: Any
+    drafter: Drafter
+    spread: Callable
+
+
 def _ends(tokens: Array, ends: Array) -> Array:
     return jnp.any(tokens[:, None] == ends, axis=1)
 
@@ -97,12 +131,7 @@ def _accept(plan: row_plan.Plan, guess: Array, sampled: Array, ended: Array) -> 
 
 
 def _step(
-    rows: int,
-    sizes: Sizes,
-    config: decoder.ModelConfig,
-    dtype: Any,
-    drafter: Drafter,
-    spread: Callable,
+    program: RowProgram,
     params: Any,
     tables: Any,
     packed: Array,
@@ -111,12 +140,40 @@ def _step(
     number: Array,
     clones: Array,
 ) -> tuple[State, Slots]:
-    """One step of one replica; packed [S, columns], tokens [S, T]; `clones`: whether a slot stands in for another. `spread`
-    has every device attend for itself."""
-    cache, tokens, favourites, memory = carry
+    """Takes one step of one replica. packed [S, columns]; tokens [S, T]; `clones`: whether any slot is a clone."""
+    sizes, config, drafter = program.sizes, program.config, program.drafter
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
+    drafts, tokens, work = _planned(program, tables, packed, carry, slots, going)
+    plan, position = work.plan, work.position
+    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), program.spread)
+    inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
+    h, cache = decoder.hidden(params, config, inputs, position, attend, carry.cache, dtype=program.dtype)
+
+    slot, after = plan.head_slot, position[plan.head_row] + 1
+    sampled, *law, _, likely = _drawn(program, params, h[plan.head_row], packed[slot], after)
+    guess = jnp.where(after < work.guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
+    ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
+    sampled, counts, match = _accept(plan, guess, sampled, ended)
+    tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
+    favourites = carry.favourites
+    if favourites.shape[1] and drafter.width:
+        favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
+    heads = Heads(counts, ended, match, after, (*law, number * 2 + match))
+    settled = _settle(sizes, packed, slots._replace(guessed=work.guessed), plan, heads, going)
+    settled = settled._replace(offers=slots.offers + _binned(work.values))
+    state = State(cache, tokens, favourites, carry.memory)
+    if drafter.width:
+        state, settled = _shared(program, packed, state, slots, settled, drafts, work, going, clones)
+    return state, settled
+
+
+def _planned(
+    program: RowProgram, tables: Any, packed: Array, carry: State, slots: Slots, going: Array
+) -> tuple[Drafts, Array, Work]:
+    """Drafts, the tokens with the drafts written behind `known`, and the rows of the step."""
+    sizes, rows = program.sizes, program.rows
     bound = _bound(packed, sizes)
-    drafts, tokens, values = _drafted(drafter, tables, memory, packed, tokens, slots, going, bound)
+    drafts, tokens, values = _drafted(program.drafter, tables, carry.memory, packed, carry.tokens, slots, going, bound)
     offered = jnp.sum(values > 0, axis=1, dtype=jnp.int32)
     guessed = jnp.where(offered > 0, slots.known + offered, slots.guessed)
     forced = jnp.where(going & (slots.known <= bound), slots.known - slots.filled, 0)
@@ -125,45 +182,45 @@ def _step(
     heads = dict(heads=min(sizes.heads, rows), places=sizes.head_places(rows))
     plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, ORDER], rows=rows, **heads)
     position = jnp.where(plan.real, slots.filled[plan.slot] + plan.offset, 0)
-    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), spread)
-    inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
-    h, cache = decoder.hidden(params, config, inputs, position, attend, cache, dtype=dtype)
-    slot, after = plan.head_slot, position[plan.head_row] + 1
-    sampled, *law, _, likely = _drawn(rows, sizes, config, params, h[plan.head_row], packed[slot], after)
-    guess = jnp.where(after < guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
-    ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
-    sampled, counts, match = _accept(plan, guess, sampled, ended)
-    tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
-    if favourites.shape[1] and drafter.width:
-        favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
-    stamps = number * 2 + match
-    settled = _settle(
-        sizes, packed, slots._replace(guessed=guessed), plan, counts, ended, match, (*law, stamps), going, after
+    return drafts, tokens, Work(plan, position, guessed, forced, values)
+
+
+def _shared(
+    program: RowProgram,
+    packed: Array,
+    state: State,
+    before: Slots,
+    settled: Slots,
+    drafts: Drafts,
+    work: Work,
+    going: Array,
+    clones: Array,
+) -> tuple[State, Slots]:
+    """Lets clones and their leaders share what they settled, and shows the step's tokens to the drafter."""
+    sizes, drafter = program.sizes, program.drafter
+    cache, tokens, favourites, memory = state
+    cache, tokens, favourites, settled = jax.lax.cond(
+        clones,
+        functools.partial(_follow, drafter.width, sizes, packed, before.filled),
+        lambda *same: same,
+        cache,
+        tokens,
+        favourites,
+        settled,
     )
-    settled = settled._replace(offers=slots.offers + _binned(values))
-    if drafter.width:
-        cache, tokens, favourites, settled = jax.lax.cond(
-            clones,
-            functools.partial(_follow, drafter.width, sizes, packed, slots.filled),
-            lambda *same: same,
-            cache,
-            tokens,
-            favourites,
-            settled,
-        )
-        leads = going & (packed[:, LEADER] == jnp.arange(sizes.slots))
-        learn = favourites if favourites.shape[1] else tokens
-        memory = drafter.observe(
-            memory,
-            drafts,
-            packed[:, DRAFTS:FIRST_END],
-            tokens,
-            learn,
-            slots.known,
-            settled.known,
-            jnp.maximum(plan.count - forced, 0),
-            leads,
-        )
+    leads = going & (packed[:, LEADER] == jnp.arange(sizes.slots))
+    learn = favourites if favourites.shape[1] else tokens
+    memory = drafter.observe(
+        memory,
+        drafts,
+        packed[:, DRAFTS:FIRST_END],
+        tokens,
+        learn,
+        before.known,
+        settled.known,
+        jnp.maximum(work.plan.count - work.forced, 0),
+        leads,
+    )
     return State(cache, tokens, favourites, memory), settled
 
 
@@ -230,12 +287,14 @@ def _follow(
     )
 
 
-def _drawn(
-    rows: int, sizes: Sizes, config: decoder.ModelConfig, params: Any, h: Array, packed: Array, after: Array
-) -> sampling.Drawn:
-    """What the heads draw, computed in tiles of one size; `h` [places, D] is of the head rows. A drafter needs more tiles, and
-    no tile is another for it. The barriers keep a compiler from merging two tiles or a tile and what is around it."""
-    size, tiles = sizes.head_tile(rows), []
+def _drawn(program: RowProgram, params: Any, h: Array, packed: Array, after: Array) -> sampling.Drawn:
+    """Returns what the heads draw, computed in tiles of one size. `h` [places, D] belongs to the head rows.
+
+    A drafter needs more tiles, of the same size. The barriers keep a compiler from merging tiles with each other or with
+    the operations around them.
+    """
+    sizes, config = program.sizes, program.config
+    size, tiles = sizes.head_tile(program.rows), []
     for start in range(0, h.shape[0], size):
         inputs = jax.lax.optimization_barrier(tuple(x[start : start + size] for x in (h, packed, after)))
         drawn = _draw(sizes, inputs[1], decoder.logits(params, config, inputs[0]), inputs[2])
@@ -244,7 +303,7 @@ def _drawn(
 
 
 def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
-    """What the heads draw, whose own rows of `packed` are given."""
+    """Returns what the heads draw. `packed` holds the row of each head's slot."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0 : SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
@@ -253,19 +312,9 @@ def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.
     return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards)
 
 
-def _settle(
-    sizes: Sizes,
-    packed: Array,
-    slots: Slots,
-    plan: row_plan.Plan,
-    counts: Array,
-    ended: Array,
-    match: Array,
-    told: tuple,
-    going: Array,
-    after: Array,
-) -> Slots:
-    """The slots after a step: what `counts` (heads whose sample is kept) says of each, and `told` about each head."""
+def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: row_plan.Plan, heads: Heads, going: Array) -> Slots:
+    """Returns the slots after a step."""
+    counts, ended, match, after, reported = heads
 
     def heads_of_slot(which):
         return jnp.zeros_like(slots.known).at[plan.head_slot].add((counts & which).astype(jnp.int32))
@@ -274,8 +323,24 @@ def _settle(
     window = jnp.where(counts, after - packed[plan.head_slot, KNOWN], sizes.emit)
     logprobs, entropies, stamps = (
         old.at[plan.head_slot, window].set(new, mode="drop")
-        for old, new in zip((slots.logprobs, slots.entropies, slots.stamps), told)
+        for old, new in zip((slots.logprobs, slots.entropies, slots.stamps), reported)
     )
+    return Slots(
+        known=known,
+        filled=jnp.where(known > slots.known, known - 1, slots.filled + plan.count),
+        guessed=jnp.where(heads_of_slot(~match) > 0, known, jnp.maximum(slots.guessed, known)),
+        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (known >= packed[:, LIMIT])), 1, slots.done),
+        logprobs=logprobs,
+        entropies=entropies,
+        stamps=stamps,
+        uses=slots.uses + _uses(sizes, packed, plan, counts),
+        offers=slots.offers,
+        won=slots.won,
+    )
+
+
+def _uses(sizes: Sizes, packed: Array, plan: row_plan.Plan, counts: Array) -> Array:
+    """Counts the rows of a step by use, in the order of USES."""
     leads = packed[:, LEADER] == jnp.arange(sizes.slots)
     mine, sampling = plan.real & leads[plan.slot], plan.head_real & leads[plan.head_slot]
     guesses, heads, rows = sampling & (plan.head_rank > 0), jnp.sum(sampling), jnp.sum(plan.real)
@@ -287,18 +352,7 @@ def _settle(
         plan.real.shape[0] - rows,
         rows - jnp.sum(mine),
     )
-    return Slots(
-        known=known,
-        filled=jnp.where(known > slots.known, known - 1, slots.filled + plan.count),
-        guessed=jnp.where(heads_of_slot(~match) > 0, known, jnp.maximum(slots.guessed, known)),
-        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (known >= packed[:, LIMIT])), 1, slots.done),
-        logprobs=logprobs,
-        entropies=entropies,
-        stamps=stamps,
-        uses=slots.uses + jnp.stack(uses),
-        offers=slots.offers,
-        won=slots.won,
-    )
+    return jnp.stack(uses)
 
 
 def _bound(packed: Array, sizes: Sizes) -> Array:
@@ -307,39 +361,23 @@ def _bound(packed: Array, sizes: Sizes) -> Array:
 
 
 def dispatch(
-    rows: int,
-    sizes: Sizes,
-    config: decoder.ModelConfig,
-    dtype: Any,
-    drafter: Drafter,
-    spread: Callable,
+    program: RowProgram,
     params: Any,
     tables: Any,
     state: State,
     packed: Int[Array, "replicas S columns"],
     scalars: Int[Array, " 3"],
 ) -> tuple:
-    """Up to scalars[0] steps; leaves once scalars[1] slots of a replica finished, a watched prompt is ready, nothing is
-    left to do, or a slot has no room; scalars[2]: whether any slot is a clone. The new state, then what the host reads."""
+    """Takes up to scalars[0] steps. Returns the new state, then what the host reads.
+
+    A dispatch ends once scalars[1] slots of a replica have finished, a watched prompt is ready, nothing is left to do, or a
+    slot has no room. scalars[2]: whether any slot is a clone.
+    """
+    sizes = program.sizes
     step = jax.vmap(
-        functools.partial(_step, rows, sizes, config, dtype, drafter, spread),
-        in_axes=(None, 0, 0, 0, 0, None, None),
-        spmd_axis_name=meshes.REPLICAS,
+        functools.partial(_step, program), in_axes=(None, 0, 0, 0, 0, None, None), spmd_axis_name=meshes.REPLICAS
     )
-    shape = packed.shape[:2]
-    empty = jnp.zeros((*shape, sizes.emit))
-    slots = Slots(
-        packed[..., KNOWN],
-        packed[..., FILLED],
-        packed[..., GUESSED],
-        jnp.zeros(shape, jnp.int32),
-        empty,
-        empty,
-        jnp.zeros((*shape, sizes.emit), jnp.int32),
-        jnp.zeros((shape[0], len(USES)), jnp.int32),
-        jnp.zeros((shape[0], OFFERS), jnp.int32),
-        jnp.zeros(shape[:1], jnp.int32),
-    )
+    slots = _started(sizes, packed)
 
     def go_on(carry):
         number, _, slots = carry
@@ -357,9 +395,33 @@ def dispatch(
 
     state = state._replace(memory=state.memory._replace(counts=jnp.zeros_like(state.memory.counts)))
     number, state, slots = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, slots))
+    return state, _reported(program, packed, state, slots, number)
+
+
+def _started(sizes: Sizes, packed: Array) -> Slots:
+    """The slots before the first step of a dispatch."""
+    shape = packed.shape[:2]
+    empty = jnp.zeros((*shape, sizes.emit))
+    return Slots(
+        packed[..., KNOWN],
+        packed[..., FILLED],
+        packed[..., GUESSED],
+        jnp.zeros(shape, jnp.int32),
+        empty,
+        empty,
+        jnp.zeros((*shape, sizes.emit), jnp.int32),
+        jnp.zeros((shape[0], len(USES)), jnp.int32),
+        jnp.zeros((shape[0], OFFERS), jnp.int32),
+        jnp.zeros(shape[:1], jnp.int32),
+    )
+
+
+def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, number: Array) -> Told:
+    """What the host reads of a dispatch of `number` steps: per slot its counts and the window of new tokens."""
+    sizes = program.sizes
     where = jnp.minimum(packed[..., KNOWN, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
-    watched = drafter.width and state.favourites.shape[-1]
+    watched = program.drafter.width and state.favourites.shape[-1]
     texts = [
         jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites)[: 2 if watched else 1]
     ]
@@ -374,23 +436,4 @@ def dispatch(
         ],
         axis=-1,
     )
-    return state, Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)
-
-
-def insert(drafter: Drafter, state: State, entry: Entry) -> State:
-    """Puts texts into slots, copies pages, and shows the texts to the drafter."""
-    cache = tuple(jax.vmap(attention.copy)(layer, entry.source, entry.target) for layer in state.cache)
-    put = jax.vmap(lambda old, where, new: old.at[where].set(new, mode="drop"))
-    learn = entry.favourites if entry.favourites.shape[-1] else entry.tokens
-    memory = jax.vmap(drafter.enter)(
-        state.memory, entry.slot, entry.row, entry.fresh, entry.seen, entry.tokens, learn, entry.known
-    )
-    return State(
-        cache, put(state.tokens, entry.slot, entry.tokens), put(state.favourites, entry.slot, entry.favourites), memory
-    )
-
-
-def upload(tables: Any, replica: Array, offset: Array, pieces: tuple) -> Any:
-    """Puts a piece of each flat array at its place in one replica's tables."""
-    flat = [jax.lax.dynamic_update_slice(old, new[None], (replica, offset)) for old, new in zip(tables, pieces)]
-    return tables._replace(**dict(zip(tables._fields, flat)))
+    return Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)

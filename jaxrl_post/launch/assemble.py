@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from jaxrl_post.trainer.learner import Learner
 
 
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
-    """Batch arithmetic and memory per device, as text."""
+    """Describes batch arithmetic, memory per device and the weight sync, as text."""
     numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt)
     kinds = memory_plan.by_kind(config, parts.memory(config, start))
     return "\n".join(
@@ -61,9 +61,12 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
 
 @dataclass(kw_only=True)
 class Run:
-    """Everything that turns. `evaluator` is the engine itself, a second one where the data writes the rollouts, or None
-    where nothing is evaluated. `traces`: those that are drawn, at most one. `saved`: the checkpoint it goes on from, if any;
-    `about`: what it is saved under."""
+    """Every part of a run.
+
+    `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
+    evaluation. `mine`: the folder that this process writes to. `traces`: at most one. `saved`: the checkpoint that the run
+    resumes from, if any. `about`: what a checkpoint must agree with.
+    """
 
     config: configs.Config
     start: inputs.Inputs
@@ -88,17 +91,17 @@ class Run:
 
     @property
     def records(self) -> list[Any]:
-        """What keeps scored groups: the history, and what engines draft from."""
+        """Parts that record scored groups: the history, and the drafting of each row engine."""
         return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, (RowEngine, Elastic)))]
 
     @property
     def engines(self) -> list[Any]:
-        """Those that there are, each once."""
+        """The engine and the evaluator, without repetition."""
         return list(dict.fromkeys(engine for engine in (self.engine, self.evaluator) if engine is not None))
 
 
 def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
-    """From the command line to a run that is ready to turn; None when only the plan was asked for."""
+    """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run)."""
     flags = parse(arguments)
     malloc.return_large_blocks()
     config = configs.resolve(configs.load(flags.config), flags.overrides)
@@ -113,7 +116,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config)
     words = planned(config, start)
-    devices = parts.learner_mesh(config)
+    devices = parts.device_plan(config)
     say(words)
     if flags.resume:
         place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
@@ -131,49 +134,22 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
 def build(
     config: configs.Config,
     start: inputs.Inputs,
-    devices: jax.sharding.Mesh,
+    devices: parts.DevicePlan,
     place: Path,
     new: bool,
     stack: contextlib.ExitStack,
 ) -> Run:
-    """Every part, once. What was saved and graders first: they need no device and may refuse."""
-    mine, decode, watch = folder.own(place), start.tokenizer.decode, Stopwatch()
-    about = resume.about(config, start, resume.versions())
-    saves = store.Checkpoints(
-        place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say, share=processes.share_text
-    )
-    saved = None if new else resume.point(saves, place, mine, about, say)
-    rewards = stack.enter_context(graders(config, decode, mine / "rewards.jsonl", stack, shuffle=config.reward.shuffle))
-    judge = stack.enter_context(graders(config, decode, mine / "eval_rewards.jsonl", stack, shuffle=False))
-    rewards.check((*start.train, *start.held_out))
+    """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
+    mine, watch = folder.own(place), Stopwatch()
+    about, saves, saved = checkpoints(config, start, place, mine, new)
+    rewards, judge = both_graders(config, start, devices, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
-    replica = functools.partial(parts.replica, config, start.model, start.cost)
-    scheduler = registry.made(
-        config, start.train, start.sampling, history.of, replica, parts.pace(config, replica, start.cost)
-    )
-    if config.engine.layouts:
-        scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
-    decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
+    scheduler = recorded_scheduler(config, start, history, mine, stack)
 
     guard = stack.enter_context(compile_guard.CompileGuard())
-    learner = parts.learner(config, start.model, start.load_params, devices)
-    learner.compile()
-    if saved is not None:
-        learner.restore(saved.arrays, saved.step)
-    engine, evaluator = ENGINES[config.engine.name](config, start, learner, history)
+    learner = compiled_learner(config, start, devices, saved)
+    engine, evaluator = ENGINES[config.engine.name](config, start, devices, learner, history)
     stack.enter_context(dispatch_log.logged({engine, evaluator}, mine / "dispatches.jsonl"))
-    writers = [metrics.Jsonl(mine / "metrics.jsonl")]
-    if jax.process_index() == 0:
-        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
-        writers.append(metrics.console(config.steps))
-    writer = metrics.Several(*writers)
-    stack.callback(writer.close)
-    traces = []
-    if config.trace_rounds:
-        file = stack.enter_context(open(mine / f"trace_{learner.step:06d}.json", "w", encoding="utf-8"))
-        traces = [RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)]
-        watch.listeners.append(traces[0].phase)
-        stack.callback(traces[0].close)
     run = Run(
         config=config,
         start=start,
@@ -184,13 +160,13 @@ def build(
         learner=learner,
         engine=engine,
         evaluator=evaluator,
-        scheduler=Recorder(scheduler, decisions.write),
+        scheduler=scheduler,
         rewards=rewards,
         judge=judge,
         history=history,
         meter=BiasMeter(),
-        traces=traces,
-        writer=writer,
+        traces=drawn_traces(config, learner, watch, mine, stack),
+        writer=written_rows(config, evaluator, place, mine, stack),
         saves=saves,
         saved=saved,
         about=about,
@@ -201,8 +177,81 @@ def build(
     return run
 
 
+def checkpoints(
+    config: configs.Config, start: inputs.Inputs, place: Path, mine: Path, new: bool
+) -> tuple[dict, store.Checkpoints, store.Saved | None]:
+    """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
+    about = resume.about(config, start, resume.versions())
+    saves = store.Checkpoints(
+        place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say, share=processes.share_text
+    )
+    return about, saves, None if new else resume.point(saves, place, mine, about, say)
+
+
+def both_graders(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, mine: Path, stack: contextlib.ExitStack
+) -> tuple[Pool, Pool]:
+    """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
+    grade = functools.partial(graders, config, start.tokenizer.decode, devices, stack)
+    rewards = grade(mine / "rewards.jsonl", shuffle=config.reward.shuffle)
+    judge = grade(mine / "eval_rewards.jsonl", shuffle=False)
+    rewards.check((*start.train, *start.held_out))
+    return rewards, judge
+
+
+def compiled_learner(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, saved: store.Saved | None
+) -> Learner:
+    """Builds the learner and compiles its programs, with the state of the checkpoint, if any."""
+    learner = parts.learner(config, start.model, start.load_params, devices)
+    learner.compile()
+    if saved is not None:
+        learner.restore(saved.arrays, saved.step)
+    return learner
+
+
+def recorded_scheduler(
+    config: configs.Config, start: inputs.Inputs, history: History, mine: Path, stack: contextlib.ExitStack
+) -> Recorder:
+    """Builds the scheduler, with its decision log around it."""
+    replica = functools.partial(parts.replica, config, start.model, start.cost)
+    scheduler = registry.made(
+        config, start.train, start.sampling, history.of, replica, parts.pace(config, replica, start.cost)
+    )
+    if config.engine.layouts:
+        scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
+    decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
+    return Recorder(scheduler, decisions.write)
+
+
+def written_rows(
+    config: configs.Config, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
+) -> metrics.Several:
+    """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step."""
+    writers = [metrics.Jsonl(mine / "metrics.jsonl")]
+    if jax.process_index() == 0:
+        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
+        writers.append(metrics.console(config.steps))
+    writer = metrics.Several(*writers)
+    stack.callback(writer.close)
+    return writer
+
+
+def drawn_traces(
+    config: configs.Config, learner: Learner, watch: Stopwatch, mine: Path, stack: contextlib.ExitStack
+) -> list[RingTrace]:
+    """Opens the trace of the first `trace_rounds` rounds; none where that is 0."""
+    if not config.trace_rounds:
+        return []
+    file = stack.enter_context(open(mine / f"trace_{learner.step:06d}.json", "w", encoding="utf-8"))
+    trace = RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)
+    watch.listeners.append(trace.phase)
+    stack.callback(trace.close)
+    return [trace]
+
+
 def revive(run: Run, saved: store.Saved) -> None:
-    """Everything on the host as it was; the first and the latest evaluation are read from their log."""
+    """Restores the host's state. The first and the latest evaluation are read from their log."""
     prompts = {prompt.id: prompt for prompt in run.start.train}
     run.history.load_state_dict(saved.host["history"])
     run.meter.load_state_dict(saved.host["meter"])
@@ -216,8 +265,16 @@ def revive(run: Run, saved: store.Saved) -> None:
     run.evaluations += [evaluation.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
 
 
-def graders(config: configs.Config, decode: Any, journal: Path, stack: contextlib.ExitStack, *, shuffle: bool) -> Pool:
-    """A pool of reward processes; of several processes of a job the first one scores and shares."""
+def graders(
+    config: configs.Config,
+    decode: Callable,
+    devices: parts.DevicePlan,
+    stack: contextlib.ExitStack,
+    journal: Path,
+    *,
+    shuffle: bool,
+) -> Pool:
+    """Starts a pool of reward processes. In a job of several processes, process 0 scores and shares the scores."""
     limits = Fixed(config.reward.limit_s)
     if config.reward.adaptive_limit:
         limits = Adaptive(config.reward.limit_s, read_journal(journal) if journal.is_file() else ())
@@ -226,7 +283,7 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
     before = read_aside(journal)
     if len(before):
         say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
-    return Pool(
+    pool = Pool(
         config.reward.functions,
         config.reward.weights,
         workers=config.reward.workers,
@@ -234,33 +291,32 @@ def graders(config: configs.Config, decode: Any, journal: Path, stack: contextli
         decode=decode,
         shuffle=shuffle,
         seed=config.seed,
-        share=functools.partial(processes.share, mesh=parts.mesh_of(config, parts.layouts(config)[0]))
-        if jax.process_count() > 1
-        else None,
+        share=functools.partial(processes.share, mesh=devices.first) if jax.process_count() > 1 else None,
         compute=jax.process_index() == 0,
         journal=log,
         journaled=before,
         limits=limits,
     )
+    return stack.enter_context(pool)
 
 
-def rows_for_all(config, start, learner, history) -> tuple[Any, RowEngine | Elastic | None]:
-    """The row engine generates, and evaluates."""
-    engine = parts.engine(config, start, learner, history, say)
+def rows_for_all(config, start, devices, learner, history) -> tuple[Any, RowEngine | Elastic | None]:
+    """Builds one row engine that generates and evaluates."""
+    engine = parts.engine(config, start, devices, learner, history, say)
     return engine, engine if start.held_out else None
 
 
-def data_for_training(config, start, learner, history) -> tuple[Any, RowEngine | None]:
-    """The data writes the training rollouts; a row engine evaluates, if anything is evaluated."""
+def data_for_training(config, start, devices, learner, history) -> tuple[Any, RowEngine | None]:
+    """Builds an engine that takes training rollouts from the data, and a row engine for evaluation, if there is any."""
     engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
-    return engine, parts.engine(config, start, learner, history, say) if start.held_out else None
+    return engine, parts.engine(config, start, devices, learner, history, say) if start.held_out else None
 
 
 ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
 
 
 def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:
-    """What the run was keyed by beside its config."""
+    """What tokens depend on beside the config: versions, devices, processes, sampling law and the engine's own keys."""
     out = {
         "versions": resume.versions(),
         "device": jax.devices()[0].device_kind,

@@ -6,15 +6,17 @@ Invariant: a plan's programs are a run's, because both are made here with the sa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_post.config import Config
-from jaxrl_post.engine import bit_probe, compiled, row_program, step_cost
+from jaxrl_post.engine import bit_probe, compiled, step_cost
 from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.host import wire
 from jaxrl_post.engine.host.swap_policy import Carry
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.engine.speculation.registry import DRAFTERS, Drafter
@@ -34,13 +36,61 @@ COLLECTIVE_S = (
 )
 
 
-def learner(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh) -> Learner:
-    """The learner of these weights, which are the reference too where the run has one; of shapes, it only
-    plans."""
+@dataclass(frozen=True, kw_only=True)
+class DevicePlan:
+    """Which devices learn and which generate.
+
+    `learner`: the learner's mesh. `engine`: the mesh of each layout that the engine is compiled for; the engine begins in
+    the first. `lent`: the mesh on which lent devices train, or None where none are lent.
+    """
+
+    learner: jax.sharding.Mesh
+    engine: Mapping[Layout, jax.sharding.Mesh]
+    lent: jax.sharding.Mesh | None
+
+    @property
+    def first(self) -> jax.sharding.Mesh:
+        """The engine's mesh at the start."""
+        return next(iter(self.engine.values()))
+
+
+def device_plan(config: Config) -> DevicePlan:
+    """Derives every mesh of a run.
+
+    Raises:
+      ValueError: fewer devices are there than the learner, or the engine beside it, needs.
+    """
+    m, every = config.mesh, layouts(config)
+    shared = None if m.engine else meshes.make_mesh(m.data, m.fsdp, m.tensor)
+    learner, own = (shared, shared) if shared else meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)
+    staying, lent = meshes.divided(own, config.staying, learner) if config.lent else (None, None)
+
+    def mesh_of(layout: Layout) -> jax.sharding.Mesh:
+        mesh = own
+        if shared and layout.tensor != m.tensor:
+            mesh = meshes.make_mesh(config.generating // layout.tensor, 1, layout.tensor)
+        return mesh if layout.devices == mesh.size else staying
+
+    return DevicePlan(learner=learner, engine={layout: mesh_of(layout) for layout in every}, lent=lent)
+
+
+def layouts(config: Config) -> tuple[Layout, ...]:
+    """Layouts that the engine is compiled for. The engine begins in the first, that of the config's mesh."""
+    tensors = config.mesh.tensor, *config.engine.layouts
+    lending = [Layout(config.staying, config.mesh.tensor)] if config.lent else []
+    return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
+
+
+def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan) -> Learner:
+    """Builds the learner of these weights. They are the reference too, where the run has one.
+
+    Args:
+      params: weights, or shapes for a learner that only plans.
+    """
     return Learner(
         model,
         params,
-        mesh,
+        devices.learner,
         algorithm=config.algorithm,
         optimizer=config.optimizer,
         batch=config.batch,
@@ -50,43 +100,8 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.s
         reference=params if config.algorithm.needs_reference else None,
         remat=config.model.remat,
         compute_dtype=config.model.compute_dtype,
-        lent=_divided(config, mesh)[1] if config.lent else None,
+        lent=devices.lent,
     )
-
-
-def layouts(config: Config) -> tuple[Layout, ...]:
-    """Those that the engine is compiled for; the first is that of the mesh, where it begins."""
-    tensors = config.mesh.tensor, *config.engine.layouts
-    lending = [Layout(config.staying, config.mesh.tensor)] if config.lent else []
-    return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
-
-
-def _divided(config: Config, learner: jax.sharding.Mesh) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
-    """The engine's mesh while devices are lent, and theirs."""
-    return meshes.divided(mesh_of(config, layouts(config)[0]), config.staying, learner)
-
-
-def learner_mesh(config: Config) -> jax.sharding.Mesh:
-    """
-    Raises:
-      ValueError: the devices for it, or for the engine beside it, are not there.
-    """
-    m = config.mesh
-    return (
-        meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)[0]
-        if m.engine
-        else meshes.make_mesh(m.data, m.fsdp, m.tensor)
-    )
-
-
-def mesh_of(config: Config, layout: Layout) -> jax.sharding.Mesh:
-    """The engine's: its own devices, or the learner's mesh for the layout where it begins."""
-    m, own = config.mesh, layout.tensor == config.mesh.tensor
-    if m.engine:
-        mesh = meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)[1]
-    else:
-        mesh = meshes.make_mesh(*((m.data, m.fsdp) if own else (config.generating // layout.tensor, 1)), layout.tensor)
-    return mesh if layout.devices == mesh.size else _divided(config, learner_mesh(config))[0]
 
 
 def pace(config: Config, replica: Callable[[], Replica], table: step_cost.StepCost | None) -> Pace | None:
@@ -150,11 +165,12 @@ def replica(config: Config, model: decoder.ModelConfig, table: step_cost.StepCos
 
 
 def engine(
-    config: Config, start: Inputs, learner: Learner, history: History, say: Callable[[str], object]
+    config: Config, start: Inputs, devices: DevicePlan, learner: Learner, history: History, say: Callable[[str], object]
 ) -> RowEngine | Elastic:
-    """The engine; of several layouts, one for each and all ready."""
+    """Builds the engine. With several layouts, it holds a compiled engine for each."""
     make = {
-        layout: functools.partial(_engine, config, start, learner, history, say, layout) for layout in layouts(config)
+        layout: functools.partial(_engine, config, start, mesh, learner, history, say, layout)
+        for layout, mesh in devices.engine.items()
     }
     if len(make) == 1:
         return next(iter(make.values()))()
@@ -162,14 +178,20 @@ def engine(
 
 
 def _engine(
-    config: Config, start: Inputs, learner: Learner, history: History, say: Callable[[str], object], layout: Layout
+    config: Config,
+    start: Inputs,
+    mesh: jax.sharding.Mesh,
+    learner: Learner,
+    history: History,
+    say: Callable[[str], object],
+    layout: Layout,
 ) -> RowEngine:
-    """With the row sizes that the probe keeps."""
+    """Builds the engine of one layout, with the row sizes that the probe keeps."""
     sizes = engine_sizes(config, layout)
     made = RowEngine(
         start.model,
         learner.params,
-        mesh_of(config, layout),
+        mesh,
         **sizes,
         refill_slots=config.engine.refill_slots,
         cost=start.cost,
@@ -201,7 +223,7 @@ def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
 def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
     """What guesses tokens ahead, if anything does."""
     c = config.speculation
-    size = sum(-(-part // row_program.UPLOAD) * row_program.UPLOAD for part in (_shared(config), c.prompt_entries))
+    size = sum(-(-part // wire.UPLOAD) * wire.UPLOAD for part in (_shared(config), c.prompt_entries))
     return DRAFTERS[c.drafter](vocab=model.vocab_size, width=c.width, entries=size, live=c.live_entries)
 
 
@@ -236,16 +258,14 @@ def foreseen(config: Config, start: Inputs) -> str:
             f"Memory of the process: not known here: the run's {config.devices} devices are needed to compile its "
             f"programs, and here are {jax.device_count()}"
         )
-    needed = learner(config, start.model, decoder.abstract(start.model), learner_mesh(config)).temporaries()
+    devices = device_plan(config)
+    needed = learner(config, start.model, decoder.abstract(start.model), devices).temporaries()
     if config.engine.name == "rows" or start.held_out:
-        for layout in layouts(config):
+        for layout, mesh in devices.engine.items():
             found = compiled.temporaries(
-                start.model,
-                mesh_of(config, layout),
-                drafter=drafter(config, start.model),
-                **engine_sizes(config, layout),
+                start.model, mesh, drafter=drafter(config, start.model), **engine_sizes(config, layout)
             )
-            needed |= found if layout == layouts(config)[0] else {f"{name}, {layout}": n for name, n in found.items()}
+            needed |= found if mesh is devices.first else {f"{name}, {layout}": n for name, n in found.items()}
     malloc.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
     needs = memory_plan.process(config, memory(config, start), needed, memory_plan.resident(), on_host)

@@ -1,4 +1,4 @@
-"""The command line of a run."""
+"""The command line: one reader for every command, and the flags of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+OVERRIDE = "--config.a.b=VALUE"
+RUN = (
+    "--config=FILE",
+    OVERRIDE,
+    "--dry-run",
+    "--run-dir=FOLDER",
+    "--resume",
+    "--resume=FOLDER",
+    "--help",
+    "--help SECTION",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command line: a config file, overrides `a.b=value` in order, a folder, and two words. `resume`: "" never,
-    "allowed" where there is something in the folder, "required"."""
+    """What a run was asked for: a config file, overrides `a.b=value` in order, a folder, and what to do.
+
+    `resume`: "" never; "allowed" if the folder holds a run; "required".
+    """
 
     config: str
     overrides: tuple[str, ...] = ()
@@ -21,34 +35,52 @@ class Flags:
 
 
 def parse(arguments: Sequence[str]) -> Flags:
-    """
+    """Reads the command line of a run.
+
     Raises:
-      ValueError: no config file, or a flag that does not exist (with the nearest).
+      ValueError: no config file, an unknown flag (with the nearest), or --resume without a folder.
     """
-    given: dict[str, Any] = {"overrides": []}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in ("--config", "--run-dir") and equals and value:
-            given[name.removeprefix("--").replace("-", "_")] = value
-        elif name.startswith("--config."):
-            given["overrides"].append(argument.removeprefix("--config."))
-        elif argument == "--dry-run":
-            given["dry_run"] = True
-        elif name == "--resume" and (value or not equals):
+    given: dict[str, Any] = {"overrides": ()}
+    for name, value in read(arguments, RUN):
+        if name == OVERRIDE:
+            given["overrides"] += (value,)
+        elif name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
-            known = (
-                "--config=FILE",
-                "--config.a.b=VALUE",
-                "--dry-run",
-                "--run-dir=FOLDER",
-                "--resume",
-                "--resume=FOLDER",
-            )
-            near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
-            raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
+            given[name.removeprefix("--").replace("-", "_")] = value or True
     if "config" not in given:
         raise ValueError("no config file: write --config=FILE, for example --config=configs/demo.py")
     if given.get("resume") and not given.get("run_dir"):
         raise ValueError("--resume says not which run: write --resume=FOLDER, or --run-dir=FOLDER --resume")
-    return Flags(**given | {"overrides": tuple(given["overrides"])})
+    return Flags(**given)
+
+
+def read(arguments: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+    """Splits a command line into (name, value) pairs, in order.
+
+    Args:
+      known: the forms of flags: "--dry-run" has no value, "--config=FILE" one after "=", "--json FILE" one after "=" or as
+        the next argument. An override has the name OVERRIDE and the value "a.b=value".
+
+    Raises:
+      ValueError: a flag of no known form, with the nearest form and all of them.
+    """
+    switches = {form for form in known if "=" not in form and " " not in form}
+    valued = {form.partition("=")[0] for form in known if "=" in form}
+    spaced = {form.partition(" ")[0] for form in known if " " in form}
+    found, rest = [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, value = argument.partition("=")
+        if name.startswith("--config.") and OVERRIDE in known:
+            found.append((OVERRIDE, argument.removeprefix("--config.")))
+        elif name in valued | spaced and value:
+            found.append((name, value))
+        elif name in spaced and not equals and rest:
+            found.append((name, rest.pop(0)))
+        elif argument in switches:
+            found.append((argument, ""))
+        else:
+            near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
+            raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
+    return found

@@ -77,6 +77,23 @@ def gather(config: Config) -> Inputs:
         )
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words)
+    sampling = _sampling(config, words)
+    return Inputs(
+        model=model,
+        load_params=load_params,
+        tokenizer=words,
+        files=_files(place),
+        held_out=held_out,
+        train=prompts.Prompts(train, config.seed),
+        sampling=sampling,
+        longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
+        write=_writer(config, words),
+        cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
+    )
+
+
+def _sampling(config: Config, words: tokenizer.Tokenizer) -> Sampling:
+    """The sampling law of training, with the tokenizer's end tokens."""
     law = config.sampling
     sampling = Sampling(
         temperature=law.temperature,
@@ -87,19 +104,7 @@ def gather(config: Config) -> Inputs:
         stop_strings=law.stop_strings,
     )
     _check_ends(sampling, words.vocab_size)
-    write = _writer(config, words)
-    return Inputs(
-        model=model,
-        load_params=load_params,
-        tokenizer=words,
-        files=_files(place),
-        held_out=held_out,
-        train=prompts.Prompts(train, config.seed),
-        sampling=sampling,
-        longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
-        write=write,
-        cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
-    )
+    return sampling
 
 
 def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokenizer.Tokenizer) -> None:

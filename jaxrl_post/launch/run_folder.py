@@ -1,7 +1,7 @@
-"""The folder of a run: chosen once, made new, never written over; or taken up again, to go on with its run.
+"""The folder of a run: made new and never written over, or found again to resume its run.
 
-With several processes process 0 makes it and tells the others; each then writes below process_K, so that their files
-can be compared byte by byte.
+In a job of several processes, process 0 makes the folder and shares its path. Each process then writes below process_K,
+so that their files can be compared byte by byte.
 """
 
 from __future__ import annotations
@@ -10,45 +10,52 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
 
 from jaxrl_post.parallel.processes import share_text
 
-# What a run leaves in its folder before its config.json is there; by that file a run is known.
+# What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(r"process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|config\.json.*")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The folder of a run. `new`: it was made just now."""
+
+    place: Path
+    new: bool
+
+
 def make(exact: str, parent: str, name: str, seed: int) -> Path:
-    """`exact` if given, else parent/NAME-SEED-NNN with the next free number; the same path on every process.
+    """Makes `exact` if given, else parent/NAME-SEED-NNN with the next free number. Every process gets the same path.
 
     Raises:
       ValueError: `exact` exists and is not an empty folder, or none can be made there.
     """
-    word, _, told = _first_says(
+    return _first_finds(
         lambda: _exact(Path(exact)) if exact else _numbered(Path(parent), f"{name}-{seed}"),
         f"--run-dir={exact}" if exact else f"run_dir={parent}",
-    ).partition(" ")
-    if word != "new":
-        raise ValueError(told)
-    return Path(told)
+    ).place
 
 
 def take_up(exact: str, must_exist: bool) -> tuple[Path, bool]:
-    """The folder of a run to go on with, and whether it is new: without `must_exist` a folder that is missing is made.
+    """Finds the folder of a run to resume. Returns it, and whether it was made just now.
+
+    Args:
+      must_exist: refuse a missing folder; otherwise it is made.
 
     Raises:
-      ValueError: it must exist and does not, it is the folder of something else, or it cannot be made or read.
+      ValueError: the folder is missing, belongs to something else, or cannot be made or read.
     """
-    word, _, told = _first_says(lambda: _there(Path(exact), must_exist), f"--run-dir={exact}").partition(" ")
-    if word == "not":
-        raise ValueError(told)
-    return Path(exact), word == "new"
+    found = _first_finds(lambda: _there(Path(exact), must_exist), f"--run-dir={exact}")
+    return found.place, found.new
 
 
 def own(folder: Path) -> Path:
-    """Where this process writes: the folder itself when it is alone, else process_K inside."""
+    """Returns where this process writes: the folder itself, or process_K inside it in a job of several processes."""
     if jax.process_count() == 1:
         return folder
     mine = folder / f"process_{jax.process_index()}"
@@ -56,53 +63,67 @@ def own(folder: Path) -> Path:
     return mine
 
 
-def _first_says(look: Callable[[], str], named: str) -> str:
-    """What process 0 found, on all: "new" or "old" and a path, or "not" and why; also where the system refuses."""
-    found = ""
+def _first_finds(look: Callable[[], Found], named: str) -> Found:
+    """Returns on all processes what process 0 found.
+
+    Raises:
+      ValueError: process 0 refused the folder, or the system refused process 0.
+    """
+    text = ""
     if jax.process_index() == 0:
         try:
-            found = look()
+            text = json.dumps(asdict(look()), default=str)
+        except ValueError as error:
+            text = json.dumps({"refusal": str(error)})
         except OSError as error:
-            found = (
-                f"not {named}: {error.strerror or error} ({error.filename}): name a place where a folder can be made"
-            )
-    return share_text(found)
+            reason = f"{error.strerror or error} ({error.filename})"
+            text = json.dumps({"refusal": f"{named}: {reason}: name a place where a folder can be made"})
+    found = json.loads(share_text(text))
+    if "refusal" in found:
+        raise ValueError(found["refusal"])
+    return Found(place=Path(found["place"]), new=found["new"])
 
 
-def _there(path: Path, must_exist: bool) -> str:
-    """new, old, or not and why it cannot be taken up."""
+def _there(path: Path, must_exist: bool) -> Found:
+    """Finds the folder of a run to resume, or makes it."""
     if not path.exists():
         if must_exist:
-            return f"not --resume={path}: there is no such folder; to begin a run there write --run-dir={path} --resume"
+            raise ValueError(
+                f"--resume={path}: there is no such folder; to begin a run there write --run-dir={path} --resume"
+            )
         path.mkdir(parents=True)
-        return "new"
+        return Found(place=path, new=True)
     entries = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name]
     if not path.is_dir() or not ("config.json" in entries or all(_EARLY.fullmatch(name) for name in entries)):
-        return f"not --resume: {path} is not the folder of a run: it holds {sorted(entries)[0]!r} and no config.json"
-    return "old"
+        raise ValueError(
+            f"--resume: {path} is not the folder of a run: it holds {sorted(entries)[0]!r} and no config.json"
+        )
+    return Found(place=path, new=False)
 
 
-def _exact(path: Path) -> str:
+def _exact(path: Path) -> Found:
+    """Makes the folder that the user named; it must be new or empty."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        return (
-            f"not --run-dir={path} exists already and is not an empty folder: a run is never written over; name a "
+        raise ValueError(
+            f"--run-dir={path} exists already and is not an empty folder: a run is never written over; name a "
             "new one, or leave --run-dir out"
         )
     path.mkdir(parents=True, exist_ok=True)
-    return f"new {path}"
+    return Found(place=path, new=True)
 
 
-def _numbered(parent: Path, stem: str) -> str:
+def _numbered(parent: Path, stem: str) -> Found:
+    """Makes the next numbered folder."""
     parent.mkdir(parents=True, exist_ok=True)
     taken = [p.name.removeprefix(f"{stem}-") for p in parent.glob(f"{stem}-*")]
     number = 1 + max((int(t) for t in taken if t.isdigit()), default=0)
     path = parent / f"{stem}-{number:03d}"
     path.mkdir()  # fails, rather than shares, when another run was faster
-    return f"new {path}"
+    return Found(place=path, new=True)
 
 
 def contents(folder: Path) -> list[str]:
-    """What lies in a run's folder, a line each."""
+    """Describes what lies in the folder of a run, one line each."""
     words = {
         "config.json": "the resolved config, and what else the run was keyed by",
         "summary.json": "figures before and after",
@@ -127,7 +148,7 @@ def contents(folder: Path) -> list[str]:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Whole or not at all."""
+    """Writes a JSON file, whole or not at all."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(part, path)

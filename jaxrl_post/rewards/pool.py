@@ -9,7 +9,8 @@ Every wait is bounded: a starting worker by START_LIMIT_S, a working one by `tim
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import functools
 import logging
 import multiprocessing.connection
 import os
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
+from jaxrl_post.rewards import digest, signatures
 from jaxrl_post.rewards import worker as child
 from jaxrl_post.rewards.limits import Fixed, Limits
 from jaxrl_post.rewards.sharing import Sharing
@@ -118,10 +120,8 @@ class _Worker:
     def end(self) -> int:
         """Kills the process and what it started, reaps it, and returns its exit status."""
         self.socket.close()
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-            pass
         return self.process.wait()
 
 
@@ -144,16 +144,7 @@ class Pool:
       limits: CPU seconds that a program under judgement may take, which functions are told; a function that says what one took,
         as the number "cpu_s", finds it in the journal beside the limit, not among the components.
 
-    A function has one of two signatures, told apart by its arguments' names:
-
-    verl's (data_source, solution_str, ground_truth, extra_info) -> number or dict; extra_info is the prompt's `extra`
-    and, under "rollout", {"tokens": length of the answer, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds}.
-
-    TRL's (prompts, completions, completion_ids, **columns) -> list of number or None, where it has `completions`. It is
-    called with one answer at a time, so every list holds one entry; a prompt of messages comes as messages and so does
-    its completion, a text as a text. Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`),
-    `data_source` and `rollout`. None: the function does not apply and is left out of the sum; where none applies the
-    rollout is unscored. TRL's trainer_state, log_extra and log_metric are not given.
+    Functions have verl's signature or TRL's (rewards/signatures.py).
 
     Components of a group, NaN where a rollout has none: "acc" (of the first function that gives one, else the score of
     the first function that applies) and the named numbers of each function; where there are several functions their
@@ -189,13 +180,13 @@ class Pool:
             raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")
         if not compute and share is None:
             raise ValueError("a reward pool that computes nothing needs `share`")
-        self._functions, self._names = tuple(functions), _names(functions)
+        self._functions, self._names = tuple(functions), signatures.names(functions)
         self._weights = tuple(weights) or (1.0,) * len(functions)
         self._timeout_s, self._decode, self._journal = timeout_s, decode, journal
         self._sharing = Sharing(share) if share is not None else None
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
-        self._arguments = {"verl": _four, "trl": self._batched}
+        self._arguments = {"verl": signatures.verl, "trl": functools.partial(signatures.trl, decode=decode)}
         self._signatures: list = []
         self._queue: deque[_Task] = deque()
         self._jobs: dict[RolloutId, _Job] = {}
@@ -221,7 +212,7 @@ class Pool:
         """ValueError when a prompt lacks a column that a function of TRL's signature needs."""
         for name, (_, needs) in zip(self._functions, self._signatures, strict=True):
             for prompt in prompts if needs else ():
-                columns = _columns(prompt)
+                columns = signatures.columns(prompt)
                 missing = [need for need in needs if need not in columns]
                 if missing:
                     raise ValueError(
@@ -235,12 +226,12 @@ class Pool:
             self._sharing.forget(rollout.id)
         if not self._compute:
             return
-        digest = _digest(rollout)
-        known = self._journaled.find(rollout.id, digest) if self._journaled is not None else None
+        tokens = digest.of_tokens(rollout)
+        known = self._journaled.find(rollout.id, tokens) if self._journaled is not None else None
         limit_s = self._limits.of(rollout.id.prompt_id)
         job = _Job(
             rollout=rollout.id,
-            digest=digest,
+            digest=tokens,
             numbers=[None] * len(self._functions),
             journaled=known,
             limit_s=limit_s,
@@ -249,7 +240,7 @@ class Pool:
         self._jobs[rollout.id] = job
         if known:
             return
-        text, about = self._decode(rollout.tokens), _about(rollout, limit_s)
+        text, about = self._decode(rollout.tokens), signatures.about(rollout, limit_s)
         for index in range(len(self._functions)):
             message = {
                 "function": index,
@@ -285,17 +276,6 @@ class Pool:
         out["timing_s/reward_wait"] = self._waited_s
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
         return out
-
-    def _batched(self, rollout: Rollout, text: str, about: dict) -> dict:
-        """TRL's arguments, a batch of one."""
-        prompt = rollout.prompt
-        said = [{"role": "assistant", "content": text}] if prompt.messages else text
-        asked = [dict(message) for message in prompt.messages] or self._decode(prompt.tokens)
-        return {name: [value] for name, value in (_columns(prompt) | {"rollout": about}).items()} | {
-            "prompts": [asked],
-            "completions": [said],
-            "completion_ids": [rollout.tokens.tolist()],
-        }
 
     def _check(self, worker: _Worker) -> None:
         while not worker.ready:
@@ -375,7 +355,9 @@ class Pool:
     def _permute(self, group: Group, rewards: np.ndarray, scored: np.ndarray) -> None:
         """In place, among the scored training rollouts: position i gets the score of the i-th smallest hash."""
         places = [i for i, r in enumerate(group.rollouts) if scored[i] and r.id.purpose == "train"]
-        order = sorted(places, key=lambda i: _hash(self._seed, group.prompt.id, group.rollouts[i].id.epoch, i))
+        order = sorted(
+            places, key=lambda i: digest.of_parts(self._seed, group.prompt.id, group.rollouts[i].id.epoch, i)
+        )
         rewards[places] = rewards[order]
 
     def _turn(self, wait_s: float) -> None:
@@ -449,33 +431,3 @@ class Pool:
 def _end_all(workers: list[_Worker]) -> None:
     while workers:
         workers.pop().end()
-
-
-def _about(rollout: Rollout, limit_s: float) -> dict:
-    return {"tokens": len(rollout), "finish": rollout.finish.value, "limit_s": limit_s}
-
-
-def _four(rollout: Rollout, text: str, about: dict) -> list:
-    """verl's arguments."""
-    prompt = rollout.prompt
-    return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": about}]
-
-
-def _columns(prompt: Prompt) -> dict:
-    """What a reward function of TRL's signature may ask for by name, beside the lists that each gets."""
-    return {"ground_truth": prompt.answer, "answer": prompt.answer, "data_source": prompt.source} | dict(prompt.extra)
-
-
-def _names(functions: Sequence[str]) -> tuple[str, ...]:
-    """What components are led by: the function's name, or its whole path where two have the same name."""
-    short = [path.rpartition(":")[2] for path in functions]
-    return tuple(name if short.count(name) == 1 else path for name, path in zip(short, functions, strict=True))
-
-
-def _hash(*parts) -> bytes:
-    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=16).digest()
-
-
-def _digest(rollout: Rollout) -> str:
-    """Says which tokens were scored, so that a journal cannot be read for others."""
-    return hashlib.blake2b(rollout.tokens.astype("<i4").tobytes(), digest_size=8).hexdigest()

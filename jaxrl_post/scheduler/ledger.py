@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
@@ -23,11 +24,21 @@ _COUNTERS = (
     "num_rollouts_completed",
     "num_rollouts_unscored",
 )
-_PLAIN = ("position", "opened")
+
+
+@dataclass
+class LedgerState:
+    """Plain values that a checkpoint holds. `position`: of the next prompt. `opened`: groups entered since the policy last
+    started counting, the rank of the next one."""
+
+    position: int = 0
+    opened: int = 0
 
 
 class Ledger:
     """Opens groups in the order of prompts and takes their rollouts in; a policy says when, and what is trained on."""
+
+    State: type[LedgerState] = LedgerState
 
     def __init__(
         self,
@@ -41,8 +52,7 @@ class Ledger:
     ):
         self._prompts, self._run_seed, self._group_size = prompts, run_seed, group_size
         self._sampling, self._max_tokens, self._placement = sampling, max_tokens, placement
-        self._position = 0  # of the next prompt
-        self._opened = 0  # entered since the policy last counted anew: the next one's rank
+        self._state = self.State()
         self._open: dict[tuple[int, str], Open] = {}  # by admission
         self._whole: list[Open] = []  # of those, not asked for, by completion
         self._counts: Counter[str] = Counter()
@@ -54,17 +64,19 @@ class Ledger:
 
     def _draw(self, launched: int) -> Open:
         """The group of the next prompt in order."""
-        epoch, prompt = self._prompts.at(self._position)
-        opened = Open(position=self._position, epoch=epoch, prompt=prompt, size=self._group_size, launched=launched)
-        self._position += 1
+        epoch, prompt = self._prompts.at(self._state.position)
+        opened = Open(
+            position=self._state.position, epoch=epoch, prompt=prompt, size=self._group_size, launched=launched
+        )
+        self._state.position += 1
         self._counts["num_groups_admitted"] += 1
         return opened
 
     def _enter(self, opened: Open, prefix_mode: str = "recompute") -> list[Request]:
         """Takes a group in; the requests of what it lacks, with what their samples had before."""
         self._open[opened.key] = self._only(opened, self._open)
-        opened.rank, opened.asked = self._opened, False
-        self._opened += 1
+        opened.rank, opened.asked = self._state.opened, False
+        self._state.opened += 1
         ids = opened.ids(self._run_seed, opened.missing)
         self._counts["num_rollouts_admitted"] += len(ids)
         return [
@@ -148,7 +160,7 @@ class Ledger:
 
     def state_dict(self) -> dict:
         """At any point."""
-        return {name: getattr(self, f"_{name}") for name in self._plain} | {
+        return asdict(self._state) | {
             "counts": dict(self._counts),
             "placement": self._placement.state_dict(),
             "open": [written(opened) for opened in self._open.values()],
@@ -156,8 +168,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        for name in self._plain:
-            setattr(self, f"_{name}", state[name])
+        self._state = self.State(**{field.name: state[field.name] for field in fields(self.State)})
         self._counts = Counter(state["counts"])
         self._placement.load_state_dict(state["placement"])
         groups = [revived(opened, self._prompts) for opened in state["open"]]
@@ -169,11 +180,6 @@ class Ledger:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counter()
         return {f"sched/{name}": float(counts[name]) for name in self._counters}
-
-    @property
-    def _plain(self) -> tuple[str, ...]:
-        """Plain attributes of its state."""
-        return _PLAIN
 
     @property
     def _counters(self) -> tuple[str, ...]:

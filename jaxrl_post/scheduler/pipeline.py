@@ -19,32 +19,41 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
 from jaxrl_post.scheduler.learner_pace import Pace, TimeShared, begins
-from jaxrl_post.scheduler.ledger import Ledger
+from jaxrl_post.scheduler.ledger import Ledger, LedgerState
 from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.rounds.rounds import differs
 from jaxrl_post.types import Capacity, Group, Part, Request, Rollout, RolloutId, Stop
 
-_PLAIN = (
-    "step",
-    "version",
-    "clock",
-    "slots",
-    "flying",
-    "left_out",
-    "until",
-    "ended",
-    "busy",
-    "pieces",
-    "paused",
-    "answers",
-    "groups",
-    "longest",
-)
 _PAUSED = ("paused_steps", "paused_slot_steps")
+
+
+@dataclass
+class PipelineState(LedgerState):
+    """`step`: optimizer steps handed out. `version`: weights published. `clock`: engine steps. `slots`: of the engine.
+    `flying`: rollouts admitted and not finished. `left_out`: groups filtered since the last step. Of the last step: `busy`,
+    engine steps that it takes; `until`, the clock at which it is due; `ended`, the clock of its publish; `pieces`, in which
+    the learner gets its groups. `paused`: rollouts that the bound holds back since `clock`. Of whole groups so far:
+    `answers`, `groups`, and `longest`, the sum of each one's longest rollout in tokens."""
+
+    step: int = 0
+    version: int = 0
+    clock: int = 0
+    slots: int = 0
+    flying: int = 0
+    left_out: int = 0
+    until: float = 0.0
+    ended: int = -1
+    busy: float = 0.0
+    pieces: int = 1
+    paused: int = 0
+    answers: int = 0
+    groups: int = 0
+    longest: int = 0
 
 
 def expected_staleness(*, rate: float, longest: float, batch: int, ratio: float, most: int, held: float = 0.0) -> float:
@@ -66,6 +75,7 @@ class Pipeline(Ledger):
     """A protocols.Scheduler. A group that filters leave out makes room at once; the next ones take its place."""
 
     name = "pipeline"
+    State = PipelineState
 
     def __init__(
         self,
@@ -105,26 +115,16 @@ class Pipeline(Ledger):
         self._unscored_most = max_unscored or prompts_per_step
         self._filter_groups, self._max_waves = filter_groups, max_waves
         self._pace = pace or TimeShared()
-        self._step = self._version = 0  # optimizer steps handed out, weights published
-        self._clock = 0
-        self._slots = 0  # of the engine
-        self._flying = 0  # answers admitted and not finished
-        self._left_out = 0  # groups filtered since the last step
-        self._busy = self._until = 0.0  # engine steps that the last step takes, and the clock at which it is due
-        self._ended = -1  # clock at which its weights were published
-        self._pieces = 1  # in which the learner gets its groups
-        self._left: list[Open] = []  # of them, those that it has not got yet
-        self._paused = 0  # answers that the bound held back since `clock`
-        self._answers = self._groups = self._longest = 0  # of whole groups so far; tokens of each one's longest
+        self._left: list[Open] = []  # groups of the last step that the learner has not got yet
         self._kept: list[Open] = []  # scored and kept, to be trained on
         self._held_back = dict.fromkeys(_PAUSED, 0)
 
     def __str__(self) -> str:
-        late = min((opened.until for opened in self._open.values()), default=self._step)
+        late = min((opened.until for opened in self._open.values()), default=self._state.step)
         return (
-            f"{self.name} step {self._step + 1} of {self._steps}, weights {self._version}: {len(self._kept)} groups of "
-            f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._flying} answers on their way, "
-            f"the oldest group may wait until step {late + 1}, next position {self._position}"
+            f"{self.name} step {self._state.step + 1} of {self._steps}, weights {self._state.version}: {len(self._kept)} groups of "
+            f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._state.flying} answers on their way, "
+            f"the oldest group may wait until step {late + 1}, next position {self._state.position}"
         )
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
@@ -133,73 +133,73 @@ class Pipeline(Ledger):
         Raises:
           RuntimeError: filters left too little of `max_waves` batches.
         """
-        self._slots = self._slots or sum(capacity.slots)
+        self._state.slots = self._state.slots or sum(capacity.slots)
         self._count_pause(clock)
         self._check_filters()
         groups = []
-        while self._flying < self._slots + self._ahead and len(self._open) < self._credit:
+        while self._state.flying < self._state.slots + self._ahead and len(self._open) < self._credit:
             groups.append(self._open_group())
             next(reversed(self._open.values())).until = self._last_step
-            self._flying += self._group_size
-        more = len(self._open) < self._size * (self._steps - self._step)
-        self._paused = max(self._slots - self._flying, 0) if more else 0
-        self._placement.place(groups, self._step)
+            self._state.flying += self._group_size
+        more = len(self._open) < self._size * (self._steps - self._state.step)
+        self._state.paused = max(self._state.slots - self._state.flying, 0) if more else 0
+        self._placement.place(groups, self._state.step)
         return self._placement.release(capacity)
 
     @property
     def _last_step(self) -> int:
         """That may train on a group admitted now."""
-        return min(self._version + self._bound, self._steps - 1)
+        return min(self._state.version + self._bound, self._steps - 1)
 
     @property
     def _credit(self) -> int:
         """Groups that may be open."""
-        return self._size * (self._last_step - self._step + 1)
+        return self._size * (self._last_step - self._state.step + 1)
 
     def _count_pause(self, clock: int) -> None:
-        if self._paused:
-            self._held_back["paused_steps"] += clock - self._clock
-            self._held_back["paused_slot_steps"] += self._paused * (clock - self._clock)
-        self._clock = max(self._clock, clock)
+        if self._state.paused:
+            self._held_back["paused_steps"] += clock - self._state.clock
+            self._held_back["paused_slot_steps"] += self._state.paused * (clock - self._state.clock)
+        self._state.clock = max(self._state.clock, clock)
 
     def _check_filters(self) -> None:
-        if self._left_out >= self._max_waves * self._size:
+        if self._state.left_out >= self._max_waves * self._size:
             raise RuntimeError(
-                f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of step {self._step + 1} and left "
-                f"{self._left_out} out, scheduler.max_waves={self._max_waves} times as many: their answers were all right or "
+                f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of step {self._state.step + 1} and left "
+                f"{self._state.left_out} out, scheduler.max_waves={self._max_waves} times as many: their answers were all right or "
                 "all wrong; use prompts of fitting difficulty, a larger scheduler.group_size or scheduler.max_waves, or "
                 "scheduler.filter_groups=False"
             )
 
     def complete(self, rollout: Rollout) -> Stop:
-        self._flying -= 1
+        self._state.flying -= 1
         return super().complete(rollout)
 
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
         lengths = [len(rollout) for rollout in opened.rollouts.values()]
-        self._answers, self._groups = self._answers + len(lengths), self._groups + 1
-        self._longest += max(lengths)
+        self._state.answers, self._state.groups = self._state.answers + len(lengths), self._state.groups + 1
+        self._state.longest += max(lengths)
         return []
 
     def expected_staleness(self) -> float:
         """By what was counted so far, and what the latest step took."""
-        if not self._groups or not self._clock:
+        if not self._state.groups or not self._state.clock:
             return 0.0
-        batch, rate = self._size * self._group_size, self._answers / self._clock
+        batch, rate = self._size * self._group_size, self._state.answers / self._state.clock
         return expected_staleness(
             rate=rate,
-            longest=self._longest / self._groups,
+            longest=self._state.longest / self._state.groups,
             batch=batch,
             most=self._bound,
-            ratio=self._busy * rate / batch,
+            ratio=self._state.busy * rate / batch,
             held=self._unscored_most / self._size - 1,
         )
 
     def due(self) -> list[Group]:
         """The unscored ones of the next batches, once enough groups are whole; and the oldest of more than may be unscored."""
         ready = sorted([*self._kept, *self._whole], key=_age)
-        urgent = any(opened.until <= self._step for opened in ready)
-        if len(ready) < self._size or not (urgent or self._flying == 0 or len(ready) >= self._unscored_most):
+        urgent = any(opened.until <= self._state.step for opened in ready)
+        if len(ready) < self._size or not (urgent or self._state.flying == 0 or len(ready) >= self._unscored_most):
             return []
         count = len(ready) - len(ready) % self._size
         asked, others = ([opened for opened in some if not opened.asked] for some in (ready[:count], ready[count:]))
@@ -210,7 +210,7 @@ class Pipeline(Ledger):
         opened = self._keep_score(group)
         if self._filter_groups and not differs(group):
             self._counts["num_groups_filtered"] += 1
-            self._left_out += 1
+            self._state.left_out += 1
             del self._open[opened.key]
         else:
             self._kept.append(opened)
@@ -218,24 +218,29 @@ class Pipeline(Ledger):
     def take(self) -> list[Part]:
         """The end of the step that is under way, once it is due; else steps on the oldest groups, as long as none of the
         others comes too late by it. Several that take no time publish once."""
-        if self._version < self._step:
-            works = self._flying > 0 or len(self._open) < self._credit
-            if works and self._clock < self._until:
+        if self._state.version < self._state.step:
+            works = self._state.flying > 0 or len(self._open) < self._credit
+            if works and self._state.clock < self._state.until:
                 more = self._hand_over(self._owed)
                 return [Part(fresh=(), groups=more, commit=False, publish=False)] if more else []
-            self._version, self._ended = self._step, self._clock
+            self._state.version, self._state.ended = self._state.step, self._state.clock
             return [Part(fresh=(), groups=self._hand_over(0), commit=True, publish=True)]
         parts = []
         self._kept.sort(key=_age)
-        while self._version == self._step < self._steps and len(self._kept) >= self._size and self._can_wait():
+        while (
+            self._state.version == self._state.step < self._steps and len(self._kept) >= self._size and self._can_wait()
+        ):
             parts.append(self._train())
         return [dataclasses.replace(part, publish=False) for part in parts[:-1]] + parts[-1:]
 
     @property
     def _owed(self) -> int:
         """Groups of the step under way that the learner need not have by now: pieces are spread evenly over its time."""
-        passed = (self._clock - self._until + self._busy) / self._busy
-        return self._size - self._size * min(1 + int(passed * self._pieces), self._pieces) // self._pieces
+        passed = (self._state.clock - self._state.until + self._state.busy) / self._state.busy
+        return (
+            self._size
+            - self._size * min(1 + int(passed * self._state.pieces), self._state.pieces) // self._state.pieces
+        )
 
     def _hand_over(self, keep: int) -> tuple[Group, ...]:
         """What the learner gets so that no more than `keep` are left."""
@@ -247,7 +252,7 @@ class Pipeline(Ledger):
         """Whether all that are open but the oldest kept ones can be trained on in time after the next step."""
         batch = {opened.key for opened in self._kept[: self._size]}
         last = sorted(opened.until for key, opened in self._open.items() if key not in batch)
-        return all(number < self._size * (until - self._step) for number, until in enumerate(last))
+        return all(number < self._size * (until - self._state.step) for number, until in enumerate(last))
 
     def _train(self) -> Part:
         """Begins a step on the oldest kept ones."""
@@ -256,11 +261,13 @@ class Pipeline(Ledger):
         for opened in self._left:
             del self._open[opened.key]
         self._counts["num_groups_trained"] += len(groups)
-        self._step, self._left_out = self._step + 1, 0
-        self._busy, self._pieces = self._pace.steps(groups), self._pace.pieces(groups)
-        self._until = begins(clock=self._clock, until=self._until, ended=self._ended) + self._busy
-        at_once = self._busy == 0 or self._step == self._steps
-        self._version = self._step if at_once else self._version
+        self._state.step, self._state.left_out = self._state.step + 1, 0
+        self._state.busy, self._state.pieces = self._pace.steps(groups), self._pace.pieces(groups)
+        self._state.until = (
+            begins(clock=self._state.clock, until=self._state.until, ended=self._state.ended) + self._state.busy
+        )
+        at_once = self._state.busy == 0 or self._state.step == self._steps
+        self._state.version = self._state.step if at_once else self._state.version
         return Part(fresh=groups, groups=self._hand_over(0 if at_once else self._owed), commit=at_once, publish=at_once)
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -284,10 +291,6 @@ class Pipeline(Ledger):
             | {f"sched/{name}": float(count) for name, count in held_back.items()}
             | {"sched/num_groups_open": float(len(self._open)), "sched/expected_staleness": self.expected_staleness()}
         )
-
-    @property
-    def _plain(self) -> tuple[str, ...]:
-        return super()._plain + _PLAIN
 
 
 def _age(opened: Open) -> int:

@@ -14,12 +14,13 @@ from jaxrl_post.scheduler.pipeline import Pipeline
 from jaxrl_post.scheduler.placement.histopipe import RankGroups
 from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
+from jaxrl_post.scheduler.rounds.around import RoundScheduler
 from jaxrl_post.scheduler.rounds.delivery import Streamed
 from jaxrl_post.scheduler.rounds.layout_planner import Planner
 from jaxrl_post.scheduler.rounds.lending import Lending
 from jaxrl_post.scheduler.rounds.overlapped import Overlapped
 from jaxrl_post.scheduler.rounds.rollpacker import RollPacker
-from jaxrl_post.scheduler.rounds.rounds import Rounds, Sync
+from jaxrl_post.scheduler.rounds.rounds import Sync
 from jaxrl_post.scheduler.rounds.tail_batching import TailBatching
 from jaxrl_post.types import Layout, Sampling
 
@@ -115,7 +116,7 @@ def made(
     return scheduler if pace is None or s.name == "pipeline" else Overlapped(scheduler, pace)
 
 
-def planned(rounds: Rounds, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
+def planned(rounds: RoundScheduler, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
     """With a layout for each round. `replicas`: one of each layout, the first where the engine begins; `move_s`: seconds of
     a relayout."""
-    return Planner(rounds, replicas, kind=rounds.kind, move_s=move_s)
+    return Planner(rounds, replicas, move_s=move_s)

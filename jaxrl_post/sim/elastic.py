@@ -5,11 +5,11 @@ Invariant: clock, version, seconds and counters go on. It refuses to change whil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
+from jaxrl_post.sim.answers import Answers
 from jaxrl_post.sim.engine import SimEngine
-from jaxrl_post.types import Layout
+from jaxrl_post.types import Capacity, Layout, Request, Rollout, RolloutId
 
 
 class SimElastic:
@@ -20,8 +20,47 @@ class SimElastic:
         self.layout = next(iter(engines))
         self._relayouts = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engines[self.layout], name)
+    @property
+    def _engine(self) -> SimEngine:
+        return self._engines[self.layout]
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._engine.capacity
+
+    @property
+    def clock(self) -> int:
+        return self._engine.clock
+
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
+    @property
+    def pending(self) -> int:
+        return self._engine.pending
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds since the start."""
+        return self._engine.seconds
+
+    @property
+    def answers(self) -> Answers:
+        """Where lengths and tokens come from."""
+        return self._engine.answers
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._engine.submit(requests)
+
+    def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
+        return self._engine.park(ids)
+
+    def step(self) -> list[Rollout]:
+        return self._engine.step()
+
+    def swap(self, params: object, version: int) -> None:
+        self._engine.swap(params, version)
 
     def relayout(self, layout: Layout) -> None:
         if layout == self.layout:
@@ -39,7 +78,4 @@ class SimElastic:
 
     def metrics(self) -> dict[str, float]:
         relayouts, self._relayouts = self._relayouts, 0
-        return self._engines[self.layout].metrics() | {
-            "sim/num_relayouts": float(relayouts),
-            "sim/tensor": float(self.layout.tensor),
-        }
+        return self._engine.metrics() | {"sim/num_relayouts": float(relayouts), "sim/tensor": float(self.layout.tensor)}

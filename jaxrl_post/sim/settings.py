@@ -1,161 +1,210 @@
 """What a simulation is given: one frozen schema, resolved by config.resolve as a run's is.
 
 A file in configs/sim/ starts from `default()`; its scheduler is the section of a run's config, so what is simulated is what
-would run.
+would run. So are the rules: an option that nothing would read is refused, and the relations of a scheduler and its
+devices are those of a run under the names of this schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post import config
-from jaxrl_post.config import at_least, one_of
+from jaxrl_post.config import any_of_type, at_least, mapping, one_of
+from jaxrl_post.config.relations import check, relation
+from jaxrl_post.config.scheduling import SCHEDULING
+
+_ANALYTIC = "cluster.cost_table= and cluster.step_s=0"
+_SHAPE = f"{_ANALYTIC} or cluster.bounded=true"
+_FITTED = "workload.name=lognormal"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`prompts` of `prompt_tokens` an epoch, answers of at most `cap`. rollpacker: fitted to that paper's figure 11;
-    uniform: 1 to `cap`; lognormal: `mean` tokens, the longest of a group `tail` times as long, `within` of the logarithm's
-    variance within a prompt; trace: the lengths of the file `path`; rollouts: those of the rollout log in the folder `path`.
-    `tv`: chance per token that the next version writes another one there."""
+    """Prompts and the lengths of their rollouts.
 
-    name: str = one_of("rollpacker", "rollpacker", "uniform", "lognormal", "trace", "rollouts")
-    prompts: int = at_least(10_000, 1)
-    prompt_tokens: int = at_least(256, 1)
-    cap: int = at_least(8192, 1)
-    mean: float = at_least(1000.0, 1.0)
-    tail: float = at_least(1.5, 1.0)
-    within: float = at_least(1.0, 1e-3, 1.0)
-    path: str = ""
-    tv: float = at_least(0.0, 0.0, 0.999)
+    - `rollpacker`: fitted to that paper's figure 11.
+    - `uniform`: 1 to `cap`.
+    - `lognormal`: by `mean`, `tail` and `within`.
+    - `trace`: the lengths of the file `path`.
+    - `rollouts`: those of the rollout log in the folder `path`.
+    """
+
+    name: str = one_of(
+        "rollpacker", "rollpacker", "uniform", "lognormal", "trace", "rollouts", doc="Where lengths come from."
+    )
+    prompts: int = at_least(10_000, 1, unit="prompts", doc="Prompts of one epoch.")
+    prompt_tokens: int = at_least(256, 1, unit="tokens", doc="Length of a prompt.")
+    cap: int = at_least(8192, 1, unit="tokens", doc="The longest rollout.")
+    mean: float = at_least(1000.0, 1.0, unit="tokens", used_when=_FITTED, doc="Mean length of a rollout.")
+    tail: float = at_least(
+        1.5, 1.0, unit="times mean", used_when=_FITTED, doc="The longest rollout of a group, on average."
+    )
+    within: float = at_least(
+        1.0, 1e-3, 1.0, unit="share", used_when=_FITTED, doc="Part of the logarithm's variance within a prompt."
+    )
+    path: str = any_of_type("", used_when="workload.name=trace|rollouts", doc="The file or folder of the lengths.")
+    tv: float = at_least(0.0, 0.0, 0.999, doc="Chance per token that the next version writes another one there.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """`replicas` of `tensor` devices with `slots` each. `model`: its cost is analytic for `device`; else, with `step_s`
-    above 0, a step takes that and `request_s` for each answer in it, or a measured table is named in `cost_table`.
-    `round_s`: what a round takes beside steps and training. `pace`: all replicas in one program, or each on its own, then
-    the clock counts ticks of `tick_s`. `bounded`: KV is bounded by the device's memory. `layouts`: further values of
-    `tensor`, between which a planner chooses each round; a relayout takes `move_s`, and each doubling of `tensor` makes a step
-    `collective_s` longer. Drafts: where at most `draft_running` answers of a replica run, each gets `draft_tokens` tokens a
-    step for `draft_width` rows more."""
+    """The devices that generate, and what a step of theirs costs.
 
-    replicas: int = at_least(16, 1)
-    tensor: int = at_least(1, 1)
-    slots: int = at_least(1024, 1)
-    device: str = one_of("h800", "h800", "h200", "h100", "v5e", "v6e")
-    model: str = one_of("qwen2.5-7b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b")
-    step_s: float = at_least(0.0, 0.0)
-    request_s: float = at_least(0.0, 0.0)
-    cost_table: str = ""
-    round_s: float = at_least(0.0, 0.0)
-    pace: str = one_of("lockstep", "lockstep", "independent")
-    tick_s: float = at_least(1e-3, 1e-6)
-    bounded: bool = False
-    layouts: tuple[int, ...] = ()
-    move_s: float = at_least(0.0, 0.0)
-    collective_s: float = at_least(0.0, 0.0)
-    draft_tokens: float = at_least(1.0, 1.0)
-    draft_width: int = at_least(0, 0)
-    draft_running: int = at_least(0, 0)
+    The cost is that of a measured table, else a given one, else analytic for `model` on `device`. Drafts: where at most
+    `draft_running` rollouts of a replica run, each gets `draft_tokens` tokens a step for `draft_width` rows more.
+    """
+
+    replicas: int = at_least(16, 1, unit="replicas", doc="Replicas of the engine.")
+    tensor: int = at_least(1, 1, unit="devices", doc="Devices of one replica.")
+    slots: int = at_least(1024, 1, unit="slots", doc="Rollouts that one replica generates at the same time.")
+    device: str = one_of(
+        "h800", "h800", "h200", "h100", "v5e", "v6e", used_when=_SHAPE, doc="Kind of device, for cost and memory."
+    )
+    model: str = one_of(
+        "qwen2.5-7b",
+        "qwen2.5-7b",
+        "qwen2.5-14b",
+        "qwen2.5-32b",
+        used_when=_SHAPE,
+        doc="Model shape, for cost and memory.",
+    )
+    step_s: float = at_least(
+        0.0, 0.0, unit="seconds", used_when="cluster.cost_table=", doc="What a step takes. 0: the analytic cost."
+    )
+    request_s: float = at_least(
+        0.0, 0.0, unit="seconds", used_when="cluster.step_s>0", doc="What each rollout in a step adds."
+    )
+    cost_table: str = any_of_type("", doc="A file of measured step costs.")
+    round_s: float = at_least(0.0, 0.0, unit="seconds", doc="What a round takes beside steps and training.")
+    pace: str = one_of(
+        "lockstep", "lockstep", "independent", doc="All replicas in one program, or each with steps of its own."
+    )
+    tick_s: float = at_least(
+        1e-3, 1e-6, unit="seconds", used_when="cluster.pace=independent", doc="What the clock counts."
+    )
+    bounded: bool = any_of_type(False, doc="Whether the device's memory bounds the KV cache.")
+    layouts: tuple[int, ...] = any_of_type(
+        (), unit="devices per replica", doc="Further values of `tensor`, between which a planner chooses each round."
+    )
+    move_s: float = at_least(0.0, 0.0, unit="seconds", used_when="cluster.layouts!=", doc="What a relayout takes.")
+    collective_s: float = at_least(
+        0.0, 0.0, unit="seconds", used_when=_ANALYTIC, doc="What each doubling of `tensor` adds to a step."
+    )
+    draft_tokens: float = at_least(
+        1.0, 1.0, unit="tokens", used_when="cluster.draft_running>0", doc="Tokens a step of a rollout that drafts."
+    )
+    draft_width: int = at_least(
+        0, 0, unit="rows", used_when="cluster.draft_running>0", doc="Rows more of a rollout that drafts."
+    )
+    draft_running: int = at_least(
+        0, 0, unit="rollouts", doc="The most that run in a replica that drafts. 0: no drafts."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner:
-    """Seconds of an optimizer step: `step_s`, and `token_s` for each trained token. `apart`: on devices of its own, which are
-    none of the cluster's, while the engine goes on with the weights before."""
+class LearnerConfig:
+    """What an optimizer step takes."""
 
-    token_s: float = at_least(0.0, 0.0)
-    step_s: float = at_least(0.0, 0.0)
-    apart: bool = False
+    token_s: float = at_least(0.0, 0.0, unit="seconds", doc="For each trained token.")
+    step_s: float = at_least(0.0, 0.0, unit="seconds", doc="For each step.")
+    apart: bool = any_of_type(
+        False,
+        doc="Whether the learner has devices of its own, none of the cluster's, while the engine goes on with the "
+        "weights before.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """`rounds` of a scheduler over a workload. `reward_slope`: logits of being right per factor e of length. `published`:
-    figure name -> number of the paper, of which those in `fitted` were fitted to. `parts`: one after the other what is
-    added to the same simulation under synchronous rounds, each a name and overrides: "long lane: scheduler.lane=0.5"."""
+    """A scheduler over a workload, compared with synchronous rounds and with the numbers of a paper."""
 
-    name: str = "simulation"
-    seed: int = at_least(0, 0)
-    rounds: int = at_least(20, 1)
+    name: str = any_of_type("simulation", doc="What tables call it.")
+    seed: int = at_least(0, 0, doc="Seeds lengths and prompts.")
+    rounds: int = at_least(20, 1, unit="rounds", doc="Length of the simulation.")
     workload: Workload = Workload()
     cluster: Cluster = Cluster()
-    scheduler: config.Scheduler = config.Scheduler()
-    learner: Learner = Learner()
-    reward_slope: float = 0.0
-    published: Mapping[str, Any] = field(default_factory=dict)
-    fitted: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
+    scheduler: config.SchedulerConfig = config.SchedulerConfig()
+    learner: LearnerConfig = LearnerConfig()
+    reward_slope: float = any_of_type(0.0, unit="logits", doc="What a factor e of length adds to those of being right.")
+    published: Mapping[str, Any] = mapping(doc="Figure name and number of the paper.")
+    fitted: tuple[str, ...] = any_of_type((), doc="The published figures that the workload was fitted to.")
+    parts: tuple[str, ...] = any_of_type(
+        (),
+        doc="What is added one after the other to the same simulation under synchronous rounds, each a name and "
+        'overrides: "long lane: scheduler.lane=0.5".',
+    )
 
     @property
     def replicas(self) -> int:
         return self.cluster.replicas
 
     @property
-    def sampling(self) -> config.Sampling:
+    def generating(self) -> int:
+        """Devices of the engine."""
+        return self.cluster.replicas * self.cluster.tensor
+
+    @property
+    def sampling(self) -> config.SamplingConfig:
         """Answers end by themselves, at the latest at the cap."""
-        return config.Sampling(max_tokens=self.workload.cap)
+        return config.SamplingConfig(max_tokens=self.workload.cap)
 
     def __post_init__(self):
-        c = self.cluster
-        unfit = [tensor for tensor in c.layouts if tensor % c.tensor or c.replicas * c.tensor % tensor]
-        if unfit or (c.layouts and (c.step_s or c.cost_table)):
-            raise ValueError(
-                f"cluster.layouts={c.layouts} must be multiples of cluster.tensor={c.tensor} that divide the "
-                f"{c.replicas * c.tensor} devices, and need the analytic cost: no step_s, no cost_table"
-            )
-        unknown = sorted(set(self.fitted) - set(self.published))
-        if unknown:
-            raise ValueError(f"fitted={unknown[0]!r} names no figure of published: {', '.join(self.published)}")
-        s = self.scheduler
-        if s.name == "sync" and not s.over == s.over_samples == 1:
-            raise ValueError(
-                f"scheduler.name='sync' waits for all it launches: scheduler.over={s.over} and scheduler."
-                f"over_samples={s.over_samples} must be 1"
-            )
-        if s.name == "tail_batching" and s.over_samples != 1:
-            raise ValueError(
-                f"scheduler.name='tail_batching' drops no answer: scheduler.over_samples={s.over_samples} must be 1"
-            )
-        if self.learner.apart and c.layouts:
-            raise ValueError(
-                f"learner.apart publishes in the midst of a round and cluster.layouts={c.layouts} are changed between "
-                "two: leave one of them as it is"
-            )
-        if self.learner.apart and (s.updates > 1 or s.long_batches > 1):
-            raise ValueError(
-                f"learner.apart publishes after each optimizer step: scheduler.mini_batches={s.mini_batches}, "
-                f"scheduler.ppo_epochs={s.ppo_epochs} and scheduler.long_batches={s.long_batches} must be 1"
-            )
-        if s.interleave and (s.name != "pipeline" or self.learner.apart):
-            raise ValueError(
-                f"scheduler.interleave={s.interleave} is of scheduler.name='pipeline' on shared devices: with scheduler."
-                f"name={s.name!r} and learner.apart={self.learner.apart} it must be 0"
-            )
-        if s.lend:
-            raise ValueError(
-                f"scheduler.lend={s.lend:g} moves answers in the midst of a round, which the simulator does not: what a "
-                "loan would make of each step is its lent_step_s; the nearest valid lend is 0"
-            )
-        if s.name == "pipeline" and (
-            s.updates != 1 or s.stream or self.cluster.layouts or s.placement not in ("least_loaded", "divided")
-        ):
-            raise ValueError(
-                "scheduler.name='pipeline' has no rounds: scheduler.mini_batches, scheduler.ppo_epochs must be 1, "
-                "scheduler.stream 0, cluster.layouts empty, scheduler.placement 'least_loaded' or 'divided'"
-            )
-        nameless = [part for part in self.parts if not all(map(str.strip, part.partition(":")))]
-        if nameless:
-            raise ValueError(
-                f"parts: {nameless[0]!r} must be a name, a colon and overrides, as in 'long lane: scheduler.lane=0.5'"
-            )
-        if self.workload.name in ("trace", "rollouts") and not self.workload.path:
-            raise ValueError(
-                f"workload.name={self.workload.name!r} needs workload.path, the file or folder of its lengths"
-            )
+        check(self, (*SCHEDULING, *RELATIONS), _ALIASES)
+
+
+def _unknown(fitted: tuple, published: Mapping) -> list[str]:
+    return sorted(set(fitted) - set(published))
+
+
+def _nameless(parts: tuple) -> list[str]:
+    return [part for part in parts if not all(map(str.strip, part.partition(":")))]
+
+
+# What a rule of a run calls an option of this schema.
+_ALIASES = {
+    "engine.layouts": "cluster.layouts",
+    "engine.cost_table": "cluster.cost_table",
+    "mesh.tensor": "cluster.tensor",
+    "mesh.engine": "learner.apart",
+}
+RELATIONS = (
+    relation(
+        "cluster.layouts",
+        "cluster.step_s",
+        need=lambda layouts, step_s: not (layouts and step_s),
+        says="{cluster.layouts} need the analytic cost, not {cluster.step_s}: leave one of them at its default",
+    ),
+    relation(
+        "scheduler.lend",
+        need=lambda lend: lend == 0,
+        says="{scheduler.lend} moves rollouts in the midst of a round, which the simulator does not: what a loan would make "
+        "of each step is its lent_step_s",
+        nearest=lambda lend: 0,
+    ),
+    relation(
+        "fitted",
+        "published",
+        need=lambda fitted, published: not _unknown(fitted, published),
+        culprit=lambda fitted, published: _unknown(fitted, published)[0],
+        says="fitted={culprit} names no figure of published",
+        nearest=lambda fitted, published: tuple(name for name in fitted if name in published),
+    ),
+    relation(
+        "parts",
+        need=lambda parts: not _nameless(parts),
+        culprit=lambda parts: _nameless(parts)[0],
+        says="parts: {culprit} must be a name, a colon and overrides, as in 'long lane: scheduler.lane=0.5'",
+    ),
+    relation(
+        "workload.path",
+        when="workload.name=trace|rollouts",
+        need=bool,
+        says="{workload.name} needs workload.path, the file or folder of its lengths",
+    ),
+)
 
 
 def default() -> Any:
@@ -166,6 +215,6 @@ def default() -> Any:
 def resolve(given: Any, overrides: Sequence[str] = ()) -> Simulation:
     """
     Raises:
-      ValueError: unknown name (with the nearest), wrong type, value out of range, or a cross-field rule broken.
+      ValueError: unknown name (with the nearest), wrong type, value out of range, or a rule broken.
     """
     return config.resolve(given, overrides, Simulation)

@@ -1,1 +1,1 @@
-"""What a run says about itself: events, timings, metrics, logs, traces and reports."""
+"""Events, timings, metrics, logs, traces and reports of a run."""

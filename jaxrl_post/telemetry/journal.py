@@ -1,4 +1,11 @@
-"""The journal of scores: written the moment they are joined, read again by a run that resumes."""
+"""The journal of scores: every score is written when it is joined, and a resumed run reads it again.
+
+A resumed run cuts its journal back to the restored step, like every log. The scores that were journaled after that
+step are first copied to a file beside the journal (`put_aside`). When the run reaches the same rollouts again, it
+takes those scores (`Journaled`) instead of grading again, and journals them again.
+
+Invariant: no score that was used is computed twice, and the journal ends as if the run had never been interrupted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ JOURNALS = ("rewards.jsonl", "eval_rewards.jsonl")
 
 
 class Journal:
-    """Every score the moment it was joined, one JSON object per line: rewards.jsonl, for the pool of rewards."""
+    """Appends each joined score to rewards.jsonl, one JSON object per line."""
 
     def __init__(self, path: str | Path):
         self._file = open(path, "a", encoding="utf-8")
@@ -28,7 +35,8 @@ class Journal:
 
 
 def read_journal(path: str | Path, start: int = 0) -> list[dict]:
-    """Its records from byte `start` on, where a line begins; a last line that a crash cut short is left out.
+    """Returns the records from byte `start` on, which must be the start of a line. A last line cut short by a crash is
+    left out.
 
     Raises:
       ValueError: a line is no record.
@@ -38,9 +46,10 @@ def read_journal(path: str | Path, start: int = 0) -> list[dict]:
 
 
 class Journaled:
-    """Scores of a run's earlier life, to be taken by (rollout id, digest of its tokens): of equal keys the oldest first.
+    """Scores from before a resume, looked up by (rollout id, digest of its tokens). Of equal keys, the oldest comes
+    first.
 
-    Invariant: a score is served for the very tokens that it was given for, and once.
+    Invariant: a score is used for the very tokens that it was given for, and once.
     """
 
     def __init__(self, records: Iterable[Mapping] = ()):
@@ -50,25 +59,27 @@ class Journaled:
         return sum(map(len, self._records.values()))
 
     def find(self, rollout: RolloutId, digest: str) -> Mapping | None:
-        """The record, which stays; None where there is none."""
+        """Returns the record without removing it, or None."""
         found = self._records.get((*rollout, digest))
         return found[0] if found else None
 
     def take(self, rollout: RolloutId, digest: str) -> Mapping:
-        """What `find` found, once."""
+        """Returns the record that `find` found, and removes it."""
         return self._records[(*rollout, digest)].popleft()
 
 
 def aside(journal: str | Path) -> Path:
-    """Where the records of a journal are put that came after the restored step: rewards_aside.jsonl."""
+    """Returns the path of the file for records after the restored step: rewards_aside.jsonl."""
     journal = Path(journal)
     return journal.with_name(f"{journal.stem}_aside{journal.suffix}")
 
 
 def put_aside(journal: str | Path, start: int) -> None:
-    """Puts the journal's records from byte `start` on aside, before somebody cuts it there. What was put aside before
-    stays, but for what the journal has got again since then. A kill at any moment loses nothing: the journal is only
-    read. Records without one single score are dropped: the graders were down, and may be asked again.
+    """Copies the journal's records from byte `start` on to the file beside it, before the journal is cut there.
+
+    Records copied by an earlier resume are kept, unless the journal has received them again. The journal is only read,
+    so a kill at any moment loses nothing. If no record holds a score, the file is removed: the graders were down and
+    may be asked again.
 
     The file: a line {"start": byte of the journal}, then records, oldest first.
 
@@ -91,18 +102,18 @@ def put_aside(journal: str | Path, start: int) -> None:
 
 
 def read_aside(journal: str | Path) -> Journaled:
-    """What was put aside of a journal, if anything."""
+    """Returns the records beside a journal, if any."""
     return Journaled(_put_before(journal)[0])
 
 
 def forget_aside(folder: Path) -> None:
-    """The run whose journals lie there has ended: nothing will come again."""
+    """Removes the files beside the journals of a run that has ended."""
     for journal in JOURNALS:
         aside(folder / journal).unlink(missing_ok=True)
 
 
 def _put_before(journal: str | Path) -> tuple[list[dict], list[dict]]:
-    """What was put aside, and what the journal has got since then."""
+    """Returns the records beside the journal, and those that the journal received since they were copied."""
     there = aside(journal)
     if not there.is_file():
         return [], []

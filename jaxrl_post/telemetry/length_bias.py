@@ -1,13 +1,17 @@
-"""The bias meter: how long are the answers that were launched, how long those that were trained on, what was thrown away.
+"""Measures length bias: lengths of launched rollouts, of trained ones, and of dropped ones.
 
-A scheduler that drops what is slow trains on shorter answers than the policy gives (RollPacker, arXiv 2509.21009, sections
-4 and 5, says that it only reorders). The meter puts every launched answer into one of three boxes: waiting (on its way,
-parked, or done and not trained on), dropped (drawn anew, or still waiting 64 epochs later) and trained. An
-answer that left the engine before its end counts with the tokens it had, so the launched mean is at least what is told and
-a shift at least as bad; a simulator knows the length of everything and gives it.
+A scheduler that drops slow rollouts trains on shorter rollouts than the policy gives. RollPacker (arXiv 2509.21009,
+sections 4 and 5) says that it only reorders. The meter sorts every launched rollout into one of three boxes:
 
-Invariant: a box is a function of the calls and their order; it reads no clock and changes nothing. It refuses an answer
-longer than 2**19 tokens.
+  waiting  running, parked, or finished and not trained on
+  dropped  drawn again, or still waiting 64 epochs later
+  trained
+
+A rollout that left the engine unfinished counts with the tokens that it had. So the true launched mean is at least the
+reported one, and the true shift at least as large. A simulator knows every length and passes it in.
+
+Invariant: a box is a function of the calls and their order. The meter reads no clock and changes nothing. It refuses a
+rollout longer than 2**19 tokens.
 """
 
 from __future__ import annotations
@@ -32,20 +36,23 @@ _COUNTERS = (
 
 
 def bin_of(length: int) -> int:
-    """Two bins an octave: 0 for nothing, then floor(2 log2(length)) + 1."""
+    """Returns the bin of a length, two bins per octave: 0 for no tokens, else floor(2 log2(length)) + 1."""
     return (length * length).bit_length()
 
 
 def edges() -> list[int]:
-    """The least length of each bin."""
+    """Returns the smallest length of each bin."""
     return [0] + [next(n for n in range(int(2 ** (k / 2)), 1 << 20) if bin_of(n) > k) for k in range(_BINS - 1)]
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A launched answer that is not in its last box. `had`: how many tokens it had when it last left the engine; `carried`:
-    how many of them it did not have to generate again since; `candidates`: those still to be verified; `left`: version at
-    which it was parked, else -1."""
+    """A launched rollout that is not trained or dropped yet.
+
+    `had`: tokens when it last left the engine. `carried`: how many of them need not be generated again. `candidates`:
+    tokens
+    still to be verified. `left`: the version at which it was parked, or -1.
+    """
 
     length: int
     had: int = 0
@@ -56,9 +63,9 @@ class _Entry:
 
 
 class BiasMeter:
-    """A listener of the ring; `trained` hears of every group before the learner has it.
+    """A listener of the ring. `trained` is told of every group before the learner gets it.
 
-    `length(request)`: how long the answer would become under the weights in use, where somebody knows.
+    `length(request)`: the length that the rollout would reach under the weights in use, where it is known.
     """
 
     def __init__(self, length: Callable[[Request], int] | None = None):
@@ -88,8 +95,11 @@ class BiasMeter:
                 self._count("num_rollouts_launched", 1)
 
     def _forget(self, mine: dict[RolloutId, _Entry], id: RolloutId) -> None:
-        """An answer drawn anew drops the one before; so many epochs later whatever was never trained on is dropped, that no
-        group which is put off, or waits for its round to be filled, is among them."""
+        """Drops the earlier attempt of a rollout that is drawn again, and every rollout that was launched 64 epochs
+        ago.
+
+        No group that is deferred, or waits for its round to fill, is as old as that.
+        """
         for other in [o for o in mine if o.epoch <= id.epoch - _FORGOTTEN or o[:5] == id[:5]]:
             self._count("num_tokens_wasted", mine[other].had)
             self._drop(mine, other)
@@ -100,7 +110,7 @@ class BiasMeter:
         self._put(id.prompt_id, DROPPED, entry.length)
 
     def _recovered(self, rollout: Rollout) -> _Entry:
-        """An answer that was taken for lost and is trained on after all."""
+        """Moves a rollout back that was counted as dropped and is trained on after all."""
         self._put(rollout.prompt.id, DROPPED, len(rollout), -1)
         self._put(rollout.prompt.id, WAITING, len(rollout))
         self._count("num_tokens_wasted", -len(rollout))
@@ -130,7 +140,7 @@ class BiasMeter:
             self._leaves(rollout).left = version
 
     def _leaves(self, rollout: Rollout) -> _Entry:
-        """Counts what was generated since it came in, and how long it is now."""
+        """Counts the tokens generated since the rollout entered the engine, and updates its length."""
         entry = self._waiting[rollout.prompt.id][rollout.id]
         if entry.candidates is not None:
             entry.carried = _alike(entry.candidates, rollout.tokens)
@@ -145,7 +155,9 @@ class BiasMeter:
         return entry
 
     def trained(self, groups: Sequence[Group]) -> None:
-        """The learner sees these groups for the first time. What else was launched for them is dropped."""
+        """Moves the rollouts of these groups to the trained box. Other rollouts launched for the same groups are
+        dropped.
+        """
         for group in groups:
             mine = self._waiting[group.prompt.id]
             for rollout in group.rollouts:
@@ -176,12 +188,14 @@ class BiasMeter:
     # ---- what it says
 
     def metrics(self, kind: str) -> dict[str, float]:
-        """Counts since the last call; lengths, in tokens, and shifts over the run so far.
+        """Returns counts since the last call, and lengths in tokens and shifts over the whole run so far.
 
-        shift: trained mean / launched mean - 1, launched being what was trained or dropped; 0 where nothing was dropped and
-        no weights changed between launch and end. shift_so_far: the same with what waits. histogram_distance: total
-        variation between the two histograms of `shift`. step_length: of this step's answers, under its round's `kind`, short
-        or long: order is a bias too. longest_park: most optimizer steps between parking and training.
+        shift: trained mean / launched mean - 1, where launched means trained or dropped. It is 0 where nothing was
+        dropped and no weights changed between launch and end.
+        shift_so_far: the same, with waiting rollouts counted as launched.
+        histogram_distance: total variation between the two histograms of `shift`.
+        step_length: mean length of this step's rollouts, under the `kind` of its round (short or long).
+        longest_park: most optimizer steps between parking and training.
         """
         since, self._since = self._since, dict.fromkeys(_COUNTERS, 0)
         step, self._step = self._step, []
@@ -211,9 +225,11 @@ class BiasMeter:
         return out
 
     def report(self) -> dict:
-        """Everything at the end of a run: the figures and the totals of `metrics`, the pooled histograms (`edges`: the least
-        length of each bin), and of the prompts that were trained on the mean of their shifts and how many have another
-        histogram trained than launched."""
+        """Returns the figures and totals of `metrics` at the end of a run, with the pooled histograms.
+
+        `edges` holds the smallest length of each bin. Of the prompts that were trained on: the mean of their shifts,
+        and how many have different histograms of trained and launched lengths.
+        """
         done = self._counts[: len(self._rows), TRAINED].sum(axis=1) > 0
         counts, sums = self._counts[: len(self._rows)][done], self._sums[: len(self._rows)][done]
         settled = counts[:, TRAINED] + counts[:, DROPPED]
@@ -233,7 +249,7 @@ class BiasMeter:
     # ---- checkpoints
 
     def state_dict(self) -> dict:
-        """Plain values and arrays, after a row of metrics."""
+        """Returns the state for a checkpoint, after a row of metrics."""
         entries = [(id, entry) for mine in self._waiting.values() for id, entry in mine.items()]
         texts = [np.zeros(0, np.int32) if e.candidates is None else e.candidates for _, e in entries]
         return {
@@ -254,7 +270,7 @@ class BiasMeter:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Goes on as the one that gave it."""
+        """Continues from a checkpoint."""
         self._rows = {prompt_id: row for row, prompt_id in enumerate(state["prompts"])}
         self._counts = np.zeros((max(64, len(self._rows)), 4, _BINS), np.int32)
         self._sums = np.zeros((len(self._counts), 4), np.int64)
@@ -271,14 +287,14 @@ class BiasMeter:
 
 
 def _alike(one: np.ndarray, two: np.ndarray) -> int:
-    """How many tokens they begin with in common."""
+    """Returns the length of the common prefix."""
     size = min(one.size, two.size)
     differ = np.nonzero(one[:size] != two[:size])[0]
     return int(differ[0]) if differ.size else size
 
 
 def _mean(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Of lengths, per prompt; an empty answer counts as a token, so that there is something to divide by."""
+    """Returns the mean length per prompt. An empty rollout counts as one token, so that the divisor is not 0."""
     return np.maximum(sums, 1) / counts.sum(axis=1)
 
 

@@ -1,7 +1,9 @@
-"""Scalars of a run: what a batch of groups says (verl's names), and writers to metrics.jsonl and to the console.
+"""Scalars of a run: what describes a batch of groups, under verl's names, and writers to metrics.jsonl and the
+console.
 
-A writer has write(step, row) and close(). Rows hold floats by name. Names come in two groups: what `is_timing` says was
-timed, and everything else, a function of config and code, by which two runs are compared bit for bit. No jax here.
+A writer has write(step, row) and close(). A row maps names to floats. Names for which `is_timing` is true were
+measured with a clock. All other metrics are functions of config and code: two runs are compared by them bit for bit.
+No jax here.
 """
 
 from __future__ import annotations
@@ -48,14 +50,18 @@ def deterministic(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """What was trained on at weights `version`.
+    """Returns metrics of groups that were trained on at weights `version`.
 
-    critic/score and critic/rewards {mean, max, min} over scored rollouts (equal: no KL in the reward), reward/mean,
-    reward/NAME/mean of every component, reward_std (mean over groups) and frac_reward_zero_std (share of groups whose
-    scored accuracies are all equal, groups without a score counted in), response_length and prompt_length in tokens,
-    with clip_ratio (share cut at the limit) and correct_mean (accuracy above 0.5), off_policy/{mean, max}: `version`
-    minus the version of each sampled token, first_token_mean of each answer's first; where that is not 0 throughout,
-    share_N of the tokens that are N steps old. A figure over nothing is left out; an unscored rollout never counts as 0.
+    critic/score and critic/rewards {mean, max, min}: over scored rollouts (equal without KL in the reward).
+    reward/mean, reward/NAME/mean: of the reward and of each component.
+    reward_std: standard deviation within a group, divided by n, averaged over groups. The advantage divides by n - 1.
+    frac_reward_zero_std: share of groups whose scored accuracies are all equal; groups without a score count too.
+    response_length, prompt_length: tokens, with clip_ratio (share cut at the limit) and correct_mean (accuracy above
+    0.5).
+    off_policy/{mean, max}: `version` minus the version of each sampled token. first_token_mean: of each first token.
+    off_policy/share_N: share of tokens that are N steps old, where any token is older than 0.
+
+    A figure over nothing is left out. An unscored rollout never counts as 0.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:

@@ -1,8 +1,7 @@
-"""What a run says about itself: one row of metrics per optimizer step, the rollout log, evaluations, seconds per phase,
-checkpoints.
+"""Writes one row of metrics per optimizer step and the rollout log, and starts evaluations and checkpoints.
 
-Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one; whatever was timed
-is named timing_s/ or perf/, everything else is a function of config and code.
+Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one. Whatever was timed
+is named timing_s/ or perf/; everything else is a function of config and code.
 """
 
 from __future__ import annotations

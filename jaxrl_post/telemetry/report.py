@@ -1,7 +1,7 @@
-"""Where a run's device time went: the share that did useful work, and each bubble by its cause.
+"""Where a run's device time went: the share of useful work, and each bubble by its cause.
 
-Seconds are those of the ring's phases as they were measured; those of generation are divided by what its rows were for, which is
-counted. Invariant: the shares of a run add up to 1, but for a learner's own devices; what no phase accounts for is said as such.
+Seconds are those measured for the ring's phases. Generation is divided by the counted uses of its rows. Invariant: the
+shares of a run add up to 1, except for a learner's own devices. Time that no phase accounts for is a share of its own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ LEARNER = "learner's devices at work"
 
 
 def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Shares of the time between the first step's begin and the last one's end, largest first, by cause: those of USEFUL, and
-    bubbles. Of generation: rows that stood empty since the bound on staleness held answers back, that stood empty else (a
-    round's tail, a dispatch's rest), that were computed again after a swap, and drafts that proved wrong. Where learner and
-    engine have devices of their own, or some are lent, it is the engine's, and training what the ring waited for; LEARNER says for
-    which share there was training on any device, which adds to nothing else.
+    """Returns shares of the time between the first step's start and the last step's end, largest first, by cause.
+
+    Causes are those of USEFUL, and bubbles. Bubbles of generation are: rows left empty by the bound on staleness,
+    other empty rows (a round's tail, a dispatch's rest), rows computed again after a swap, and rejected drafts.
+
+    Where learner and engine have separate devices, or some are lent, shares are of engine time. Training is then the
+    time that the ring waited for the learner. LEARNER is the share of time with training on any device; it is not part
+    of the sum.
 
     Args:
-      rows: of metrics.jsonl; those without a step's seconds count nothing.
+      rows: of metrics.jsonl; rows without a step's seconds are ignored.
     """
     seconds: Counter[str] = Counter()
     apart = 0.0
@@ -84,7 +87,9 @@ def text(shares: Mapping[str, float]) -> str:
 
 
 def headline(summary: Mapping, samples: int) -> list[str]:
-    """A run's summary as lines: its first and last evaluation, which had so many samples, if there is one, and its device time."""
+    """Describes a run's summary as lines: the first and the last evaluation, if any, with `samples` samples, and
+    device time.
+    """
     before, after = summary["eval"]["before"], summary["eval"]["after"]
     where = text(summary["device_time"])
     if before is None:

@@ -1,18 +1,15 @@
-"""The rollout log: rollouts/step_NNNNNN.npz, one per optimizer step, with index.jsonl beside them; the reward journal.
+"""The rollout log: rollouts/step_NNNNNN.npz, one file per round, written with its first step, and index.jsonl.
 
-A resumed run cuts its journal back to the restored step, as every log; the scores that were journaled after it are put
-aside first (`put_aside`), and the run that comes there again takes them (`Journaled`) instead of asking the graders once
-more, and journals them anew. So no score that was used is ever asked for twice, and the journal ends as if nothing had
-happened.
-
-Invariant: `read` gives back the groups that `write` got, every field of them, and equal groups give equal bytes (fixed
-names, order and zip dates), so two processes' logs are compared byte by byte. A file appears whole or not at all. No
-pickle: texts are JSON in an array of bytes, so a prompt's `extra` and `messages` must be what JSON can hold.
+Invariant: `read` returns the groups that `write` received, with every field. Equal groups give equal bytes (fixed
+names, order and zip dates), so the logs of two processes are compared byte by byte. A file appears whole or not at
+all. No
+pickle: texts are JSON in an array of bytes, so a prompt's `extra` and `messages` must be values that JSON can hold.
 
 Arrays of a file, N rollouts in g groups, M tokens, C components: group_offsets int64[g+1], prompt_offsets int64[g+1],
-prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted favourites clocks [M], seeds
-uint32[N, 2], finish uint8[N] (place in texts.finishes), start_clock finish_clock int64[N], rewards f32[N], scored bool[N],
-components f32[C, N], present bool[C, g], and texts: {"finishes", "components", "ids": [N], "prompts": [g]}.
+prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted favourites clocks [M],
+seeds uint32[N, 2], finish uint8[N] (place in texts.finishes), start_clock finish_clock int64[N], rewards f32[N],
+scored bool[N], components f32[C, N], present bool[C, g], and texts: {"finishes", "components", "ids": [N], "prompts":
+[g]}.
 """
 
 from __future__ import annotations

@@ -10,10 +10,14 @@ from jaxrl_post.types import Rollout
 
 
 class Stopwatch:
-    """Seconds per phase of the ring, under verl's names where it has one: gen, reward, old_log_prob, update_actor,
-    update_weights, testing, save_checkpoint, log; of a learner with devices of its own also train, whatever the ring does
-    then. What is done within another phase, as chores are within gen, is called overlapped and is a part of that phase. Each
-    of `listeners` gets (phase, begun, ended) of every call. `cpu`: CPU seconds of this process."""
+    """Measures seconds per phase of the ring.
+
+    Phases have verl's names where it has one: gen, reward, old_log_prob, update_actor, update_weights, testing,
+    save_checkpoint, log. `train` is the work of a learner with its own devices, whatever the ring does then. Work
+    within another phase, such as deferred calls within gen, counts as `overlapped` and is part of that phase.
+
+    `listeners` get (phase, begun, ended) of every call. `cpu`: CPU seconds of this process.
+    """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.process_time):
         self.now, self._begun, self._seconds = now, now(), Counter()
@@ -22,7 +26,7 @@ class Stopwatch:
         self.listeners: list[Callable[[str, float, float], object]] = []
 
     def timing(self, phase: str, call: Callable) -> Callable:
-        """`call`, with its seconds added to `phase`."""
+        """Returns `call` with its seconds added to `phase`."""
 
         def timed(*arguments):
             begun, outer, self._within = self.now(), self._within, True
@@ -37,14 +41,16 @@ class Stopwatch:
         return timed
 
     def spent(self, phase: str, begun: float, ended: float) -> None:
-        """Adds what was not a call."""
+        """Adds seconds that were not measured around a call."""
         self._seconds[phase] += ended - begun
         for listener in self.listeners:
             listener(phase, begun, ended)
 
     def drain(self) -> dict[str, float]:
-        """Since the last call: timing_s/PHASE of each, timing_s/step, everything together, and how many of the host's cores this
-        process kept busy, graders not among it."""
+        """Returns seconds since the last call: timing_s/PHASE of each phase and timing_s/step of everything together.
+
+        perf/host_cores_busy is the number of host cores that this process kept busy, without graders.
+        """
         now, used, seconds = self.now(), self._cpu(), self._seconds
         whole, self._begun, self._seconds = now - self._begun, now, Counter()
         busy, self._used = (used - self._used) / max(whole, 1e-9), used
@@ -55,9 +61,12 @@ class Stopwatch:
 
 
 class AtWork:
-    """A listener of the ring that looks before and after every dispatch, and after every phase of the stopwatch, whether a learner
-    with devices of its own, or lent ones, is at work there: seconds of phase `train`. Work begins and ends in the middle between
-    two looks; what ends within update_actor, where the ring waits for it, ends with that."""
+    """A listener of the ring that measures when a learner with its own or lent devices is at work: seconds of phase
+    `train`.
+
+    It checks before and after every dispatch, and after every phase of the stopwatch. Work starts and ends in the
+    middle between two checks. Work that ends within update_actor, where the ring waits for it, ends with that phase.
+    """
 
     def __init__(self, at_work: Callable[[], bool], watch: Stopwatch):
         self._at_work, self._watch = at_work, watch

@@ -1,13 +1,13 @@
-"""What the parts of a ring did and when, as a file that ui.perfetto.dev opens: slots, replicas, learner, reward, swap.
+"""Draws what the parts of a ring did and when, as a file for ui.perfetto.dev: slots, replicas, learner, reward, swap.
 
-The file is an array of events in the Trace Event Format (the JSON that Perfetto documents as "Chrome JSON"): spans ("X"),
-counters ("C") and names ("M"), times in microseconds. Process "ring" has a thread for each part and one for rounds; process
-"replica N" one for each slot, with a counter of the answers that run.
+The file is an array of events in the Trace Event Format, which Perfetto documents as "Chrome JSON": spans ("X"),
+counters ("C") and names ("M"), with times in microseconds. Process "ring" has a thread for each part and one for
+rounds. Process "replica N" has a thread for each slot and a counter of running rollouts.
 
-Invariant: spans of one thread never overlap. Of what is inside a dispatch only engine steps are known: their times are
-spread evenly over it, and a slot is any one that was free, the lowest first, of the replica that the answer was submitted to:
-where the engine moves it to another one later (thread "layout") it stays drawn there. The clock is whoever's `now` is given,
-seconds of the wall or of a simulation. It refuses to write after it was closed, and a whole file is written only by `close`.
+Invariant: spans of one thread never overlap. Within a dispatch only engine steps are known, so their times are spread
+evenly. A rollout is drawn in the lowest slot that was free, in the replica that it was submitted to. It stays drawn
+there if the engine moves it to another replica (thread "layout"). `now` gives seconds, of the wall clock or of a
+simulation. The file refuses events after it was closed; only `close` makes it complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEAR_S = 1e-3  # spans of one phase that are closer than that are one
 
 
 class TraceFile:
-    """Events, written as they come. `write` gets pieces of text; times are seconds, of any origin at or below all of them."""
+    """Writes events as they come. `write` gets pieces of text. Times are seconds; none lies before the origin."""
 
     def __init__(self, write: Callable[[str], object], origin: float = 0.0):
         self._write, self._origin = write, origin
@@ -60,13 +60,13 @@ class TraceFile:
         self._event(ph="C", name=name, pid=self._track(process, "")[0], ts=self._us(at), args={"value": value})
 
     def close(self) -> None:
-        """Ends the file; a second time it does nothing."""
+        """Ends the file. A second call does nothing."""
         if self._open:
             self._write("[]\n" if self._empty else "\n]\n")
         self._open = False
 
     def _track(self, process: str, thread: str) -> tuple[int, int]:
-        """Numbers of a process and its thread, named when they first come."""
+        """Returns the numbers of a process and its thread, and names both the first time."""
         if (process, "") not in self._tracks:
             pid = 1 + sum(not name for _, name in self._tracks)
             self._tracks[process, ""] = pid, 0
@@ -91,8 +91,10 @@ class TraceFile:
 
 @dataclass(slots=True)
 class _Life:
-    """One stay of a request in the engine. `start` is None where nobody knows when it got its slot: no earlier than it
-    came, and not before a slot was free."""
+    """One stay of a request in the engine. `start` is None where the time of its slot is unknown.
+
+    Such a stay starts no earlier than the request came, and not before a slot was free.
+    """
 
     order: int
     replica: int
@@ -104,7 +106,7 @@ class _Life:
 
 
 class RingTrace:
-    """A listener of the ring and of the stopwatch, and draws `rounds` rounds.
+    """A listener of the ring and of the stopwatch that draws `rounds` rounds.
 
     Args:
       now: seconds, the clock of the stopwatch.
@@ -127,7 +129,7 @@ class RingTrace:
         return self._left <= 0
 
     def phase(self, name: str, begun: float, ended: float) -> None:
-        """Of the stopwatch. Generation is drawn dispatch by dispatch instead; what is near becomes one span."""
+        """Draws a phase of the stopwatch. Near spans become one. Generation is drawn dispatch by dispatch instead."""
         thread = THREADS.get(name)
         if self.closed or thread is None or ended <= begun:
             return
@@ -170,7 +172,7 @@ class RingTrace:
             self._leaves(rollout, self._now())
 
     def published(self, version: int) -> None:
-        """A round is over: its slots are drawn."""
+        """Ends a round: its slots are drawn."""
         if self.closed:
             return
         now = self._now()
@@ -183,7 +185,7 @@ class RingTrace:
             self._file.close()
 
     def close(self) -> None:
-        """Draws what is left of an unfinished round and ends the file."""
+        """Draws the rest of an unfinished round and ends the file."""
         if not self.closed:
             self._flush()
             self._file.close()
@@ -206,7 +208,7 @@ class RingTrace:
         self._done.append((rollout.id, life))
 
     def _time(self, clock: int, otherwise: float) -> float:
-        """When an engine step ended, in the dispatch that took it."""
+        """Returns when an engine step ended, within its dispatch."""
         at = bisect_left(self._dispatches, clock, key=lambda dispatch: dispatch[1])
         if at == len(self._dispatches) or clock <= self._dispatches[at][0]:
             return otherwise
@@ -214,12 +216,12 @@ class RingTrace:
         return begun + (ended - begun) * (clock - before) / (after - before)
 
     def _time_of_start(self, clock: int, otherwise: float) -> float:
-        """When the dispatch began that found the clock there."""
+        """Returns when the dispatch began that started at this clock."""
         at = bisect_left(self._dispatches, clock, key=lambda dispatch: dispatch[0])
         return self._dispatches[at][2] if at < len(self._dispatches) else otherwise
 
     def _flush(self) -> None:
-        """Writes what waits, each stay in the lowest slot that was free."""
+        """Writes the waiting stays, each in the lowest slot that was free."""
         for thread, (phase, begun, ended) in self._pending.items():
             self._file.span(RING, thread, phase, begun, ended)
         self._pending = {}

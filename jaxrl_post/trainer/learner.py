@@ -9,7 +9,6 @@ whole round, a KL term without a reference, and a mesh that cannot divide the mo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,14 +18,15 @@ import numpy as np
 import optax
 
 from jaxrl_post import config
-from jaxrl_post.algorithms import advantages, correction, credit, losses
+from jaxrl_post.algorithms import advantages, credit
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.trainer import compiled_programs, programs
 from jaxrl_post.trainer import lent_devices as guests
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import packing as door
-from jaxrl_post.trainer import programs
+from jaxrl_post.trainer.old_logprobs import OldLogprobs
 from jaxrl_post.trainer.state import TrainState, abstract, is_abstract, owned, struct
 from jaxrl_post.trainer.update_gate import Gate
 from jaxrl_post.types import Group, Rollout, RolloutId
@@ -44,9 +44,9 @@ class Learner:
         params: Any,
         mesh: jax.sharding.Mesh,
         *,
-        algorithm: config.Algorithm,
-        optimizer: config.Optimizer,
-        batch: config.Batch,
+        algorithm: config.AlgorithmConfig,
+        optimizer: config.OptimizerConfig,
+        batch: config.BatchConfig,
         temperature: float,
         steps: int,
         max_tokens: int,
@@ -70,18 +70,10 @@ class Learner:
         for one in (mesh, lent) if lent else (mesh,):
             _check(model, one, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
-        self._recipe = programs.Recipe(
-            model=model,
-            algorithm=algorithm,
-            temperature=temperature or 1.0,
-            head_chunk=batch.head_chunk,
-            dtype=jnp.dtype(compute_dtype),
-            remat=remat,
-            rows=meshes.batch_sharding(mesh),
-            heads=meshes.heads_sharding(mesh),
+        self._recipe = programs.recipe(
+            model, algorithm, batch, mesh, temperature=temperature, remat=remat, dtype=compute_dtype
         )
         self._max_tokens = max_tokens
-        self._wide = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
         axes = decoder.axes(model)
         self._shardings = meshes.param_shardings(mesh, axes, "learner")
         self._transform = optimizers.transform(optimizer, optimizers.matrices(axes))
@@ -90,12 +82,25 @@ class Learner:
         self.state = self._first_state(owned(params, self._shardings))
         self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         self._guest = guests.Guest(lent, model, host=mesh) if lent else None
+        self._old = OldLogprobs(algorithm)
+        self._shapes = self._micro_batch(np.dtype(jnp.promote_types(compute_dtype, jnp.float32)))
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
-        self._newest: jax.Array | None = None  # of what was begun last
+        self._newest: jax.Array | None = None  # a result of the program that was launched last
         self._step = 0
-        self._forget()
-        self._count_from_here()
+        self._begin_round()
+        self._begin_step()
+
+    def _micro_batch(self, dtype: np.dtype) -> compiled_programs.Shapes:
+        return compiled_programs.Shapes(
+            rows=self._batch.rows,
+            tokens=self._batch.tokens,
+            dtype=dtype,
+            old=self._old.needed,
+            reference=self._kl_in_loss,
+            corrected=self._algorithm.corrects_rollouts,
+            prox=self._algorithm.prox_logp_method == "loglinear",
+        )
 
     @property
     def step(self) -> int:
@@ -113,65 +118,14 @@ class Learner:
         """The policy's weights, in the learner's layout; dead after the next commit."""
         return self.state.params["policy"]
 
-    def jitted(self) -> dict[str, tuple[Any, tuple]]:
-        """Every program by name, not compiled, with the shapes of its arguments; those of lent devices begin with "lent "."""
-        one, recipe = meshes.replicated(self._mesh), self._recipe
-        own = self._adding(self._mesh, self._shardings)
-        policy, sums, *_ = own["accumulate"][1]
-        state = abstract(self.state)
-        states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
-        out = own | {
-            "score": (
-                jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
-                (policy, self._blank(self._mesh, old=False, reference=False, corrected=False)),
-            ),
-            "divided": (jax.jit(programs.divided, out_shardings=self._shardings), (sums,)),
-            "commit": (
-                jax.jit(
-                    lambda s, g: programs.commit(s, g, self._transform, self._rate),
-                    donate_argnums=(0, 1),
-                    out_shardings=(states, home, one),
-                ),
-                (state, sums),
-            ),
-        }
-        if self._guest:
-            lent = self._adding(self._guest.mesh, self._guest.shardings)
-            out |= {f"lent {name}": found for name, found in lent.items()}
-            out["join"] = jax.jit(guests.join, donate_argnums=0, out_shardings=home), (sums, sums)
-        return out
-
-    def _adding(self, mesh: jax.sharding.Mesh, shardings: Any) -> dict[str, tuple[Any, tuple]]:
-        """The programs that make sums on `mesh`, with the shapes of their arguments."""
-        one, corrected = meshes.replicated(mesh), self._algorithm.corrects_rollouts
-        batch = self._blank(
-            mesh,
-            old=self._needs_old,
-            reference=self._kl_in_loss,
-            corrected=corrected,
-            prox=self._algorithm.prox_logp_method == "loglinear",
+    def jitted(self) -> compiled_programs.Jitted:
+        """Every program by name, not compiled, with the shapes of its arguments; names of lent devices begin with "lent "."""
+        made = dict(shapes=self._shapes, recipe=self._recipe, measures=self._of_advantages)
+        own = compiled_programs.learning(
+            self.state, self._mesh, self._shardings, transform=self._transform, rate=self._rate, **made
         )
-        recipe = dataclasses.replace(self._recipe, rows=meshes.batch_sharding(mesh), heads=meshes.heads_sharding(mesh))
-        policy = jax.tree.map(struct, self.params, shardings)
-        shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
-        home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=shardings)
-        sums = jax.tree.map(struct, shape, home)
-        start = jax.ShapeDtypeStruct((), bool, sharding=one)
-        return {
-            "zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ()),
-            **{
-                name: (
-                    jax.jit(
-                        lambda p, s, b, start, run=run: run(p, s, b, recipe, start),
-                        donate_argnums=1,
-                        out_shardings=(home, one),
-                    ),
-                    (policy, sums, batch, start),
-                )
-                for name, run in (("accumulate", programs.accumulate), ("measure", programs.measure))
-                if name == "accumulate" or self._of_advantages
-            },
-        }
+        lent = compiled_programs.lending(own, self.params, self._guest, **made) if self._guest else {}
+        return own | lent
 
     def compile(self) -> None:
         """Compiles every program for the run's one batch shape, and empties the sums. Later calls do nothing."""
@@ -212,22 +166,19 @@ class Learner:
         self.compile()
         if not groups:
             return
-        if self._committed:
-            self._forget()
+        if self._old.committed:
+            self._begin_round()
         if self._credits and self._algorithm.adv_estimator in advantages.WHOLE_ROUND:
             raise ValueError(
                 f"learner: algorithm.adv_estimator={self._algorithm.adv_estimator!r} whitens over all tokens of "
                 "a round and this round's groups came in pieces; the nearest valid scheduler.stream is 0"
             )
         door.check_lengths(groups, self._batch.tokens)
-        if self._old_in_credits:
-            self._found_old(groups, self.logprobs(groups))
-        elif self._needs_old:
-            self._unscored.update((group.rollouts[0].id, group) for group in groups)
+        self._old.prepare(groups, self.logprobs)
         if self._reference is not None:
             self._ref.update(self._scored(groups, self._reference))
         credits, found = credit.assign(
-            groups, self._algorithm, max_tokens=self._max_tokens, old=self._old, reference=self._ref
+            groups, self._algorithm, max_tokens=self._max_tokens, old=self._old.of, reference=self._ref
         )
         self._credits.update(credits)
         self._found.append(found)
@@ -268,19 +219,18 @@ class Learner:
 
     def _add(self, program: str, groups: Sequence[Group]) -> None:
         batches, places = self._packed(groups)
-        start = meshes.put(np.bool_(self._at_start), meshes.replicated(self._mesh))
+        at_start = np.bool_(self._old.from_gradient)
+        start = meshes.put(at_start, meshes.replicated(self._mesh))
         results = []
         for batch in batches:
             if self._guest and self._guest.takes():
-                results.append(self._guest.add(program, self.params, batch, np.bool_(self._at_start)))
+                results.append(self._guest.add(program, self.params, batch, at_start))
                 self._lent_batches += 1
                 continue
             self._sums, logps = self._programs[program](self.params, self._sums, self._put(batch), start)
             results.append(logps)
             self._newest = logps
-        fresh = [group for group in groups if self._unscored.pop(group.rollouts[0].id, None)]
-        if fresh:
-            self._unread.append((fresh, results, places))
+        self._old.accumulated(groups, results, places)
         self._filled += sum(int((batch.segment_ids > 0).sum()) for batch in batches)
         self._room += len(batches) * self._batch.rows * self._batch.tokens
 
@@ -324,49 +274,20 @@ class Learner:
     def commit(self) -> Mapping[str, Any]:
         """One optimizer step from what was accumulated. Device scalars, and host floats for what the host knew."""
         self.compile()
-        self._settle()
+        self._old.settle(self.logprobs)
         self._join()
-        lets = self.gate.lets(self._pairs, [r.versions[r.sampled] for r, _ in self._seen], self._step)
+        lets = self.gate.lets(self._old.pairs, [r.versions[r.sampled] for r, _ in self._seen], self._step)
         if not lets:
             self._sums = self._programs["zeros"]()
         self.state, self._sums, metrics = self._programs["commit"](self.state, self._sums)
         self._step += 1
         self._newest = metrics["actor/grad_norm"]
-        self._committed = True
+        self._old.committed = True
         metrics = {**metrics, **self._host_metrics()}
         if self.gate.watches:
             metrics["training/gated_updates"] = float(not lets)
-        self._count_from_here()
+        self._begin_step()
         return metrics
-
-    @property
-    def _needs_old(self) -> bool:
-        a = self._algorithm
-        return losses.NEEDS_OLD_LOGPROBS[a.loss_mode] or a.use_kl_in_reward or a.corrects_rollouts
-
-    @property
-    def _old_in_credits(self) -> bool:
-        return self._algorithm.use_kl_in_reward or self._algorithm.corrects_rollouts
-
-    @property
-    def _at_start(self) -> bool:
-        """Whether the gradient's pass itself is to give the old log-probs."""
-        recomputes = self._algorithm.prox_logp_method == "recompute"
-        return recomputes and self._needs_old and not self._old_in_credits and not self._committed
-
-    def _settle(self) -> None:
-        """Old log-probs of everything prepared, while the weights are still those of the round's start."""
-        for groups, results, places in self._unread:
-            self._found_old(groups, door.answers(jax.device_get(results), places))
-        if self._unscored:
-            groups = list(self._unscored.values())
-            self._found_old(groups, self.logprobs(groups))
-        self._unread, self._unscored = [], {}
-
-    def _found_old(self, groups: Sequence[Group], logprobs: Mapping[RolloutId, np.ndarray]) -> None:
-        rollouts = _rollouts(groups)
-        self._old.update((r.id, logprobs[r.id]) for r in rollouts)
-        self._pairs += [(self._old[r.id][r.sampled], r.logprobs[r.sampled]) for r in rollouts if r.sampled.any()]
 
     @property
     def _kl_in_loss(self) -> bool:
@@ -390,57 +311,41 @@ class Learner:
         moments = jax.jit(self._transform.init, out_shardings=homes)(policy)
         return TrainState(params={"policy": policy}, opt_state=moments, step=meshes.put(np.int32(0), one))
 
-    def _forget(self) -> None:
-        """Begins a round."""
-        self._committed = False
-        self._old: dict[RolloutId, np.ndarray] = {}
-        self._unscored: dict[RolloutId, Group] = {}  # by their first rollout
-        self._unread: list[tuple[list[Group], list[jax.Array], list[door.Place]]] = []
+    def _begin_round(self) -> None:
+        """Forgets what was prepared for the round before."""
+        self._old.begin_round()
         self._ref: dict[RolloutId, np.ndarray] = {}
         self._credits: dict[RolloutId, credit.Credit] = {}
 
-    def _count_from_here(self) -> None:
-        """Begins what the next commit reports. What `prepare` found is reported once, by the round's first commit."""
-        self._pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    def _begin_step(self) -> None:
+        """Begins what the next commit reports. The round's first commit reports what `prepare` found, once."""
+        self._old.begin_step()
         self._found: list[credit.Found] = []
         self._seen: list[tuple[Rollout, credit.Credit]] = []
         self._filled, self._room, self._lent_batches = 0, 0, 0
-
-    def _blank(self, mesh: jax.sharding.Mesh, **leaves: bool) -> door.Batch:
-        """The shape of a micro-batch, where it lives."""
-        rows = meshes.batch_sharding(mesh)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
-            door.blank(self._batch.rows, self._batch.tokens, self._wide, **leaves),
-        )
 
     def _put(self, batch: door.Batch) -> door.Batch:
         return meshes.put(batch, meshes.batch_sharding(self._mesh))
 
     def _packed(self, groups: Sequence[Group]) -> tuple[list[door.Batch], list[door.Place]]:
-        old, method, rollouts = self._old, self._algorithm.prox_logp_method, _rollouts(groups)
-        if self._at_start:
-            old = {r.id: np.zeros(len(r)) for r in rollouts}
-        elif method != "recompute":
-            old = {r.id: r.logprobs for r in rollouts}
-        prox = (
-            {r.id: correction.prox_weights(r.versions, self._step) for r in rollouts} if method == "loglinear" else None
-        )
+        rollouts = _rollouts(groups)
         return door.pack(
             groups,
             self._credits,
             rows=self._batch.rows,
             tokens=self._batch.tokens,
-            dtype=self._wide,
-            old_logprobs=old if self._needs_old else None,
+            dtype=self._shapes.dtype,
+            old_logprobs=self._old.for_loss(rollouts),
             ref_logprobs=self._ref if self._kl_in_loss else None,
             corrected=self._algorithm.corrects_rollouts,
-            prox_weights=prox,
+            prox_weights=self._old.prox_weights(rollouts, self._step),
         )
 
     def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:
         """Log-probs of every answer under `policy`, on the host."""
-        batches, places = door.pack(groups, None, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._wide)
+        batches, places = door.pack(
+            groups, None, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype
+        )
         results = [self._programs["score"](policy, self._put(batch)) for batch in batches]
         return door.answers(jax.device_get(results), places)
 
@@ -453,7 +358,7 @@ class Learner:
             values = np.concatenate([given.advantages[rollout.sampled] for rollout, given in self._seen])
             out |= _spread("critic/advantages", values)
             out |= _spread("critic/rewards", np.array([given.reward for _, given in self._seen]))
-        return out | (mismatch(self._pairs) if self._pairs else {})
+        return out | (mismatch(self._old.pairs) if self._old.pairs else {})
 
 
 def _rollouts(groups: Sequence[Group]) -> list[Rollout]:
@@ -469,8 +374,8 @@ def _spread(name: str, values: np.ndarray) -> dict[str, float]:
 def _check(
     model: decoder.ModelConfig,
     mesh: jax.sharding.Mesh,
-    algorithm: config.Algorithm,
-    batch: config.Batch,
+    algorithm: config.AlgorithmConfig,
+    batch: config.BatchConfig,
     reference: Any,
 ) -> None:
     meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_post.config import Optimizer
+from jaxrl_post.config import OptimizerConfig
 
 
-def rate(optimizer: Optimizer, steps: int) -> Callable[[Any], jax.Array]:
+def rate(optimizer: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
     """The learning rate of step 0, 1, ..., steps - 1.
 
     Warm-up: lr (step + 1) / warmup_steps, so that the first step already moves and step warmup_steps - 1 has all of
@@ -46,7 +46,7 @@ SCHEDULES = {
 }
 
 
-def transform(optimizer: Optimizer, decayed: Any) -> optax.GradientTransformation:
+def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransformation:
     """Clip by global norm, Adam, decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2): a step's direction, to
     be multiplied by -rate.
 

@@ -142,33 +142,25 @@ def pack(
         prox_weights is not None,
     )
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
-    places = []
+    given = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "prox_weights": prox_weights}
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right
         g, _, rollout = members[n]
         segments[row[n]] += 1
         _write(arrays, row[n], start[n], rollout, segments[row[n]], g)
         tail = slice(start[n] + rollout.prompt.tokens.size, start[n] + rollout.prompt.tokens.size + len(rollout))
-        for name, given in (
-            ("old_logprobs", old_logprobs),
-            ("ref_logprobs", ref_logprobs),
-            ("prox_weights", prox_weights),
-        ):
-            if given is not None:
-                arrays[name][row[n], tail] = np.where(rollout.sampled, given[rollout.id], 0.0)
+        for name, values in given.items():
+            if values is not None:
+                arrays[name][row[n], tail] = np.where(rollout.sampled, values[rollout.id], 0.0)
         if credits is not None and credits[rollout.id].weight > 0:
             _credit(arrays, row[n], tail, rollout.sampled, credits[rollout.id])
-    for n, (_, _, rollout) in enumerate(members):
-        places.append(
-            Place(
-                rollout.id,
-                int(row[n]) // rows,
-                int(row[n]) % rows,
-                int(start[n]) + rollout.prompt.tokens.size,
-                len(rollout),
-            )
-        )
+    places = [_place(rollout, int(row[n]), int(start[n]), rows) for n, (_, _, rollout) in enumerate(members)]
     cuts = range(0, arrays["tokens"].shape[0], rows)
     return [Batch(**{name: array[at : at + rows] for name, array in arrays.items()}) for at in cuts], places
+
+
+def _place(rollout: Rollout, row: int, start: int, rows: int) -> Place:
+    """Where a rollout's answer lies, from the row among all micro-batches and the start of its segment."""
+    return Place(rollout.id, row // rows, row % rows, start + rollout.prompt.tokens.size, len(rollout))
 
 
 def count(groups: Sequence[Group], rows: int, tokens: int) -> int:

@@ -17,8 +17,9 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
-from jaxrl_post.config import Algorithm
+from jaxrl_post.config import AlgorithmConfig, BatchConfig
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention
 from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.state import TrainState
@@ -30,13 +31,36 @@ class Recipe:
     ...] and of [B, T, N, H]."""
 
     model: decoder.ModelConfig
-    algorithm: Algorithm
+    algorithm: AlgorithmConfig
     temperature: float
     head_chunk: int
     dtype: Any
     remat: bool
     rows: jax.sharding.Sharding
     heads: jax.sharding.Sharding
+
+
+def recipe(
+    model: decoder.ModelConfig,
+    algorithm: AlgorithmConfig,
+    batch: BatchConfig,
+    mesh: jax.sharding.Mesh,
+    *,
+    temperature: float,
+    remat: bool,
+    dtype: str,
+) -> Recipe:
+    """Returns the recipe of a run on `mesh`. Temperature 0 stands for 1, as in the engine's log-probs."""
+    return Recipe(
+        model=model,
+        algorithm=algorithm,
+        temperature=temperature or 1.0,
+        head_chunk=batch.head_chunk,
+        dtype=jnp.dtype(dtype),
+        remat=remat,
+        rows=meshes.batch_sharding(mesh),
+        heads=meshes.heads_sharding(mesh),
+    )
 
 
 @functools.partial(

@@ -44,7 +44,7 @@ def bench(record) -> None:
     record.figure("step_s", {str(size): seconds for size, seconds in steps.items()})
     record.figure("drafting_s", drafting)
     record.figure("opening_s", opening)
-    learner = build.learner(config, start.model, start.load_params, build.learner_mesh(config))
+    learner = build.learner(config, start.model, start.load_params, build.device_plan(config))
     record.figure("train_token_s", trained(learner, _groups(config, start), TURNS))
     record.figure(
         "config",

@@ -19,6 +19,7 @@ from record import Missing
 
 MINUTES = 10.0
 LIMIT_S = 1800
+SOURCES = ("scripts/compile_tier", "scripts/make_venv.sh")  # what `make test-compile` runs
 TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
 
 

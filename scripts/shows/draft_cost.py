@@ -116,8 +116,8 @@ def _build_ms(pasts: dict) -> float:
 def _engine(config, params, name: str, pasts: dict):
     """`pasts` by number; without any, the tables are as small as can be. Rows are free, so that every step drafts."""
     from jaxrl_post.engine import step_cost
+    from jaxrl_post.engine.host.wire import UPLOAD
     from jaxrl_post.engine.row_engine import RowEngine
-    from jaxrl_post.engine.row_program import UPLOAD
     from jaxrl_post.engine.speculation.registry import DRAFTERS
     from jaxrl_post.engine.speculation.speculation import Drafting
     from jaxrl_post.models import decoder
@@ -209,7 +209,7 @@ def _alone(jax, engines: dict) -> dict:
             (tables, memory, tokens, np.full(SLOTS, 100, np.int32), place, np.zeros(SLOTS, np.int32))
         )
         timed[name] = jax.jit(engine.drafting.drafter.propose), given
-    for turn in range(4 * TURNS):
+    for _ in range(4 * TURNS):
         for name, (run, given) in timed.items():
             begun = time.perf_counter()
             jax.block_until_ready(run(*given))

@@ -38,7 +38,7 @@ def _on_real_weights(record) -> None:
     late = noise.integers(0, 60, len(asked)).tolist()
 
     several = lab.engine(params, config, row_sizes=(64, 96, 128, 192))
-    kept = bit_probe.keep_equal_sizes(several)
+    bit_probe.keep_equal_sizes(several)
     sizes = several.row_sizes
     record.figure("row_sizes_kept_by_the_probe", list(sizes))
 

@@ -30,7 +30,7 @@ from pathlib import Path
 MINUTES = 30.0
 SEEDS, REACHED, WINDOW, LAST, WARM = 5, 0.9, 10, 20, 4
 TRIED = 16  # steps of the runs by which settings are chosen
-QUIET = ("eval.prompts=0", "eval.every=0", "checkpoint.every=0", "trace_rounds=0")
+QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0")
 WORKLOADS = {
     "demo": ("configs/demo_long_tail.py", ("steps=70",)),
     # 13 is the tokenizer's line feed

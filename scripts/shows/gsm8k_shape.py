@@ -39,6 +39,7 @@ SMALL = (
     "eval.every=0",
     "eval.show=1",
     "checkpoint.every=0",
+    "checkpoint.keep_last=3",
 )
 MERGES = 4096  # size of the trained vocabulary
 ROOM_GIB = 16.0  # free memory that the run needs

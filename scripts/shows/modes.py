@@ -71,7 +71,6 @@ def _verified(record) -> dict[str, int]:
 
     from jaxrl_post import main
     from jaxrl_post.telemetry import rollout_log
-    from jaxrl_post.types import Request
 
     weights: dict[int, object] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -105,21 +104,7 @@ def _verified(record) -> dict[str, int]:
         for number, version in enumerate(sorted(by_version)):
             home = jax.tree.map(lambda x: x.sharding, run.learner.params)
             swap(jax.device_put(weights[version], home), 1000 + number)
-            engine.submit(
-                [
-                    Request(
-                        rollout_id=r.id,
-                        prompt=r.prompt,
-                        seed=r.id.seed(),
-                        sampling=run.start.sampling,
-                        max_tokens=run.config.sampling.max_tokens,
-                    )
-                    for r in by_version[version]
-                ]
-            )
-            again = {}
-            while engine.pending:
-                again.update((r.id, r) for r in engine.step())
+            again = _again(run, by_version[version])
             differ += sum(
                 again[r.id].tokens.tobytes() != r.tokens.tobytes()
                 or again[r.id].logprobs.tobytes() != r.logprobs.tobytes()
@@ -132,6 +117,28 @@ def _verified(record) -> dict[str, int]:
         "verified_at_swaps": int(sum(row.get("swap/num_verified", 0) for row in rows)),
         "that_differ_from_the_start": differ,
     }
+
+
+def _again(run, rollouts) -> dict:
+    """The same requests, answered from the start by the weights in use."""
+    from jaxrl_post.types import Request
+
+    run.engine.submit(
+        [
+            Request(
+                rollout_id=r.id,
+                prompt=r.prompt,
+                seed=r.id.seed(),
+                sampling=run.start.sampling,
+                max_tokens=run.config.sampling.max_tokens,
+            )
+            for r in rollouts
+        ]
+    )
+    again = {}
+    while run.engine.pending:
+        again.update((r.id, r) for r in run.engine.step())
+    return again
 
 
 # ---- keep and recompute while learning

@@ -3,9 +3,10 @@
 PipelineRL (arXiv 2509.19128, appendix A): 128 chips, batches of 128, lengths uniform; conventional training on all chips in
 turns, G = 133 steps on each generation, against 44 generators of 192 sequences beside 84 learners. A step of h sequences takes
 446.7 + 0.278 h flashes, which is backed out of the paper's two rates of generation, and 4.92 flashes train a token. The events:
-for the conventional one the real loop under synchronous rounds, for the other generation beside training (scripts/models/pipelinerl.py).
-Devices lent to the learner (RollPacker, arXiv 2509.21009, section 5.3): step seconds without over with lending, on its fitted
-workloads, beside its published gain; not bounded, because its training is known only as a share of a step.
+for the conventional one the real loop under synchronous rounds, for the other generation beside training
+(scripts/models/pipelinerl.py). Devices lent to the learner (RollPacker, arXiv 2509.21009, section 5.3): step seconds
+without over with lending, on its fitted workloads, beside its published gain; not bounded, because its training is known
+only as a share of a step.
 Staleness: six runs of Qwen3-8B (Applied Compute, July 2026), group size and law of the lengths assumed: 8, log-normal.
 Seer's and HistoPipe's numbers are of the show placements.
 """

@@ -25,7 +25,7 @@ MINUTES = 14.0
 SEEDS, MOST_SEEDS, WIDTH = 5, 10, 0.05
 CONFIG, WARM = "configs/demo_long_tail.py", 2  # rounds that are left out of seconds and steps
 TRIED = 40  # rounds of the runs by which settings are chosen
-SYNC = ("scheduler.name=sync", "scheduler.over=1.0")
+SYNC = ("scheduler.name=sync", "scheduler.over=1.0", "scheduler.lane=0.0")
 SHAPES = [
     (
         f"engine.slots={slots}",
@@ -43,7 +43,7 @@ CANDIDATES = {
         (*SYNC, f"engine.slots={size}", f"engine.row_sizes=[{size}]", "engine.refill_slots=4") for size in (16, 32, 48)
     ],
 }
-QUIET = (f"steps={TRIED}", "eval.prompts=0", "eval.every=0", "trace_rounds=0")
+QUIET = (f"steps={TRIED}", "eval=default", "eval.prompts=0", "trace_rounds=0")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

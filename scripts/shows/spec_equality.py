@@ -157,7 +157,7 @@ def _whole_runs(record) -> None:
         runs = {name: Path(folder) / name for name in ("off", "ours", "clones")}
         for name, place in runs.items():
             flags = {
-                "off": ["--config.speculation.drafter=off"],
+                "off": ["--config.speculation=default"],
                 "ours": [],
                 "clones": ["--config.speculation.clones=True"],
             }

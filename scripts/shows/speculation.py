@@ -253,7 +253,7 @@ def _bound(record, name: str, cells: dict, counted: dict, times: dict, entropy: 
         record.figure(f"{key}.time_over_off_upper_95", _interval(slower)[1], at_most=1.05)
         share = ours["accepted_per_step"] / ours["drafted_per_step"] if ours["drafted_per_step"] else 0.0
         record.figure(f"{key}.share_of_drafts_accepted", share)
-        record.figure(f"{key}.step_ratio", ours["step_ratio"], **({"at_least": 1.86} if 0.65 <= share else {}))
+        record.figure(f"{key}.step_ratio", ours["step_ratio"], **({"at_least": 1.86} if share >= 0.65 else {}))
     steps = {arm: sum(run.phases[phase].steps for phase in PHASES) for arm, run in counted.items()}
     ratio = [a / b for a, b in zip(times["off"]["all"], times["ours"]["all"])]
     claimed = {"at_least": 1.39 if steady else 1.20} if entropy >= CLAIM_FROM else {}

@@ -90,9 +90,7 @@ def _ours(record: Record) -> dict:
 
 
 def _peer(root: Path, python: Path, script: Path) -> dict:
-    done = subprocess.run(
-        [python, script, *SHAPE], cwd=root, text=True, timeout=1800, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    done = subprocess.run([python, script, *SHAPE], cwd=root, text=True, timeout=1800, capture_output=True)
     if done.returncode:
         raise RuntimeError(f"{script.name} exited {done.returncode}:\n{done.stderr[-4000:]}")
     told = json.loads(done.stdout.splitlines()[-1])
@@ -109,12 +107,7 @@ def _environment(root: Path, peer: str) -> Path:
         return python
     print(f"making {place} with {'; '.join(PEERS[peer])}", flush=True)
     found = subprocess.run(
-        ["sh", "scripts/find_python.sh"],
-        cwd=root,
-        env={**os.environ, "WANTED": "3.11"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        ["sh", "scripts/find_python.sh"], cwd=root, env={**os.environ, "WANTED": "3.11"}, text=True, capture_output=True
     )
     if found.returncode:
         raise Missing(f"step: the peers need Python 3.11, and none was found: {found.stderr.strip()}")

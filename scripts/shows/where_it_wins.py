@@ -210,36 +210,33 @@ def _turned(given) -> tuple[list, int]:
 
 
 def _drawn(record, found: dict) -> None:
-    """A panel a law: for every number of devices a bar a way, as long as its speed-up over synchronous rounds."""
-    picture = bars(found)
+    """Writes the picture beside the results."""
+    import drawing
+
     place = record.root / "scripts" / "results" / "where-it-wins.svg"
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(picture.svg())
+    drawing.save(bars(found), place)
     record.figure("picture", place.relative_to(record.root).as_posix())
 
 
 def bars(found: dict):
-    from drawing import Picture
+    """Returns a figure with a panel for each law. Each number of devices has a bar for each way: its speed-up over synchronous
+    rounds on shared devices."""
+    import drawing
 
     ways = list(next(iter(found.values())))
-    left, wide, unit = 60, 18, 70  # pixels: margin, a bar, a speed-up of 1
-    panel = wide * (len(ways) + 1) * len(DEVICES)
-    most = max(told["over_sync"] for row in found.values() for told in row.values())
-    ground = round(unit * most) + 60
-    picture = Picture(left + (panel + 30) * len(LAWS), ground + 70)
-    for at, way in enumerate(ways):
-        picture.rectangle(left + 170 * at, 8, 12, 12, COLORS[way])
-        picture.text(left + 170 * at + 18, 9, way)
-    for level in range(0, int(most) + 1):
-        picture.rectangle(left, ground - unit * level, picture.width - left - 10, 1, "#d0d0d0")
-        picture.text(left - 34, ground - unit * level - 5, f"{level}x")
-    for number, law in enumerate(LAWS):
-        x = left + number * (panel + 30)
-        picture.text(x, ground + 34, f"{law.replace('_', ' ')}, devices")
-        for place, count in enumerate(DEVICES):
-            first = x + place * wide * (len(ways) + 1)
-            picture.text(first, ground + 12, str(count))
-            for at, way in enumerate(ways):
-                tall = unit * found[law, count][way]["over_sync"]
-                picture.rectangle(first + at * wide, ground - tall, wide - 3, tall, COLORS[way])
+    wide = 0.8 / len(ways)
+    picture = drawing.figure(12, 4)
+    for law, axes in zip(LAWS, picture.subplots(1, len(LAWS), sharey=True)):
+        for at, way in enumerate(ways):
+            left = [place - 0.4 + wide * at for place in range(len(DEVICES))]
+            tall = [found[law, count][way]["over_sync"] for count in DEVICES]
+            axes.bar(left, tall, wide * 0.9, align="edge", color=COLORS[way], label=way.replace(".", ", "))
+        axes.set_title(law.replace("_", " "), fontsize=10)
+        axes.set_xticks(range(len(DEVICES)), [str(count) for count in DEVICES])
+        axes.set_xlabel("devices")
+        axes.grid(axis="y", color="#d0d0d0", linewidth=0.6)
+        axes.set_axisbelow(True)
+    picture.axes[0].set_ylabel("speed-up over synchronous rounds")
+    picture.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(ways), frameon=False)
     return picture

@@ -6,6 +6,8 @@ version and of one purpose.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxrl_post.engine.host.pages import Pages, PromptPages, Prompts
 from jaxrl_post.engine.host.sequence import Live
 
@@ -64,3 +66,23 @@ class Replica:
     def leads(self, live: Live) -> bool:
         """Whether others wait for the pages that it computes."""
         return any(e.leader == live.slot and not e.ready for e in self.prompts.entries.values())
+
+    def grow(self, live: Live, positions: int, purpose: str, version: int, preempt: Callable[[Live], object]) -> None:
+        """Maps pages of a rollout up to `positions`. Shared prompts are dropped first, then others are preempted; the rollout
+        itself is preempted where even its present text has no pages."""
+        pages = self.pages
+        while pages.needed(positions) > len(live.pages):
+            more = pages.take(1)
+            if more is not None:
+                live.pages += more
+                continue
+            before = pages.free
+            self.prompts.keep_only(set())
+            if pages.free > before:
+                continue
+            victim = self.victim(live, purpose, version)
+            if victim is None:
+                break
+            preempt(victim)
+        if pages.needed(live.known) > len(live.pages):
+            preempt(live)

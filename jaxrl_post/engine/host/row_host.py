@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.engine import step_cost as costs
-from jaxrl_post.engine.host import dispatch_log, packing, sequence, wire
+from jaxrl_post.engine.host import dispatch_log, packing, row_sizing, sequence, wire
+from jaxrl_post.engine.host.counters import Counters
 from jaxrl_post.engine.host.dispatch_log import Dispatch
 from jaxrl_post.engine.host.pages import PromptPages
 from jaxrl_post.engine.host.replica import Replica
@@ -30,9 +31,9 @@ NEVER = 1 << 30
 
 
 class RowHost(abc.ABC):
-    """protocols.Engine but for the device, which a subclass is. Sizes are per replica. `drafting`: see engine/speculation/speculation.py;
-    `watched`: positions of a slot of which the likeliest token is kept. `report`, where set, is shown every dispatch;
-    `meanwhile` is called while one is on its way."""
+    """protocols.Engine but for the device, which a subclass is. Sizes are per replica. `drafting`: see
+    engine/speculation/speculation.py; `watched`: positions of a slot of which the likeliest token is kept. `report`,
+    where set, is shown every dispatch; `meanwhile` is called while one is on its way."""
 
     watched = 0
     report: Callable[[Dispatch], object] | None = None
@@ -96,7 +97,7 @@ class RowHost(abc.ABC):
         self._age = 0
         self._clock = {"train": 0, "eval": 0}
         self._growth = 1.0
-        self._counts: dict[str, float] = {}
+        self.counters = Counters()
         self.drafting.reset()
         self._carry.reset()
 
@@ -189,7 +190,7 @@ class RowHost(abc.ABC):
             "age": self._age,
             "clock": dict(self._clock),
             "growth": self._growth,
-            "counts": dict(self._counts),
+            "counts": self.counters.state_dict(),
             "row_sizes": list(self.row_sizes),
             "cost": self.cost.digest,
             "lives": [written(live) for live in lives],
@@ -205,14 +206,14 @@ class RowHost(abc.ABC):
             )
         self.reset()
         self._age, self._clock, self._growth = state["age"], dict(state["clock"]), state["growth"]
-        self._counts, self.row_sizes = dict(state["counts"]), tuple(state["row_sizes"])
+        self.counters.load_state_dict(state["counts"])
+        self.row_sizes = tuple(state["row_sizes"])
         self.drafting.load_state_dict(state["drafting"])
         self._carry.load_state_dict(state["carry"])
         self._queue(revived(live, prompts) for live in state["lives"])
 
     def metrics(self) -> dict[str, float]:
-        counts, self._counts = self._counts, {}
-        return {name: counts[name] for name in sorted(counts)} | self._carry.metrics()
+        return self.counters.metrics() | self._carry.metrics()
 
     def step(self) -> list[Rollout]:
         done, self._finished = self._finished, []
@@ -260,7 +261,7 @@ class RowHost(abc.ABC):
         if any(live.request.purpose == purpose for live in replica.running):
             return False
         if replica.running:
-            self._preempt(replica, replica.running[-1])
+            self._preempt(replica.running[-1])
             return True
         held = bool(replica.prompts.entries)
         replica.prompts.keep_only(set())
@@ -276,7 +277,7 @@ class RowHost(abc.ABC):
         if copied is None:
             return None
         if any(v != self._version for v in live.versions):
-            self._add("sched/recomputed_older_versions", 1)
+            self.counters.add("sched/recomputed_older_versions", 1)
         if self.drafting.active:
             self._open(live)
         if live.start_clock < 0:
@@ -298,29 +299,12 @@ class RowHost(abc.ABC):
         for replica in self._replicas:
             for live in replica.running:
                 if live.slot >= 0 and live.request.purpose == purpose:
-                    self._grow(replica, live, min(live.known + growth, live.limit - 1), purpose)
+                    most = min(live.known + growth, live.limit - 1)
+                    replica.grow(live, most, purpose, self._version, self._preempt)
 
-    def _grow(self, replica: Replica, live: Live, positions: int, purpose: str) -> None:
-        pages = replica.pages
-        while pages.needed(positions) > len(live.pages):
-            more = pages.take(1)
-            if more is not None:
-                live.pages += more
-                continue
-            before = pages.free
-            replica.prompts.keep_only(set())
-            if pages.free > before:
-                continue
-            victim = replica.victim(live, purpose, self._version)
-            if victim is None:
-                break
-            self._preempt(replica, victim)
-        if pages.needed(live.known) > len(live.pages):
-            self._preempt(replica, live)
-
-    def _preempt(self, replica: Replica, live: Live) -> None:
-        """Parks a slot; it resumes later with its tokens forced and its guesses kept."""
-        self._add("sched/preemptions", 1)
+    def _preempt(self, live: Live) -> None:
+        """Takes a rollout out of its slot. It resumes later with its tokens forced and its candidates kept."""
+        self.counters.add("sched/preemptions", 1)
         self._leave(live)
         self._waiting.append(live)
 
@@ -406,25 +390,21 @@ class RowHost(abc.ABC):
         return packed, lives
 
     def _size(self, lives: list[Live], waiting: bool, ends_soon: bool) -> tuple[int, bool]:
-        """The best of the kept row sizes for the busiest replica, and whether to draft: unless forced not in a dispatch
-        that ends as soon as a prompt is computed and those who wait for it join."""
-        running, backlog = np.zeros(len(self._replicas), int), np.zeros(len(self._replicas), int)
-        for live in lives:
-            running[live.request.replica] += 1
-            backlog[live.request.replica] += live.known - live.filled - 1 + len(live.guesses)
-        busiest = int(np.argmax(running + backlog))
-        most, behind = int(running.max()), backlog[busiest] / self.sizes.steps
-        free = 0 if waiting else self.sizes.slots - most
+        """Chooses a kept row size for the busiest replica, and whether to draft."""
+        running, backlog = row_sizing.load(lives, len(self._replicas))
         due = self.drafting.due(costs.tries_apart(self.cost)) and (self.drafting.forced or not ends_soon)
-        unopened = sum(live.place is None for live in lives) / (self.sizes.slots * self.sizes.replicas)
-        return costs.best_size(
+        unopened = sum(live.place is None for live in lives)
+        return row_sizing.choose(
             self.cost,
             self.row_sizes,
-            most,
-            behind,
-            lambda rows: 0.0 if ends_soon else self.drafting.worth(rows, most, free),
-            must_draft=bool(due),
-            opening=self.cost.opening * unopened / (costs.LASTING * self.sizes.steps),
+            self.sizes,
+            running,
+            backlog,
+            self.drafting.worth,
+            due,
+            unopened,
+            waiting,
+            ends_soon,
         )
 
     def _collect(self, live: Live, settled: packing.Settled, drafts: bool) -> list[Rollout]:
@@ -438,7 +418,7 @@ class RowHost(abc.ABC):
         ending = live.ending()
         length = live.stopped_at(self._decode, checked) if self._decode else None
         if length is not None:
-            self._add("rows/stop_string_overrun", live.cut(length))
+            self.counters.add("rows/stop_string_overrun", live.cut(length))
             ending = live.ending(stopped=True)
         if ending is None:
             return []
@@ -447,30 +427,14 @@ class RowHost(abc.ABC):
         return [live.rollout(ending, live.clocks[-1])]
 
     def _count(self, purpose: str, size: int, steps: int, told: Told, drafts: bool) -> None:
+        """Counts a dispatch, and tells the swap policy and the drafting what it cost and gave."""
         total = dict(zip(wire.USES, told.uses.sum(axis=0).tolist()))
         self._carry.used(sum(total.values()) - total["idle"])
+        won = int(told.won.sum())
         if drafts:
-            self.drafting.told(
-                told.counts.sum(axis=0),
-                told.offers.sum(axis=0),
-                total["decode"] + total["clone"],
-                total["clone"],
-                int(told.won.sum()),
-            )
-            self._add("spec/drafting_steps", steps)
+            offers, decoded = told.offers.sum(axis=0), total["decode"] + total["clone"]
+            self.drafting.told(told.counts.sum(axis=0), offers, decoded, total["clone"], won)
+            self.counters.add("spec/drafting_steps", steps)
         else:
             self.drafting.quiet(steps)
-        accepted = total["draft_accepted"] + int(told.won.sum())
-        self._growth = 1.0 + accepted / max(1, total["decode"])
-        if purpose == "train":
-            self._add("spec/num_drafted", total["draft_accepted"] + total["draft_rejected"] + total["clone"])
-            self._add("spec/num_accepted", accepted)
-        prefix = "rows" if purpose == "train" else "eval/rows"
-        for use, count in total.items():
-            self._add(f"{prefix}/{use}", count)
-        self._add(f"{prefix}/steps", steps)
-        self._add(f"{prefix}/dispatches", 1)
-        self._add(f"{prefix}/size_{size}", steps)
-
-    def _add(self, name: str, amount: float) -> None:
-        self._counts[name] = self._counts.get(name, 0) + amount
+        self._growth = self.counters.dispatch(purpose, size, steps, total, won)

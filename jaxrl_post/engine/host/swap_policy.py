@@ -15,12 +15,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 from jaxrl_post.engine.host.sequence import Live
 
 RULES = ("keep", "recompute", "verify", "auto")
 _COUNTERS = ("num_kept", "num_recomputed", "num_verified", "num_started_again", "num_beyond_share", "rows")
-_PLAIN = ("computed", "again", "agreed", "checked")
+
+
+@dataclass
+class Accounts:
+    """Rows `computed`, of everything, and `again`, because of swaps. Candidates `agreed`, that came out again, and
+    `checked`."""
+
+    computed: int = 0
+    again: int = 0
+    agreed: int = 0
+    checked: int = 0
 
 
 class Carry:
@@ -32,8 +43,7 @@ class Carry:
         self.reset()
 
     def reset(self) -> None:
-        self._computed = self._again = 0  # rows: of everything, of what swaps had computed again
-        self._agreed = self._checked = 0  # candidates: that came out again, that were looked at
+        self._state = Accounts()
         self._counts: Counter[str] = Counter()
 
     def modes(self, lives: Iterable[Live]) -> list[tuple[Live, str]]:
@@ -42,11 +52,11 @@ class Carry:
         for live in sorted(lives, key=lambda live: (live.known, live.age)):
             mode = self._mode(live)
             if mode in ("recompute", "verify"):
-                if self._share < 1 and self._again + live.filled > self._share * self._computed:
+                if self._share < 1 and self._state.again + live.filled > self._share * self._state.computed:
                     mode = "keep"
                     self._counts["num_beyond_share"] += 1
                 else:
-                    self._again += live.filled
+                    self._state.again += live.filled
                     self._counts["rows"] += live.filled
             if live.slot >= 0 or mode == "verify":
                 self._counts[_NAMES[mode]] += 1
@@ -64,19 +74,19 @@ class Carry:
 
     def _surviving(self, length: int) -> float:
         """Tokens of an answer that are expected to come out again, each with the chance that candidates had so far."""
-        chance = (self._agreed + 1) / (self._checked + 1)
+        chance = (self._state.agreed + 1) / (self._state.checked + 1)
         return length if chance == 1 else chance * (1 - chance**length) / (1 - chance)
 
     def told(self, candidates: Sequence[int], tokens: Sequence[int]) -> None:
         """Candidates, and the tokens that came out where they were."""
         seen = min(len(candidates), len(tokens))
         agreed = next((i for i in range(seen) if candidates[i] != tokens[i]), seen)
-        self._agreed += agreed
-        self._checked += min(agreed + 1, seen)
+        self._state.agreed += agreed
+        self._state.checked += min(agreed + 1, seen)
 
     def used(self, rows: int) -> None:
         """Rows that a dispatch computed."""
-        self._computed += rows
+        self._state.computed += rows
         self._counts["computed"] += rows
 
     def metrics(self) -> dict[str, float]:
@@ -91,11 +101,10 @@ class Carry:
         )
 
     def state_dict(self) -> dict:
-        return {name: getattr(self, f"_{name}") for name in _PLAIN} | {"counts": dict(self._counts)}
+        return asdict(self._state) | {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping) -> None:
-        for name in _PLAIN:
-            setattr(self, f"_{name}", state[name])
+        self._state = Accounts(**{field.name: state[field.name] for field in fields(Accounts)})
         self._counts = Counter(state["counts"])
 
 

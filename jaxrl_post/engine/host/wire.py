@@ -24,11 +24,10 @@ TABLE = FIRST_END + MOST_ENDS
 # columns of the packed device-to-host matrix, then five blocks of `emit`: tokens, log-probs, entropies,
 # step*2+drafted, favourites
 OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
-LEAST_TILE, TILE_STEP = (
-    64,
-    32,
-)  # sizes of a tile of head rows: compilers take other paths for few rows, and for odd numbers
+LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
+UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
+BULK = 64 * UPLOAD  # entries of a larger piece, where there are as many
 OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
 
 
@@ -83,8 +82,9 @@ class Sizes:
     def head_tile(self, rows: int) -> int:
         """Returns for how many head rows at once a step of `rows` rows computes logits and draws tokens.
 
-        Sums round differently in a tile of another size. So it follows from slots and rows alone: the number of rows that may
-        sample depends on the drafter, the size of a tile does not."""
+        Sums round differently in a tile of another size. The size follows from slots and rows alone. The number of head
+        rows depends on the drafter, so it must not decide the size.
+        """
         least = max(LEAST_TILE, -(-self.slots // TILE_STEP) * TILE_STEP)
         return rows if rows <= LEAST_TILE else least
 

@@ -11,6 +11,7 @@ harmful. Refuses a vocabulary above 2^18.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -193,7 +194,7 @@ def _table(orders: Sequence[Counted], size: int) -> np.ndarray:
     if not size or not orders:
         return table
     kept = [orders[0]] + [
-        Counted(*(column[_needed(long, short)] for column in long)) for short, long in zip(orders, orders[1:])
+        Counted(*(column[_needed(long, short)] for column in long)) for short, long in itertools.pairwise(orders)
     ]
     every = Counted(*(np.concatenate(columns) for columns in zip(*kept)))
     order = np.repeat(np.arange(1, ORDERS + 1), [lines.key.size for lines in kept])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.engine.row_program import OFFERS, UPLOAD
+from jaxrl_post.engine.host.wire import OFFERS, UPLOAD
 from jaxrl_post.engine.speculation import interface
 from jaxrl_post.engine.speculation.acceptance import Estimates, Value
 from jaxrl_post.engine.speculation.corpus import Corpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from jaxrl_post.engine.row_program import UPLOAD
+from jaxrl_post.engine.host.wire import UPLOAD
 
 
 @dataclass

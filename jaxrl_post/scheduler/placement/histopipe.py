@@ -17,6 +17,7 @@ Invariant: no placement changes a token, and all of this follows from history, l
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -223,7 +224,7 @@ class RankGroups:
         work = [[(0, int(length)) for group in part for length in group.lengths] for part in parts]
         curves = np.array([curve(self._replica, mine, replicas - len(parts) + 1) for mine in work])
         ends = np.cumsum([0, *allocate(curves, replicas, self._objective)]).tolist()
-        homes = [list(range(begin, end)) for begin, end in zip(ends, ends[1:])]
+        homes = [list(range(begin, end)) for begin, end in itertools.pairwise(ends)]
         return homes if self._round % 2 == 0 else [[replicas - 1 - at for at in home] for home in homes]
 
     def _fill(self, rank: Rank, groups: list[Expected]) -> None:

@@ -11,18 +11,17 @@ device time as it does with replicas of their own: each replica has other device
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from jaxrl_post.protocols import Scheduler
 from jaxrl_post.scheduler.forecast import Replica, replay, share
+from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
 from jaxrl_post.types import Layout, Part, Rollout, Stop
 
 GAIN = 1.05  # a layout must be so many times faster
 QUIET = 4  # rounds in a row that must say so before replicas get fewer devices
 
 
-class Planner:
+class Planner(AroundRounds):
     """A protocols.Scheduler around `scheduler` that chooses a layout for each of its rounds.
 
     More devices a replica: as soon as one round says so. Fewer: when the last `quiet` rounds of that kind agree.
@@ -30,20 +29,19 @@ class Planner:
     Args:
       replicas: a replica of each layout; the first is where the engine begins.
       move_s: seconds of a relayout, which a round must gain beside.
-      kind: what sort of round comes next; the rounds of each sort are judged by their own last one.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: RoundScheduler,
         replicas: Mapping[Layout, Replica],
         *,
         move_s: float = 0.0,
-        kind: Callable[[], str] = lambda: "",
         gain: float = GAIN,
         quiet: int = QUIET,
     ):
-        self._scheduler, self._replicas, self._kind = scheduler, dict(replicas), kind
+        super().__init__(scheduler)
+        self._replicas = dict(replicas)
         self._move_s, self._gain, self._quiet = move_s, gain, quiet
         self._layout = next(iter(replicas))
         self._work: list[tuple[int, int]] = []  # of this round: prompt and answer tokens, by completion
@@ -52,16 +50,13 @@ class Planner:
         self._fresh = True  # nothing of this round was admitted yet
         self._counts: Counter[str] = Counter()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
-
     def __str__(self) -> str:
-        return f"{self._scheduler}, {self._layout}"
+        return f"{self._inside}, {self._layout}"
 
     def layout(self) -> Layout:
         """Decided once a round, before its first request."""
         if self._fresh:
-            self._fresh, self._now = False, self._kind()
+            self._fresh, self._now = False, self.kind()
             best, rounds = self._better.get(self._now, (self._layout, 0))
             if best != self._layout and rounds >= (1 if best.tensor > self._layout.tensor else self._quiet):
                 self._layout = best
@@ -70,10 +65,10 @@ class Planner:
 
     def complete(self, rollout: Rollout) -> Stop:
         self._work.append((int(rollout.prompt.tokens.size), len(rollout)))
-        return self._scheduler.complete(rollout)
+        return self._inside.complete(rollout)
 
     def take(self) -> list[Part]:
-        parts = self._scheduler.take()
+        parts = self._inside.take()
         if any(part.publish for part in parts):
             self._judge()
         return parts
@@ -100,7 +95,7 @@ class Planner:
             "fresh": self._fresh,
             "work": [list(pair) for pair in self._work],
             "counts": dict(self._counts),
-            "scheduler": self._scheduler.state_dict(),
+            "scheduler": self._inside.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -108,11 +103,11 @@ class Planner:
         self._better = {kind: [Layout(*layout), rounds] for kind, (layout, rounds) in state["better"].items()}
         self._now, self._fresh = state["now"], state["fresh"]
         self._work, self._counts = [tuple(pair) for pair in state["work"]], Counter(state["counts"])
-        self._scheduler.load_state_dict(state["scheduler"])
+        self._inside.load_state_dict(state["scheduler"])
 
     def metrics(self) -> dict[str, float]:
         counts, self._counts = self._counts, Counter()
-        return self._scheduler.metrics() | {
+        return self._inside.metrics() | {
             "sched/num_layout_changes": float(counts["num_layout_changes"]),
             "sched/tensor": float(self._layout.tensor),
         }

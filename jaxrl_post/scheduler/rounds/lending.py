@@ -12,18 +12,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, fields
 
 from jaxrl_post.history import Past
 from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.scheduler.groups import Open
-from jaxrl_post.scheduler.rounds.rounds import Rounds
+from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
 from jaxrl_post.types import Capacity, Layout, Part, Request
 
-_PLAIN = ("lent", "clock", "away")
+
+@dataclass
+class LendingState:
+    """`lent`: whether devices are on loan. `clock`: of the latest step; `away`: whether they were on loan from there on."""
+
+    lent: bool = False
+    clock: int = 0
+    away: bool = False
 
 
-class Lending:
+class Lending(AroundRounds):
     """A protocols.Scheduler around rounds that are streamed.
 
     Args:
@@ -37,7 +44,7 @@ class Lending:
 
     def __init__(
         self,
-        rounds: Rounds,
+        rounds: RoundScheduler,
         *,
         all_of_them: Layout,
         half: Layout,
@@ -46,25 +53,22 @@ class Lending:
         past: Callable[[str], Sequence[Past]],
         apart: bool,
     ):
-        self._rounds, self._share, self._replica, self._past, self._apart = rounds, share, replica, past, apart
+        super().__init__(rounds)
+        self._share, self._replica, self._past, self._apart = share, replica, past, apart
         self._layouts = all_of_them, half
-        self._lent = False
+        self._state = LendingState()
         self._told = all_of_them
-        self._clock, self._away = 0, False  # of the latest step, and whether devices were lent from there on
         self._counts: Counter[str] = Counter()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rounds, name)
-
     def __str__(self) -> str:
-        return f"{self._rounds}, {self._told}"
+        return f"{self._inside}, {self._told}"
 
     def layout(self) -> Layout | None:
         """Where it changes."""
-        if not self._lent and self._may_be_lent():
-            self._lent = True
+        if not self._state.lent and self._may_be_lent():
+            self._state.lent = True
             self._counts["num_lendings"] += 1
-        layout = self._layouts[self._lent]
+        layout = self._layouts[self._state.lent]
         if layout == self._told:
             return None
         self._told = layout
@@ -72,11 +76,11 @@ class Lending:
 
     def _may_be_lent(self) -> bool:
         """Whether enough answers are done, and half of the replicas hold the others."""
-        late = self._rounds.late()
+        late = self._inside.late()
         missing, half = sum(len(opened.missing) for opened in late), self._layouts[True].replicas
         if not 0 < missing <= half * self._replica.slots:
             return False
-        done = 1 - missing / self._rounds.answers
+        done = 1 - missing / self._inside.num_rollouts
         return done >= self._share and sum(map(self._expected, late)) <= half * self._replica.kv_tokens
 
     def _expected(self, opened: Open) -> int:
@@ -84,37 +88,36 @@ class Lending:
         or last time's longest, and where nobody knows as many as can be."""
         here = [*opened.rollouts.values(), *opened.prefixes.values()]
         known = [*map(len, here), *(int(max(record.lengths)) for record in self._past(opened.prompt.id)[:1])]
-        return len(opened.missing) * (opened.prompt.tokens.size + max(known, default=self._rounds.max_tokens))
+        return len(opened.missing) * (opened.prompt.tokens.size + max(known, default=self._inside.max_tokens))
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
-        self._counts["lent_steps"] += self._away * (clock - self._clock)
-        self._clock, self._away = clock, self._lent
-        return self._rounds.admit(capacity, clock)
+        self._counts["lent_steps"] += self._state.away * (clock - self._state.clock)
+        self._state.clock, self._state.away = clock, self._state.lent
+        return self._inside.admit(capacity, clock)
 
     def take(self) -> list[Part]:
         """A round that is full gets its devices back first, then its last groups are trained on."""
         away = self._told == self._layouts[True]
-        if self._rounds.full:
-            self._lent = False
-            return [] if away else self._rounds.take()
-        return self._rounds.take() if away or self._apart else []
+        if self._inside.full:
+            self._state.lent = False
+            return [] if away else self._inside.take()
+        return self._inside.take() if away or self._apart else []
 
     def state_dict(self) -> dict:
-        return {name: getattr(self, f"_{name}") for name in _PLAIN} | {
+        return asdict(self._state) | {
             "told": list(self._told),
             "lendings": dict(self._counts),
-            "rounds": self._rounds.state_dict(),
+            "rounds": self._inside.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        for name in _PLAIN:
-            setattr(self, f"_{name}", state[name])
+        self._state = LendingState(**{field.name: state[field.name] for field in fields(LendingState)})
         self._told, self._counts = Layout(*state["told"]), Counter(state["lendings"])
-        self._rounds.load_state_dict(state["rounds"])
+        self._inside.load_state_dict(state["rounds"])
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call: loans, and engine steps that they lasted."""
         counts, self._counts = self._counts, Counter()
-        return self._rounds.metrics() | {
+        return self._inside.metrics() | {
             f"sched/{name}": float(counts[name]) for name in ("num_lendings", "lent_steps")
         }

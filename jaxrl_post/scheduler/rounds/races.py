@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.history import Past
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
-from jaxrl_post.scheduler.rounds.rounds import Rounds
+from jaxrl_post.scheduler.rounds.rounds import Rounds, RoundState
 from jaxrl_post.types import Part, Request, Rollout, RolloutId
 
 _COUNTERS = (
@@ -31,12 +32,24 @@ _COUNTERS = (
     "num_tokens_discarded",
 )
 _UNKNOWN = 1 << 31  # tokens: no answer is longer
-_PLAIN = ("long", "limit", "longest", "parked_steps")
+
+
+@dataclass
+class RaceState(RoundState):
+    """`long`: whether this is a long round. Tokens of the longest rollout: `limit`, that the last short round trained on;
+    `longest`, of this round so far. `parked_steps`: longest wait of a group that resumed since the last `metrics`."""
+
+    long: bool = False
+    limit: int = _UNKNOWN
+    longest: int = 0
+    parked_steps: int = 0
 
 
 class Races(Rounds):
     """The machine of short and long rounds; what becomes of a group that loses a race is its heir's matter (`_put_off`,
     `_keep`, `_again`)."""
+
+    State = RaceState
 
     def __init__(
         self,
@@ -74,26 +87,22 @@ class Races(Rounds):
             past,
         )
         self._queue: dict[tuple[int, str], Open] = {}
-        self._long = False  # this round
-        self._limit = _UNKNOWN  # tokens of the longest answer that the last short round trained on
-        self._longest = 0  # of this round so far
-        self._parked_steps = 0  # longest wait of a group that went on since the last `metrics`
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, a {'long' if self._long else 'short'} one, {len(self._queue)} groups queue"
+        return f"{super().__str__()}, a {'long' if self._state.long else 'short'} one, {len(self._queue)} groups queue"
 
     def _open_round(self) -> int:
         """A long one takes from the queue first; the run's last ones take all that is left, however little."""
-        self._long = self.kind() == "long"
+        self._state.long = self.kind() == "long"
         batches = self._most
         if self._left < self._size:
             batches = min(batches, (len(self._queue) + self._left) // self._size)
             assert batches, f"groups were lost: {self}"
-        return batches if self._long else 1
+        return batches if self._state.long else 1
 
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
         need = self._wave_size()
-        if self._long:
+        if self._state.long:
             keys = list(self._queue)[:need]
             requests = [self._take_up(self._queue.pop(key), clock) for key in keys]
             return requests + [self._open_group() for _ in range(need - len(keys))], need
@@ -111,19 +120,19 @@ class Races(Rounds):
     @property
     def _most(self) -> int:
         """Batches of a long round that begins now."""
-        return min(self._long_batches, self._steps - self._round)
+        return min(self._long_batches, self._steps - self._state.round)
 
     @property
     def _left(self) -> int:
         """Prompts that may still be drawn: filters take an unknown number of them, without filters it is fixed."""
-        return self._steps * self._size - self._position if not self._filter_groups else 1 << 62
+        return self._steps * self._size - self._state.position if not self._filter_groups else 1 << 62
 
     def _foreseen(self, drawn: Sequence[Open], surplus: int) -> list[Open]:
         """Those that history foresees to lose the race, by admission."""
         lengths = {}
         for opened in drawn if self._lane else ():
             past = self._past(opened.prompt.id)
-            if past and max(past[0].lengths) > self._limit:
+            if past and max(past[0].lengths) > self._state.limit:
                 lengths[opened.key] = int(max(past[0].lengths))
         slowest = set(sorted(lengths, key=lambda key: -lengths[key])[: int(self._lane * surplus)])
         return [opened for opened in drawn if opened.key in slowest]
@@ -137,17 +146,17 @@ class Races(Rounds):
 
     def _take_up(self, opened: Open, clock: int) -> list[Request]:
         """A long round's turn for a group that queued."""
-        self._parked_steps = max(self._parked_steps, clock - opened.since)
+        self._state.parked_steps = max(self._state.parked_steps, clock - opened.since)
         opened.launched = opened.size
         return self._again(opened)
 
     def late(self) -> list[Open]:
-        return super().late() if self._long else []
+        return super().late() if self._state.long else []
 
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
         """The last one that the wave waits for ends the race."""
         stop = super()._became_whole(opened, clock)
-        if self._to_finish == 0:
+        if self._state.to_finish == 0:
             for loser in [racing for racing in self._open.values() if not racing.whole]:
                 del self._open[loser.key]
                 stop += loser.ids(self._run_seed, loser.missing)
@@ -187,11 +196,13 @@ class Races(Rounds):
     def take(self) -> list[Part]:
         parts = super().take()
         for part in parts:
-            self._longest = max([self._longest, *(len(rollout) for group in part.fresh for rollout in group.rollouts)])
+            self._state.longest = max(
+                [self._state.longest, *(len(rollout) for group in part.fresh for rollout in group.rollouts)]
+            )
         if parts and parts[-1].publish:
-            self._counts["num_long_rounds"] += self._long
-            self._limit = self._limit if self._long else self._longest
-            self._longest = 0
+            self._counts["num_long_rounds"] += self._state.long
+            self._state.limit = self._state.limit if self._state.long else self._state.longest
+            self._state.longest = 0
         return parts
 
     def state_dict(self) -> dict:
@@ -202,14 +213,10 @@ class Races(Rounds):
         queue = [revived(opened, self._prompts) for opened in state["queue"]]
         self._queue = {opened.key: opened for opened in queue}
 
-    @property
-    def _plain(self) -> tuple[str, ...]:
-        return super()._plain + _PLAIN
-
     def metrics(self) -> dict[str, float]:
         """Counts since the last call, the groups that queue now, and the engine steps that the longest waiting one of those
         that went on since the last call had waited."""
-        waited, self._parked_steps = self._parked_steps, 0
+        waited, self._state.parked_steps = self._state.parked_steps, 0
         return super().metrics() | {
             "sched/num_groups_queued": float(len(self._queue)),
             "sched/max_parked_steps": float(waited),

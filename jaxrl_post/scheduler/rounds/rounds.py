@@ -9,18 +9,32 @@ train on a group that lacks a rollout.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxrl_post.scheduler.groups import Open, PromptOrder, revived, written
-from jaxrl_post.scheduler.ledger import Ledger
+from jaxrl_post.scheduler.ledger import Ledger, LedgerState
 from jaxrl_post.scheduler.placement.placement import LeastLoaded, Placement
 from jaxrl_post.scheduler.rounds.delivery import Delivery, WholeRounds
 from jaxrl_post.types import Capacity, Group, Part, Request, RolloutId
 
 _COUNTERS = ("num_rounds", "num_waves", "num_groups_refused", "num_groups_streamed")
-_PLAIN = ("round", "batches", "waves", "seen", "taken", "to_finish", "to_score")
+
+
+@dataclass
+class RoundState(LedgerState):
+    """`round`: batches trained on. `batches`: of this round. Of this round: `waves`, groups `seen` (scored) and `taken`
+    (handed out). Of this wave: groups `to_finish` (not whole yet) and `to_score` (asked for and not scored)."""
+
+    round: int = 0
+    batches: int = 1
+    waves: int = 0
+    seen: int = 0
+    taken: int = 0
+    to_finish: int = 0
+    to_score: int = 0
 
 
 class Rounds(Ledger):
@@ -33,6 +47,7 @@ class Rounds(Ledger):
     """
 
     name = "rounds"
+    State = RoundState
 
     def __init__(
         self,
@@ -61,17 +76,13 @@ class Rounds(Ledger):
         self._delivery = delivery or WholeRounds(mini_batches, ppo_epochs)
         self._steps, self._size = steps, prompts_per_round
         self._filter_groups, self._max_waves = filter_groups, max_waves
-        self._round = 0  # batches trained on
-        self._batches = 1  # of this round
-        self._waves = self._seen = self._taken = 0  # of this round: waves, groups scored, handed out
         self._kept: list[Open] = []  # of this round, not handed out
-        self._to_finish = self._to_score = 0  # groups of this wave: still to become whole, asked for and not scored
 
     def __str__(self) -> str:
         return (
-            f"{self.name} round {self._round + 1} of {self._steps}, wave {self._waves}: {self._taken + len(self._kept)} "
+            f"{self.name} round {self._state.round + 1} of {self._steps}, wave {self._state.waves}: {self._state.taken + len(self._kept)} "
             f"of {self._wanted} groups kept, {len(self._open)} on their way with {self._missing} rollouts missing, next "
-            f"position {self._position}"
+            f"position {self._state.position}"
         )
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
@@ -80,15 +91,15 @@ class Rounds(Ledger):
         Raises:
           RuntimeError: `max_waves` waves did not fill the round.
         """
-        if not self._open and self._room and self._round < self._steps:
+        if not self._open and self._room and self._state.round < self._steps:
             self._check_waves()
-            self._batches = self._batches if self._waves else self._open_round()
-            self._waves += 1
+            self._state.batches = self._state.batches if self._state.waves else self._open_round()
+            self._state.waves += 1
             groups, ends = self._next_wave(clock)
             self._whole = [opened for opened in self._open.values() if opened.whole]
-            self._to_finish = ends - len(self._whole)
+            self._state.to_finish = ends - len(self._whole)
             self._counts["num_waves"] += 1
-            self._placement.place([group for group in groups if group], self._round)
+            self._placement.place([group for group in groups if group], self._state.round)
         return self._placement.release(capacity)
 
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
@@ -102,47 +113,47 @@ class Rounds(Ledger):
     @property
     def _wanted(self) -> int:
         """Groups of the round."""
-        return self._size * self._batches
+        return self._size * self._state.batches
 
     @property
     def _room(self) -> int:
         """Those that are still to come."""
-        return self._wanted - self._taken - len(self._kept)
+        return self._wanted - self._state.taken - len(self._kept)
 
     def _check_waves(self) -> None:
-        if self._waves == self._max_waves:
+        if self._state.waves == self._max_waves:
             raise RuntimeError(
-                f"scheduler.filter_groups kept {len(self._kept)} of the {self._wanted} groups of round {self._round + 1} "
-                f"after scheduler.max_waves={self._max_waves} waves ({self._seen} groups scored): the other groups' "
+                f"scheduler.filter_groups kept {len(self._kept)} of the {self._wanted} groups of round {self._state.round + 1} "
+                f"after scheduler.max_waves={self._max_waves} waves ({self._state.seen} groups scored): the other groups' "
                 "answers were all right or all wrong; use prompts of fitting difficulty, a larger "
                 "scheduler.group_size or scheduler.max_waves, or scheduler.filter_groups=False"
             )
 
     def _wave_size(self) -> int:
         """Groups that the next wave shall make whole."""
-        if self._waves <= 1:
+        if self._state.waves <= 1:
             return self._wanted
-        return min(self._wanted, -(-self._room * self._seen // max(len(self._kept), 1)))
+        return min(self._wanted, -(-self._room * self._state.seen // max(len(self._kept), 1)))
 
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
-        self._to_finish -= 1
+        self._state.to_finish -= 1
         return []
 
     def due(self) -> list[Group]:
-        ready = sorted(self._delivery.due(self._whole, self._to_finish == 0), key=lambda opened: opened.rank)
-        self._to_score += len(ready)
+        ready = sorted(self._delivery.due(self._whole, self._state.to_finish == 0), key=lambda opened: opened.rank)
+        self._state.to_score += len(ready)
         return self._ask(ready)
 
     def scored(self, group: Group) -> None:
         """Keeps the score; groups that settle by it are filtered and fill the round in order."""
         opened = self._keep_score(group)
-        self._to_score -= 1
-        last = self._to_score == self._to_finish == 0 and not self._whole
+        self._state.to_score -= 1
+        last = self._state.to_score == self._state.to_finish == 0 and not self._whole
         settled = self._delivery.settled(opened, self._open.values(), last)
         kept = [done for done in settled if not self._filter_groups or differs(done.group)]
         room = self._room
         self._kept += kept[:room]
-        self._seen += len(settled)
+        self._state.seen += len(settled)
         self._counts.update(num_groups_filtered=len(settled) - len(kept), num_groups_refused=len(kept[room:]))
         for done in settled:
             del self._open[done.key]
@@ -150,7 +161,7 @@ class Rounds(Ledger):
     @property
     def over(self) -> bool:
         """Whether there is no further round."""
-        return self._round >= self._steps
+        return self._state.round >= self._steps
 
     @property
     def full(self) -> bool:
@@ -158,8 +169,8 @@ class Rounds(Ledger):
         return bool(self._kept) and self._room == 0
 
     @property
-    def answers(self) -> int:
-        """Of the round."""
+    def num_rollouts(self) -> int:
+        """Rollouts of the round."""
         return self._wanted * self._group_size
 
     @property
@@ -173,18 +184,18 @@ class Rounds(Ledger):
 
     def take(self) -> list[Part]:
         """What the delivery hands out now; groups by admission."""
-        parts = self._delivery.parts(self._kept, self._room == 0, self._batches)
+        parts = self._delivery.parts(self._kept, self._room == 0, self._state.batches)
         if parts:
             self._counts["num_groups_trained"] += len(self._kept)
-            self._taken += len(self._kept)
+            self._state.taken += len(self._kept)
             self._kept = []
             if not parts[-1].publish:
                 self._counts["num_groups_streamed"] += sum(len(part.groups) for part in parts)
             else:
-                self._round += self._batches
-                self._counts["num_rounds"] += self._batches
-                self._batches = 1
-                self._waves = self._seen = self._taken = self._opened = 0
+                self._state.round += self._state.batches
+                self._counts["num_rounds"] += self._state.batches
+                self._state.batches = 1
+                self._state.waves = self._state.seen = self._state.taken = self._state.opened = 0
         return parts
 
     def kind(self) -> str:
@@ -198,10 +209,6 @@ class Rounds(Ledger):
     def load_state_dict(self, state: Mapping) -> None:
         super().load_state_dict(state)
         self._kept = [revived(opened, self._prompts) for opened in state["kept"]]
-
-    @property
-    def _plain(self) -> tuple[str, ...]:
-        return super()._plain + _PLAIN
 
     @property
     def _counters(self) -> tuple[str, ...]:

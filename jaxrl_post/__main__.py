@@ -1,0 +1,34 @@
+"""python -m jaxrl_post COMMAND ...
+
+train      a run: --config=FILE [--config.a.b=VALUE ...]; the same as python -m jaxrl_post.main
+simulate   a run without a model: --config=configs/sim/FILE.py; the same as python -m jaxrl_post.simulate
+options    what a config may say: options [SECTION]
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {"train": "jaxrl_post.main", "simulate": "jaxrl_post.simulate", "options": "jaxrl_post.commands.options"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a command and returns its exit code. Only the command's own modules are imported."""
+    if not arguments or arguments[0] in ("--help", "-h"):
+        print(str(__doc__).strip())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
+        print(
+            f"error: unknown command {name!r}; nearest is {near[0]!r}, all are {', '.join(COMMANDS)}", file=sys.stderr
+        )
+        return 1
+    return importlib.import_module(COMMANDS[name]).main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Commands beside a run and a simulation, each a file with main(arguments) -> exit code."""

@@ -1,0 +1,53 @@
+"""The config of a run: its options, what must hold between them, how files and overrides are read, and the reference.
+
+  conditions   when an option is read, as one line
+  fields       how an option is declared
+  relations    the two rules: nothing that is set is ignored, and options do not contradict each other
+  scheduling, rules   the entries of the second rule, those of the simulator too in the first
+  generation, training, schema   the options, by section
+  reader       defaults, files and overrides become one frozen Config
+  reference    the options as text: `python -m jaxrl_post.main --help` and docs/options.md
+
+Each imports only those above it, and none imports jax.
+"""
+
+from jaxrl_post.config.fields import any_of_type, at_least, mapping, one_of
+from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
+from jaxrl_post.config.reader import default, load, resolve, to_dict
+from jaxrl_post.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    HistoryConfig,
+    MeshConfig,
+    PolicyConfig,
+    RewardConfig,
+)
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
+
+__all__ = [
+    "AlgorithmConfig",
+    "BatchConfig",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EngineConfig",
+    "EvalConfig",
+    "HistoryConfig",
+    "MeshConfig",
+    "OptimizerConfig",
+    "PolicyConfig",
+    "RewardConfig",
+    "SamplingConfig",
+    "SchedulerConfig",
+    "SpeculationConfig",
+    "any_of_type",
+    "at_least",
+    "default",
+    "load",
+    "mapping",
+    "one_of",
+    "resolve",
+    "to_dict",
+]

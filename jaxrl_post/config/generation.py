@@ -1,0 +1,320 @@
+"""The options of generation: the engine, its drafts, the sampling law, and the scheduler of rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxrl_post.config.fields import any_of_type, at_least, one_of
+
+_ENGINE = "engine.name=rows or eval.prompts>0"  # only then a row engine is built
+_IN_FLIGHT = "only a pipeline publishes weights while rollouts run"
+_RACES = "sync waits for all it launches, and a pipeline has no rounds to race in"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The engine that generates rollouts. Sizes are per replica.
+
+    A replica that spans n times the devices in a further layout has n times the slots, pages and rows.
+    """
+
+    name: str = one_of(
+        "rows",
+        "rows",
+        "demonstrations",
+        doc="What writes the training rollouts: the row engine, or worked solutions of the data for supervised training.",
+    )
+    slots: int = at_least(64, 1, unit="slots", doc="Rollouts that one replica generates at the same time.")
+    max_length: int = at_least(512, 2, unit="tokens", doc="The longest prompt and rollout together.")
+    page_size: int = at_least(16, 1, unit="tokens", used_when=_ENGINE, doc="Tokens in one page of the KV cache.")
+    pages: int = at_least(
+        0, 0, unit="pages", used_when=_ENGINE, doc="Pages of the KV cache. 0: enough for every slot at `max_length`."
+    )
+    row_sizes: tuple[int, ...] = any_of_type(
+        (64, 128),
+        unit="rows",
+        used_when=_ENGINE,
+        doc="Rows per step that are compiled. At the start, sizes whose bits differ from the largest size are dropped.",
+    )
+    head_rows: int = at_least(
+        0,
+        0,
+        unit="rows",
+        used_when=_ENGINE,
+        doc="Rows that may sample a token in one step. 0: as many as slots, or all rows where drafts are made.",
+    )
+    steps_per_dispatch: int = at_least(
+        8,
+        1,
+        unit="steps",
+        used_when=_ENGINE,
+        doc="Engine steps that the device takes before the host looks at the results.",
+    )
+    refill_slots: int = at_least(
+        4,
+        1,
+        unit="slots",
+        used_when=_ENGINE,
+        doc="A dispatch ends early when this many slots are free and requests wait.",
+    )
+    dtype: str = one_of(
+        "float32",
+        "float32",
+        "bfloat16",
+        used_when=_ENGINE,
+        doc="Number format of the engine's weights, activations and KV cache.",
+    )
+    cost_table: str = any_of_type(
+        "",
+        used_when=f"{_ENGINE} or scheduler.placement=rank_groups",
+        doc="File of step costs, written by scripts/bench.py cost. Empty: the analytic table of the device kind.",
+    )
+    layouts: tuple[int, ...] = any_of_type(
+        (),
+        unit="devices per replica",
+        used_when="engine.name=rows",
+        why="demonstrations lie on no devices",
+        doc="Further tensor parallelisms, for example (2, 4), compiled at the start. "
+        "A planner chooses one for each round by its forecasts.",
+    )
+    carry_over: str = one_of(
+        "keep",
+        "keep",
+        "recompute",
+        "verify",
+        "auto",
+        used_when="scheduler.name=pipeline",
+        why=_IN_FLIGHT,
+        doc="What happens to running rollouts at a weight sync: keep tokens and KV cache, recompute the KV cache, "
+        "or verify the tokens under the new weights.",
+    )
+    carry_share: float = at_least(
+        1.0,
+        0.0,
+        1.0,
+        unit="share of rows",
+        used_when="scheduler.name=pipeline and engine.carry_over!=keep",
+        why=_IN_FLIGHT,
+        doc="The most of all rows that may be computed again for `carry_over`. 1: any number.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """Speculative decoding from past rollouts. Table sizes are per replica.
+
+    An entry has 4 bytes, and 12 bytes with the drafters `histospec` and `histospec_rewards`.
+    """
+
+    drafter: str = one_of(
+        "off",
+        "off",
+        "ngram",
+        "histospec",
+        "histospec_rewards",
+        "ours",
+        used_when=_ENGINE,
+        doc="What proposes draft tokens. `off` compiles no drafting at all.",
+    )
+    width: int = at_least(
+        7, 2, unit="tokens", used_when="speculation.drafter!=off", doc="The most tokens of one draft."
+    )
+    prompt_entries: int = at_least(
+        1 << 17,
+        0,
+        unit="entries",
+        used_when="speculation.drafter=histospec|histospec_rewards|ours",
+        doc="Table size for the past rollouts of the prompts in slots.",
+    )
+    shared_entries: int = at_least(
+        3 << 15,
+        0,
+        unit="entries",
+        used_when="speculation.drafter=ours",
+        doc="Table size for the latest rollouts of all prompts.",
+    )
+    live_entries: int = at_least(
+        1 << 11,
+        16,
+        unit="entries",
+        used_when="speculation.drafter=ngram|ours",
+        doc="Table size for the running rollouts: of one prompt with `ours`, of one slot with `ngram`.",
+    )
+    clones: bool = any_of_type(
+        True,
+        used_when="speculation.drafter!=off",
+        doc="Whether free slots try other drafts for rollouts that still run. It does not always save steps.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """The sampling law of training rollouts. Evaluation draws from the whole distribution.
+
+    With `top_k` or `top_p` the rollout log-probs are of the cut distribution. Those of the learner, as verl's, are of
+    the whole one. The logged gap then holds the mass that was cut, and algorithm.rollout_is weighs by it.
+    """
+
+    temperature: float = at_least(
+        1.0, 0.0, doc="Divides the logits before sampling. 0: greedy, with the log-probs of temperature 1."
+    )
+    top_k: int = at_least(
+        0,
+        -1,
+        unit="ids",
+        used_when="engine.name=rows",
+        doc="Only this many most likely ids may be drawn. 0 or -1: all of them.",
+    )
+    top_p: float = at_least(
+        1.0,
+        0.0,
+        1.0,
+        unit="share of probability",
+        used_when="engine.name=rows",
+        doc="Only the most likely ids that together hold this probability may be drawn. 1: all of them.",
+    )
+    max_tokens: int = at_least(256, 1, unit="tokens", doc="The longest rollout, its prompt not counted.")
+    stop_ids: tuple[int, ...] = any_of_type(
+        (), unit="ids", doc="Token ids that end a rollout, beside the end tokens of the tokenizer."
+    )
+    stop_strings: tuple[str, ...] = any_of_type((), used_when=_ENGINE, doc="Texts that end a rollout.")
+
+    @property
+    def restricted(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Which prompts are generated when, and when the learner gets them.
+
+    - `sync` waits for every rollout of a round.
+    - `tail_batching` starts `over` x `prompts` groups. It trains on the first `prompts` groups to finish and defers the
+      others to a long round.
+    - `rollpacker` starts `over` x `prompts` groups of `over_samples` x `group_size` rollouts. It drops the slow rollouts
+      and draws slow prompts again, so it trains on shorter rollouts than the policy gives. It exists for comparison.
+    - `pipeline` has no rounds: every slot stays full, each optimizer step trains on the oldest `prompts` whole groups,
+      and new weights reach the rollouts that run.
+    """
+
+    name: str = one_of(
+        "sync", "sync", "tail_batching", "rollpacker", "pipeline", doc="How rollouts become training batches."
+    )
+    placement: str = one_of(
+        "least_loaded",
+        "least_loaded",
+        "divided",
+        "longest_first",
+        "rank_groups",
+        doc="Which replica gets a rollout. `least_loaded`: whole groups to the replica with the fewest rollouts. "
+        "`divided`: a rollout at a time, when a slot is free. `longest_first`: the same, the longest expected first. "
+        "`rank_groups`: prompts of like length on replicas of their own.",
+    )
+    over: float = at_least(
+        1.0,
+        1.0,
+        unit="times prompts",
+        used_when="scheduler.name=tail_batching|rollpacker",
+        why=_RACES,
+        doc="Groups that a short round starts for each group that it trains on. 1.25 is usual.",
+    )
+    over_samples: float = at_least(
+        1.0,
+        1.0,
+        unit="times group_size",
+        used_when="scheduler.name=rollpacker",
+        why="only rollpacker drops rollouts",
+        doc="Rollouts of a prompt that a short round starts for each one that it trains on.",
+    )
+    prefix_mode: str = one_of(
+        "verify",
+        "verify",
+        "recompute",
+        "restart",
+        used_when="scheduler.name=tail_batching",
+        why="only tail batching continues deferred groups",
+        doc="How a deferred group continues under newer weights: verify its tokens, keep them and recompute the KV cache, "
+        "or restart.",
+    )
+    long_batches: int = at_least(
+        1,
+        1,
+        unit="batches",
+        used_when="scheduler.name=tail_batching",
+        why="only tail batching has long rounds of several batches",
+        doc="Batches of one long round. They are trained on one after the other.",
+    )
+    lane: float = at_least(
+        0.0,
+        0.0,
+        1.0,
+        unit="share of the surplus",
+        used_when="scheduler.name=tail_batching",
+        why="only tail batching can send a group to a long round at once",
+        doc="How much of the surplus goes to a long round at once, where past rollouts of the prompt were long. "
+        "This saves tokens, and not always time.",
+    )
+    stream: int = at_least(
+        0,
+        0,
+        unit="groups",
+        used_when="scheduler.name!=pipeline",
+        why="a pipeline hands over whole batches, not pieces of a round",
+        doc="Groups that are scored and handed to the learner together while others are generated. "
+        "0: the whole round at its end.",
+    )
+    max_staleness: int = at_least(
+        0,
+        0,
+        unit="optimizer steps",
+        used_when="scheduler.name=pipeline",
+        doc="No token that is trained on is older than this.",
+    )
+    ahead: int = at_least(
+        0, 0, unit="rollouts", used_when="scheduler.name=pipeline", doc="Requests that wait for a free slot."
+    )
+    max_unscored: int = at_least(
+        0,
+        0,
+        unit="groups",
+        used_when="scheduler.name=pipeline",
+        doc="The most whole groups whose graders are still at work. 0: those of one batch.",
+    )
+    interleave: float = at_least(
+        0.0,
+        0.0,
+        unit="seconds per second",
+        used_when="scheduler.name=pipeline",
+        doc="On shared devices: seconds of generation for each second of training, in turns by micro-batch. "
+        "0: the engine rests during an optimizer step.",
+    )
+    lend: float = at_least(
+        0.0,
+        0.0,
+        1.0,
+        unit="share of rollouts",
+        doc="Half of the replicas are lent to the learner once this share of a round is done and the rest fits. "
+        "0: never. It needs a streamed round.",
+    )
+    prompts: int = at_least(32, 1, unit="prompts", doc="Groups of one round (verl: train_batch_size).")
+    group_size: int = at_least(8, 1, unit="rollouts", doc="Rollouts of one prompt (verl: rollout.n).")
+    filter_groups: bool = any_of_type(
+        False, doc="Whether groups whose accuracies are all equal are left out and replaced by other prompts."
+    )
+    max_waves: int = at_least(
+        10,
+        1,
+        unit="waves",
+        used_when="scheduler.filter_groups=true",
+        why="without filters one wave fills a round",
+        doc="The most waves of prompts that may be drawn to fill one round. Beyond it the run ends with an error.",
+    )
+    mini_batches: int = at_least(
+        1, 1, unit="optimizer steps", doc="Equal parts of a round, with one optimizer step for each."
+    )
+    ppo_epochs: int = at_least(1, 1, unit="passes", doc="How often a round is trained on before weights are published.")
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps per round."""
+        return self.mini_batches * self.ppo_epochs

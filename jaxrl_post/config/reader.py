@@ -1,0 +1,244 @@
+"""Reads configs: defaults, Python files and overrides become one frozen Config.
+
+`default()` mirrors the schema into a locked ConfigDict. A file in configs/ starts from it and assigns. `resolve()` turns
+that, and overrides `a.b=value`, into a Config, once. After that nobody sees a ConfigDict. Every mistake gives one
+sentence with the name, the value, the bound and the nearest valid choice, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import difflib
+import importlib.util
+import math
+import re
+import traceback
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from jaxrl_post.config import fields
+from jaxrl_post.config.schema import Config
+
+
+def default(schema: type = Config) -> ml_collections.ConfigDict:
+    """Every field with its default, as a ConfigDict that refuses unknown names; mappings (a task's own arguments) take
+    any. Fill `model` before `resolve`. `schema`: another one than a run's, made of the same kinds of field."""
+    return _mirror(schema)
+
+
+def _mirror(schema) -> ml_collections.ConfigDict:
+    out, mappings = ml_collections.ConfigDict(type_safe=False), []
+    for name, (kind, f) in fields.members(schema).items():
+        if dataclasses.is_dataclass(kind):
+            out[name] = _mirror(kind)
+        elif f.default is not dataclasses.MISSING:
+            out[name] = f.default
+        else:
+            out[name] = ml_collections.ConfigDict()
+            mappings.append(name)
+    out.lock()  # and everything in it
+    for name in mappings:
+        out[name].unlock()
+    return out
+
+
+# Whatever Python itself raises while a config file runs; it is the user's own code, so its mistakes are the file's.
+_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+def load(path: str) -> ml_collections.ConfigDict:
+    """What `get_config()` of a Python file returns; ValueError with the line of a mistake in it."""
+    file = Path(path)
+    if not (file.is_file() and file.suffix == ".py"):
+        near = difflib.get_close_matches(f"{file.stem}.py", [p.name for p in file.parent.glob("*.py")], n=1)
+        raise ValueError(
+            f"--config={path}: no such Python file" + (f"; nearest is {file.parent / near[0]}" if near else "")
+        )
+    spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        given = module.get_config()
+    except _MISTAKES as error:
+        raise ValueError(_mistake(file, error)) from error
+    _need(
+        isinstance(given, ml_collections.ConfigDict),
+        f"--config={path}: get_config() must return the ConfigDict of "
+        f"jaxrl_post.config.default(), got {type(given).__name__}",
+    )
+    return given
+
+
+def _mistake(file: Path, error: Exception) -> str:
+    """One sentence on an error in a config file: its line, what it says, the nearest valid name."""
+    lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    lines += [str(error.lineno)] if isinstance(error, SyntaxError) else []
+    said = str(error if isinstance(error, OSError) or not error.args else error.args[0]).splitlines()
+    text = said[0] if said and said[0] else type(error).__name__
+    unknown = re.match(r"\W*(?:Key )?\W*(\w+)\W*($|does not exist|n?Did you mean)", text)  # as ml_collections puts it
+    if unknown and isinstance(error, (AttributeError, KeyError)):
+        near = _nearest(unknown[1], Config, "")
+        text = f"unknown name {unknown[1]!r}" + (f"; nearest valid name is {near!r}" if near else "")
+    return f"--config={file}{':' if lines else ''}{''.join(lines[-1:])}: {text}"
+
+
+def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str] = (), schema: type = Config) -> Any:
+    """Returns the frozen Config (or `schema`) of a config file's dict and of `a.b=value` overrides, in order.
+
+    `section=default` gives every option of a section its default.
+
+    Raises:
+      ValueError: unknown name (with the nearest), wrong type, value out of range, or a cross-field rule broken.
+    """
+    values = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else copy.deepcopy(dict(given))
+    for override in overrides:
+        _override(values, override, schema)
+    return _build(schema, values, "")
+
+
+def _override(values: dict, override: str, root: type) -> None:
+    path, equals, text = override.partition("=")
+    _need(bool(equals), f"--config.{override}: write --config.{path}=VALUE")
+    *parents, leaf = path.split(".")
+    schema, where = root, values
+    for depth, name in enumerate(parents):
+        if schema is not None:
+            _known(schema, name, ".".join(parents[:depth]), root)
+            kind = fields.members(schema)[name][0]
+            schema = kind if dataclasses.is_dataclass(kind) else None
+        where = where.setdefault(name, {})
+        _need(isinstance(where, dict), f"--config.{path}: {'.'.join(parents[: depth + 1])} has no fields")
+    kind = None
+    if schema is not None:  # else inside a mapping
+        _known(schema, leaf, ".".join(parents), root)
+        kind = fields.members(schema)[leaf][0]
+        if dataclasses.is_dataclass(kind):
+            _need(
+                text == "default",
+                f"--config.{path} is a section: set one of its fields, for example "
+                f"--config.{path}.{dataclasses.fields(kind)[0].name}=VALUE, or all of them by --config.{path}=default",
+            )
+            where[leaf] = {}
+            return
+    where[leaf] = text if kind is str else _literal(text)
+
+
+def _literal(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _known(schema, name: str, where: str, root: type) -> None:
+    names = list(fields.members(schema))
+    if name not in names:
+        near = _nearest(name, schema, where, root)
+        raise ValueError(
+            f"config: unknown name {(f'{where}.{name}' if where else name)!r}"
+            + (f"; nearest valid name is {near!r}" if near else f"; valid names are {', '.join(names)}")
+        )
+
+
+def _nearest(name: str, schema, where: str, root: type = Config) -> str | None:
+    """The full name most like `name`: of the same section first among equals, else of any section."""
+    named = {f"{where}.{own}" if where else own: (own, 0.1) for own in fields.members(schema)}
+    for section, (kind, _) in fields.members(root).items():
+        if dataclasses.is_dataclass(kind):
+            named.update({f"{section}.{leaf}": (leaf, 0.0) for leaf in fields.members(kind) if section != where})
+    score = {full: difflib.SequenceMatcher(None, name, leaf).ratio() + bonus for full, (leaf, bonus) in named.items()}
+    best = max(score, key=score.get)
+    return best if score[best] >= 0.6 else None
+
+
+def _build(schema, values: Mapping, where: str, root: type | None = None):
+    out, root = {}, root or schema
+    for name, value in values.items():
+        _known(schema, name, where, root)
+        kind, f = fields.members(schema)[name]
+        full = f"{where}.{name}" if where else name
+        if dataclasses.is_dataclass(kind):
+            _need(isinstance(value, Mapping), f"config: {full} is a section, got {value!r}")
+            out[name] = _build(kind, value, full, root)
+        else:
+            out[name] = _checked(full, kind, f, value)
+    return schema(**out)
+
+
+def _checked(full: str, kind, f: dataclasses.Field, value):
+    value = _coerced(full, kind, value)
+    about = fields.about(f)
+    low, high, choices = about.low, about.high, about.choices
+    if choices and value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3)
+        raise ValueError(
+            f"config: {full}={value!r} is not one of {', '.join(choices)}"
+            + (f"; nearest is {near[0]!r}" if near else "")
+        )
+    _need(low is None or value >= low, f"config: {full}={value!r} is below its bound; the nearest valid value is {low}")
+    _need(
+        high is None or value <= high, f"config: {full}={value!r} is above its bound; the nearest valid value is {high}"
+    )
+    return value
+
+
+def _coerced(full: str, kind, value):
+    wrong = f"config: {full} must be {getattr(kind, '__name__', kind)}, got {type(value).__name__} {value!r}"
+    if kind is float:
+        _need(isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value), wrong)
+        return float(value)
+    if kind is int:
+        _need(isinstance(value, int) and not isinstance(value, bool), wrong)
+        return value
+    if kind in (bool, str):
+        _need(isinstance(value, kind), wrong)
+        return value
+    if typing.get_origin(kind) is tuple:
+        member = typing.get_args(kind)[0]
+        _need(
+            isinstance(value, (tuple, list)),
+            f"config: {full} must be a list of {member.__name__}, got {value!r}; write [{value!r}]",
+        )
+        return tuple(_coerced(f"{full}[{i}]", member, v) for i, v in enumerate(value))
+    _need(isinstance(value, Mapping), wrong)
+    return types.MappingProxyType(dict(value))
+
+
+def to_dict(config: Config) -> dict:
+    """Plain nested dict, ready for JSON."""
+
+    def plain(value):
+        if dataclasses.is_dataclass(value):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, Mapping):
+            return {k: plain(v) for k, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+    return plain(config)
+
+
+def _need(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)

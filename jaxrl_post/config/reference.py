@@ -1,0 +1,119 @@
+"""The options as text, from the schema alone: for the terminal, and as the page docs/options.md.
+
+  python -m jaxrl_post.config.reference > docs/options.md
+
+Every option has its type, its default, its range or choices, its unit, what it does, and the condition under which it is
+read. The page also names the modules that read it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import textwrap
+import typing
+from collections.abc import Sequence
+
+from jaxrl_post.config import fields, readers
+from jaxrl_post.config.schema import Config
+
+RUN = "run"  # what the options without a section are listed under
+_WIDTH = 100
+
+
+def sections(schema: type = Config) -> dict[str, tuple[str, list[fields.Option]]]:
+    """Returns first words and options of every section, by its name, in the order of the schema."""
+    found: dict[str, list[fields.Option]] = {RUN: []}
+    for option in fields.options(schema):
+        found.setdefault(option.name.partition(".")[0] if "." in option.name else RUN, []).append(option)
+    kinds = {RUN: schema, **{name: kind for name, (kind, _) in fields.members(schema).items()}}
+    return {name: (str(kinds[name].__doc__), options) for name, options in found.items()}
+
+
+def help_on(arguments: Sequence[str], usage: str, schema: type = Config) -> str:
+    """Returns the text for a command line with `--help` or `--help SECTION` in it. `usage` is the command's own.
+
+    Raises:
+      ValueError: there is no such section; with the nearest one.
+    """
+    known = sections(schema)
+    words = [argument for argument in arguments if argument != "--help"]
+    if not words:
+        width = max(map(len, known))
+        lines = (f"  {name:<{width}}  {_first(doc)}" for name, (doc, _) in known.items())
+        return "\n".join([usage.strip(), "", "Sections of options; --help SECTION prints one:", *lines])
+    section = words[0].partition(".")[0]
+    if section not in known:
+        near = difflib.get_close_matches(section, known, n=1, cutoff=0.0)
+        raise ValueError(f"--help {words[0]}: no such section; nearest is {near[0]!r}, all are {', '.join(known)}")
+    doc, options = known[section]
+    return "\n\n".join([f"{section}: {_flowing(doc)}", *map(_entry, options)])
+
+
+def page(schema: type = Config) -> str:
+    """Returns docs/options.md."""
+    read_by = readers.readers(schema)
+    out = [
+        "# Options",
+        "Written by `python -m jaxrl_post.config.reference > docs/options.md`; do not edit. A file in configs/ assigns "
+        "`c.scheduler.lane = 0.5`, the command line overrides it with `--config.scheduler.lane=0.5`, and "
+        "`--config.scheduler=default` gives a whole section its defaults. An option that is set where its condition does not "
+        "hold is refused: nothing would read it. `python -m jaxrl_post.main --help SECTION` prints a section.",
+    ]
+    for name, (doc, options) in sections(schema).items():
+        out.append(f"## {name}\n\n{_flowing(doc)}")
+        rows = ["| option | type | default | allowed | unit | meaning | read by |", "|---|---|---|---|---|---|---|"]
+        rows += [_row(option, read_by[option.name]) for option in options]
+        out.append("\n".join(rows))
+    return "\n\n".join(out) + "\n"
+
+
+def _row(option: fields.Option, read_by: Sequence[str]) -> str:
+    about = option.about
+    meaning = about.doc + (f" Read only where {about.used_when.words()}." if about.used_when.text else "")
+    cells = (f"`{option.name}`", kind(option), f"`{option.default!r}`", allowed(option), about.unit, meaning)
+    return "| " + " | ".join([*cells, ", ".join(read_by)]).replace("  ", " ") + " |"
+
+
+def _entry(option: fields.Option) -> str:
+    """Returns an option as a few lines of the terminal."""
+    about = option.about
+    facts = [f"{option.name} = {option.default!r}", kind(option), allowed(option), about.unit]
+    lines = [f"  {'; '.join(filter(None, facts))}", *_wrapped(about.doc)]
+    if about.used_when.text:
+        lines += _wrapped(f"Read only where {about.used_when.words()}.")
+    return "\n".join(lines)
+
+
+def kind(option: fields.Option) -> str:
+    """Returns the type of an option in words."""
+    origin = typing.get_origin(option.kind)
+    if origin is tuple:
+        return f"list of {typing.get_args(option.kind)[0].__name__}"
+    return "mapping" if origin is not None else option.kind.__name__
+
+
+def allowed(option: fields.Option) -> str:
+    """Returns the choices or the range of an option in words; nothing where any value of the type will do."""
+    about = option.about
+    if about.choices:
+        return ", ".join(about.choices)
+    if about.low is None:
+        return ""
+    return f"at least {about.low}" if about.high is None else f"{about.low} to {about.high}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
+def _first(doc: str) -> str:
+    return " ".join(doc.split()).partition(". ")[0].rstrip(".") + "."
+
+
+def _flowing(doc: str) -> str:
+    return textwrap.dedent(f"    {doc}").strip()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,102 @@
+"""What must hold between options: two generic rules. The entries of the second one are in rules.py.
+
+The first rule refuses what would be ignored: an option whose condition `used_when` does not hold must have its default.
+The second one refuses options that contradict each other. Both give one sentence with names, values and what to do.
+Options are named by section and name, so nothing here knows a schema: the simulator uses the same entries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl_post.config import conditions, fields
+
+_PLACE = re.compile(r"\{([!#]?)([\w.]+)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """One rule between options.
+
+    `need` gets the values of `names`, options or derived values, in order. Where `when` holds and `need` does not, the
+    config is refused with `says`. In it `{name}` stands for name and value, `{!name}` for the value, `{#name}` for
+    the number of entries, and `{culprit}` for what `culprit` finds. `nearest` computes the nearest valid value of the first name.
+    """
+
+    names: tuple[str, ...]
+    need: Callable[..., bool]
+    says: str
+    when: conditions.Condition
+    nearest: Callable[..., Any] | None = None
+    culprit: Callable[..., Any] | None = None
+
+
+def relation(*names: str, need: Callable[..., bool], says: str, when: str = "", **more: Any) -> Relation:
+    """Declares a relation."""
+    return Relation(names=names, need=need, says=says, when=conditions.parse(when), **more)
+
+
+class Names:
+    """Values and names of the options of one config. `aliases`: what a schema calls an option that a rule names."""
+
+    def __init__(self, config: Any, aliases: Mapping[str, str]):
+        self._config, self._aliases = config, aliases
+
+    def shown(self, name: str) -> str:
+        """Returns the name of an option in this schema."""
+        return self._aliases.get(name, name)
+
+    def value(self, name: str) -> Any:
+        """Returns the value of an option, or a derived value."""
+        found = self._config
+        for part in self.shown(name).split("."):
+            found = getattr(found, part)
+        return found
+
+    def fact(self, name: str) -> str:
+        """Returns name and value, as a user writes them."""
+        return f"{self.shown(name)}={self.value(name)!r}"
+
+    def filled(self, text: str) -> str:
+        """Returns the text with every `{name}` replaced."""
+        kinds = {"": self.fact, "!": lambda name: repr(self.value(name)), "#": lambda name: str(len(self.value(name)))}
+        return _PLACE.sub(lambda found: kinds[found[1]](found[2]), text)
+
+
+def check(config: Any, relations: Iterable[Relation], aliases: Mapping[str, str] | None = None) -> None:
+    """Checks a config, a frozen dataclass of sections.
+
+    Raises:
+      ValueError: a relation does not hold, or an option that would be ignored is set.
+    """
+    names = Names(config, aliases or {})
+    for one in relations:
+        values = tuple(map(names.value, one.names))
+        if one.when.holds(names.value) and not one.need(*values):
+            raise ValueError(_broken(one, names, values))
+    for option in fields.options(type(config)):
+        if names.value(option.name) != option.default and not option.about.used_when.holds(names.value):
+            raise ValueError(ignored(option, names))
+
+
+def ignored(option: fields.Option, names: Names) -> str:
+    """Returns the sentence that refuses a value which nothing would read."""
+    used = option.about.used_when
+    facts = " and ".join(map(names.fact, used.names))
+    why = f" ({option.about.why})" if option.about.why else ""
+    return (
+        f"{names.fact(option.name)} would be ignored: it is read only where {used.words(names.shown)}{why}, and here "
+        f"{facts}; leave it at {option.default!r} or change {' or '.join(map(names.shown, used.names))}"
+    )
+
+
+def _broken(one: Relation, names: Names, values: tuple) -> str:
+    text = one.says.replace("{culprit}", repr(one.culprit(*values))) if one.culprit else one.says
+    text = names.filled(text)
+    if one.nearest is None:
+        return text
+    nearest = one.nearest(*values)
+    return f"{text}; the nearest valid {names.shown(one.names[0])} is {nearest!r}"

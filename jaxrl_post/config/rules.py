@@ -1,0 +1,345 @@
+"""The relations between the options of a run. Those that the simulator shares are in scheduling.py.
+
+Each entry names the options, what must hold of their values, the sentence that refuses them, and where there is one the
+nearest valid value. Nothing here imports the schema: options are named by section and name (relations.py).
+"""
+
+from __future__ import annotations
+
+from jaxrl_post.config.relations import relation
+from jaxrl_post.config.scheduling import SCHEDULING
+
+_OF_A_ROUND = "of the {!scheduler.updates} optimizer steps of a round (scheduler.mini_batches * scheduler.ppo_epochs)"
+
+
+def _up(number: int, step: int) -> int:
+    """Returns the smallest multiple of `step` that is not below `number`."""
+    return -(-number // step) * step
+
+
+def _rising(threshold: tuple, most: int) -> bool:
+    """Whether a threshold is [upper], or where `most` is 2 also [lower, upper], above 0 and rising."""
+    whole = 1 <= len(threshold) <= most and all(bound > 0 for bound in threshold)
+    return whole and list(threshold) == sorted(threshold)
+
+
+def _off(steps: tuple, updates: int) -> int | None:
+    return next((step for step in steps if step % updates), None)
+
+
+def _beyond(at: tuple, steps: int) -> list[int]:
+    return [step for step in at if not 0 <= step <= steps][:1]
+
+
+_SIZES = (
+    relation(
+        "model.path",
+        "model.preset",
+        need=lambda path, preset: bool(path or preset),
+        says="model.path and model.preset are both empty: name a checkpoint (model.path) or a preset for random weights "
+        "(model.preset)",
+    ),
+    relation(
+        "engine.row_sizes",
+        need=lambda sizes: min(sizes, default=0) > 0,
+        says="engine.row_sizes must hold at least one positive size, got {!engine.row_sizes}",
+    ),
+    relation(
+        "engine.row_sizes",
+        "engine.slots",
+        need=lambda sizes, slots: max(sizes) >= slots,
+        says="{engine.row_sizes} must reach {engine.slots}: every running slot needs a row",
+        nearest=lambda sizes, slots: (*(size for size in sizes if size != max(sizes)), slots),
+    ),
+    relation(
+        "engine.head_rows",
+        "engine.slots",
+        need=lambda rows, slots: rows == 0 or rows >= slots,
+        says="{engine.head_rows} must be 0 or at least {engine.slots}",
+        nearest=lambda rows, slots: slots,
+    ),
+    relation(
+        "sampling.max_tokens",
+        "engine.max_length",
+        need=lambda tokens, length: tokens < length,
+        says="{sampling.max_tokens} must be below {engine.max_length}, which holds prompt and rollout",
+        nearest=lambda tokens, length: length - 1,
+    ),
+    relation(
+        "batch.tokens",
+        "engine.max_length",
+        need=lambda tokens, length: tokens >= length,
+        says="{batch.tokens} cannot hold a rollout of {engine.max_length} tokens",
+        nearest=lambda tokens, length: length,
+    ),
+    relation(
+        "engine.pages",
+        "engine.max_length",
+        "engine.page_size",
+        need=lambda pages, length, size: pages == 0 or pages * size >= length,
+        says="{engine.pages} cannot hold one rollout of {engine.max_length} tokens in pages of {!engine.page_size} tokens",
+        nearest=lambda pages, length, size: _up(length, size) // size,
+    ),
+    relation(
+        "sampling.top_p",
+        need=lambda top_p: top_p > 0,
+        says="{sampling.top_p} leaves nothing to draw: it must be above 0 and at most 1; 1 keeps every id",
+    ),
+    relation(
+        "batch.rows",
+        "mesh.shards",
+        need=lambda rows, shards: rows % shards == 0,
+        says="{batch.rows} must be a multiple of mesh.data*mesh.fsdp={!mesh.shards}",
+        nearest=_up,
+    ),
+    relation(
+        "scheduler.group_size",
+        when="algorithm.adv_estimator!=ones|reinforce_plus_plus",
+        need=lambda size: size >= 2,
+        says="{algorithm.adv_estimator} compares the rollouts of a group: {scheduler.group_size} must be at least 2",
+    ),
+)
+
+_STEPS = (
+    *(
+        relation(
+            name,
+            "scheduler.updates",
+            need=lambda step, updates: step % updates == 0,
+            says=f"{{{name}}} must be a multiple {_OF_A_ROUND}",
+            nearest=_up,
+        )
+        for name in ("steps", "eval.every")
+    ),
+    relation(
+        "eval.at",
+        "scheduler.updates",
+        need=lambda at, updates: _off(at, updates) is None,
+        culprit=_off,
+        says=f"{{eval.at}}: {{culprit}} must be a multiple {_OF_A_ROUND}",
+        nearest=lambda at, updates: tuple(dict.fromkeys(_up(step, updates) for step in at)),
+    ),
+    relation(
+        "eval.at",
+        "steps",
+        need=lambda at, steps: not _beyond(at, steps),
+        culprit=lambda at, steps: _beyond(at, steps)[0],
+        says="{eval.at}: {culprit} is never reached: it must be at least 0 and at most {steps}, where there is an evaluation "
+        "anyway",
+        nearest=lambda at, steps: tuple(step for step in at if 0 <= step <= steps),
+    ),
+)
+
+_LOANS = (
+    relation(
+        "scheduler.lend",
+        need=lambda share: share < 1,
+        says="{scheduler.lend} is the share of a round's rollouts that is done before devices are lent to train on it, and of "
+        "all of them none is left to wait for: it must be below 1; 0.4 is usual",
+    ),
+    relation(
+        "scheduler.lend",
+        "scheduler.name",
+        when="scheduler.lend>0",
+        need=lambda share, name: name != "pipeline",
+        says="{scheduler.lend} lends devices while a round drains, and scheduler.name='pipeline' has no rounds",
+        nearest=lambda share, name: 0,
+    ),
+    relation(
+        "scheduler.lend",
+        "engine.name",
+        when="scheduler.lend>0",
+        need=lambda share, name: name == "rows",
+        says="{scheduler.lend} lends devices that generate, and {engine.name} does not",
+        nearest=lambda share, name: 0,
+    ),
+    relation(
+        "scheduler.lend",
+        "replicas",
+        when="scheduler.lend>0",
+        need=lambda share, replicas: replicas > 1,
+        says="{scheduler.lend} lends half of the engine's replicas, and it has one",
+        nearest=lambda share, replicas: 0,
+    ),
+    relation(
+        "engine.layouts",
+        when="scheduler.lend>0",
+        need=lambda layouts: not layouts,
+        says="{scheduler.lend} lends replicas within a round, and {engine.layouts} are changed between two: leave one of them "
+        "empty or 0",
+    ),
+    relation(
+        "scheduler.stream",
+        when="scheduler.lend>0",
+        need=lambda stream: stream > 0,
+        says="{scheduler.lend} lends devices to a learner that gets groups while others are generated: {scheduler.stream} "
+        "gives it none before the round is over",
+        nearest=lambda stream: 1,
+    ),
+    relation(
+        "scheduler.placement",
+        when="scheduler.lend>0",
+        need=lambda placement: placement == "least_loaded",
+        says="{scheduler.lend} lends replicas in the midst of a round, of which {scheduler.placement} keeps its own account",
+        nearest=lambda placement: "least_loaded",
+    ),
+    relation(
+        "batch.rows",
+        "lent_shards",
+        when="scheduler.lend>0",
+        need=lambda rows, shards: shards == 0 or rows % shards == 0,
+        says="{scheduler.lend} lends {!lent_shards} shards for micro-batches of {batch.rows}, which must be a multiple of it",
+        nearest=_up,
+    ),
+)
+
+_HISTORY = (
+    relation(
+        "scheduler.name",
+        "engine.name",
+        need=lambda name, engine: name == "sync" or engine == "rows",
+        says="{scheduler.name} needs rollouts that take their time: {engine.name} has none",
+        nearest=lambda name, engine: "sync",
+    ),
+    relation(
+        "scheduler.lane",
+        "history.epochs",
+        need=lambda lane, epochs: lane == 0 or epochs > 0,
+        says="{scheduler.lane} asks the history which prompts are long, and {history.epochs} remembers nothing",
+        nearest=lambda lane, epochs: 0,
+    ),
+    relation(
+        "speculation.drafter",
+        when="scheduler.name=rollpacker",
+        need=lambda drafter: drafter == "off",
+        says="scheduler.name='rollpacker' drops the rollouts that need most engine steps: with {speculation.drafter} those "
+        "would be the rollouts that are hard to draft, not the long ones",
+        nearest=lambda drafter: "off",
+    ),
+    relation(
+        "history.epochs",
+        when="scheduler.placement=rank_groups",
+        need=lambda epochs: epochs > 0,
+        says="scheduler.placement='rank_groups' ranks prompts by their past rollouts: {history.epochs} must be at least 1",
+    ),
+)
+
+_WHITENED = (
+    relation(
+        "scheduler.stream",
+        when="algorithm.adv_estimator=reinforce_plus_plus*",
+        need=lambda stream: stream == 0,
+        says="{algorithm.adv_estimator} whitens over all tokens of a round, which {scheduler.stream} hands on in pieces",
+        nearest=lambda stream: 0,
+    ),
+)
+
+_DEVICES = (
+    relation(
+        "mesh.engine",
+        "mesh.tensor",
+        need=lambda engine, tensor: engine % tensor == 0,
+        says="{mesh.engine} must be a multiple of {mesh.tensor}, the devices of a replica",
+        nearest=lambda engine, tensor: max(engine // tensor, 1) * tensor,
+    ),
+    relation(
+        "mesh.engine",
+        "engine.name",
+        need=lambda engine, name: engine == 0 or name == "rows",
+        says="{mesh.engine} devices would generate, and {engine.name} does not",
+        nearest=lambda engine, name: 0,
+    ),
+)
+
+_LOSSES = (
+    relation(
+        "algorithm.clip_ratio_c",
+        need=lambda ratio: ratio == 0 or ratio > 1,
+        says="{algorithm.clip_ratio_c} must be 0 (off) or above 1; 3 is usual",
+    ),
+    relation(
+        "algorithm.prox_logp_method",
+        "algorithm.use_kl_in_reward",
+        "algorithm.rollout_rs",
+        need=lambda method, in_reward, rejects: method == "recompute" or (not in_reward and rejects == "none"),
+        says="{algorithm.prox_logp_method} makes no pass for old log-probs, which {algorithm.use_kl_in_reward} and "
+        "{algorithm.rollout_rs} need",
+        nearest=lambda method, in_reward, rejects: "recompute",
+    ),
+    relation(
+        "algorithm.rollout_is",
+        when="algorithm.prox_logp_method=rollout",
+        need=lambda weighs: weighs == "none",
+        says="algorithm.prox_logp_method='rollout' takes the engine's log-probs for pi_old, so pi_old / mu is 1: "
+        "{algorithm.rollout_is} must be 'none'",
+    ),
+    relation(
+        "algorithm.rollout_is",
+        "algorithm.rollout_is_threshold",
+        when="algorithm.prox_logp_method=loglinear",
+        need=lambda weighs, threshold: weighs in ("none", "token") and len(threshold) == 1,
+        says="algorithm.prox_logp_method='loglinear' weighs token by token on the device and truncates: {algorithm.rollout_is} "
+        "must be 'token' or 'none', {algorithm.rollout_is_threshold} one number",
+    ),
+    relation(
+        "algorithm.overlong_buffer",
+        "sampling.max_tokens",
+        need=lambda buffer, tokens: buffer <= tokens,
+        says="{algorithm.overlong_buffer} is above {sampling.max_tokens}",
+        nearest=lambda buffer, tokens: tokens,
+    ),
+    relation(
+        "algorithm.use_kl_in_reward",
+        "algorithm.overlong_buffer",
+        when="algorithm.adv_estimator=maxrl",
+        need=lambda in_reward, buffer: not in_reward and buffer == 0,
+        says="algorithm.adv_estimator='maxrl' needs rewards of at least 0: leave algorithm.use_kl_in_reward and "
+        "algorithm.overlong_buffer at their defaults",
+    ),
+    relation(
+        "algorithm.rollout_is_threshold",
+        need=lambda threshold: _rising(threshold, 2),
+        says="{algorithm.rollout_is_threshold} must be [upper] or [lower, upper], above 0 and rising, for {algorithm.rollout_is}",
+    ),
+    relation(
+        "algorithm.rollout_rs_threshold",
+        when="algorithm.rollout_rs=none|token_k1|seq_sum_k1|seq_mean_k1",
+        need=lambda threshold: _rising(threshold, 2),
+        says="{algorithm.rollout_rs_threshold} must be [upper] or [lower, upper], above 0 and rising, for {algorithm.rollout_rs}",
+    ),
+    relation(
+        "algorithm.rollout_rs_threshold",
+        when="algorithm.rollout_rs!=none|token_k1|seq_sum_k1|seq_mean_k1",
+        need=lambda threshold: _rising(threshold, 1),
+        says="{algorithm.rollout_rs_threshold} must be [upper], above 0, for {algorithm.rollout_rs}",
+    ),
+)
+
+_PARTS = (
+    relation(
+        "reward.weights",
+        "reward.functions",
+        need=lambda weights, functions: len(weights) in (0, len(functions)),
+        says="reward.weights has {#reward.weights} entries, reward.functions {#reward.functions}: give none or one each",
+    ),
+    relation(
+        "reward.timeout_s",
+        "reward.limit_s",
+        need=lambda timeout, limit: timeout >= limit,
+        says="{reward.timeout_s} ends a grader before the program that it judges reaches its limit of {!reward.limit_s} s "
+        "(reward.test_limit_s, reward.adaptive_limit)",
+        nearest=lambda timeout, limit: limit,
+    ),
+    relation(
+        "engine.name",
+        "algorithm.loss_mode",
+        "algorithm.adv_estimator",
+        need=lambda engine, loss, estimator: (
+            (engine == "demonstrations") == (loss == "sft") and (loss != "sft" or estimator == "ones")
+        ),
+        says="{engine.name} with {algorithm.loss_mode} and {algorithm.adv_estimator}: supervised training is 'demonstrations' "
+        "with 'sft' and 'ones', and neither of the first two goes without the other",
+    ),
+)
+
+RUN = (*_SIZES, *_STEPS, *_LOANS, *_HISTORY, *_WHITENED, *SCHEDULING, *_DEVICES, *_LOSSES, *_PARTS)

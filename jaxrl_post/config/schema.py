@@ -1,0 +1,266 @@
+"""The schema of a run: its sections, each a frozen dataclass that declares its options, and the rules between them.
+
+Invariant: a Config that exists is valid. Every option is within its range, nothing that is set would be ignored, and all
+relations of rules.py hold. Derived values are properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl_post.config import relations, rules
+from jaxrl_post.config.fields import any_of_type, at_least, mapping, one_of
+from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
+
+_FILES = "data.train!=task:* or eval.prompts>0 and eval.data!= and eval.data!=task:*"
+_EVALUATED = "eval.prompts>0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """The policy: a checkpoint, or random weights of a preset."""
+
+    path: str = any_of_type("", doc="A Hugging Face directory or a llama2.c file. Empty: random weights of `preset`.")
+    preset: str = any_of_type("", doc="Name of a model shape for random weights.")
+    tokenizer: str = any_of_type(
+        "",
+        doc="A tokenizer.json, a directory that holds one, or a llama2.c vocabulary. Empty: the one beside the model.",
+    )
+    compute_dtype: str = one_of("float32", "float32", "bfloat16", doc="Number format of the learner's activations.")
+    remat: bool = any_of_type(
+        False, doc="Whether the activations of a layer are computed again in the backward pass, to save memory."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices along each axis.
+
+    Without devices of its own the engine shares those of the learner, and its replicas lie along data x fsdp. Of several
+    processes each has its part of both kinds of devices.
+    """
+
+    data: int = at_least(
+        1, 1, unit="devices", doc="Learner: copies of the weights, each with its part of a micro-batch."
+    )
+    fsdp: int = at_least(
+        1, 1, unit="devices", doc="Learner: parts of weights and moments, which also divide a micro-batch."
+    )
+    tensor: int = at_least(
+        1, 1, unit="devices", doc="Parts of every layer, in the learner and in a replica of the engine."
+    )
+    engine: int = at_least(0, 0, unit="devices", doc="Devices of the engine alone. 0: it shares the learner's.")
+
+    @property
+    def learner(self) -> int:
+        """Devices that learn."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def shards(self) -> int:
+        """Of a batch."""
+        return self.data * self.fsdp
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Prompts. Files for training and for evaluation are read alike."""
+
+    train: str = any_of_type("task:sums", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task.")
+    format: str = one_of("verl", "verl", "trl", "slime", used_when=_FILES, doc="Whose column names the files have.")
+    columns: Mapping[str, Any] = mapping(
+        used_when=_FILES,
+        doc="Column names that replace those of `format`, by role: id, prompt, answer, source, extra. "
+        "An empty name says that rows have none.",
+    )
+    template: str = any_of_type("", used_when=_FILES, doc="What a prompt becomes. `{prompt}` stands for it.")
+    chat: bool = any_of_type(
+        False, used_when=_FILES, doc="Whether a text prompt becomes a user's message in the chat template."
+    )
+    source: str = any_of_type("", used_when=_FILES, doc="Source of rows that name none.")
+    size: int = at_least(
+        4096, 1, unit="prompts", used_when="data.train=task:*", doc="Training prompts of a procedural task."
+    )
+    task: Mapping[str, Any] = mapping(
+        used_when="data.train=task:* or eval.prompts>0 and eval.data=task:*", doc="Arguments of the procedural task."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Graders, which run in processes of their own."""
+
+    functions: tuple[str, ...] = any_of_type(
+        ("jaxrl_post.rewards.math:exact",), doc="Import paths `package.module:function` or `file.py:function`."
+    )
+    weights: tuple[float, ...] = any_of_type((), doc="Weight of each function in the sum. Empty: all 1.")
+    workers: int = at_least(1, 1, unit="processes", doc="Processes that grade.")
+    timeout_s: float = at_least(10.0, 0.01, unit="seconds", doc="After this long a grader is stopped.")
+    test_limit_s: float = at_least(
+        0.0,
+        0.0,
+        unit="CPU seconds",
+        used_when="reward.adaptive_limit=false",
+        doc="What a judged program may take for one test. 0: half of `timeout_s`.",
+    )
+    adaptive_limit: bool = any_of_type(
+        False,
+        doc="Whether the limit follows what right programs took, from 2 to 30 CPU seconds, as in RollPacker. "
+        "A run then repeats itself from its journal only.",
+    )
+    shuffle: bool = any_of_type(
+        False, doc="Whether the scores of a group change hands at random: a control that must learn nothing."
+    )
+
+    @property
+    def limit_s(self) -> float:
+        """CPU seconds that a test may take at most."""
+        return 30.0 if self.adaptive_limit else self.test_limit_s or self.timeout_s / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation on held-out prompts: before and after the run, and at the steps named here."""
+
+    data: str = any_of_type(
+        "",
+        used_when=_EVALUATED,
+        doc="A file or `task:NAME`, as data.train. Empty: the training task, with prompts that training never draws.",
+    )
+    task: Mapping[str, Any] = mapping(
+        used_when="eval.prompts>0 and eval.data=task:* or eval.prompts>0 and eval.data= and data.train=task:*",
+        doc="Arguments of the procedural task. Empty: those of data.task.",
+    )
+    prompts: int = at_least(256, 0, unit="prompts", doc="Held-out prompts. 0: no evaluation.")
+    samples: int = at_least(
+        4,
+        1,
+        unit="rollouts",
+        used_when=_EVALUATED,
+        doc="Rollouts of each prompt at temperature 1, beside a greedy one.",
+    )
+    every: int = at_least(
+        0, 0, unit="optimizer steps", used_when=_EVALUATED, doc="Evaluates after every so many. 0: never by this."
+    )
+    at: tuple[int, ...] = any_of_type(
+        (), unit="optimizer steps", used_when=_EVALUATED, doc="Further steps after which it evaluates."
+    )
+    show: int = at_least(
+        3, 0, unit="prompts", used_when=_EVALUATED, doc="Prompts whose rollouts are printed before and after the run."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints of the whole run. A save is a swap boundary, so `every` is part of what a run's bits depend on."""
+
+    every: int = at_least(
+        50, 0, unit="optimizer steps", doc="Saves at the first publish after every so many, and at the end. 0: never."
+    )
+    keep_last: int = at_least(
+        3, 2, unit="checkpoints", used_when="checkpoint.every>0", doc="The newest checkpoints that stay."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryConfig:
+    """What is remembered of the rollouts of every prompt, for drafts and for schedules."""
+
+    epochs: int = at_least(2, 0, unit="epochs", doc="The latest epochs whose rollouts are kept. 0: nothing.")
+    max_bytes: int = at_least(
+        1 << 28, 1, unit="bytes", used_when="history.epochs>0", doc="The most that all of it may take."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    name: str = any_of_type("run", doc="Begins the name of the run's folder.")
+    seed: int = at_least(0, 0, doc="Seeds the sampling noise, the order of the data and random weights.")
+    steps: int = at_least(10, 1, unit="optimizer steps", doc="Length of the run.")
+    run_dir: str = any_of_type("runs", doc="The folder in which the run's folder is made.")
+    trace_rounds: int = at_least(
+        0,
+        0,
+        unit="rounds",
+        doc="The first rounds, from the start or the resume, that are drawn for ui.perfetto.dev and scripts/plot_rounds.py.",
+    )
+    model: PolicyConfig = PolicyConfig()
+    mesh: MeshConfig = MeshConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig = RewardConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    history: HistoryConfig = HistoryConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    def __post_init__(self):
+        relations.check(self, rules.RUN)
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.learner + self.mesh.engine
+
+    @property
+    def generating(self) -> int:
+        """Devices of the engine, its own or shared."""
+        return self.mesh.engine or self.mesh.learner
+
+    @property
+    def replicas(self) -> int:
+        """Of the engine."""
+        return self.generating // self.mesh.tensor
+
+    @property
+    def staying(self) -> int:
+        """Replicas that are never lent."""
+        return self.replicas - self.replicas // 2 if self.scheduler.lend else self.replicas
+
+    @property
+    def lent(self) -> int:
+        """Devices that are lent at times."""
+        return (self.replicas - self.staying) * self.mesh.tensor
+
+    @property
+    def lent_shards(self) -> int:
+        """Parts of a batch that lent devices make."""
+        return self.lent // self.mesh.tensor
+
+    def evaluated_at(self, before: int, version: int) -> bool:
+        """Whether there is an evaluation during the run at `version`, published after `before`; the one at its end is another
+        matter."""
+        every = self.eval.every > 0 and version // self.eval.every > before // self.eval.every
+        return version != self.steps and (every or any(before < at <= version for at in self.eval.at))
+
+    def saved_at(self, before: int, version: int) -> bool:
+        """Whether `version` is saved when it is published after `before`."""
+        every = self.checkpoint.every
+        return every > 0 and (version >= self.steps or version // every > before // every)
+
+    @property
+    def rounds(self) -> int:
+        return self.steps // self.scheduler.updates
+
+    @property
+    def rollouts_per_step(self) -> int:
+        return self.scheduler.prompts * self.scheduler.group_size
+
+    @property
+    def head_rows(self) -> int:
+        if self.engine.head_rows or self.speculation.drafter == "off":
+            return self.engine.head_rows or self.engine.slots
+        return max(self.engine.row_sizes)
+
+    @property
+    def pages(self) -> int:
+        return self.engine.pages or self.engine.slots * -(-self.engine.max_length // self.engine.page_size)

@@ -1,0 +1,202 @@
+"""The options of training: the algorithm, the optimizer, and the micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxrl_post.config.fields import any_of_type, at_least, one_of
+
+_RATIOS = "algorithm.loss_mode!=sft"
+_NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
+_DIVERGENCES = (
+    *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
+    "seq_max_k2",
+    "seq_max_k3",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """How rewards become a loss, in verl's words. algorithms/PARITY.md says where other projects differ."""
+
+    adv_estimator: str = one_of(
+        "grpo",
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "opo",
+        "maxrl",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "ones",
+        doc="How rewards become advantages.",
+    )
+    gamma: float = at_least(
+        1.0, 0.0, 1.0, used_when="algorithm.adv_estimator=reinforce_plus_plus", doc="Discount of the return per token."
+    )
+    loss_mode: str = one_of(
+        "vanilla", "vanilla", "gspo", "cispo", "sapo", "sft", doc="The policy loss. `vanilla` is PPO's clipped loss."
+    )
+    loss_agg_mode: str = one_of(
+        "token-mean",
+        "token-mean",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-sum-norm",
+        "prompt-mean",
+        doc="How the losses of tokens become one number.",
+    )
+    clip_ratio_low: float = at_least(
+        0.2, 0.0, used_when="algorithm.loss_mode=vanilla|gspo|cispo", doc="The ratio is clipped below 1 minus this."
+    )
+    clip_ratio_high: float = at_least(
+        0.2, 0.0, used_when="algorithm.loss_mode=vanilla|gspo|cispo", doc="The ratio is clipped above 1 plus this."
+    )
+    clip_ratio_c: float = at_least(
+        0.0,
+        0.0,
+        used_when="algorithm.loss_mode=vanilla",
+        doc="Dual clip: the largest ratio of a token with a negative advantage. 0: off, else above 1; 3 is usual.",
+    )
+    tau_pos: float = at_least(
+        1.0, 1e-3, used_when="algorithm.loss_mode=sapo", doc="Temperature of the gate where the advantage is positive."
+    )
+    tau_neg: float = at_least(
+        1.05,
+        1e-3,
+        used_when="algorithm.loss_mode=sapo",
+        doc="Temperature of the gate where the advantage is not positive.",
+    )
+    kl_loss_type: str = one_of(
+        "k3",
+        "k1",
+        "k2",
+        "k3",
+        used_when="algorithm.kl_loss_coef>0",
+        doc="Estimator of the KL to the reference in the loss.",
+    )
+    kl_loss_coef: float = at_least(0.0, 0.0, doc="Weight of the KL to the reference in the loss. 0: no such term.")
+    use_kl_in_reward: bool = any_of_type(
+        False,
+        used_when=_RATIOS,
+        why=_NO_RATIO,
+        doc="Whether the reward of every token loses `kl_coef` times the k1 estimate of the KL to the reference.",
+    )
+    kl_coef: float = at_least(
+        0.001, 0.0, used_when="algorithm.use_kl_in_reward=true", doc="Weight of the KL in the reward."
+    )
+    entropy_coef: float = at_least(0.0, 0.0, doc="Weight of the entropy bonus in the loss. 0: none.")
+    rollout_is: str = one_of(
+        "none",
+        "none",
+        "token",
+        "span",
+        "sequence",
+        used_when=_RATIOS,
+        why=_NO_RATIO,
+        doc="Importance weights pi_old / mu between learner and engine: per token, span of one version, or rollout.",
+    )
+    rollout_is_threshold: tuple[float, ...] = any_of_type(
+        (2.0,),
+        used_when="algorithm.rollout_is!=none",
+        doc="[upper] truncates importance weights. [lower, upper] sets weights outside of it to 0.",
+    )
+    rollout_rs: str = one_of(
+        "none",
+        "none",
+        *_DIVERGENCES,
+        used_when=_RATIOS,
+        why=_NO_RATIO,
+        doc="Rejects tokens or rollouts on which learner and engine differ too much: the level and the KL estimator.",
+    )
+    rollout_rs_threshold: tuple[float, ...] = any_of_type(
+        (2.0,),
+        used_when="algorithm.rollout_rs!=none",
+        doc="[upper] bound of the divergence. For k1 it bounds the ratio, and [lower, upper] is allowed.",
+    )
+    prox_logp_method: str = one_of(
+        "recompute",
+        "recompute",
+        "rollout",
+        "loglinear",
+        used_when=_RATIOS,
+        why="supervised training has no use for old log-probs",
+        doc="What gives pi_old: the learner's own pass, the engine's log-probs, or a point between both by how old a token is "
+        "(A-3PO).",
+    )
+    min_ess: float = at_least(
+        0.0,
+        0.0,
+        1.0,
+        unit="share of tokens",
+        used_when=_RATIOS,
+        why=_NO_RATIO,
+        doc="A batch with a smaller effective sample size does not move the weights. 0: no bound.",
+    )
+    max_rollout_kl: float = at_least(
+        0.0,
+        0.0,
+        unit="nats per token",
+        used_when=_RATIOS,
+        why=_NO_RATIO,
+        doc="A batch with a larger KL between engine and learner does not move the weights. 0: no bound.",
+    )
+    overlong_buffer: int = at_least(
+        0, 0, unit="tokens", doc="The reward sinks over this many tokens before sampling.max_tokens. 0: no penalty."
+    )
+    overlong_penalty: float = at_least(
+        1.0,
+        0.0,
+        unit="reward",
+        used_when="algorithm.overlong_buffer>0",
+        doc="What the reward has lost at sampling.max_tokens.",
+    )
+    overlong_filtering: bool = any_of_type(
+        False, doc="Whether rollouts that are cut at sampling.max_tokens leave the loss. They stay in the baseline."
+    )
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl_loss_coef > 0 or self.use_kl_in_reward
+
+    @property
+    def corrects_rollouts(self) -> bool:
+        """Whether the host weighs tokens by pi_old / mu, which it must have for that."""
+        return self.prox_logp_method == "recompute" and (self.rollout_is != "none" or self.rollout_rs != "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW. Norms, biases and other vectors are not decayed."""
+
+    lr: float = at_least(1e-4, 0.0, doc="The largest learning rate.")
+    schedule: str = one_of(
+        "constant",
+        "constant",
+        "cosine",
+        "linear",
+        doc="The course of the learning rate from the end of the warm-up to the last step.",
+    )
+    warmup_steps: int = at_least(0, 0, unit="optimizer steps", doc="The learning rate rises over these first steps.")
+    final_lr_ratio: float = at_least(
+        0.1,
+        0.0,
+        1.0,
+        unit="share of lr",
+        used_when="optimizer.schedule=cosine|linear",
+        doc="The learning rate at the last step.",
+    )
+    b1: float = at_least(0.9, 0.0, 0.9999, doc="Decay of Adam's first moment.")
+    b2: float = at_least(0.95, 0.0, 0.9999, doc="Decay of Adam's second moment.")
+    eps: float = at_least(1e-8, 0.0, doc="Added to the root of Adam's second moment.")
+    weight_decay: float = at_least(0.0, 0.0, doc="Decoupled decay of matrices, times the learning rate. 0: none.")
+    max_grad_norm: float = at_least(1.0, 0.0, doc="The gradient is clipped to this global norm. 0: no clipping.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """The micro-batch: packed sequences of one shape."""
+
+    rows: int = at_least(8, 1, unit="rows", doc="Packed sequences of one micro-batch.")
+    tokens: int = at_least(512, 2, unit="tokens", doc="Length of one packed sequence.")
+    head_chunk: int = at_least(1024, 1, unit="tokens", doc="Tokens whose logits exist at the same time.")

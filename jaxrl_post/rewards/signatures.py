@@ -1,0 +1,53 @@
+"""The two signatures of reward functions, told apart by the names of their arguments.
+
+verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dict. extra_info holds the prompt's `extra`
+and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds}.
+
+TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None; it has an argument `completions`.
+It is called with one rollout at a time, so every list holds one entry. A prompt of messages comes as messages, and so does
+its completion; a text comes as a text. Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`),
+`data_source` and `rollout`. None means that the function does not apply: it is left out of the sum. Where no function
+applies, the rollout is unscored. TRL's trainer_state, log_extra and log_metric are not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxrl_post.types import Prompt, Rollout
+
+
+def about(rollout: Rollout, limit_s: float) -> dict:
+    """Describes a rollout to a reward function. `limit_s`: CPU seconds that a judged program may take."""
+    return {"tokens": len(rollout), "finish": rollout.finish.value, "limit_s": limit_s}
+
+
+def verl(rollout: Rollout, text: str, about: dict) -> list:
+    """Returns verl's arguments: data_source, solution_str, ground_truth, extra_info."""
+    prompt = rollout.prompt
+    return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": about}]
+
+
+def trl(rollout: Rollout, text: str, about: dict, decode: Callable[[np.ndarray], str]) -> dict:
+    """Returns TRL's arguments for one rollout: every value is a list of one entry."""
+    prompt = rollout.prompt
+    said = [{"role": "assistant", "content": text}] if prompt.messages else text
+    asked = [dict(message) for message in prompt.messages] or decode(prompt.tokens)
+    return {name: [value] for name, value in (columns(prompt) | {"rollout": about}).items()} | {
+        "prompts": [asked],
+        "completions": [said],
+        "completion_ids": [rollout.tokens.tolist()],
+    }
+
+
+def columns(prompt: Prompt) -> dict:
+    """Returns the columns of a prompt that a function of TRL's signature may name."""
+    return {"ground_truth": prompt.answer, "answer": prompt.answer, "data_source": prompt.source} | dict(prompt.extra)
+
+
+def names(functions: Sequence[str]) -> tuple[str, ...]:
+    """Returns the prefix of each function's components: its name, or its whole path where two names are equal."""
+    short = [path.rpartition(":")[2] for path in functions]
+    return tuple(name if short.count(name) == 1 else path for name, path in zip(short, functions, strict=True))

@@ -1,0 +1,114 @@
+"""The learner's programs as jitted functions, each with the shapes that it is compiled for.
+
+Invariant: a program is compiled for one shape; every micro-batch of a run has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.trainer import lent_devices, packing, programs
+from jaxrl_post.trainer.state import TrainState, abstract, struct
+
+Jitted = dict[str, tuple[Any, tuple]]  # name -> jitted function, shapes of its arguments
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """What micro-batches look like: rows, tokens, the floating type, and which leaves they have."""
+
+    rows: int
+    tokens: int
+    dtype: Any
+    old: bool
+    reference: bool
+    corrected: bool
+    prox: bool
+
+    def batch(self, mesh: jax.sharding.Mesh) -> packing.Batch:
+        """Returns a micro-batch of the gradient as shapes, placed on `mesh`."""
+        return self._placed(mesh, old=self.old, reference=self.reference, corrected=self.corrected, prox=self.prox)
+
+    def bare(self, mesh: jax.sharding.Mesh) -> packing.Batch:
+        """Returns a micro-batch that is only scored, as shapes, placed on `mesh`."""
+        return self._placed(mesh, old=False, reference=False, corrected=False)
+
+    def _placed(self, mesh: jax.sharding.Mesh, **leaves: bool) -> packing.Batch:
+        rows = meshes.batch_sharding(mesh)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
+            packing.blank(self.rows, self.tokens, self.dtype, **leaves),
+        )
+
+
+def learning(
+    state: TrainState,
+    mesh: jax.sharding.Mesh,
+    shardings: Any,
+    shapes: Shapes,
+    recipe: programs.Recipe,
+    transform: optax.GradientTransformation,
+    rate: Any,
+    *,
+    measures: bool,
+) -> Jitted:
+    """Programs of the learner's own mesh: zeros, accumulate, measure, score, divided, commit."""
+    one = meshes.replicated(mesh)
+    state = abstract(state)
+    own = adding(state.params["policy"], mesh, shardings, shapes, recipe, measures=measures)
+    policy, sums, *_ = own["accumulate"][1]
+    states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
+    return own | {
+        "score": (
+            jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
+            (policy, shapes.bare(mesh)),
+        ),
+        "divided": (jax.jit(programs.divided, out_shardings=shardings), (sums,)),
+        "commit": (
+            jax.jit(
+                lambda s, g: programs.commit(s, g, transform, rate),
+                donate_argnums=(0, 1),
+                out_shardings=(states, home, one),
+            ),
+            (state, sums),
+        ),
+    }
+
+
+def lending(
+    own: Jitted, policy: Any, guest: lent_devices.Guest, shapes: Shapes, recipe: programs.Recipe, *, measures: bool
+) -> Jitted:
+    """Programs of lent devices, whose names begin with "lent ", and the one that joins their sums to the learner's."""
+    sums = own["accumulate"][1][1]
+    home = jax.tree.map(lambda x: x.sharding, sums)
+    lent = adding(policy, guest.mesh, guest.shardings, shapes, recipe, measures=measures)
+    join = jax.jit(lent_devices.join, donate_argnums=0, out_shardings=home), (sums, sums)
+    return {f"lent {name}": found for name, found in lent.items()} | {"join": join}
+
+
+def adding(
+    policy: Any, mesh: jax.sharding.Mesh, shardings: Any, shapes: Shapes, recipe: programs.Recipe, *, measures: bool
+) -> Jitted:
+    """Programs that make and fill sums on `mesh`. `measures`: one that only measures a batch without gradient, too."""
+    one, batch = meshes.replicated(mesh), shapes.batch(mesh)
+    recipe = dataclasses.replace(recipe, rows=meshes.batch_sharding(mesh), heads=meshes.heads_sharding(mesh))
+    policy = jax.tree.map(struct, policy, shardings)
+    shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
+    home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=shardings)
+    sums = jax.tree.map(struct, shape, home)
+    start = jax.ShapeDtypeStruct((), bool, sharding=one)
+    runs = {"accumulate": programs.accumulate} | ({"measure": programs.measure} if measures else {})
+    return {"zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ())} | {
+        name: (
+            jax.jit(
+                lambda p, s, b, start, run=run: run(p, s, b, recipe, start), donate_argnums=1, out_shardings=(home, one)
+            ),
+            (policy, sums, batch, start),
+        )
+        for name, run in runs.items()
+    }

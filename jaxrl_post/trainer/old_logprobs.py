@@ -1,0 +1,94 @@
+"""Old log-probs of a round: those of the policy that the round started with.
+
+They come from one of three places. Where the advantage depends on them, a forward pass computes them before training. Else
+the gradient's own pass gives those of groups that are accumulated before the first commit. That commit computes the rest
+in a forward pass, before it moves the weights.
+
+Invariant: every old log-prob is one of the weights at the round's start, whichever pass computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from jaxrl_post.algorithms import correction, losses
+from jaxrl_post.config import AlgorithmConfig
+from jaxrl_post.trainer import packing
+from jaxrl_post.types import Group, Rollout, RolloutId
+
+LogProbs = Mapping[RolloutId, np.ndarray]
+
+
+class OldLogprobs:
+    """Old log-probs by rollout id, float[T] on the host, and which groups still lack them.
+
+    `needed`: the loss, the reward or the correction reads them. `in_credits`: the advantage depends on them.
+    """
+
+    def __init__(self, algorithm: AlgorithmConfig):
+        self.in_credits = algorithm.use_kl_in_reward or algorithm.corrects_rollouts
+        self.needed = losses.NEEDS_OLD_LOGPROBS[algorithm.loss_mode] or self.in_credits
+        self._method = algorithm.prox_logp_method
+        self.begin_round()
+        self.begin_step()
+
+    def begin_round(self) -> None:
+        """Forgets the round before."""
+        self.committed = False
+        self.of: dict[RolloutId, np.ndarray] = {}
+        self._unscored: dict[RolloutId, Group] = {}  # by their first rollout
+        self._unread: list[tuple[list[Group], list[jax.Array], list[packing.Place]]] = []
+
+    def begin_step(self) -> None:
+        """Forgets the pairs of the step before. A pair is (old, rollout) log-probs of one rollout's sampled tokens."""
+        self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
+
+    @property
+    def from_gradient(self) -> bool:
+        """Whether the gradient's pass gives them: before the round's first commit, where nothing needs them earlier."""
+        recomputes = self._method == "recompute"
+        return recomputes and self.needed and not self.in_credits and not self.committed
+
+    def prepare(self, groups: Sequence[Group], score: Callable[[Sequence[Group]], LogProbs]) -> None:
+        """Takes in groups of this round; `score` computes log-probs at the present weights, by a forward pass."""
+        if self.in_credits:
+            self._record(groups, score(groups))
+        elif self.needed:
+            self._unscored.update((group.rollouts[0].id, group) for group in groups)
+
+    def accumulated(self, groups: Sequence[Group], results: list[jax.Array], places: list[packing.Place]) -> None:
+        """Keeps what a gradient's pass gave, unread, for groups that have no old log-probs yet."""
+        fresh = [group for group in groups if self._unscored.pop(group.rollouts[0].id, None)]
+        if fresh:
+            self._unread.append((fresh, results, places))
+
+    def settle(self, score: Callable[[Sequence[Group]], LogProbs]) -> None:
+        """Completes them, while the weights are still those of the round's start."""
+        for groups, results, places in self._unread:
+            self._record(groups, packing.answers(jax.device_get(results), places))
+        if self._unscored:
+            groups = list(self._unscored.values())
+            self._record(groups, score(groups))
+        self._unread, self._unscored = [], {}
+
+    def for_loss(self, rollouts: Sequence[Rollout]) -> LogProbs | None:
+        """Returns what the loss is packed with, or None where it needs none. Zeros stand where the pass itself gives them."""
+        if not self.needed:
+            return None
+        if self.from_gradient:
+            return {r.id: np.zeros(len(r)) for r in rollouts}
+        return self.of if self._method == "recompute" else {r.id: r.logprobs for r in rollouts}
+
+    def prox_weights(self, rollouts: Sequence[Rollout], step: int) -> LogProbs | None:
+        """Returns the weights of loglinear old log-probs (algorithms/correction.py), or None for another method."""
+        if self._method != "loglinear":
+            return None
+        return {r.id: correction.prox_weights(r.versions, step) for r in rollouts}
+
+    def _record(self, groups: Sequence[Group], logprobs: LogProbs) -> None:
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        self.of.update((r.id, logprobs[r.id]) for r in rollouts)
+        self.pairs += [(self.of[r.id][r.sampled], r.logprobs[r.sampled]) for r in rollouts if r.sampled.any()]

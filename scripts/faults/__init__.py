@@ -1,0 +1,1 @@
+"""Faults that the tests must catch: one module per part of the house, each with FAULTS."""

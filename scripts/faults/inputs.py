@@ -1,0 +1,159 @@
+"""Faults of data/ and models/."""
+
+from __future__ import annotations
+
+from faults.fault import in_file
+
+_PARITY = ("test_models_decoder.py",)
+
+FAULTS = (
+    *in_file(
+        "jaxrl_post/data/prompts.py",
+        (
+            "one_order_for_all_seeds",
+            "Prompts.__init__",
+            'f"prompts{seed}"',
+            '"prompts"',
+            "every seed has the same order",
+            "test_data_prompts.py",
+        ),
+        (
+            "first_epoch_for_ever",
+            "Prompts.at",
+            "position // len(self._prompts)",
+            "0",
+            "the epoch never advances",
+            "test_data_prompts.py",
+        ),
+        (
+            "limit_off_by_one",
+            "tokenised",
+            "0 < len(ids) <= limit",
+            "0 < len(ids) < limit",
+            "a prompt of just the limit is refused",
+            "test_data_prompts.py",
+        ),
+        (
+            "ids_may_repeat",
+            "tokenised",
+            'seen[row["id"]] = place',
+            "pass",
+            "an id may come twice",
+            "test_data_prompts.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/data/tasks.py",
+        (
+            "eval_problems_in_training",
+            "_distinct",
+            "split_of(prompt) == split and",
+            "",
+            "held-out problems are trained on",
+            "test_data_tasks.py",
+        ),
+        (
+            "last_steps_missing",
+            "work_out",
+            "range(2, len(terms) + 1)",
+            "range(3, len(terms) + 1)",
+            "a sum is worked out with a step left out",
+            "test_data_tasks.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/data/columns.py",
+        (
+            "second_name_first",
+            "Columns._first",
+            "for name in self.of(role)",
+            "for name in reversed(self.of(role))",
+            "the second column fills a role",
+            "test_the_first_column_of_a_role_wins",
+        ),
+        (
+            "template_of_any_message",
+            "Columns._shaped",
+            'last["role"] == "user" and',
+            "",
+            "an assistant's message is put into the template",
+            "test_a_template_is_for_the_user_s_last_word",
+        ),
+        (
+            "answer_goes_to_extra",
+            "Columns._others",
+            'or name == "answer"',
+            "",
+            "the answer is among the extras",
+            "test_data_columns.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/data/files.py",
+        (
+            "lines_from_0",
+            "_lines",
+            "enumerate(lines, start=1)",
+            "enumerate(lines)",
+            "an error names the line before",
+            "test_data_files.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/models/decoder.py",
+        (
+            "rotates_backwards",
+            "_rotate",
+            "[a * cos - b * sin, b * cos + a * sin]",
+            "[a * cos + b * sin, b * cos - a * sin]",
+            "positions turn the other way",
+            *_PARITY,
+        ),
+        ("norm_without_epsilon", "_norm", "+ config.norm_eps", "", "no epsilon in the norm", *_PARITY),
+        (
+            "gate_and_up_swapped",
+            "Layer.__call__",
+            "ACTIVATIONS[c.activation](gate) * up",
+            "ACTIVATIONS[c.activation](up) * gate",
+            "the gate is not what is activated",
+            *_PARITY,
+        ),
+        (
+            "cap_left_out",
+            "Decoder.logits",
+            "out if cap is None else cap * jnp.tanh(out / cap)",
+            "out",
+            "scores are not capped",
+            "test_models_decoder.py",
+            "test_models_families.py",
+        ),
+        (
+            "unused_ids_are_scored",
+            "Decoder.logits",
+            "jnp.arange(out.shape[-1]) < used",
+            "jnp.arange(out.shape[-1]) <= used",
+            "an id without meaning may be drawn",
+            "test_models_decoder.py",
+            "test_models_hf.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/models/tensor_file.py",
+        (
+            "gaps_go_through",
+            "entries",
+            "entry.start != end or",
+            "",
+            "a file with a gap is read",
+            "test_models_tensor_file.py",
+        ),
+        (
+            "cut_off_goes_through",
+            "entries",
+            "if end != size:",
+            "if end > size:",
+            "a file with more at its end is read",
+            "test_models_tensor_file.py",
+        ),
+    ),
+)

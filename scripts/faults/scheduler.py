@@ -1,0 +1,186 @@
+"""Faults of scheduler/: groups, the ledger, the pipeline, its pace, forecasts."""
+
+from __future__ import annotations
+
+from faults.fault import in_file
+
+_PROPERTIES = ("test_the_base_of_the_planted_faults_is_sound",)
+_PIPELINE = ("test_the_base_of_the_planted_faults_is_sound_and_reaches_its_bound",)
+
+FAULTS = (
+    *in_file(
+        "jaxrl_post/scheduler/groups.py",
+        (
+            "attempt_lost",
+            "revived",
+            'state["attempt"]',
+            "0",
+            "a group drawn anew gets its first seeds after a restart",
+            "test_scheduler_groups.py::test_every_field_comes_back",
+        ),
+        (
+            "prefixes_lost",
+            "revived",
+            '("rollouts", "prefixes")',
+            '("rollouts",)',
+            "parked tokens are lost",
+            "test_scheduler_groups.py::test_every_field_comes_back",
+        ),
+        (
+            "missing_of_the_size",
+            "Open.missing",
+            "range(self.launched)",
+            "range(self.size)",
+            "more samples are launched than missed",
+            "test_what_is_missing_was_launched_and_is_not_there",
+        ),
+        (
+            "by_completion",
+            "Open.unscored",
+            "for sample in sorted(self.rollouts)",
+            "for sample in self.rollouts",
+            "rollouts by completion, not by sample",
+            "test_scheduler_groups.py::test_every_field_comes_back",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/scheduler/ledger.py",
+        (
+            "twice_in_an_epoch",
+            "Ledger._only",
+            "if opened.key in others:",
+            "if False:",
+            "a prompt may be open twice",
+            "test_scheduler_rounds_rounds.py",
+        ),
+        (
+            "prefix_of_another_sample",
+            "Ledger._enter",
+            "opened.prefixes.get(id.sample)",
+            "next(iter(opened.prefixes.values()), None)",
+            "every sample goes on from the first one's tokens",
+            "test_scheduler_rounds_tail_batching.py",
+        ),
+        (
+            "asked_stay_whole",
+            "Ledger._ask",
+            "if not opened.asked",
+            "",
+            "a group is scored again and again",
+            *_PROPERTIES,
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/scheduler/pipeline.py",
+        (
+            "all_slots_pause",
+            "Pipeline._count_pause",
+            "self._state.paused * (clock - self._state.clock)",
+            "self._state.slots * (clock - self._state.clock)",
+            "slots that are full are counted as held back",
+            "test_pauses_are_counted_by_the_slots_that_were_free",
+        ),
+        (
+            "one_group_too_many",
+            "Pipeline._credit",
+            "self._last_step - self._state.step + 1",
+            "self._last_step - self._state.step + 2",
+            "more groups are open than can be trained on in time",
+            *_PIPELINE,
+        ),
+        (
+            "a_step_too_old",
+            "Pipeline._last_step",
+            "self._state.version + self._bound",
+            "self._state.version + self._bound + 1",
+            "a token may be one step too old",
+            *_PIPELINE,
+        ),
+        (
+            "nobody_is_waited_for",
+            "Pipeline._can_wait",
+            "number < self._size * (until - self._state.step)",
+            "True",
+            "late groups are left behind",
+            *_PIPELINE,
+        ),
+        (
+            "ends_before_it_is_due",
+            "Pipeline.take",
+            "works and self._state.clock < self._state.until",
+            "False",
+            "weights come before the learner has them",
+            "test_scheduler_pipeline.py",
+        ),
+        (
+            "filtered_ones_stay_open",
+            "Pipeline.scored",
+            "del self._open[opened.key]",
+            "pass",
+            "a filtered group takes up room",
+            "test_scheduler_pipeline.py",
+        ),
+        (
+            "ahead_forgotten",
+            "Pipeline.admit",
+            "self._state.flying < self._state.slots + self._ahead",
+            "self._state.flying < self._state.slots",
+            "nobody waits for a slot",
+            *_PIPELINE,
+        ),
+        (
+            "staleness_of_the_other_ratio",
+            "expected_staleness",
+            "ratio >= 1",
+            "ratio > 1",
+            "a learner exactly as slow keeps up",
+            "test_expected_staleness",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/scheduler/learner_pace.py",
+        (
+            "begins_when_whole",
+            "begins",
+            "min(until, clock) if ended == clock else clock",
+            "clock",
+            "the learner rests between two steps",
+            "test_scheduler_learner_pace.py",
+        ),
+        (
+            "context_of_whole_answers",
+            "Split.steps",
+            "sum(lengths) / 2",
+            "0",
+            "the KV is that of the answers' ends",
+            "test_scheduler_learner_pace.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/scheduler/forecast.py",
+        (
+            "without_prefill",
+            "_Run.seat",
+            "self.replica.cost.prefill_s * (prompt + done)",
+            "0.0",
+            "prompts cost nothing",
+            "test_scheduler_forecast.py",
+        ),
+        (
+            "oldest_is_parked",
+            "_Run.park",
+            "max(self.running)",
+            "min(self.running)",
+            "the oldest waits for KV",
+            "test_scheduler_forecast.py",
+        ),
+        (
+            "lag_off_by_one",
+            "pipelined",
+            "trained[k - 1 - lag] if k > lag",
+            "trained[k - 1] if k > 0",
+            "a barrier in spite of the lag",
+            "test_scheduler_forecast.py",
+        ),
+    ),
+)

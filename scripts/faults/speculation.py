@@ -1,0 +1,167 @@
+"""Faults of engine/speculation/: n-gram tables, suffix arrays, the corpus, what drafts are worth, where tables lie."""
+
+from __future__ import annotations
+
+from faults.fault import in_file
+
+FAULTS = (
+    *in_file(
+        "jaxrl_post/engine/speculation/ngrams.py",
+        (
+            "contexts_across_answers",
+            "count",
+            "before >= order",
+            "at >= order",
+            "a context spans two answers",
+            "test_engine_speculation_ngrams.py",
+        ),
+        (
+            "oldest_epoch_wins",
+            "_newest",
+            "zip(*reversed(epochs))",
+            "zip(*epochs)",
+            "the oldest epoch's token stays",
+            "test_engine_speculation_ngrams.py",
+        ),
+        (
+            "one_sighting_is_sure",
+            "_confidence",
+            "part * (seen + 1)",
+            "part * seen",
+            "a single sighting is certain",
+            "test_engine_speculation_ngrams.py",
+        ),
+        (
+            "drawn_for_held_likely",
+            "count",
+            "group.favourites or group.answers",
+            "group.answers",
+            "the token that was drawn is learned",
+            "test_engine_speculation_ngrams.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/engine/speculation/suffix_array.py",
+        (
+            "doubling_off_by_one",
+            "sort",
+            "rank[depth:]",
+            "rank[depth - 1 : n - 1]",
+            "the second half is compared one token early",
+            "test_engine_speculation_suffix_array.py",
+        ),
+        (
+            "unscored_like_the_highest",
+            "priorities",
+            "out[scored] +=",
+            "out[: known.size] +=",
+            "priorities lie on other answers",
+            "test_engine_speculation_suffix_array.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/engine/speculation/corpus.py",
+        (
+            "never_forgets",
+            "Corpus.add",
+            "self._held > self.size // ngrams.ENTRIES_PER_TOKEN",
+            "self._held > self.size",
+            "the window is three times as large",
+            "test_engine_speculation_corpus.py",
+        ),
+        (
+            "built_is_forgotten",
+            "Corpus.load_state_dict",
+            'groups[: state["built"]]',
+            "groups",
+            "what waited is in the table after a restart",
+            "test_engine_speculation_corpus.py",
+        ),
+        (
+            "first_epoch",
+            "sorted_suffixes",
+            "pasts[0]",
+            "pasts[-1]",
+            "the oldest epoch is searched",
+            "test_engine_speculation_corpus.py",
+            "test_engine_speculation_index.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/engine/speculation/acceptance.py",
+        (
+            "right_over_wrong",
+            "Estimates.rates",
+            "(seen + self._strength)",
+            "(seen - right + self._strength)",
+            "odds in the place of a rate",
+            "test_engine_speculation_acceptance.py",
+        ),
+        (
+            "no_decay",
+            "Estimates.add",
+            "self._span / (self._span + counts[0])",
+            "1.0",
+            "old counts weigh like new ones",
+            "test_engine_speculation_acceptance.py",
+        ),
+        (
+            "least_promising_first",
+            "Value._rank",
+            "in reversed(offers)",
+            "in offers",
+            "the least promising drafts get the rows",
+            "test_engine_speculation_acceptance.py",
+            "test_engine_drafting.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/engine/speculation/table_cache.py",
+        (
+            "a_region_in_use_is_given_up",
+            "Shelf.take",
+            "if not region.users",
+            "",
+            "a running answer's table is written over",
+            "test_engine_drafting.py",
+        ),
+        (
+            "row_of_a_running_prompt",
+            "Shared.enter",
+            "if not self.users.get(name)",
+            "",
+            "a running prompt's row is given away",
+            "test_engine_drafting.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/engine/speculation/interface.py",
+        (
+            "judged_behind_the_token",
+            "tally",
+            "jnp.clip(before, 0, tokens.shape[1] - 1)",
+            "jnp.clip(before + 1, 0, tokens.shape[1] - 1)",
+            "drafts are compared with the token behind",
+            "test_engine_drafter.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/engine/speculation/ngram_drafter.py",
+        (
+            "never_doubts",
+            "Backoff._learn",
+            "jnp.where(doubted, sure - 1, jnp.uint32(0))",
+            "jnp.where(doubted, sure, jnp.uint32(0))",
+            "a wrong entry never goes",
+            "test_engine_drafter.py",
+        ),
+        (
+            "empty_tables_answer",
+            "Backoff._look",
+            'jnp.where(sizes > 0, tables.entries.at[at].get(mode="clip"), jnp.uint32(0))',
+            'tables.entries.at[at].get(mode="clip")',
+            "a prompt without a table reads its neighbour's",
+            "test_engine_drafter.py",
+        ),
+    ),
+)

@@ -1,0 +1,143 @@
+"""Every command and code block of README and docs runs, links and names hold, and the pages build without a warning.
+
+Runs of the pages' commands are real but short: two optimizer steps on a few prompts, where the command itself says nothing else.
+Run folders lie in a temporary folder. A command that needs a checkpoint which is not there, or that is another show, is checked
+by name alone and counted apart. `make docs` makes its own environment at the first call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+MINUTES = 20.0
+SHORT = (
+    "steps=2",
+    "scheduler.prompts=4",
+    "scheduler.group_size=4",
+    "eval.prompts=4",
+    "eval.samples=2",
+    "eval.every=0",
+    "checkpoint.every=2",
+)
+# What a config needs beside, or instead, to be short.
+OWN = {
+    "stories": ("eval.at=[1]",),
+    "demo_partial": ("scheduler.stream=2",),
+    "demo_lending": ("scheduler.stream=2",),
+    "demo_pipeline": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
+    "demo_interleaved": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
+    "demo_split": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
+    "demo_sft": ("scheduler.group_size=1", "optimizer.warmup_steps=1"),
+    "gspo": ("scheduler.mini_batches=2", "eval.every=2"),
+    "cispo": ("scheduler.mini_batches=2", "eval.every=2"),
+    "sapo": ("scheduler.mini_batches=1", "scheduler.ppo_epochs=2", "eval.every=2"),
+}
+OPTIONS = "jaxrl_post.config.reference"  # prints docs/options.md
+BY_NAME = ("make", "scripts/show.py", "scripts/bench.py", "scripts/figures.py", "tests/prose.py")
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "scripts"), str(record.root / "tests")]
+    os.chdir(record.root)
+    import pages
+    import prose
+
+    named = pages.names()
+    found = {name: record.root / name for name in named}
+    record.figure("pages", len(named), at_least=15)
+    for check in (pages.broken_links, pages.missing_files, pages.unknown_options, pages.missing_functions):
+        record.figure(check.__name__, [line for page in found.values() for line in check(page)], equals=[])
+    record.figure("readme_lines", len((record.root / "README.md").read_text().splitlines()), at_most=pages.README_LINES)
+    long = [line for line in prose.of_pages() if " words: " in line]
+    record.figure("sentences_above_30_words", len(long), equals=0)
+    record.figure("retired_words", len(prose.of_pages()) - len(long), equals=0)
+    record.figure("sources_with_findings", len(prose.pending()))
+    _current(record)
+    _blocks(record, pages, named)
+    _commands(record, pages, found.values())
+    _site(record)
+
+
+def _current(record) -> None:
+    """Figures and options are what results files and schema give, and the map of the floors is drawn. tests/test_house.py
+    compares the map with the imports."""
+    import figures
+
+    text = figures.PAGE.read_text()
+    record.figure("figures_current", figures.filled(text) == text, equals=True)
+    done = subprocess.run([sys.executable, "-m", OPTIONS], capture_output=True, text=True, cwd=record.root)
+    same = done.returncode == 0 and done.stdout.strip() == (record.root / "docs" / "options.md").read_text().strip()
+    record.figure("options_current", same, equals=True)
+    page = (record.root / "docs" / "architecture.md").read_text()
+    drawn = re.search(r"<!-- floors:begin -->\s*(.*?)\s*<!-- floors:end -->", page, re.DOTALL)
+    record.figure("floors_drawn", bool(drawn and drawn[1]), equals=True)
+
+
+def _blocks(record, pages, named: list[str]) -> None:
+    count = sum(len(pages.python_blocks(record.root / name)) for name in named)
+    seconds = record.run("tests/run_blocks.py", *named, timeout_s=600)
+    record.figure("code_blocks_run", count, at_least=9)
+    record.figure("code_blocks_seconds", round(seconds, 1))
+
+
+def _commands(record, pages, found) -> None:
+    """Each command once; those of one page in its order, as one may need the run of another."""
+    ran, by_name, refused = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for command in dict.fromkeys(_key(one) for page in found for one in pages.commands(page)):
+            environment, words = dict(command[0]), list(command[1])
+            told = pages.wrong_with(pages.Command(page="", text="", words=tuple(words)))
+            if told:
+                refused.append(f"{' '.join(words)}: {told}")
+            elif (
+                words[0] in BY_NAME or words[1] in BY_NAME or _inputs_missing(words) or "JAX_PROCESS_ID" in environment
+            ):
+                by_name.append(" ".join(words))
+            else:
+                print(" ".join(words), flush=True)
+                record.run(*_shortened(words[1:], folder), timeout_s=900, env=environment)
+                ran.append(" ".join(words))
+    record.figure("commands_refused", refused, equals=[])
+    record.figure("commands_run", len(ran), at_least=30)
+    record.figure("commands_checked_by_name", len(by_name))
+
+
+def _key(command) -> tuple:
+    return tuple(sorted(command.environment.items())), command.words
+
+
+def _inputs_missing(words: list[str]) -> bool:
+    """Whether a config names a checkpoint that is not there."""
+    from jaxrl_post import config
+
+    for word in words:
+        if word.startswith("--config=") and "configs/sim/" not in word:
+            path = config.resolve(config.load(word.removeprefix("--config="))).model.path
+            return bool(path) and not os.path.exists(path)
+    return False
+
+
+def _shortened(words: list[str], folder: str) -> list[str]:
+    """The command with short settings in front of its own, and run folders in `folder`."""
+    words = [re.sub(r"(^|=)(runs|docs|scripts/results)/(?!.*\.py)", rf"\1{folder}/", word) for word in words]
+    words = words[: words.index(">")] if ">" in words else words
+    words += ["--out", f"{folder}/picture.svg"] if words[0] == "scripts/draw_two_rounds.py" else []
+    if words[:2] != ["-m", "jaxrl_post.main"]:
+        return words
+    (stem,) = [os.path.splitext(os.path.basename(word))[0] for word in words if word.startswith("--config=")]
+    own = [f"--config.{override}" for override in (*SHORT, *OWN.get(stem, ()))]
+    if not any(word.startswith(("--run-dir", "--resume=")) for word in words):
+        own.append(f"--config.run_dir={folder}/unnamed")
+    at = next(place for place, word in enumerate(words) if word.startswith("--config="))
+    return [*words[: at + 1], *own, *words[at + 1 :]]
+
+
+def _site(record) -> None:
+    done = subprocess.run(["make", "docs"], cwd=record.root, capture_output=True, text=True, timeout=1200)
+    record.figure("site_exit_code", done.returncode, equals=0)
+    lines = (done.stdout + done.stderr).splitlines()
+    record.figure("site_warnings", [line for line in lines if "WARNING" in line or "ERROR" in line], equals=[])

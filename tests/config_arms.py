@@ -1,0 +1,30 @@
+"""Configs of the tests: the default with a model, and the sentence that a mistake in one gives."""
+
+from __future__ import annotations
+
+import ml_collections
+import pytest
+
+from jaxrl_post import config
+
+PIPE = ("scheduler.name=pipeline", "scheduler.max_staleness=2")
+TAIL = ("scheduler.name=tail_batching", "scheduler.over=1.25")
+SUPERVISED = ("engine.name=demonstrations", "algorithm.loss_mode=sft", "algorithm.adv_estimator=ones")
+
+
+def given(**changes) -> ml_collections.ConfigDict:
+    """The default with a preset, and dotted names (a__b) changed."""
+    out = config.default()
+    out.model.preset = "tiny"
+    for name, value in changes.items():
+        out.update_from_flattened_dict({name.replace("__", "."): value})
+    return out
+
+
+def error(*overrides: str, **changes) -> str:
+    """The sentence that resolving gives: exactly one line, no trailing full stop noise."""
+    with pytest.raises(ValueError) as caught:
+        config.resolve(given(**changes), overrides)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and len(sentence) < 400
+    return sentence

@@ -1,0 +1,167 @@
+"""Compiles a program once for all tests of a worker that ask for the same one: engines by sizes and drafter, learners by settings.
+
+Tracing, lowering and loading from the compilation cache took a third of the CPU seconds of the runs that tests start.
+Two requests are the same where every setting is, and where nothing in the project has been replaced since: a planted
+fault, by monkeypatch or otherwise, is compiled anew. What is shared is a finished program; arrays are never shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = str(Path(__file__).resolve().parents[1])
+KEPT = 40  # programs of so many engines and learners stay; a worker's memory is bounded
+UNTRACED = {
+    "checkpoint",
+    "chores",
+    "hf",
+    "launch",
+    "main",
+    "metrics",
+    "observers",
+    "rewards",
+    "rollout_log",
+    "scheduler",
+    "telemetry",
+}  # rooms and files of which no program is made; tests that kill a run replace functions of theirs
+
+
+class Made(NamedTuple):
+    """Stands for a jitted program that was compiled before."""
+
+    program: Any
+
+    def lower(self, *_) -> Made:
+        return self
+
+    def compile(self) -> Any:
+        return self.program
+
+
+class Shelf:
+    """What was compiled, by key. An entry holds the objects whose identity is in its key: no id is used twice."""
+
+    def __init__(self):
+        self.entries: OrderedDict[tuple, tuple[list, Any]] = OrderedDict()
+
+    def ask(self, settings: tuple, make: Callable[[], Any]) -> tuple[Any, bool]:
+        """Returns what was made for these settings, and whether `make` was called for it now."""
+        objects = list(parts_of_the_project())
+        key = (*settings, _flags(), tuple(map(id, objects)))
+        try:
+            found = self.entries.pop(key, None)
+        except TypeError:  # a setting without a hash: never the same
+            return make(), True
+        new = found is None
+        if not new:  # who listens for compilations, as the guard of a run does, hears of this one too
+            _tell()
+        self.entries[key] = found = found or (objects, make())
+        if len(self.entries) > KEPT:
+            self.entries.popitem(last=False)
+        return found[1], new
+
+
+def parts_of_the_project() -> Iterator[Any]:
+    """Everything that a module of this checkout names from which programs are made, and what its classes and dictionaries
+    hold."""
+    for module in list(sys.modules.values()):
+        if not (getattr(module, "__file__", None) or "").startswith(ROOT) or UNTRACED & set(module.__name__.split(".")):
+            continue
+        for name, value in list(vars(module).items()):
+            if name.startswith("__"):
+                continue
+            yield value
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                yield from list(vars(value).values())
+            elif isinstance(value, dict) and len(value) < 1000:
+                yield from list(value.values())
+
+
+def _tell() -> None:
+    import jax
+
+    jax.monitoring.record_event_duration_secs(
+        "/jax/core/compile/backend_compile_duration", 0.0, fun_name="a shared program"
+    )
+
+
+def _flags() -> tuple:
+    import jax
+    import numpy as np
+
+    return jax.dtypes.canonicalize_dtype(np.float64), jax.config.read("jax_disable_most_optimizations")
+
+
+def described(tree: Any) -> tuple:
+    """Structure, shapes, types and places of a pytree of arrays, or of shapes."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+
+
+def share() -> None:
+    """Makes engines and learners of this process share their programs, where their modules are loaded."""
+    shelf = Shelf()
+    if "jaxrl_post.engine.compiled" in sys.modules:
+        _share_engines(shelf, sys.modules["jaxrl_post.engine.compiled"].Programs)
+    if "jaxrl_post.trainer.learner" in sys.modules:
+        _share_learners(shelf, sys.modules["jaxrl_post.trainer.learner"].Learner)
+
+
+def _share_engines(shelf: Shelf, programs: type) -> None:
+    real = programs.compile
+
+    @functools.wraps(real)
+    def compile(self, params):
+        def make():
+            real(self, params)
+            return [getattr(self, name) for name in ("_dispatches", "_inserts", "_blanks", "_uploads")]
+
+        sizes = dataclasses.replace(self.sizes, shards=None)  # those follow from the mesh
+        settings = (
+            "engine",
+            self.config,
+            self.mesh,
+            sizes,
+            self.row_sizes,
+            str(self.dtype),
+            self.drafter,
+            described(params),
+        )
+        (dispatches, inserts, self._blanks, uploads), _ = shelf.ask(settings, make)
+        self._dispatches, self._inserts, self._uploads = dict(dispatches), dict(inserts), dict(uploads)
+
+    programs.compile = compile
+
+
+def _share_learners(shelf: Shelf, learner: type) -> None:
+    begin, real = learner.__init__, learner.compile
+
+    @functools.wraps(begin)
+    def __init__(self, model, params, mesh, **settings):
+        begin(self, model, params, mesh, **settings)
+        self._settings = (
+            model,
+            mesh,
+            tuple((name, value) for name, value in sorted(settings.items()) if name != "reference"),
+        )
+
+    @functools.wraps(real)
+    def compile(self):
+        if self._programs:
+            return
+        settings = type(self), *self._settings, described(self.state.params), described(self._reference)
+        made, new = shelf.ask(settings, lambda: real(self) or dict(self._programs))
+        if not new:
+            self.jitted = lambda: {name: (Made(program), ()) for name, program in made.items()}
+            real(self)
+            del self.jitted
+
+    learner.__init__, learner.compile = __init__, compile

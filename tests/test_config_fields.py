@@ -1,0 +1,253 @@
+"""How options are declared: what each must say of itself, the language of conditions, and that nothing set is ignored."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from config_arms import PIPE, SUPERVISED, TAIL, error, given
+
+from jaxrl_post import config
+from jaxrl_post.config import conditions, fields
+from jaxrl_post.sim import settings
+
+OPTIONS = [*fields.options(config.Config), *fields.options(settings.Simulation)]
+NAMES = [option.name for option in fields.options(config.Config)]
+NO_NUMBER = ("seed", "workload.tv", "sampling.temperature")  # and what algorithm and optimizer have no unit for
+
+
+def named(override: str) -> str:
+    """The option of an override, also of one inside a mapping."""
+    return next(name for name in NAMES if override.startswith((f"{name}=", f"{name}.")))
+
+
+def test_every_option_says_what_it_does():
+    assert len(OPTIONS) > 120
+    for option in OPTIONS:
+        about = option.about
+        assert about.doc[-1:] == "." and about.doc[0] not in " ." and len(about.doc.split()) <= 48, option.name
+        assert all(len(sentence.split()) <= 30 for sentence in about.doc.split(". ")), option.name
+        assert not about.why or about.used_when.text, option.name
+        assert (about.low is not None) == (option.kind in (int, float) and option.name != "reward_slope"), option.name
+        assert option.default in about.choices or not about.choices, option.name
+
+
+def test_every_number_has_a_unit():
+    """But for factors of the algorithm and the optimizer, which are plain numbers."""
+    bare = {option.name for option in OPTIONS if option.kind in (int, float) and not option.about.unit}
+    assert {name for name in bare if not name.startswith(("algorithm.", "optimizer."))} == set(NO_NUMBER)
+    assert not [option.name for option in OPTIONS if option.name.endswith("_s") and "seconds" not in option.about.unit]
+
+
+@pytest.mark.parametrize(
+    "text, value, holds",
+    [
+        ("a=x", "x", True),
+        ("a=x", "y", False),
+        ("a=x|y", "y", True),
+        ("a!=x|y", "y", False),
+        ("a!=x|y", "z", True),
+        ("a=x*", "xyz", True),
+        ("a=x*", "yx", False),
+        ("a!=x*", "xyz", False),
+        ("a=", "", True),
+        ("a=", (), True),
+        ("a=", {}, True),
+        ("a=", (0,), False),
+        ("a!=", "x", True),
+        ("a>0", 1, True),
+        ("a>0", 0, False),
+        ("a>0.5", 0.6, True),
+        ("a=0", 0.0, True),
+        ("a=1", True, None),
+        ("a=true", True, True),
+        ("a=false", True, False),
+        ("a!=false", True, True),
+        ("", 3, True),
+        ("a=x or a=y", "y", True),
+        ("a=x and a!=x", "x", False),
+        ("a=z or a=x and a!=y", "x", True),
+    ],
+)
+def test_the_language_of_conditions(text, value, holds):
+    found = conditions.parse(text)
+    if holds is None:
+        with pytest.raises(KeyError):
+            found.holds(lambda name: value)
+    else:
+        assert found.holds(lambda name: value) is holds
+
+
+def test_alternatives_bind_weaker_than_conjunctions():
+    found = conditions.parse("a=1 or b=1 and c=1")
+    values = [dict(zip("abc", map(int, bits))) for bits in ("100", "010", "001", "011", "000")]
+    assert [found.holds(one.get) for one in values] == [True, False, False, True, False]
+    assert found.names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("a=x|y", "a is 'x' or 'y'"),
+        ("a!=x", "a is not 'x'"),
+        ("a!=x|y", "a is none of 'x', 'y'"),
+        ("a>0", "a is above 0"),
+        ("a=task:*", "a begins with 'task:'"),
+        ("a!=task:*", "a does not begin with 'task:'"),
+        ("a=", "a is empty"),
+        ("a!=", "a is not empty"),
+        ("a=true", "a is true"),
+        ("a=0 and b=x or c>1", "a is 0 and b is 'x', or c is above 1"),
+    ],
+)
+def test_conditions_as_words(text, words):
+    assert conditions.parse(text).words() == words
+
+
+@pytest.mark.parametrize("text", ["a", "a<3", "a == b", "a=x or", "a=x, b=y", "and"])
+def test_a_condition_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="must be name=value, name!=value or name>number"):
+        conditions.parse(text)
+
+
+@pytest.mark.parametrize("schema", [config.Config, settings.Simulation])
+def test_every_condition_names_an_option_and_a_value_that_it_may_have(schema):
+    known = {option.name: option for option in fields.options(schema)}
+    for option in known.values():
+        for term in option.about.used_when.terms():
+            asked = known[term.name]
+            if asked.about.choices:
+                assert set(term.values) <= set(asked.about.choices), option.name
+            elif asked.kind is bool:
+                assert set(term.values) <= {"true", "false"}, option.name
+            elif asked.kind in (int, float):
+                assert all(float(value) >= asked.about.low for value in term.values), option.name
+
+
+def test_what_a_default_is_read_for_is_not_asked():
+    """An option at its default is never refused, whatever else is set."""
+    plain = config.resolve(given())
+    for section in ("engine", "scheduler", "algorithm", "eval", "speculation"):
+        config.resolve(
+            given(),
+            [
+                f"{section}.{f.name}={getattr(getattr(plain, section), f.name)!r}".replace("'", "")
+                for f in dataclasses.fields(getattr(plain, section))
+                if f.name != "task"
+            ],
+        )
+
+
+# What nothing would read: an option with a value other than its default, what else is set, and what makes it count.
+IGNORED = [
+    ("engine.page_size=8", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.pages=2000", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.row_sizes=[64]", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.head_rows=64", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.steps_per_dispatch=4", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.refill_slots=1", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.dtype=bfloat16", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.cost_table=x.json", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("engine.layouts=[2]", ("mesh.data=2", *SUPERVISED), ("mesh.data=2",)),
+    ("engine.carry_over=verify", (), PIPE),
+    ("engine.carry_over=verify", TAIL, PIPE),
+    ("engine.carry_share=0.5", ("engine.carry_over=keep", *PIPE), ("engine.carry_over=auto", *PIPE)),
+    ("speculation.drafter=ours", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("speculation.width=5", (), ("speculation.drafter=histospec",)),
+    ("speculation.clones=false", (), ("speculation.drafter=ngram",)),
+    ("speculation.prompt_entries=9999", ("speculation.drafter=ngram",), ("speculation.drafter=histospec_rewards",)),
+    ("speculation.shared_entries=9999", ("speculation.drafter=histospec",), ("speculation.drafter=ours",)),
+    ("speculation.live_entries=9999", ("speculation.drafter=histospec",), ("speculation.drafter=ngram",)),
+    ("sampling.top_k=5", SUPERVISED, ()),
+    ("sampling.top_p=0.5", SUPERVISED, ()),
+    ("sampling.stop_strings=['.']", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
+    ("scheduler.over=1.25", (), ("scheduler.name=tail_batching",)),
+    ("scheduler.over=1.25", PIPE, ("scheduler.name=rollpacker",)),
+    ("scheduler.over_samples=1.25", (), ("scheduler.name=rollpacker",)),
+    ("scheduler.over_samples=1.25", TAIL, ("scheduler.name=rollpacker",)),
+    ("scheduler.prefix_mode=restart", (), TAIL),
+    ("scheduler.prefix_mode=restart", PIPE, TAIL),
+    ("scheduler.long_batches=2", (), TAIL),
+    ("scheduler.long_batches=2", ("scheduler.name=rollpacker", "scheduler.over=2"), TAIL),
+    ("scheduler.lane=0.5", (), TAIL),
+    ("scheduler.stream=4", PIPE, ()),
+    ("scheduler.max_staleness=2", (), ("scheduler.name=pipeline",)),
+    ("scheduler.ahead=2", TAIL, PIPE),
+    ("scheduler.max_unscored=64", (), PIPE),
+    ("scheduler.interleave=0.5", (), PIPE),
+    ("scheduler.max_waves=3", (), ("scheduler.filter_groups=true",)),
+    (
+        "algorithm.gamma=0.9",
+        ("algorithm.adv_estimator=reinforce_plus_plus_baseline",),
+        ("algorithm.adv_estimator=reinforce_plus_plus",),
+    ),
+    ("algorithm.clip_ratio_low=0.1", ("algorithm.loss_mode=sapo",), ("algorithm.loss_mode=cispo",)),
+    ("algorithm.clip_ratio_high=0.1", SUPERVISED, ("algorithm.loss_mode=gspo",)),
+    ("algorithm.clip_ratio_c=3", ("algorithm.loss_mode=gspo",), ()),
+    ("algorithm.tau_pos=2", (), ("algorithm.loss_mode=sapo",)),
+    ("algorithm.tau_neg=2", ("algorithm.loss_mode=cispo",), ("algorithm.loss_mode=sapo",)),
+    ("algorithm.kl_loss_type=k1", ("algorithm.use_kl_in_reward=true",), ("algorithm.kl_loss_coef=0.1",)),
+    ("algorithm.use_kl_in_reward=true", SUPERVISED, ()),
+    ("algorithm.kl_coef=0.1", ("algorithm.kl_loss_coef=0.1",), ("algorithm.use_kl_in_reward=true",)),
+    ("algorithm.rollout_is=token", SUPERVISED, ()),
+    ("algorithm.rollout_is_threshold=[3]", ("algorithm.rollout_rs=token_k2",), ("algorithm.rollout_is=span",)),
+    ("algorithm.rollout_rs=token_k1", SUPERVISED, ()),
+    ("algorithm.rollout_rs_threshold=[3]", ("algorithm.rollout_is=token",), ("algorithm.rollout_rs=token_k3",)),
+    ("algorithm.prox_logp_method=rollout", SUPERVISED, ()),
+    ("algorithm.min_ess=0.5", SUPERVISED, ()),
+    ("algorithm.max_rollout_kl=0.5", SUPERVISED, ()),
+    ("algorithm.overlong_penalty=2", (), ("algorithm.overlong_buffer=8",)),
+    ("optimizer.final_lr_ratio=0.5", (), ("optimizer.schedule=cosine",)),
+    *[
+        (option, ("data.train=task:sums", "eval.data=task:sums"), more)
+        for option in (
+            "data.format=trl",
+            "data.template=a{prompt}",
+            "data.chat=true",
+            "data.source=s",
+            "data.columns.id=n",
+        )
+        for more in (("data.train=a.jsonl", "eval.data=b.jsonl"), ("eval.data=b.jsonl",))
+    ],
+    ("data.size=8", ("data.train=a.jsonl",), ()),
+    ("data.task.more=1", ("data.train=a.jsonl", "eval.data=b.jsonl"), ("data.train=a.jsonl", "eval.data=task:sums")),
+    ("reward.test_limit_s=4", ("reward.adaptive_limit=true", "reward.timeout_s=60"), ()),
+    ("eval.data=b.jsonl", ("eval.prompts=0",), ()),
+    ("eval.task.more=1", ("eval.data=b.jsonl",), ("eval.data=task:sums",)),
+    ("eval.task.more=1", ("data.train=a.jsonl",), ()),
+    ("eval.samples=1", ("eval.prompts=0",), ()),
+    ("eval.every=2", ("eval.prompts=0",), ()),
+    ("eval.at=[2]", ("eval.prompts=0",), ()),
+    ("eval.show=1", ("eval.prompts=0",), ()),
+    ("checkpoint.keep_last=9", ("checkpoint.every=0",), ()),
+    ("history.max_bytes=9", ("history.epochs=0",), ()),
+]
+
+
+@pytest.mark.parametrize("option, others, enough", IGNORED)
+def test_what_nothing_would_read_is_refused(option, others, enough):
+    """With one sentence that names it, and not where something reads it; alone the same settings are allowed."""
+    name = named(option)
+    sentence = error(*others, option)
+    assert sentence.startswith(f"{name}=") and " would be ignored: it is read only where " in sentence
+    assert "; leave it at " in sentence and " or change " in sentence and ", and here " in sentence
+    config.resolve(given(), others)
+    config.resolve(given(), [*enough, *(["scheduler.over=1.25"] if TAIL[0] in enough else []), option])
+
+
+def test_every_condition_is_in_the_table():
+    conditional = {option.name for option in fields.options(config.Config) if option.about.used_when.text}
+    assert conditional == {
+        name for name in NAMES for option, _, _ in IGNORED if option.startswith((f"{name}=", f"{name}."))
+    }
+
+
+def test_the_sentence_of_what_is_ignored():
+    assert error("scheduler.lane=0.5") == (
+        "scheduler.lane=0.5 would be ignored: it is read only where scheduler.name is 'tail_batching' (only tail batching can "
+        "send a group to a long round at once), and here scheduler.name='sync'; leave it at 0.0 or change scheduler.name"
+    )
+    assert "scheduler.name is 'tail_batching' or 'rollpacker' (sync waits for all it launches" in error(
+        "scheduler.over=2"
+    )
+    assert "'sft' has no old log-probs" in error(*SUPERVISED, "algorithm.rollout_is=token")

@@ -1,0 +1,117 @@
+"""The options as text: the page is the schema's, the help names every option, and readers are found where they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_post import config
+from jaxrl_post.config import fields, readers, reference
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIONS = [*fields.options(config.Config)]
+
+
+@pytest.fixture(scope="module")
+def page():
+    return reference.page()
+
+
+def test_the_page_is_written_by_the_schema(page):
+    """`python -m jaxrl_post.config.reference > docs/options.md` brings it up to date."""
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == page
+
+
+def test_the_command_writes_the_page(page):
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_post.config.reference"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == page and done.stderr == ""
+
+
+def test_the_page_has_every_option_with_all_that_is_known_of_it(page):
+    lines = page.splitlines()
+    for option in OPTIONS:
+        (row,) = [line for line in lines if line.startswith(f"| `{option.name}` |")]
+        assert row.count(" |") == 7 and option.about.doc in row and f"`{option.default!r}`" in row
+    (lane,) = [line for line in lines if "`scheduler.lane`" in line and line.startswith("|")]
+    assert lane == (
+        "| `scheduler.lane` | float | `0.0` | 0.0 to 1.0 | share of the surplus | How much of the surplus goes to a long round at "
+        "once, where past rollouts of the prompt were long. This saves tokens, and not always time. Read only where "
+        "scheduler.name is 'tail_batching'. | scheduler.registry |"
+    )
+    (width,) = [line for line in lines if line.startswith("| `engine.row_sizes`")]
+    assert "| list of int | `(64, 128)` | | rows |" in width
+
+
+def test_help_names_the_sections():
+    text = reference.help_on(["--help"], "usage: this")
+    assert text.startswith("usage: this\n")
+    for name in ("run", "engine", "scheduler", "speculation", "history"):
+        assert f"\n  {name} " in text
+    assert "  optimizer    AdamW." in text and "`" not in text.partition("engine ")[2].splitlines()[0]
+
+
+@pytest.mark.parametrize("section", reference.sections())
+def test_help_on_a_section_has_each_of_its_options(section):
+    text = reference.help_on(["--help", section], "")
+    own = [option for option in OPTIONS if option.name.rpartition(".")[0] == ("" if section == "run" else section)]
+    assert own and all(f"\n  {option.name} = {option.default!r}; " in text for option in own)
+    assert max(map(len, text.splitlines())) <= 180
+
+
+def test_help_says_range_unit_meaning_and_condition():
+    text = reference.help_on(["--help", "scheduler"], "")
+    assert "  scheduler.over = 1.0; float; at least 1.0; times prompts\n    Groups that a short round starts" in text
+    assert "    Read only where scheduler.name is 'tail_batching' or 'rollpacker'." in text
+    assert "scheduler.name = 'sync'; str; sync, tail_batching, rollpacker, pipeline\n" in text
+    assert reference.help_on(["--help", "engine.slots"], "") == reference.help_on(["engine", "--help"], "")
+
+
+def test_help_on_an_unknown_section_is_one_sentence():
+    with pytest.raises(
+        ValueError, match="--help enigne: no such section; nearest is 'engine', all are run, model, mesh"
+    ):
+        reference.help_on(["--help", "enigne"], "")
+
+
+def test_every_option_has_a_reader():
+    found = readers.readers()
+    assert set(found) == {option.name for option in OPTIONS}
+    assert not [name for name, modules in found.items() if not modules]
+
+
+PLANTED = {
+    "a.py": "from jaxrl_post import config\ndef f(given: config.Config):\n    s, e = given.scheduler, given.engine\n"
+    "    return s.lane + e.slots\n",
+    "b.py": "from jaxrl_post.config import AlgorithmConfig\nclass R:\n    algorithm: AlgorithmConfig\n"
+    "    def g(self): return self.algorithm.gamma\n"
+    "class Other:\n    def __init__(self, algorithm: AlgorithmConfig): self._a = algorithm\n    def h(self): return self._a.tau_pos\n",
+    "c.py": "def f(config): return config.replicas\ndef g(engine): return engine.pages\n",
+    "d.py": "from elsewhere import BatchConfig\ndef f(batch: BatchConfig): return batch.rows\n",
+}
+
+
+def test_readers_are_found_by_the_types_of_names(tmp_path):
+    """By parameter, by several names at once, by field, by attribute, and through a derived value; a name alone is nothing."""
+    for name, text in PLANTED.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "config").mkdir()
+    for file in readers.PACKAGE.glob("config/*.py"):
+        (tmp_path / "config" / file.name).write_text(file.read_text())
+    found = {name: modules for name, modules in readers.readers(package=tmp_path).items() if modules}
+    assert found == {
+        "scheduler.lane": ["a"],
+        "engine.slots": ["a"],
+        "algorithm.gamma": ["b"],
+        "algorithm.tau_pos": ["b"],
+        **{f"mesh.{name}": ["c"] for name in ("data", "fsdp", "tensor", "engine")},
+    }

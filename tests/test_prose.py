@@ -1,0 +1,105 @@
+"""Prose of pages and sources: how sentences are found, and which sources still have findings."""
+
+from __future__ import annotations
+
+import prose
+import pytest
+
+LONG = "word " * 31
+
+
+def test_sources_that_are_not_listed_have_no_findings():
+    """A listed source that has become clean must leave the list: it may only get shorter."""
+    unclean, pending = prose.unclean(), prose.pending()
+    assert pending == sorted(set(pending)), f"{prose.PENDING} must be sorted, without doubles"
+    new = {name: lines for name, lines in unclean.items() if name not in pending}
+    assert not new, "\n".join(line for lines in new.values() for line in lines)
+    clean = [name for name in pending if name not in unclean]
+    assert not clean, f"take these lines out of {prose.PENDING}: {clean}"
+
+
+def test_the_glossary_retires_words_and_uses_none():
+    words = prose.retired()
+    assert len(words) >= 10 and all(words.values())
+    assert words["favourites"] == "argmax token"
+    assert not prose.findings(prose.of_page("The rollout was told apart by its argmax token."), {"argmax": "x"})[1:]
+
+
+def texts(sentences):
+    return [one.text for one in sentences]
+
+
+def test_sentences_of_a_page():
+    page = "# A heading\n\nOne sentence. Another, e.g. this one, with `a. b. C` in it.\nIt goes on? Yes.\n\n- an item\n- two\n  lines\n"
+    page += (
+        "\n| a cell | Two. Cells. |\n|---|---|\n\n```\nnot. Prose.\n```\n<!-- nor. This. -->\n[A link](to.md#x) ends.\n"
+    )
+    assert texts(prose.of_page(page)) == [
+        "A heading",
+        "One sentence.",
+        "Another, e.g. this one, with <abC> in it.",
+        "It goes on?",
+        "Yes.",
+        "an item",
+        "two lines",
+        "a cell",
+        "Two.",
+        "Cells.",
+        "---",
+        "---",
+        "A link ends.",
+    ]
+    assert prose.of_page("one two\n\nthree")[1].line == 3
+
+
+def test_sentences_of_a_source():
+    source = '''"""Does a thing. Then
+another.
+
+    python -m a.command --with=flags.  And more.
+
+Args:
+  first: what it is, over
+    two lines. Two sentences.
+  second: more.
+
+| a cell | another. Two |
+"""
+# ---- a heading
+x = 1  # a comment
+# Two lines
+# of one comment.
+y = "not. A comment"  # noqa: E501
+
+
+class A:
+    """Of a class."""
+'''
+    assert texts(prose.of_source(source)) == [
+        "Does a thing.",
+        "Then another.",
+        "Args:",
+        "first: what it is, over two lines.",
+        "Two sentences.",
+        "second: more.",
+        "a cell",
+        "another.",
+        "Two",
+        "a heading",
+        "a comment",
+        "Two lines of one comment.",
+        "Of a class.",
+    ]
+
+
+@pytest.mark.parametrize("text", [f'"""{LONG}"""', f"# {LONG}", f'def f():\n    """Short.\n\n    {LONG}\n    """\n'])
+def test_a_planted_long_sentence_is_found(text):
+    (line,) = prose.findings(prose.of_source(text, "a.py"), {})
+    assert "31 words" in line
+
+
+@pytest.mark.parametrize(
+    "text, found", [("what was told here", 1), ("a toldx word, retold", 0), ("Told.", 1), ("`told` in code", 0)]
+)
+def test_a_planted_retired_word_is_found(text, found):
+    assert len(prose.findings(prose.of_page(text), {"told": "given"})) == found

@@ -1,0 +1,99 @@
+"""The suite about itself: CPU seconds by file, the time limit of a test, missing real inputs, and the two tiers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
+COUNTED = f"""
+import subprocess, sys, time
+
+def test_by_itself():
+    start = time.process_time()
+    while time.process_time() < start + 0.5: pass
+
+def test_by_a_child():
+    subprocess.run([sys.executable, "-c", {BURN.format(seconds=1.0)!r}], check=True)
+"""
+HANGING = """
+import time
+
+def test_hangs(): time.sleep(60)
+
+def test_is_sound(): pass
+"""
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins that this needs not take a second to import
+
+
+def of(folder: Path) -> tuple:
+    """Tests of another folder, with the settings of the project."""
+    return "-c", ROOT / "pyproject.toml", "--rootdir", folder, "-p", "xdist.plugin"
+
+
+def run(*arguments, **environment) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *map(str, arguments)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.extended), 2])
+def test_cpu_seconds_are_told_by_file_with_those_of_children(tmp_path, workers):
+    (tmp_path / "test_counted.py").write_text(COUNTED)
+    (tmp_path / "test_idle.py").write_text("def test_it(): pass\n")
+    done = run(*of(tmp_path), "-p", "cpu_seconds", "-n", workers, tmp_path, **ALONE)
+    assert done.returncode == 0, done.stdout
+    rows = {
+        name.strip(): (int(tests or 0), float(seconds))
+        for name, tests, seconds in re.findall(
+            r"^(test_\w+\.py|\(start.*\)|sum)\s+(?:(\d+)\s+)?(\d+\.\d)$", done.stdout, re.MULTILINE
+        )
+    }
+    assert list(rows)[:2] == ["test_counted.py", "test_idle.py"], done.stdout
+    assert rows["test_counted.py"][0] == 2 and 1.5 <= rows["test_counted.py"][1] < 4
+    assert rows["test_idle.py"] == (1, pytest.approx(0, abs=0.3)) and rows["sum"][0] == 3
+    assert rows["sum"][1] == pytest.approx(
+        sum(seconds for name, (_, seconds) in rows.items() if name != "sum"), abs=0.3
+    )
+
+
+def test_a_test_over_its_time_limit_is_ended_and_the_others_run(tmp_path):
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert 60 <= given["faulthandler_timeout"] <= 600 and given["faulthandler_exit_on_timeout"] is True
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    done = run(*of(tmp_path), "-o", "faulthandler_timeout=1", "-n", 1, tmp_path, **ALONE)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout
+    assert "crashed while running 'test_hanging.py::test_hangs'" in done.stdout and "Timeout (0:00:01)!" in done.stderr
+
+
+@pytest.mark.parametrize("required, code", [("", 0), ("1", 1)])
+def test_missing_inputs_are_told_loudly_and_fail_where_they_are_required(required, code):
+    done = run(
+        "-n", 0, "tests/test_data_chat.py::test_verls_real_template", JAXRL_DATA="/nowhere", JAXRL_REQUIRE_DATA=required
+    )
+    assert done.returncode == code and "/nowhere is no folder (set JAXRL_DATA)" in done.stdout
+    assert ("!! REAL INPUTS ARE MISSING !!" in done.stdout) is ("1 tests of real inputs" in done.stdout) is not required
+
+
+def test_both_tiers_together_are_every_test_once():
+    said = subprocess.run(["make", "-n", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tiers = [line for line in said.splitlines() if " -m pytest " in line]
+    assert [re.search(r"pytest .* -m (\"not extended\"|extended) ", line)[1] for line in tiers] == [
+        '"not extended"',
+        "extended",
+    ]
+    words = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert words[-1] == "JAXRL_REQUIRE_DATA=1 make test-all"
