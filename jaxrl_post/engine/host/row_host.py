@@ -387,7 +387,7 @@ class RowHost:
         length = one.stopped_at(self._decode, checked) if self._decode else None
         if length is not None:
             self.counters.add("rows/stop_string_overrun", one.cut(length))
-            ending = one.ending() or Finish.STOP
+            ending = one.ending(stopped=True)
         if ending is None:
             return None
         self.admission.leave(one)

@@ -174,12 +174,14 @@ class SequenceState:
         for name in _SETTLED:
             setattr(self, name, [])
 
-    def ending(self) -> Finish | None:
-        """Returns how the tokens end the rollout, or None for an unfinished one. Stop strings are not considered."""
+    def ending(self, stopped: bool = False) -> Finish | None:
+        """Returns how the tokens end the rollout, or None for an unfinished one.
+
+        `stopped`: the last token completes a stop string."""
         sampling = self.request.sampling
         if self.tokens and self.tokens[-1] in sampling.eos_ids:
             return Finish.EOS
-        if self.tokens and self.tokens[-1] in sampling.stop_ids:
+        if stopped or self.tokens and self.tokens[-1] in sampling.stop_ids:
             return Finish.STOP
         return Finish.LENGTH if self.num_tokens >= self.limit else None
 
