@@ -312,6 +312,7 @@ def test_parked_answers_may_be_handed_to_another_layout(fresh):
     assert not lab.against_sampler(out, ASKED[:4], lab.weights(0))
 
 
+@pytest.mark.extended
 def test_drafts_go_on_in_another_layout():
     """The table over all prompts and the estimates move along; answers of a past that is right are drafted there too."""
     asked = lab.requests(16, samples=2, exact=40, longest_prompt=20, temperatures=(1.0,), seed=5, replicas=2)
