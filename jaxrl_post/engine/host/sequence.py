@@ -181,7 +181,7 @@ class SequenceState:
         sampling = self.request.sampling
         if self.tokens and self.tokens[-1] in sampling.eos_ids:
             return Finish.EOS
-        if stopped or self.tokens and self.tokens[-1] in sampling.stop_ids:
+        if stopped or (self.tokens and self.tokens[-1] in sampling.stop_ids):
             return Finish.STOP
         return Finish.LENGTH if self.num_tokens >= self.limit else None
 
