@@ -37,7 +37,7 @@ def test_auto_verifies_what_probably_survives():
 
     So 19 of 100, and half of 30, are expected to be accepted."""
     carry = SwapPolicy("auto")
-    carry.record_outcome(list(range(19)) + [7, 8], list(range(19)) + [9, 8])
+    carry.record_outcome([*range(19), 7, 8], [*range(19), 9, 8])
     chance = 20 / 21
     survive = {length: sum(chance**n for n in range(1, length + 1)) for length in (30, 31, 100)}
     assert survive[30] > 15 and survive[100] < 50
