@@ -163,7 +163,7 @@ class Arm:
         engine, known = self.engine, self.engine.drafting
         known = {name: getattr(known, name) for name in ("estimates", "value", "forced")}
         engine.reset()
-        engine.drafting = self._recorded()
+        engine.admission.drafting = self._recorded()
         vars(engine.drafting).update(known)
         engine.metrics()
         out, groups, rounds = Run(), {}, iter(self.stage.rounds)

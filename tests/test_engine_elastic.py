@@ -281,7 +281,7 @@ def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
         params,
         borrower,
     )
-    assert (engine.engine.case == "shared") is shared
+    assert (engine.engine.device.case == "shared") is shared
     want = lab.run(engine, asked)
     engine.engine.reset()
     engine.submit(asked)

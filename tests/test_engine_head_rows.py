@@ -1,4 +1,4 @@
-"""How many rows may sample in a step is no part of what is sampled: it differs between a run with a drafter and one without."""
+"""The number of rows that may sample in a step changes no sample. It differs between runs with a drafter and without."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def answers(slots: int, head_rows: int, rows: int = 64):
 
 
 def drafted(slots: int, rows: int):
-    """With every row a head, as `engine.head_rows=0` has it where drafts are made."""
+    """Returns rollouts with every row a head row, as `engine.head_rows=0` sets it where drafts are made."""
     past = [
         g for epoch in (0, 1) for g in lab.groups_of(ASKED, answers(slots, slots, rows), epoch, vocab=UNTIED.vocab_size)
     ]

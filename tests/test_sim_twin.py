@@ -57,7 +57,7 @@ class Watched:
 
 def twin_of(engine, answers, drafted=(), **changes) -> Watched:
     """Of the engine's own settings."""
-    drafting = Drafting(
+    drafting = changes.pop("drafting", None) or Drafting(
         engine.drafting.drafter,
         replicas=engine.sizes.replicas,
         slots=engine.sizes.slots,

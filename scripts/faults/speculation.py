@@ -34,7 +34,7 @@ FAULTS = (
         (
             "drawn_for_held_likely",
             "count",
-            "group.favourites or group.answers",
+            "group.argmax_tokens or group.answers",
             "group.answers",
             "the token that was drawn is learned",
             "test_engine_speculation_ngrams.py",

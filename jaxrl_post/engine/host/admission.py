@@ -9,7 +9,8 @@ never which token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
+from typing import Any
 
 from jaxrl_post.engine.host.pages import PromptPages
 from jaxrl_post.engine.host.replica import Replica
@@ -23,25 +24,22 @@ Admitted = tuple[SequenceState, int, int]  # a sequence, the page to copy from a
 class Admission:
     """Waiting sequences, and the slots and pages of every replica.
 
-    Args:
-      left: called with a sequence that is about to lose its slot.
-      preempted: called after a preemption.
+    Attributes:
+      version: of the weights. Prompt pages are shared only under one version.
+      drafting: the host side of speculative decoding, where a sequence with a slot may have a place.
+      num_preempted: preemptions since `take_preempted`.
+    """
 
-    `version`: of the weights. Prompt pages are shared only under one version."""
-
-    def __init__(
-        self, sizes: Sizes, version: int, left: Callable[[SequenceState], None], preempted: Callable[[], None]
-    ):
-        self.version = version
+    def __init__(self, sizes: Sizes, version: int, drafting: Any):
+        self.version, self.drafting, self.num_preempted = version, drafting, 0
         self.replicas = [Replica(sizes.slots, sizes.pages, sizes.page) for _ in range(sizes.replicas)]
         self.waiting: list[SequenceState] = []
-        self._left, self._preempted = left, preempted
 
     def reset(self) -> None:
         """Forgets waiting sequences and shared prompts. No sequence may have a slot."""
         assert not any(sequence for r in self.replicas for sequence in r.slots), "reset with requests in slots"
         self.drop_prompts()
-        self.waiting = []
+        self.waiting, self.num_preempted = [], 0
 
     @property
     def capacity(self) -> Capacity:
@@ -111,8 +109,10 @@ class Admission:
         return held
 
     def leave(self, sequence: SequenceState) -> None:
-        """Takes slot and pages from a sequence."""
-        self._left(sequence)
+        """Takes slot, pages and the place in the drafter's tables from a sequence."""
+        if sequence.place is not None:
+            self.drafting.leave(sequence.request.replica, sequence.request.prompt, sequence.place)
+        sequence.place = None
         self.replicas[sequence.request.replica].leave(sequence)
 
     def requeue(self, sequence: SequenceState) -> None:
@@ -126,12 +126,22 @@ class Admission:
 
     def _preempt(self, sequence: SequenceState) -> None:
         """Preempts a sequence. It resumes later with its tokens forced and its candidates kept."""
-        self._preempted()
+        self.num_preempted += 1
         self.requeue(sequence)
 
     def abandon(self, sequence: SequenceState) -> None:
         """Stops sharing the prompt pages that a running sequence has not finished computing."""
         self.replicas[sequence.request.replica].prompts.abandon(sequence.slot)
+
+    def take_preempted(self) -> int:
+        """Returns the preemptions since the last call."""
+        count, self.num_preempted = self.num_preempted, 0
+        return count
+
+    def open(self, sequence: SequenceState) -> None:
+        """Gives a sequence with a slot a place in the drafter's tables."""
+        sequence.place, fresh = self.drafting.open(sequence.request.replica, sequence.request.prompt)
+        sequence.seen = 0 if fresh else sequence.prompt_length
 
     def rest(self) -> None:
         """Moves every running sequence back to the waiting list and drops shared prompts."""

@@ -74,12 +74,12 @@ class RowHost:
         swap_policy: SwapPolicy | None = None,
     ):
         sequence.check_sizes(sizes, settings.row_sizes)
-        self.device, self.sizes, self.drafting = device, sizes, drafting
+        self.device, self.sizes = device, sizes
         self.vocab_size, self.cost = settings.vocab_size, settings.cost
         self.row_sizes = tuple(sorted(settings.row_sizes))
         self._decode, self._refill = settings.decode, settings.refill_slots
         self.swap_policy = swap_policy or SwapPolicy()
-        self.admission = Admission(sizes, version, self._close, self._count_preemption)
+        self.admission = Admission(sizes, version, drafting)
         self.reset()
 
     def reset(self) -> None:
@@ -93,6 +93,11 @@ class RowHost:
         self.counters = Counters()
         self.drafting.reset()
         self.swap_policy.reset()
+
+    @property
+    def drafting(self) -> Any:
+        """Returns the host side of speculative decoding."""
+        return self.admission.drafting
 
     # ---- protocols.Engine
 
@@ -243,6 +248,9 @@ class RowHost:
             purpose = self._purpose
             self._admit(purpose)
             self.admission.map_pages(purpose, int(self.sizes.steps * self._growth) + 1)
+            preempted = self.admission.take_preempted()
+            if preempted:
+                self.counters.add("sched/preemptions", preempted)
             results += self._run(purpose)
         return sorted(results, key=lambda rollout: (rollout.finish_clock, rollout.id))
 
@@ -255,7 +263,7 @@ class RowHost:
             if any(v != self.version for v in one.versions):
                 self.counters.add("sched/recomputed_older_versions", 1)
             if self.drafting.active:
-                self._open(one)
+                self.admission.open(one)
             if one.start_clock < 0:
                 one.start_clock = self._clock[one.request.purpose]
         self._insert(admitted, self.drafting.active)
@@ -267,17 +275,6 @@ class RowHost:
         places = slots or [one.slot for one, _, _ in admitted]
         for entry in packing.entries(self.sizes, self.device.watched if drafts else 0, admitted, places):
             self.device.put(entry, drafts)
-
-    def _open(self, one: SequenceState) -> None:
-        """Gives a sequence a place in the drafter's tables."""
-        one.place, fresh = self.drafting.open(one.request.replica, one.request.prompt)
-        one.seen = 0 if fresh else one.prompt_length
-
-    def _close(self, one: SequenceState) -> None:
-        """Takes the place in the drafter's tables back from a sequence that loses its slot."""
-        if one.place is not None:
-            self.drafting.leave(one.request.replica, one.request.prompt, one.place)
-        one.place = None
 
     # ---- the dispatch
 
@@ -353,7 +350,7 @@ class RowHost:
         weights = self.drafting.weights({one.request.rollout_id: len(one.tokens) for one in sequences})
         for one in sequences:
             if one.place is None:
-                self._open(one)
+                self.admission.open(one)
             packing.describe_drafts(packed, one, weights[one.request.rollout_id])
         self.device.teach(self.drafting.uploads(), self.drafting.estimates.rates())
         none = self.sizes.pages
@@ -395,10 +392,6 @@ class RowHost:
         return one.rollout(ending, one.clocks[-1])
 
     # ---- counters
-
-    def _count_preemption(self) -> None:
-        """Counts a preemption."""
-        self.counters.add("sched/preemptions", 1)
 
     def _count(self, purpose: str, size: int, result: DispatchResult, drafts: bool) -> None:
         """Counts the rows of a dispatch, and records its cost and its accepted drafts."""
