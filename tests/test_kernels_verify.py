@@ -15,6 +15,7 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks as interpreted_gp
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from jaxrl_post.engine import row_program as device
+from jaxrl_post.engine.row_state import RowProgram
 from jaxrl_post.engine.compiled import Programs
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.kernels.pallas_tpu import pltpu
@@ -191,12 +192,14 @@ def test_the_row_program_holds_the_kernel(platform, shape):
     run = jax.jit(
         functools.partial(
             device.dispatch,
-            8,
-            programs.sizes,
-            config,
-            jnp.float32,
-            programs.drafter,
-            functools.partial(meshes.by_heads, mesh),
+            RowProgram(
+                rows=8,
+                sizes=programs.sizes,
+                config=config,
+                dtype=jnp.float32,
+                drafter=programs.drafter,
+                spread=functools.partial(meshes.by_heads, mesh),
+            ),
         )
     )
     packed = jax.ShapeDtypeStruct((sizes.replicas, 4, device.TABLE + sizes.blocks), jnp.int32)
