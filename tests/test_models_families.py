@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from test_models_hf import SQUARE, TINY, assert_same, shaken
 
-from jaxrl_post.models import decoder, hf
+from jaxrl_post.models import decoder, families, hf
 from jaxrl_post.models.decoder import RopeScaling
 
 FAMILIES = [
@@ -228,3 +228,33 @@ def test_what_no_family_expresses_is_not_saved(tmp_path, change, sentence):
     with pytest.raises(ValueError, match=sentence):
         hf.save(tmp_path / "out", config, shaken(config))
     assert list(tmp_path.iterdir()) == []
+
+
+def read_as(tmp_path, **changed):
+    """A published config.json, changed, as a ModelConfig."""
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    return families.read(tmp_path / "config.json")
+
+
+def test_gemma_3_with_capped_attention_is_refused_both_ways(tmp_path):
+    """transformers has the key and ignores it there: scores that were capped would be another model's."""
+    published = PUBLISHED["gemma-3-1b"][0]
+    sentence = "attn_logit_softcapping=50.0 is not supported for Gemma3ForCausalLM, .* the nearest valid value is null"
+    with pytest.raises(ValueError, match=sentence):
+        read_as(tmp_path, **published | {"attn_logit_softcapping": 50.0})
+    config = read_as(tmp_path, **published | {"final_logit_softcapping": 30.0})
+    assert (config.attn_soft_cap, config.final_soft_cap) == (None, 30.0)
+    with pytest.raises(ValueError, match="attn_soft_cap=50.0 cannot be saved as Gemma3ForCausalLM"):
+        families.write(dataclasses.replace(config, attn_soft_cap=50.0))
+
+
+def test_a_mistral_without_a_window_stays_a_mistral(tmp_path):
+    config = read_as(tmp_path, **PUBLISHED["mistral-7b-v0.1"][0] | {"sliding_window": None})
+    assert set(config.windows) == {None}
+    about = families.write(config)
+    assert (about["architectures"], about["sliding_window"]) == (["MistralForCausalLM"], None)
+    assert read_as(tmp_path, **about) == config
+    plain = dataclasses.replace(config, family="")  # of its own making: the first family that computes the same
+    assert plain == config and families.write(plain)["architectures"] == ["LlamaForCausalLM"]
+    biased = dataclasses.replace(config, qkv_bias=True)  # no Mistral any more
+    assert families.write(biased)["architectures"] == ["Qwen2ForCausalLM"]

@@ -7,6 +7,7 @@ import pytest
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.chain import FirstScores
 from jaxrl_post.telemetry.events import TimedRing
+from jaxrl_post.telemetry.metrics import is_timing
 from jaxrl_post.telemetry.observer import Observer
 from jaxrl_post.telemetry.timing import AtWork, Stopwatch
 from jaxrl_post.types import Finish, Group, Part, Prompt, Rollout, RolloutId
@@ -127,6 +128,57 @@ def test_a_round_of_two_steps_is_logged_and_counted_once():
     assert logged == [(1, GROUPS)] and observe.tokens == 18
     assert [row["training/global_step"] for _, row in rows if "training/global_step" in row] == [1, 2]
     assert rows[0][1]["critic/score/max"] != rows[1][1]["critic/score/max"]  # each row describes its own groups
+
+
+def test_seconds_stand_on_the_row_of_a_commit_that_is_published():
+    """A round of three optimizer steps takes 10 s of generation, 1 s, 1 s and 4 s, the last of which its publish waited for."""
+    observe, clock, watch, sources, rows, *_ = watched()
+    engine = sources[1]
+    engine.metrics = lambda: {
+        "rows/decode": 30.0 * (observe.step % 3 == 1),
+        "spec/num_accepted": 10.0 * (observe.step % 3 == 1),
+    }
+
+    def lasting(seconds):
+        clock.now += seconds
+
+    for first in (0, 3):
+        watch.timing("gen", lasting)(10)
+        for step in range(3):
+            watch.timing("update_actor", lasting)(1)
+            given = dict(fresh=GROUPS if step == 0 else (), groups=GROUPS, commit=True, publish=step == 2)
+            observe.commit({}, Part(**given))
+        watch.timing("update_actor", lasting)(4)
+        observe.published(first + 3)
+    observe._ring.flush()
+    steps = [row for _, row in rows if "training/global_step" in row]
+    timed = [
+        {name: value for name, value in row.items() if is_timing(name) and name != "timing_s/log"} for row in steps
+    ]
+    assert [bool(row) for row in timed] == [False, False, True] * 2
+    assert (
+        timed[2]
+        == timed[5]
+        == {
+            "timing_s/gen": 10.0,
+            "timing_s/update_actor": 7.0,
+            "timing_s/step": 17.0,
+            "perf/host_cores_busy": 0.5,
+            "perf/time_per_step": 17 / 3,
+            "perf/total_num_tokens": 3 * 34.0,
+            "perf/throughput": 3 * 34 / 17 / 2,
+            "perf/generated_tokens_per_s": 40 / 10,
+        }
+    )
+
+
+def test_no_rate_of_generation_where_the_engine_counts_none():
+    observe, clock, *_, rows, _, _, _ = watched()
+    clock.now += 1
+    observe.commit({}, Part(fresh=GROUPS, groups=GROUPS, commit=True, publish=True))
+    observe.published(1)
+    observe._ring.flush()
+    assert "perf/throughput" in rows[0][1] and "perf/generated_tokens_per_s" not in rows[0][1]
 
 
 def test_a_save_comes_last_and_is_asked_for_by_the_versions_around_it():

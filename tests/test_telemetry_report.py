@@ -57,6 +57,13 @@ def test_steps_add_up_by_their_seconds():
     assert report.device_time([]) == {} and report.device_time([{"eval/mean": 1.0}]) == {}
 
 
+def test_rows_of_a_step_that_was_not_published_belong_to_the_seconds_of_the_next():
+    uses = {name: STEP[name] for name in STEP if not name.startswith("timing_s/")}
+    seconds = {name: STEP[name] for name in STEP if name.startswith("timing_s/")}
+    assert report.device_time([uses, seconds]) == pytest.approx(report.device_time([STEP]))
+    assert report.device_time([uses, seconds, STEP]) == pytest.approx(report.device_time([STEP, STEP]))
+
+
 def test_no_more_rows_are_blamed_than_there_were():
     found = report.device_time([{**STEP, "swap/rows": 500.0, "sched/paused_slot_steps": 999.0}])
     assert "rows without an answer" not in found and found["rows held empty by the bound"] == pytest.approx(0.15)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -52,7 +52,8 @@ class ModelConfig:
     `query_scale`: factor of q.k, None for head_dim ** -0.5. Soft caps: None, or c in c * tanh(x / c).
     `local_rope_theta`: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
     `norm_offset` 1.0: norms multiply by 1 + weight; `post_norms`: what attention and feed-forward add to the stream is
-    normed too; `embed_scale`: factor of the embedded tokens, rounded to the dtype of the computation (all Gemma)."""
+    normed too; `embed_scale`: factor of the embedded tokens, rounded to the dtype of the computation (all Gemma).
+    `family`: the one it was read as (models/families.py), as which it is written again; it changes nothing that is computed."""
 
     vocab_size: int
     embed: int
@@ -78,6 +79,7 @@ class ModelConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     query_scale: float | None = None
+    family: str = field(default="", compare=False)
 
     def __post_init__(self):
         object.__setattr__(self, "windows", tuple(self.windows) or (None,) * self.layers)

@@ -110,6 +110,11 @@ def read(file: Path) -> ModelConfig:
     heads, embed = _count(file, given, "num_attention_heads"), _count(file, given, "hidden_size")
     layers = _count(file, given, "num_hidden_layers")
     gemma = family.fixed.get("post_norms", False)
+    if family.kind == "gemma3_text" and given["attn_logit_softcapping"] is not None:
+        raise ValueError(
+            f"model {file}: attn_logit_softcapping={given['attn_logit_softcapping']!r} is not supported for "
+            f"{family.architecture}, where transformers ignores it; the nearest valid value is null"
+        )
     if gemma:
         scalar = _number(file, given, "query_pre_attn_scalar")
         softened = dict(
@@ -133,6 +138,7 @@ def read(file: Path) -> ModelConfig:
         activation=_activation(file, given, "hidden_activation" if gemma else "hidden_act"),
         tied=bool(given["tie_word_embeddings"]),
         windows=_windows(file, family, given, layers),
+        family=family.kind,
         **family.fixed,
         **(softened if gemma else {}),
     )
@@ -328,8 +334,11 @@ def _windows_json(family: Family, config: ModelConfig) -> dict[str, Any]:
 
 
 def _expressing(config: ModelConfig) -> Family:
-    """The first family that computes what `config` says."""
+    """A family that computes what `config` says: the one it was read as, else the first."""
     reasons = [_differs(family, config) for family in FAMILIES]
+    for family, differs in zip(FAMILIES, reasons):
+        if family.kind == config.family and not differs:
+            return family
     least = min(range(len(FAMILIES)), key=lambda at: len(reasons[at]))
     if reasons[least]:
         raise ValueError(
@@ -352,6 +361,8 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
         expected["query_scale"] = float(scalar) ** -0.5
     if not gemma:
         expected |= dict(attn_soft_cap=None, final_soft_cap=None)
+    if family.kind == "gemma3_text":
+        expected |= dict(attn_soft_cap=None)
     out = [f"{name}={getattr(config, name)!r}" for name, value in expected.items() if getattr(config, name) != value]
     if (config.local_rope_theta is not None) != ("rope_local_base_freq" in family.absent):
         out.append(f"local_rope_theta={config.local_rope_theta!r}")

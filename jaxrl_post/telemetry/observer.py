@@ -56,6 +56,11 @@ class Observer:
         self._watch, self._devices = watch, devices
         self._waiting: tuple[Mapping, dict, Sequence[Group]] | None = None
         self._seconds: dict[str, float] | None = None  # of the step that waits, once its weights are published
+        self._trained, self._generated, self._steps = (
+            0.0,
+            0.0,
+            0,
+        )  # tokens, tokens and rows since the last row with seconds
         self._warmed = False
         self._version = 0  # published last
         self.step = 0
@@ -69,6 +74,7 @@ class Observer:
         for source in self._sources:
             row |= source.metrics()
         row |= self._meter.metrics("long" if row.get("sched/num_long_rounds") else "short")
+        self._generated += row.get("rows/decode", 0.0) + row.get("spec/num_accepted", 0.0)
         self._waiting = metrics, row, part.groups
         if part.fresh:  # a round's rollouts are logged once, with its first step
             self._ring.later("log", self._log, self.step, part.fresh)
@@ -104,15 +110,25 @@ class Observer:
         self._waiting = None
         row |= describe(groups, self.step - 1)
         row |= {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
-        self._write(self.step, row | self._speed(row))
+        self._trained, self._steps = self._trained + row.get("rollout/num_tokens", 0.0), self._steps + 1
+        self._write(self.step, row | self._speed())
 
-    def _speed(self, row: Mapping[str, float]) -> dict[str, float]:
-        seconds, self._seconds = self._seconds or self._watch.drain(), None
-        whole, tokens = seconds["timing_s/step"], row["rollout/num_tokens"]
-        return seconds | {
-            "perf/time_per_step": whole,
-            "perf/total_num_tokens": tokens,
-            "perf/throughput": tokens / whole / self._devices,
-            "perf/generated_tokens_per_s": row["rollout/num_sampled_tokens"]
-            / max(seconds.get("timing_s/gen", whole), 1e-9),
+    def _speed(self) -> dict[str, float]:
+        """Returns what was timed since the publish before, for the row of the commit that is published with it.
+
+        Seconds of a commit without a publish cannot be told apart: its work ends on the device after the next one began. So
+        its row has none, and its tokens count in the row that has them.
+        """
+        if self._seconds is None:
+            return {}
+        seconds, self._seconds = self._seconds, None
+        whole, trained, generated = seconds["timing_s/step"], self._trained, self._generated
+        out = {
+            "perf/time_per_step": whole / self._steps,
+            "perf/total_num_tokens": trained,
+            "perf/throughput": trained / whole / self._devices,
         }
+        if generated:
+            out["perf/generated_tokens_per_s"] = generated / max(seconds.get("timing_s/gen", whole), 1e-9)
+        self._trained, self._generated, self._steps = 0.0, 0.0, 0
+        return seconds | out

@@ -22,6 +22,8 @@ _PHASES = {
     "log": "logs",
 }
 _STEP = "timing_s/step"
+_USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
+_COUNTS = (*(f"rows/{use}" for use in _USES), "swap/rows", "sched/paused_slot_steps")
 LEARNER = "learner's devices at work"
 
 
@@ -36,18 +38,21 @@ def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     of the sum.
 
     Args:
-      rows: of metrics.jsonl; rows without a step's seconds are ignored.
+      rows: of metrics.jsonl. Seconds stand on rows whose step was published; counts of the rows before belong to them.
     """
     seconds: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     apart = 0.0
     for row in rows:
+        counts.update({name: row.get(name, 0.0) for name in _COUNTS})
         if _STEP not in row:
             continue
         seconds["all"] += row[_STEP]
         apart += row.get("timing_s/train", 0.0)
         for phase, cause in _PHASES.items():
             seconds[cause] += row.get(f"timing_s/{phase}", 0.0)
-        seconds.update(_generation(row))
+        seconds.update(_generation(row | counts))
+        counts.clear()
     whole = seconds.pop("all", 0.0)
     if not whole:
         return {}
@@ -58,10 +63,7 @@ def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def _generation(row: Mapping[str, float]) -> dict[str, float]:
     """Its seconds by what the rows were for."""
-    used = {
-        use: row.get(f"rows/{use}", 0.0)
-        for use in ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
-    }
+    used = {use: row.get(f"rows/{use}", 0.0) for use in _USES}
     spent, count = row.get("timing_s/gen", 0.0), sum(used.values())
     if not count:
         return {"generating": spent}

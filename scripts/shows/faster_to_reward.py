@@ -238,15 +238,16 @@ def _run(record, workload: str, table: dict, settings: Sequence[str], seed: int)
             timeout_s=1800,
             env={"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
         )
-        rows = [row for row in metrics.read(run / "metrics.jsonl") if "timing_s/step" in row]
+        rows = [row for row in metrics.read(run / "metrics.jsonl") if "training/global_step" in row]
         size = json.loads((run / "config.json").read_text())["scheduler"]
     return {
         "rewards": [row["critic/score/mean"] for row in rows],
         "seconds": [
-            row["timing_s/step"] - sum(row.get(f"timing_s/{name}", 0.0) for name in ("testing", "save_checkpoint"))
+            row.get("timing_s/step", 0.0)
+            - sum(row.get(f"timing_s/{name}", 0.0) for name in ("testing", "save_checkpoint"))
             for row in rows
         ],
-        "cores_busy": statistics.mean(row["perf/host_cores_busy"] for row in rows[WARM:]),
+        "cores_busy": statistics.mean(row["perf/host_cores_busy"] for row in rows[WARM:] if "timing_s/step" in row),
         "answers": size["prompts"] * size["group_size"],
         "oldest": max(row["off_policy/max"] for row in rows),
         "stale": statistics.mean(row["off_policy/mean"] for row in rows),

@@ -194,10 +194,11 @@ def _rows(record, run: Path, settings: Sequence[str], seed: int) -> tuple[list[d
 
 def _speed_of(rows: list[dict], prompts: int) -> dict[str, float]:
     """Returns engine steps, seconds of training steps and seconds of generation, per trained group."""
-    steps = [row for row in rows if "timing_s/step" in row][WARM:]
+    steps = [row for row in rows if "training/global_step" in row][WARM:]
     groups, apart = len(steps) * prompts, ("timing_s/testing", "timing_s/save_checkpoint")
     return {
         "engine_steps": sum(row["rows/steps"] for row in steps) / groups,
-        "seconds": sum(row["timing_s/step"] - sum(row.get(name, 0.0) for name in apart) for row in steps) / groups,
-        "generation_s": sum(row["timing_s/gen"] for row in steps) / groups,
+        "seconds": sum(row.get("timing_s/step", 0.0) - sum(row.get(name, 0.0) for name in apart) for row in steps)
+        / groups,
+        "generation_s": sum(row.get("timing_s/gen", 0.0) for row in steps) / groups,
     }
