@@ -6,8 +6,11 @@ from typing import Any
 
 
 class Ages:
-    """A protocols.Learner around `learner`. Of each accumulation with groups: `first`, mean age of an answer's first token, and
-    `oldest`, age of the oldest token, both in optimizer steps."""
+    """A protocols.Learner around `learner`, which records the age of tokens in optimizer steps.
+
+    For each accumulation with groups: `first`, the mean age of a rollout's first token, and `oldest`, the age of the
+    oldest token.
+    """
 
     def __init__(self, learner: Any):
         self._learner = learner

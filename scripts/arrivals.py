@@ -1,7 +1,8 @@
-"""python scripts/arrivals.py FILE --config=... : a run of main that looks at every publish as it arrives.
+"""python scripts/arrivals.py FILE --config=... : a run of main that checks the engine's weights at every publish.
 
-Each process writes FILE.N.jsonl, a line for each publish: seconds, bytes of the weights in the engine's dtype, pieces of them
-that the engine holds in this process, and how many of those differ in a bit from what the learner has there.
+Each process writes FILE.N.jsonl, a line for each publish. The line has the seconds, the bytes of the weights in the
+engine's dtype, and the number of pieces that the engine holds in this process. It also has the number of pieces that
+differ in a bit from what the learner has there.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def run(file: str, arguments: list[str]) -> int:
 
 
 def _compared(arrived, new) -> tuple[int, int]:
-    """Pieces of the engine's weights in this process, and those with another bit than the learner's, cast alike."""
+    """Returns the number of pieces of the engine's weights in this process, and of those that differ from the
+    learner's.
+    """
     import jax
 
     from jaxrl_post.parallel import processes

@@ -1,12 +1,17 @@
-"""Everything that only a GPU can tell, in one command of under 9 minutes: `python scripts/gpu_check.py [--json FILE]`.
+"""Everything that only a GPU can show, in one command of under 9 minutes: `python scripts/gpu_check.py [--json FILE]`.
 
-In this order, for what does not fit before the deadline is left out and named in `not_reached`: tokens and log-probs equal
-with candidates and without; kernels against their references; verify_sample's time; decode tokens per second of the row
-engine on random weights of Qwen2.5 shapes; verify_attention's time. Times stand beside the floor of the bytes that must be
-read, at the bandwidth of a plain copy measured first. The object has the shape of a show's result (scripts/record.py);
-FILE is scripts/results/gpu-check.json unless given.
+What does not fit before the deadline is left out and named in `not_reached`. The order is:
 
-Exit codes: 0 every bound holds; 1 one is missed; 2 no NVIDIA GPU of compute capability 9.0 or later.
+- tokens and log-probs are equal with candidates and without;
+- kernels against their references;
+- verify_sample's time;
+- decode tokens per second of the row engine on random weights of Qwen2.5 shapes;
+- verify_attention's time.
+
+Times stand beside the floor of the bytes that must be read, at the bandwidth of a plain copy measured first. The object
+has the shape of a show's result (scripts/record.py). FILE is scripts/results/gpu-check.json unless given.
+
+Exit codes: 0 every bound holds; 1 a bound is missed; 2 no NVIDIA GPU of compute capability 9.0 or later.
 """
 
 from __future__ import annotations
@@ -23,11 +28,13 @@ from typing import Any
 
 from record import ROOT, Record, write_json
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # before jax: pages of 256 long answers need most of it
+os.environ.setdefault(
+    "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"
+)  # before jax: pages of 256 long rollouts need most of it
 
 DEADLINE_S = 510.0
 PAGE = 64
-ROWS = (32, 160, 1280)  # of verify_sample: 32 answers; with 4 drafts; 256 answers with 4 drafts
+ROWS = (32, 160, 1280)  # of verify_sample: 32 rollouts; with 4 drafts; 256 rollouts with 4 drafts
 VOCABULARY = 152064
 BATCHES, CONTEXTS, DRAFTS = (16, 64, 256), (1024, 4096), (0, 1, 3, 7, 15)
 LONG = 16384  # a third context, of attention alone
@@ -49,7 +56,7 @@ class Deadline:
 
 
 def why_not(devices: list) -> str:
-    """The sentence of the refusal, or nothing."""
+    """Returns the sentence of the refusal, or nothing."""
     kind = devices[0]
     if kind.platform == "gpu" and float(getattr(kind, "compute_capability", 0) or 0) >= 9.0:
         return ""
@@ -60,7 +67,7 @@ def why_not(devices: list) -> str:
 
 
 def seconds(run: Callable, *arguments: Any, turns: int = 20) -> float:
-    """Of one call, of `turns` calls in a row that are waited for once, after one that compiles and warms up."""
+    """Returns the seconds of one call: `turns` calls in a row, waited for once, after one call that compiles."""
     import jax
 
     jax.block_until_ready(run(*arguments))
@@ -71,7 +78,7 @@ def seconds(run: Callable, *arguments: Any, turns: int = 20) -> float:
 
 
 def copy_bandwidth(size: int = 1 << 30) -> float:
-    """Bytes read and written per second by a plain copy of `size` float32 numbers."""
+    """Returns the bytes read and written per second by a plain copy of `size` float32 numbers."""
     import jax
     import jax.numpy as jnp
 
@@ -82,7 +89,7 @@ def copy_bandwidth(size: int = 1 << 30) -> float:
 
 
 def equality(record: Record, count: int = 64) -> None:
-    """One engine, the kernels inside it: its tokens, log-probs and entropies must not depend on candidates."""
+    """Checks that an engine's tokens, log-probs and entropies do not depend on candidates, with the kernels inside it."""
     import engine_lab as lab
     import jax
     import jax.numpy as jnp
@@ -119,7 +126,7 @@ def equality(record: Record, count: int = 64) -> None:
 
 
 def any_cost(sizes: tuple[int, ...]) -> Any:
-    """A step-cost table that decides nothing: every run here has one row size."""
+    """Returns a step-cost table that decides nothing, as every run here has one row size."""
     from jaxrl_post.engine import step_cost
 
     return step_cost.analytic("h200", 1, 2, sizes)
@@ -129,7 +136,7 @@ def any_cost(sizes: tuple[int, ...]) -> Any:
 
 
 def sampling_inputs(rows: int, vocab: int, seed: int = 0) -> tuple:
-    """Logits of a standard deviation of 3, seeds, positions, temperatures."""
+    """Returns logits of a standard deviation of 3, seeds, positions and temperatures."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -145,7 +152,7 @@ def sampling_inputs(rows: int, vocab: int, seed: int = 0) -> tuple:
 
 
 def sampling_against_reference(record: Record, shapes=((3, 1024), (160, 4100), (256, VOCABULARY))) -> None:
-    """Tokens may differ at near ties alone: the chosen tokens' scores are then equal to 1e-3."""
+    """Compares tokens. They may differ at near ties only, where the tokens' scores are equal to 1e-3."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -193,7 +200,7 @@ def sampling_times(record: Record, bandwidth: float, rows_of=ROWS, vocab: int = 
 
 
 def attention_inputs(batch: int, context: int, drafts: int, heads: int, kv_heads: int, width: int) -> tuple:
-    """Queries, cache and rows of `batch` answers of `context` positions, the last 1 + `drafts` of which are rows."""
+    """Returns queries, cache and rows of `batch` rollouts of `context` positions, the last 1 + `drafts` of them rows."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -235,7 +242,7 @@ def attention_against_reference(record: Record, shapes=((4, 200, 4), (3, 1000, 0
 
 
 def attention_times(record: Record, bandwidth: float, deadline: Deadline) -> None:
-    """One layer of Qwen2.5-7B: 28 query heads, 4 key-value heads of 128."""
+    """Times one layer of Qwen2.5-7B: 28 query heads, 4 key-value heads of 128."""
     import jax
 
     from jaxrl_post.kernels import attention
@@ -275,7 +282,7 @@ def models() -> dict[str, Any]:
 
 
 def random_weights(model: Any) -> Any:
-    """bf16 weights drawn on the device: vectors 1, matrices of a standard deviation of 0.02."""
+    """Returns bf16 weights drawn on the device: vectors are 1, matrices have a standard deviation of 0.02."""
     import jax
     import jax.numpy as jnp
 
@@ -292,7 +299,7 @@ def random_weights(model: Any) -> Any:
 def decode(
     record: Record, name: str, model: Any, bandwidth: float, deadline: Deadline, *, batches=BATCHES, contexts=CONTEXTS
 ) -> None:
-    """Tokens per second of the engine as it runs, packing and reading included."""
+    """Measures tokens per second of the engine as it runs, packing and reading included."""
     import jax
     import jax.numpy as jnp
 
@@ -339,7 +346,8 @@ def mesh_of_one() -> Any:
 def filled_engine(*arguments: Any, **more: Any) -> Any:
     """Returns a row engine that takes prompts as computed already.
 
-    Their pages hold what was there before. The time of a step depends on lengths, not on values."""
+    Their pages hold what was there before. The time of a step depends on lengths, not on values.
+    """
     from jaxrl_post.engine.row_engine import RowEngine
 
     engine = RowEngine(*arguments, **more)
@@ -355,7 +363,7 @@ def filled_engine(*arguments: Any, **more: Any) -> Any:
 
 
 def turns(engine: Any, batch: int, context: int) -> Iterator[float]:
-    """Seconds of each timed dispatch: `batch` answers of `context` tokens so far, each with a prompt of its own."""
+    """Returns seconds of each timed dispatch: `batch` rollouts of `context` tokens so far, each of a prompt of its own."""
     import numpy as np
 
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
@@ -382,7 +390,7 @@ def turns(engine: Any, batch: int, context: int) -> Iterator[float]:
 
 
 def check(record: Record, deadline: Deadline) -> None:
-    """Every section, the promised equality first."""
+    """Runs every section, the promised equality first."""
     import jax
     from jax._src.lib import xla_client
 
@@ -397,7 +405,7 @@ def check(record: Record, deadline: Deadline) -> None:
             gc.collect()  # its pages, before the next one's
     attention_times(record, bandwidth, deadline)
     record.figure("not_reached", deadline.not_reached)
-    topology = xla_client.get_topology_for_devices(jax.devices())  # jax 0.11 tells the target's description through it
+    topology = xla_client.get_topology_for_devices(jax.devices())  # jax 0.11 gives the target's description through it
     record.figure("target_config", str(getattr(topology, "target_config", "")))
 
 
@@ -415,7 +423,7 @@ def main(argv: list[str]) -> int:
     try:
         check(record, Deadline(DEADLINE_S))
         finished = True
-    finally:  # an hour on a GPU is dear: what was found before an error is kept, and says that it is not whole
+    finally:  # an hour on a GPU is dear, so figures found before an error are kept, and say that they are not whole
         record.figure("finished", finished, equals=True)
         write_json(options.json, record.to_dict())
         print(record.table(), flush=True)

@@ -1,4 +1,4 @@
-"""Runs that are killed and resumed by the same command, and what they differ in from one that nothing happened to."""
+"""Runs that are killed and resumed by the same command, and what they differ in from an undisturbed run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ LIMIT_S = 600.0
 
 
 class Runs:
-    """Of one command, `python -m jaxrl_post.main` with `arguments`, which ends at optimizer step `last`; all in the folder
-    `here`, with a compilation cache of their own."""
+    """Runs of one command, `python -m jaxrl_post.main` with `arguments`, which ends at optimizer step `last`.
+
+    All lie in the folder `here`, with a compilation cache of their own.
+    """
 
     def __init__(self, record, here: Path, arguments: Sequence[str], last: int):
         self._record, self._last, self.here = record, last, here
         self._command = [sys.executable, "-m", "jaxrl_post.main", "--resume", *arguments]
 
     def killed_at(self, seeds: Sequence[int], starting: int) -> tuple[Path, float]:
-        """The uninterrupted run, and its seconds from its start on. Beside it one run for each seed, killed once at a moment
-        drawn from it: the first `starting` of them while they start, each other one in its own part of the run."""
+        """Returns the uninterrupted run, its seconds from its start on, and one run for each seed, killed once.
+
+        Each moment is drawn from its seed. The first `starting` runs are killed while they start, each other run in its
+        own part.
+        """
         self.finish("cold")  # fills the compilation cache
         whole, start, seconds = self.here / "whole", *self.finish("whole")
         record = self._record
@@ -40,7 +45,7 @@ class Runs:
                 if seed < starting
                 else ((seed - starting + noise.random()) / (len(seeds) - starting) * (seconds - start))
             )
-            while not self.kill(run.name, moment, start):  # it was faster this time, and has ended
+            while not self.kill(run.name, moment, start):  # the run was faster this time and has ended
                 shutil.rmtree(run)
                 moment *= 0.7
             found = steps(run)
@@ -54,7 +59,7 @@ class Runs:
         return whole, seconds - start
 
     def begun(self, name: str) -> list[str]:
-        """The command that begins a run, or resumes it."""
+        """Returns the command that begins a run, or resumes it."""
         return [*self._command, f"--run-dir={self.here / name}"]
 
     def environment(self) -> dict[str, str]:
@@ -72,7 +77,7 @@ class Runs:
         )
 
     def finish(self, name: str) -> tuple[float, float]:
-        """Begins or resumes a run and waits for its end: seconds to its start, and to its end."""
+        """Begins or resumes a run and waits for its end. Returns the seconds to its start, and to its end."""
         begun = time.monotonic()
         process = self.begin(name)
         _started(process, self.here / name)
@@ -81,8 +86,11 @@ class Runs:
         return start, time.monotonic() - begun
 
     def kill(self, name: str, moment: float, start: float) -> bool:
-        """Begins or resumes a run and kills it `moment` seconds after its start, or before it where `moment` is negative:
-        then `start` says how long a start takes. False when the run had ended by then."""
+        """Begins or resumes a run and kills it `moment` seconds after its start, or before it where `moment` is
+        negative.
+
+        Then `start` says how long a start takes. Returns False if the run had ended by then.
+        """
         process = self.begin(name)
         if moment >= 0:
             _started(process, self.here / name)
@@ -94,7 +102,9 @@ class Runs:
         return process.returncode == -signal.SIGKILL
 
     def differences(self, one: Path, two: Path) -> list[str]:
-        """Names of everything not timed in which two finished runs differ: files, metrics, summary, weights and moments."""
+        """Returns the names of everything not timed in which two finished runs differ: files, metrics, weights,
+        moments.
+        """
         import saved
 
         from jaxrl_post.telemetry import metrics
@@ -127,7 +137,7 @@ class Runs:
 
 
 def end(process: subprocess.Popen) -> str:
-    """Waits for it; what it said."""
+    """Waits for the process and returns its output."""
     try:
         said = process.communicate(timeout=LIMIT_S)[0]
     finally:
@@ -138,7 +148,7 @@ def end(process: subprocess.Popen) -> str:
 
 
 def steps(run: Path) -> list[int]:
-    """Those that it has saved."""
+    """Returns the steps that the run has saved."""
     return [int(path.name.removeprefix("step_")) for path in (run / "checkpoints").glob("step_??????")]
 
 

@@ -148,7 +148,7 @@ FAMILIES: dict[str, tuple[Callable, str, str]] = {
 
 
 def make(family: str) -> None:
-    """Random weights with no norm at its neutral value, no bias 0, attention far from even and scores far apart."""
+    """Returns random weights: no norm at its neutral value, no bias 0, attention far from even, scores far apart."""
     build, dtype, largest = FAMILIES[family]
     model = build().eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
@@ -176,15 +176,18 @@ def make(family: str) -> None:
 
 
 def neutral(family: str, name: str) -> float:
-    """What a norm's weights lie around. Gemma's multiply by 1 + weight; its layers are made to outweigh the embedding,
-    or with a tied head the best next token is always the last one."""
+    """Returns the value that a norm's weights lie around.
+
+    Gemma's norms multiply by 1 + weight. Its layers are made to outweigh the embedding. Otherwise, with a tied head,
+    the best next token is always the last one.
+    """
     if "gemma" not in family:
         return 1.0
     return 2.0 if "post_attention" in name or "post_feedforward" in name else 0.0
 
 
 def scores(folder: Path, tokens: torch.Tensor) -> np.ndarray:
-    """float32[B, T, V], computed in float32 by transformers from the directory alone."""
+    """Returns float32[B, T, V], computed in float32 by transformers from the directory alone."""
     model, about = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
@@ -205,7 +208,7 @@ for golden in sorted(Path(sys.argv[1]).iterdir()):
 
 
 def check(python: str) -> dict[str, dict[str, float]]:
-    """Family -> largest difference of transformers' scores from the golden ones, by what was loaded."""
+    """Returns for each family the largest difference of transformers' scores from the golden ones, by what was loaded."""
     sys.path.insert(0, str(ROOT / "tests"))
     from older_config import older
 

@@ -1,4 +1,4 @@
-"""A run as several processes of one job on this machine, and whether what they wrote down is equal."""
+"""Runs a command as several processes of one job on this machine, and compares what they wrote."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 def run(root: Path, command: Sequence[str], *, processes: int, devices: int, timeout_s: float = 900) -> None:
-    """`command` of Python in `processes` processes with so many forced devices each.
+    """Runs a `command` of Python in `processes` processes with so many forced devices each.
 
     Raises:
-      RuntimeError: one of them failed, with the end of what it said.
+      RuntimeError: a process failed; the message ends with its output.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -50,7 +50,9 @@ def run(root: Path, command: Sequence[str], *, processes: int, devices: int, tim
 
 
 def compare(record, one: Path, two: Path, steps: int) -> None:
-    """Figures of two processes' folders: decisions, rollouts, evaluations and deterministic metrics, byte for byte."""
+    """Writes figures of two processes' folders: decisions, rollouts, evaluations and deterministic metrics, byte for
+    byte.
+    """
     same = (one / "scheduler_log.jsonl").read_bytes() == (two / "scheduler_log.jsonl").read_bytes()
     record.figure("processes_scheduler_log_equal", same, equals=True)
     for name in ("rollouts", "evaluations"):
@@ -62,7 +64,7 @@ def compare(record, one: Path, two: Path, steps: int) -> None:
 
 
 def same_files(one: Path, two: Path) -> bool:
-    """Whether two folders hold the same files, byte for byte."""
+    """Returns whether two folders hold the same files, byte for byte."""
     held = [{file.name: file.read_bytes() for file in folder.iterdir()} for folder in (one, two)]
     return held[0] == held[1]
 
@@ -76,7 +78,7 @@ def _deterministic(file: Path) -> list[str]:
 
 
 def equal_tokens(one: Path, two: Path, step: int) -> float:
-    """Share of the rollouts that step `step` logged whose tokens are equal in two runs' folders."""
+    """Returns the share of the rollouts that step `step` logged whose tokens are equal in two runs' folders."""
     import numpy as np
 
     from jaxrl_post.telemetry import rollout_log
@@ -87,7 +89,7 @@ def equal_tokens(one: Path, two: Path, step: int) -> float:
 
 
 def first_round(file: Path) -> list[str]:
-    """Every decision of a scheduler_log.jsonl up to the first batch that was taken."""
+    """Returns every decision of a scheduler_log.jsonl up to the first batch that was taken."""
     lines = file.read_text().splitlines()
     taken = next(i for i, line in enumerate(lines) if json.loads(line)["event"] == "take")
     return lines[: taken + 1]

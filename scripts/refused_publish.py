@@ -1,7 +1,8 @@
-"""python scripts/refused_publish.py FILE --config=... : a run of main whose third publish is tried with wrong weights first.
+"""python scripts/refused_publish.py FILE --config=... : a run of main whose third publish is tried with wrong weights
+first.
 
-Each process writes FILE.N.json: for each check what was said and the version in use after it. Weights that are not finite are
-so in one process alone; the others have to refuse them all the same.
+Each process writes FILE.N.json: for each check the error and the version in use after it. Weights that are not finite
+are so in one process alone. The others have to refuse them all the same.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def run(file: str, arguments: list[str]) -> int:
 
 
 def _wrong(params, version: int, current: int) -> dict:
-    """Made on the host, as nothing may be compiled any more."""
+    """Returns the wrong weights, made on the host, as nothing may be compiled any more."""
     import jax
     import numpy as np
 
     from jaxrl_post.parallel import mesh
 
     with jax.transfer_guard("allow"):
-        norm, split = params["final_norm"], params["embed"]  # the one whole everywhere, the other in pieces
+        norm, split = params["final_norm"], params["embed"]  # one lies whole on every process, the other in pieces
         factor = np.float32(np.nan if jax.process_index() == jax.process_count() - 1 else 1.0)
         pieces = [jax.device_put(np.asarray(shard.data) * factor, shard.device) for shard in split.addressable_shards]
         local = jax.make_array_from_single_device_arrays(split.shape, split.sharding, pieces)

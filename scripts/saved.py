@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def differing(one: Path, two: Path) -> list[str]:
-    """Names of the final weights, moments and counters whose bytes differ, read by Orbax alone."""
+    """Returns the names of the final weights, moments and counters whose bytes differ, as Orbax reads them."""
     import numpy as np
     import orbax.checkpoint as ocp
 

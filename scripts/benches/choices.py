@@ -1,7 +1,9 @@
-"""Choices of form that were made by measurement on CPU: each pair side by side, milliseconds, medians of interleaved runs.
+"""Choices of form that were made by measurement on CPU: each pair side by side, milliseconds, medians of interleaved
+runs.
 
-Embedding by gather or by a one-hot product, and the chosen log-prob by comparison or by take_along_axis: forward and
-backward, several vocabularies. The trainer's attention in query blocks or over all pairs.
+- Embedding: by gather, or by a one-hot product.
+- The chosen log-prob: by comparison, or by take_along_axis, forward and backward at several vocabularies.
+- The trainer's attention: in query blocks, or over all pairs.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def bench(record) -> None:
 
 
 def _pair(record, name: str, values: tuple, **forms) -> None:
-    """Medians of the gradient by the floating values, each form in turn."""
+    """Returns the medians of the gradient by the floating values, each form in turn."""
     import jax
     import jax.numpy as jnp
 

@@ -1,14 +1,15 @@
-"""The step-cost table: seconds of one engine step at each row size while all slots are busy, what drafting adds, what
-beginning to draft takes, and seconds of a trained token.
+"""Measures the step-cost table: seconds of an engine step at each row size, of drafting, and of a trained token.
 
     python scripts/bench.py cost --json FILE --config=configs/demo.py [--config.engine.row_sizes=(64,96,128) ...]
 
-The model, sizes, mesh and drafter are those of the config; name the file in engine.cost_table. Every size is measured on the
-same requests, prompts long enough that each step has work for all of its rows, in turns so that a disturbance of the machine
-falls on all sizes; a figure is the median over turns. Where the config has a drafter, each turn comes without and with
-drafts, and prompts have been answered in all epochs that are remembered. A row that the prompts' attention makes dearer or
-cheaper than one of your own is not told apart. A trained token is one of a whole optimizer step on the learner's mesh, whose
-answers are of all lengths that the config allows and all have a gradient.
+The model, sizes, mesh and drafter are those of the config. Name the file in engine.cost_table. Every size is measured
+on the same requests while all slots are busy. Prompts are long enough that each step has work for all of its rows.
+Sizes take turns, so that a disturbance of the machine falls on all of them. A figure is the median over turns.
+
+Where the config has a drafter, each turn comes without and with drafts. Its prompts have rollouts in every epoch that
+is remembered. Rows cost a little more or less with the prompts' attention, and the table does not separate that. A
+trained token is one of a whole optimizer step on the learner's mesh. Its rollouts have all lengths that the config
+allows, and all have a gradient.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ def bench(record) -> None:
 
 
 def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float, float]:
-    """Seconds a step at each of the engine's row sizes, medians over turns; the median over sizes of the seconds that
-    drafting adds; and the seconds that the first dispatch which drafts takes longer than the next. The last two are 0 without
-    a drafter. Only dispatches after which every slot is still taken count.
+    """Returns three medians over turns: step seconds by row size, what drafting adds, and what beginning to draft
+    takes.
+
+    The second is the median over sizes. The third is how much longer the first dispatch that drafts takes than the
+    next. The last two are 0 without a drafter. Only dispatches after which every slot is still taken count.
 
     Raises:
       ValueError: the requests are too few to keep every slot busy.
@@ -73,7 +76,7 @@ def measure(engine, requests: list, turns: int) -> tuple[dict[int, float], float
 
 
 def trained(learner, groups: list, turns: int) -> float:
-    """Seconds of a token, prompts included, in an optimizer step on these groups: the median over turns."""
+    """Returns seconds of a token, prompts included, in an optimizer step on these groups: the median over turns."""
     import jax
 
     tokens = sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
@@ -89,7 +92,7 @@ def trained(learner, groups: list, turns: int) -> float:
 
 
 def _groups(config, start) -> list:
-    """A batch of the run's own prompts, answered by random tokens."""
+    """Returns a batch of the run's own prompts with rollouts of random tokens."""
     import numpy as np
 
     from jaxrl_post.types import Finish, Group, Rollout, RolloutId
@@ -124,7 +127,7 @@ def _groups(config, start) -> list:
 
 
 def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
-    """Seconds a step while requests wait for slots; without the first dispatch, in which drafting is begun."""
+    """Returns seconds a step while requests wait for slots. The first dispatch, which begins drafting, does not count."""
     _begin(engine, requests, size, drafts)
     engine.step()
     engine.metrics()
@@ -143,7 +146,7 @@ def _step_s(engine, requests: list, size: int, drafts: bool) -> float:
 
 
 def _opening_s(engine, requests: list, size: int) -> float:
-    """Seconds that a dispatch takes longer which drafts after ones that did not."""
+    """Returns how many seconds longer the first dispatch takes that drafts, after dispatches that did not."""
     _begin(engine, requests, size, False)
     _timed(engine)
     while any(engine.capacity.slots):
@@ -164,15 +167,18 @@ def _begin(engine, requests: list, size: int, drafts: bool) -> None:
 
 
 def _timed(engine) -> tuple[float, float]:
-    """Seconds of one dispatch, and its steps."""
+    """Returns the seconds of one dispatch, and its steps."""
     begun = time.perf_counter()
     engine.step()
     return time.perf_counter() - begun, engine.metrics()["rows/steps"]
 
 
 class _Answered:
-    """A history in which one prompt of a group's size was answered in every epoch that is remembered, as long as fits, by
-    random tokens: as many tables as for the groups that a run would have in as many slots."""
+    """A history in which one prompt of a group's size has rollouts in every remembered epoch, as long as fits, of
+    random tokens.
+
+    There are as many tables as for the groups that a run would have in as many slots.
+    """
 
     def __init__(self, config, vocab: int):
         self._config, self._vocab, self._known = config, vocab, {}
@@ -217,7 +223,7 @@ def _arguments(args: list[str]) -> tuple[str, list[str]]:
 
 
 def _requests(engine) -> list:
-    """Twice as many prompts as slots, each with half of the positions, all answers as long as fits."""
+    """Returns twice as many prompts as slots, each with half of the positions. All rollouts are as long as fits."""
     import numpy as np
 
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling

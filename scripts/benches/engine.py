@@ -2,10 +2,10 @@
 
     python scripts/bench.py engine --json FILE [--turns=3] [--sizes=32x32,64x64,64x128]
 
-The tiny model and the 64 log-normal answers of scripts/bench.py step, refilled as slots get free. A size is SLOTSxROWS.
-`none`: no candidates. `right`: every token of the answer is known beforehand and is verified; `half`: the first half of
-it, what follows is wrong. Candidates never change an answer, which is checked, bit for bit. All engines take their
-turns one after another; a figure is a median over the turns.
+Runs the tiny model and the 64 log-normal rollouts of scripts/bench.py step, refilled as slots get free. A size is
+SLOTSxROWS. With `none` there are no candidates. With `right` every token of the rollout is known beforehand and is
+verified. With `half` the first half is, and what follows is wrong. Candidates never change a rollout, which is checked,
+bit for bit. All engines take their turns one after another. A figure is a median over the turns.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def bench(record) -> None:
 
 
 def run(engine, asked: list) -> tuple[dict, tuple[float, dict]]:
-    """The answers; seconds and counters."""
+    """Returns the rollouts, seconds and counters."""
     engine.reset()
     engine.metrics()
     begun, out = time.perf_counter(), {}
@@ -73,7 +73,7 @@ def run(engine, asked: list) -> tuple[dict, tuple[float, dict]]:
 
 
 def guessed(request, answer, share: float):
-    """The request with candidates for all tokens of its answer, of which the first `share` are right."""
+    """Returns the request with candidates for all tokens of its rollout, of which the first `share` are right."""
     import numpy as np
 
     right = np.arange(len(answer)) < share * len(answer)

@@ -1,14 +1,19 @@
-"""One training step on a tiny shape: rollout by the row engine, then the learner and the hand-over of its weights.
+"""One training step on a tiny shape: rollout by the row engine, then the learner and the weight sync.
 
     python scripts/bench.py step --json FILE [--turns=5] [--SETTING=VALUE ...]
 
-Two cases, each in a process of its own: `fixed`, every answer has all of its tokens; `lognormal`, one fixed list of
-lengths drawn log-normal, each answer ended by its own limit. No end token is given, so nothing else ends one. The model is
-of random weights in float32, the reward counts one token against another. Figures per case: medians over the turns after
-two of warm-up; `rollout_s` is from handing the requests in to the last answer, `train_s` all of prepare, accumulate, commit
-and swap until the weights are there, `step_s` both and the reward between them; `compile_s` is what building engine and
-learner and the first step took beyond a later step; `peak_rss_mib` is the highest resident memory of the process. The
-settings (slots, row size, micro-batch) are free choices of each case and are printed with it.
+There are two cases, each in a process of its own. In `fixed` every rollout has all of its tokens. `lognormal` has one
+fixed list of lengths drawn log-normal, and each rollout ends at its own limit. No end token is given, so nothing else
+ends a rollout. The model has random weights in float32. The reward counts one token against another. Figures of a case
+are medians over the turns, after two of warm-up:
+
+- `rollout_s`: from submitting the requests to the last rollout.
+- `train_s`: all of prepare, accumulate, commit and swap until the weights are there.
+- `step_s`: both, and the reward between them.
+- `compile_s`: what building engine and learner and the first step took beyond a later step.
+- `peak_rss_mib`: the highest resident memory of the process.
+
+The settings (slots, row size, micro-batch) are free choices of each case and are printed with it.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ SETTINGS = {
 
 
 def lengths(case: str) -> list[int]:
-    """Tokens of each answer; the same in every run."""
+    """Returns the tokens of each rollout, the same in every run."""
     import numpy as np
 
     if case == "fixed":
@@ -58,7 +63,7 @@ def bench(record) -> None:
 
 
 def measure(case: str, turns: int, settings: dict) -> dict:
-    """The figures of one case."""
+    """Returns the figures of one case."""
     import jax
 
     begun = time.perf_counter()
@@ -87,7 +92,7 @@ def measure(case: str, turns: int, settings: dict) -> dict:
 
 
 def build(s: dict) -> tuple:
-    """The engine and the learner of a case, on shared weights."""
+    """Returns the engine and the learner of a case, on shared weights."""
     trainer = learner(s["batch_rows"], s["batch_tokens"])
     return engine(
         trainer.params,
@@ -101,7 +106,7 @@ def build(s: dict) -> tuple:
 
 
 def shape():
-    """The tiny model: a Qwen3 of 3.7 million weights."""
+    """Returns the shape of the tiny model: a Qwen3 of 3.7 million weights."""
     from jaxrl_post.models import decoder
 
     return decoder.ModelConfig(
@@ -119,7 +124,7 @@ def shape():
 
 
 def weights():
-    """Its random weights, placed as the engine wants them."""
+    """Returns its random weights, placed as the engine wants them."""
     from jaxrl_post.models import decoder
     from jaxrl_post.parallel import mesh
 
@@ -127,7 +132,7 @@ def weights():
 
 
 def learner(rows: int, tokens: int):
-    """A learner of micro-batches rows x tokens, compiled."""
+    """Returns a compiled learner of micro-batches rows x tokens."""
     from jaxrl_post import config
     from jaxrl_post.models import decoder
     from jaxrl_post.parallel import mesh
@@ -149,7 +154,7 @@ def learner(rows: int, tokens: int):
 
 
 def engine(params, *, slots: int, rows: int, heads: int, page: int, steps: int, refill: int):
-    """An engine of one row size, with pages for every slot and every shared prompt."""
+    """Returns an engine of one row size, with pages for every slot and every shared prompt."""
     from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
     from jaxrl_post.parallel import mesh
 
@@ -172,7 +177,7 @@ def engine(params, *, slots: int, rows: int, heads: int, page: int, steps: int, 
 
 
 def one_step(engine, learner, turn: int, limits: list[int]) -> tuple[float, float, float]:
-    """Seconds of the rollout, of the training, and of all of it."""
+    """Returns the seconds of the rollout, of the training, and of the whole step."""
     import jax
 
     asked = requests(turn, limits)
@@ -196,7 +201,7 @@ def one_step(engine, learner, turn: int, limits: list[int]) -> tuple[float, floa
 
 
 def requests(turn: int, limits: list[int]) -> list:
-    """What a scheduler would hand in: new prompts each turn, the answers of one side by side."""
+    """Returns what a scheduler would submit: new prompts each turn, the rollouts of one side by side."""
     import numpy as np
 
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
@@ -215,7 +220,7 @@ def requests(turn: int, limits: list[int]) -> list:
 
 
 def scored(rollouts: list):
-    """Their group; an answer is worth its count of even tokens less that of odd ones."""
+    """Returns their group. A rollout is worth its count of even tokens less that of odd ones."""
     import numpy as np
 
     from jaxrl_post.types import Group

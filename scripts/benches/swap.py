@@ -1,7 +1,9 @@
-"""New weights for a running engine: shared, cast and relayout, against a plain copy and jax.device_put of the same bytes.
+"""New weights for a running engine: shared, cast and relayout, against a plain copy and jax.device_put of the same
+bytes.
 
-A random tree of at least 256 MiB (float32; 1, 2 and 4 forced devices). Times are medians of interleaved repetitions; memory
-is what the compiler says of the compiled program. The check that new weights are finite is timed apart.
+The tree is random, of at least 256 MiB in float32, on 1, 2 and 4 forced devices. Times are medians of interleaved
+repetitions. Memory is what the compiler says of the compiled program. The check that new weights are finite is timed
+apart.
 """
 
 from __future__ import annotations
@@ -76,13 +78,13 @@ def bench(record) -> None:
 
 
 def _most_live_beside(layout, new) -> int:
-    """Bytes of device arrays alive after any leaf of a relayout, beyond the learner's weights and the engine's."""
+    """Returns the most bytes of device arrays alive after any leaf of a relayout, beyond both sides' weights."""
     import jax
 
     held = layout.place(new)
 
     def live():
-        """By buffer: a sharded array and the pieces it was made of are listed both, over the same memory."""
+        """Counts by buffer, because a sharded array and the pieces it was made of are both listed over the same memory."""
         shards = [shard.data for x in jax.live_arrays() if not x.is_deleted() for shard in x.addressable_shards]
         return sum({x.unsafe_buffer_pointer(): x.nbytes for x in shards}.values())
 
@@ -112,7 +114,7 @@ def _addresses(tree) -> list[int]:
 
 
 def _replacing(program, old, new):
-    """A call that hands the last result in as the buffers to be written."""
+    """Returns a call that passes the last result in as the buffers to be written."""
     held = [old]
 
     def call():
@@ -123,7 +125,7 @@ def _replacing(program, old, new):
 
 
 def _race(calls: dict) -> dict[str, float]:
-    """Median seconds of each, taken in turns after one unmeasured call."""
+    """Returns the median seconds of each, taken in turns after one unmeasured call."""
     import jax
 
     seconds = {name: [] for name in calls}

@@ -1,10 +1,10 @@
-"""Tokens per second of the learner alone, on answers of random tokens: prepare, accumulate and commit.
+"""Tokens per second of the learner alone, on rollouts of random tokens: prepare, accumulate and commit.
 
     python scripts/bench.py train --json FILE [--turns=5] [--shapes=64x160,8x160,4x320]
 
-The tiny model and both cases of scripts/bench.py step, packed into micro-batches of several shapes (rows x tokens). All
-take their turns one after another; a figure is a median over the turns. Tokens are of answers; prompts and padding are
-computed too.
+Packs the tiny model's two cases of scripts/bench.py step into micro-batches of several shapes (rows x tokens). All take
+their turns one after another. A figure is a median over the turns. Tokens are those of rollouts; prompts and padding
+are computed too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def bench(record) -> None:
 
 
 def stages(learner, groups: list) -> dict[str, float]:
-    """Seconds of each stage, waited for, and of all."""
+    """Returns the seconds of each stage, waited for, and of all."""
     import jax
 
     marks = [time.perf_counter()]

@@ -1,7 +1,8 @@
-"""The compile tier: the vendors' compilers over production shapes, without their devices. `make test-compile` runs it in an
-environment of its own that holds them (extras aot-tpu and aot-cuda); `make test` never comes here.
+"""The compile tier: the vendors' compilers over production shapes, without their devices.
 
-Every test adds rows to one table, program by target: printed at the end, and written with --table=FILE.
+`make test-compile` runs it in an environment of its own that holds them (extras aot-tpu and aot-cuda). `make test` does
+not run it. Every test adds rows to one table, program by target. The table is printed at the end and written with
+--table=FILE.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ def _is_there(name: str) -> bool:
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Longest first (train steps, row programs, kernels), so that the workers end together."""
+    """Runs the longest tests first (train steps, row programs, kernels), so that the workers end together."""
     items.reverse()
 
 
 @pytest.fixture
 def table(request):
-    """`table(program, target, **figures)` adds a row."""
+    """Returns `table(program, target, **figures)`, which adds a row."""
 
     def add(program: str, target: str, **figures) -> None:
         request.node.user_properties.append(("row", {"program": program, "target": target, **figures}))

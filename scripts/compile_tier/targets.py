@@ -1,4 +1,4 @@
-"""What is compiled for: chips, their memory, and the meshes that Qwen2.5-7B takes on each."""
+"""What is compiled for: chips, their memory, and the meshes that Qwen2.5-7B has on each."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """`hbm`: bytes that a program may use on one device; `call`: how a kernel of ours is named in the compiled text;
-    `relaid`: weights that the compiler copies, once a dispatch, into the tiling that its matrix unit wants. `train_layers`:
-    of the train step, fewer where the compiler takes minutes for each; the rows have all 28."""
+    """One chip to compile for.
+
+    - `hbm`: bytes that a program may use on one device.
+    - `call`: how a kernel of ours is named in the compiled text.
+    - `relaid`: weights that the compiler copies, once a dispatch, into the tiling of its matrix unit.
+    - `train_layers`: layers of the train step, fewer where the compiler takes minutes for each. The row program has all
+      28.
+    """
 
     platform: str
     hbm: int
@@ -110,7 +115,7 @@ TARGETS = {
 
 
 def qwen2_5_7b(layers: int = 28) -> ModelConfig:
-    """Shape of Qwen/Qwen2.5-7B."""
+    """Returns the shape of Qwen/Qwen2.5-7B."""
     return ModelConfig(
         vocab_size=152064,
         embed=3584,
@@ -127,7 +132,7 @@ def qwen2_5_7b(layers: int = 28) -> ModelConfig:
 
 
 def memory(compiled: Any) -> dict[str, int]:
-    """Bytes on one device: arguments, results, results that live in arguments, everything else, and all together."""
+    """Returns bytes on one device: arguments, results, results that live in arguments, everything else, and the sum."""
     told = compiled.memory_analysis()
     given, made, alias, temp = (
         getattr(told, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")
@@ -136,5 +141,5 @@ def memory(compiled: Any) -> dict[str, int]:
 
 
 def shard_bytes(tree: Any) -> int:
-    """Bytes of one device's part of placed shapes."""
+    """Returns the bytes of one device's part of placed shapes."""
     return sum(int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -25,7 +25,7 @@ REGISTERS = re.compile(r"Used (\d+) registers")
 
 @dataclass(frozen=True)
 class Kernel:
-    """`run` over arguments of the shapes and dtypes `shapes`; `bound`: bytes that may exist beside them."""
+    """`run` takes arguments of the shapes and dtypes `shapes`. `bound` is the bytes that may exist beside them."""
 
     run: Callable
     shapes: tuple[Any, ...]
@@ -44,9 +44,13 @@ def verify_attention(
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Kernel:
-    """Bound: q in the kernel's order, its heads padded to 8 a group and its rows by one tile (bf16), and the same rows as
-    float32 for each of at most 8 stretches, mixed values and 32 columns of peak and mass, all twice for the pass that
-    combines them; the page table once for every row."""
+    """Returns the kernel. Its bound is the sum of two terms:
+
+    - twice, for the pass that combines stretches: q in the kernel's order in bf16, and the same rows as float32 for
+      each of at most 8 stretches. q has its heads padded to 8 a group and its rows by one tile. The float32 rows hold
+      mixed values, and 32 columns of peak and mass.
+    - once for every row: the page table.
+    """
 
     def shape(*dims, dtype):
         return jax.ShapeDtypeStruct(dims, dtype)
@@ -65,8 +69,11 @@ def verify_attention(
 
 
 def verify_sample(R: int, V: int = 152064, *, cut: bool = False) -> Kernel:
-    """Bound: of each row a few numbers for every tile of 1024 ids, and two tiles (the drawn token's and the likeliest id's)
-    with their ids, logits and noise, but no copy of its logits; to find thresholds, its keys and its weights."""
+    """Returns the kernel. Its bound counts for each row a few numbers for every tile of 1024 ids, and two whole tiles.
+
+    Those are the drawn token's and the argmax token's tile, with ids, logits and noise. There is no copy of a row's
+    logits. Finding thresholds adds the row's keys and weights.
+    """
 
     def shape(*dims, dtype):
         return jax.ShapeDtypeStruct(dims, dtype)
@@ -101,7 +108,7 @@ def test_kernel(name, target, table, monkeypatch, tmp_path):
     home = meshes.replicated(mesh)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), kernel.shapes)
     start = time.monotonic()
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # tells which chip to those who ask
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # says which chip it is
         compiled = jax.jit(kernel.run).lower(*shapes).compile()
     seconds = time.monotonic() - start
     used = memory(compiled)
@@ -122,7 +129,7 @@ def test_kernel(name, target, table, monkeypatch, tmp_path):
 
 
 def resources(folder: Path) -> dict[str, int]:
-    """Most registers a thread, and bytes spilled, of the kernels that ptxas told of."""
+    """Returns the most registers a thread, and bytes spilled, of the kernels that ptxas reported."""
     told = "\n".join(file.read_text() for file in folder.glob("*.ptxas"))
     registers, spills = REGISTERS.findall(told), SPILLS.findall(told)
     assert registers and spills, f"ptxas said nothing about registers:\n{told}"

@@ -1,6 +1,6 @@
-"""The row program and the train step of Qwen2.5-7B really compile, fit, and move no cache.
+"""The row program and the train step of Qwen2.5-7B really compile, fit, and copy no KV cache.
 
-Bounds on temporary memory are sums of what must exist at once, from shapes alone; each term says why. SLACK pays for
+Bounds on temporary memory are sums of what must exist at once, from shapes alone. Each term says why. SLACK pays for
 alignment and for buffers that a compiler cannot reuse in time.
 """
 
@@ -29,7 +29,7 @@ TOKENS, CHUNK = 1024, 64
 
 @pytest.fixture
 def compile_seconds():
-    """Seconds of the compiler, one entry a program, in order."""
+    """Returns the seconds of the compiler, one entry a program, in order."""
     seconds = []
 
     def listen(event, duration, **_):
@@ -86,13 +86,13 @@ def test_row_program(target, table, compile_seconds):
 
 
 def dispatch_bound(model, ways: int, params, relaid: tuple[str, ...]) -> float:
-    """Bytes beside weights, pages and tokens, of ROWS rows and HEADS heads on one of `ways` devices:
+    """Returns bytes beside weights, pages and tokens, of ROWS rows and HEADS heads on one of `ways` devices.
 
-    - float32 logits of the heads three times, whole, because the law's tiles of 1024 ids do not lie on the devices' borders:
-      as the head gives them, divided by the temperature and cut into tiles, and weighed;
-    - of the widest layer part, twice (what it reads and what it gives): the stream, q, k, v and gate, up, product;
-    - what the attention kernel needs: as in test_kernels;
-    - the slots' windows, the page table for every row;
+    - float32 logits of the heads three times: from the head, divided by the temperature and cut into tiles, and
+      weighed. They are whole, because the law's tiles of 1024 ids do not lie on the devices' boundaries.
+    - twice the widest layer part, for what it reads and what it gives: the stream, q, k, v and gate, up, product.
+    - what the attention kernel needs, as in test_kernels.
+    - the slots' windows, and the page table for every row.
     - the weights that this compiler copies into another tiling before the loop (targets.Target.relaid).
     """
     m = model
@@ -108,7 +108,7 @@ def dispatch_bound(model, ways: int, params, relaid: tuple[str, ...]) -> float:
 
 
 def copies_of_cache(text: str, kv_heads: int, head_dim: int) -> list[str]:
-    """Lines of compiled text that copy a layer's pages, in whatever order of axes."""
+    """Returns the lines of compiled text that copy a layer's pages, in whatever order of axes."""
     found = []
     for line in re.findall(r"= bf16\[[\d,]+\]\S* (?:copy|copy-start|transpose)\(.*", text):
         shape = [int(size) for size in re.match(r"= bf16\[([\d,]+)\]", line)[1].split(",")]
@@ -156,14 +156,17 @@ def test_train_step(target, table):
 
 
 def accumulate_bound(model, ways: int, weights: float) -> float:
-    """Bytes beside weights, sums and batch, of one row of TOKENS tokens on each group of `ways` devices. Always there: the
-    new gradient (float32, like the shard of the weights) and each layer's input (bf16; all else is recomputed). Beside
-    them the largest of what never is there together:
+    """Returns bytes beside weights, sums and batch, of one row of TOKENS tokens on each group of `ways` devices.
 
-    - head: its whole matrix in bf16, its whole gradient summed over chunks in float32, three times the logits of a chunk;
-    - layer: two layers' whole matrices in bf16 and gradients in float32 (the next is fetched while one works), what the
-      layer keeps for its backward pass and that again as gradients (q, k, v; gate, up, product; four streams), and float32
-      scores of one block of queries three times;
+    Two things are always there: the new gradient (float32, like the shard of the weights) and each layer's input. The
+    latter is bf16, and all else is recomputed. Beside them is the largest of what is never there together:
+
+    - head: its whole matrix in bf16, its whole gradient summed over chunks in float32, three times the logits of a
+      chunk.
+    - layer, matrices: two layers' whole matrices in bf16 and gradients in float32, as the next is fetched while one
+      works.
+    - layer, values: what the layer keeps for its backward pass, and that again as gradients. It keeps q, k, v; gate,
+      up, product; and four streams. Float32 scores of one block of queries come three times.
     - embed: the whole table and its whole gradient, as for the head.
     """
     m = model

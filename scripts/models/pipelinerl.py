@@ -1,12 +1,12 @@
 """Generation and training side by side, each on devices of its own: no rounds, full slots, a queue between the two.
 
-The generator starts a sample for every slot that comes free; a group whose last sample is through goes to the queue; the
-learner takes batches of samples, oldest first, and publishes after each. Staleness is that of the batch's step against the
-version at which a sample began. A queue over its capacity drops its oldest samples. PipelineRL (arXiv 2509.19128, section 3
-and appendix A) is this with an endless queue.
+The generator starts a sample for every slot that comes free. A group goes to the queue when its last sample is
+finished. The learner takes batches of samples, oldest first, and publishes after each. Staleness is the batch's step
+less the version at which a sample began. A queue over its capacity drops its oldest samples. PipelineRL (arXiv
+2509.19128, section 3 and appendix A) is this with an endless queue.
 
-Invariant: everything follows from clocks of the engine, where one unit is one step; nothing is timed. It is no mode of the
-ring, which shares one mesh between both.
+Invariant: everything follows from clocks of the engine, where one unit is one step; nothing is timed. It is no mode of
+the ring, which shares one mesh between both.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ from jaxrl_post.types import Request, Rollout, RolloutId, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """What the batches after the warm-up had: tokens trained and generated per unit of the clock, mean and largest staleness of
-    a sample, mean staleness of a token, samples dropped per sample trained, mean length trained."""
+    """What the batches after the warm-up had.
+
+    - tokens trained and generated per unit of the clock;
+    - mean and largest staleness of a sample, and mean staleness of a token;
+    - samples dropped per sample trained, and mean length trained.
+    """
 
     tokens_per_unit: float
     generated_per_unit: float
@@ -39,7 +43,9 @@ class Streamed:
 
 
 class Stream:
-    """`train(tokens)`: units that a batch takes the learner. `capacity`: samples the queue holds; None: any number."""
+    """`train(tokens)`: clock units that a batch takes the learner. `capacity`: samples the queue holds; None: any
+    number.
+    """
 
     def __init__(
         self,
@@ -62,13 +68,13 @@ class Stream:
         self._asked = (self._request(prompts, number) for number in itertools.count())
         self._open: dict[tuple[int, str], list[Rollout]] = {}
         self._queue: deque[Rollout] = deque()
-        self._until: float | None = None  # clock at which the learner is through
+        self._until: float | None = None  # clock at which the learner has finished
         self._version = 0
         self._batches: list[tuple[float, int, list[Rollout]]] = []  # clock of its end, version it trained on, samples
         self._dropped = 0
 
     def _request(self, prompts: Prompts, number: int) -> Request:
-        """Of the endless order of samples, a group's side by side."""
+        """Returns the next of the endless order of samples, a group's side by side."""
         epoch, prompt = prompts.at(number // self._group)
         name = RolloutId(0, "train", epoch, prompt.id, number % self._group)
         return Request(
@@ -76,7 +82,7 @@ class Stream:
         )
 
     def run(self, *, warm: int, batches: int) -> Streamed:
-        """Until `warm` + `batches` batches are trained; the figures are of the latter."""
+        """Runs until `warm` + `batches` batches are trained. The figures are of the latter."""
         self._fill()
         since = None
         while len(self._batches) < warm + batches:
@@ -93,12 +99,12 @@ class Stream:
         return self._figures(warm, batches, generated)
 
     def _fill(self) -> None:
-        """A sample for every free slot."""
+        """Starts a sample in every free slot."""
         places = [at for at, slots in enumerate(self._engine.capacity.slots) for _ in range(slots)]
         self._engine.submit([dataclasses.replace(next(self._asked), replica=at) for at in places])
 
     def _learn_until(self, clock: float) -> None:
-        """Batches that end by then; the next begins at once where there are samples for it."""
+        """Trains the batches that end by then. The next begins at once where there are samples for it."""
         while self._until is not None and self._until <= clock:
             end, self._until = self._until, None
             self._version += 1

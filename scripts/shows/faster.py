@@ -1,8 +1,8 @@
 """Tail batching that drops nothing, over synchronous rounds, on RollPacker's fitted workloads; and what each part adds.
 
 The workloads are configs/sim/ours_8k.py, ours_16k.py and ours_32k.py. Their tokens drift by 0.001 from one version to
-the next. Seconds are of rollout, as in RollPacker's figure 11 (arXiv 2509.21009), whose own speed-ups are 1.7, 3.1
-and 4.0 for all its parts. Tail batching alone must reach 1.8, 2.3 and 2.9 with recompute and with verify.
+the next. Seconds are of rollout, as in RollPacker's figure 11 (arXiv 2509.21009), whose own speed-ups are 1.7, 3.1 and
+4.0 for all its parts. Tail batching alone must reach 1.8, 2.3 and 2.9 with recompute and with verify.
 
 verify generates the long rollouts anew from their first difference on, so its long rounds last as long as synchronous
 rounds. They take two batches at once (scheduler.long_batches), of which the second is trained on one step later. The

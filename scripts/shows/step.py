@@ -1,9 +1,9 @@
 """One training step on a tiny shape beside TRL's and Tunix's, all on this machine and in turns.
 
 Builds one environment per peer under .cache/peers/ (Python 3.11, a few minutes and 3 GB, once). Runs the peers' own
-benchmarks of the same shape: 8 prompts x 8 rollouts of at most 128 tokens, 3.7 million parameters in float32 each. A peer
-generates to the longest rollout of its batch and masks the rest. The longest of the log-normal lengths has all 128
-tokens. So its one figure is of both cases. In every round each takes its turn. Figures are medians over the rounds.
+benchmarks of the same shape: 8 prompts x 8 rollouts of at most 128 tokens, 3.7 million parameters in float32 each. A
+peer generates to the longest rollout of its batch and masks the rest, and the longest of the log-normal lengths has all
+128 tokens. So its one figure is of both cases. In every round each takes its turn. Figures are medians over the rounds.
 """
 
 from __future__ import annotations

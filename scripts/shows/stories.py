@@ -1,9 +1,9 @@
 """stories260K: its documented greedy story to the character, and RL that shows on its held-out openings.
 
 The story comes out of the row engine. RL is configs/stories.py at 3 seeds. Its figure is accuracy on 64 held-out
-openings x 4 rollouts at temperature 1. It is the mean over the evaluations at steps 90-99 minus that over the first ten
-steps. It is given in standard errors of the difference, over openings. At learning rate 0 every evaluation draws the same
-rollouts, so the difference must be zero.
+openings x 4 rollouts at temperature 1: the mean over the evaluations at steps 90-99 minus that over the first ten
+steps. It is given in standard errors of the difference, over openings. At learning rate 0 every evaluation draws the
+same rollouts, so the difference must be zero.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Two processes decide, sample and measure the same, byte for byte, without messages about decisions.
 
-Runs the demo config for 3 steps on a mesh of data x fsdp = 2 x 2 devices. One run has 2 processes of 2
-forced devices, the other 1 process with all four devices. Between the two processes scheduler log, rollouts and
-deterministic metrics are equal byte for byte.
-Against the single process the decisions and tokens of step 1 are equal. Its gradient agrees per leaf to the order of
-additions. What later steps do is reported.
+Runs the demo config for 3 steps on a mesh of data x fsdp = 2 x 2 devices. One run has 2 processes of 2 forced devices,
+the other 1 process with all four devices. Between the two processes scheduler log, rollouts and deterministic metrics
+are equal byte for byte. Against the single process the decisions and tokens of step 1 are equal. Its gradient agrees
+per leaf to the order of additions. What later steps do is reported.
 """
 
 from __future__ import annotations
