@@ -1,16 +1,15 @@
-"""Paged attention over rows, and the cache it reads: the jnp reference, and the choice of a kernel.
+"""Paged attention over rows, and the KV cache that it reads: the jnp reference, and the choice of a kernel.
 
-The cache of one layer is a pytree that only `empty`, `write`, `copy` and `attention` touch: layout and dtype live behind
-them. Pages hold `page` consecutive positions of one slot; page ids never influence values. Keys and values take turns along
-one axis because TPUs read both at once; the other platforms do not mind.
+The cache of one layer is a pytree. Only `empty`, `write`, `copy` and `attention` touch it, so layout and dtype are
+private to them. A page holds `page` consecutive positions of one slot. Page ids never influence values. Keys and values
+alternate along one axis, because TPUs read both at once; other platforms do not need it.
 
-On TPU and on NVIDIA GPUs a kernel (attention_tpu.py, attention_gpu.py) computes the shapes that its `serves` takes; the
-reference computes every other shape there, and all of them elsewhere. Which one it is depends on platform, dtypes, head
-counts, head size and page size alone.
+On TPU and on NVIDIA GPUs a kernel (attention_tpu.py, attention_gpu.py) computes the shapes that its `serves` accepts.
+The reference computes all other shapes. The choice depends on platform, dtypes, head counts, head size and page size
+alone.
 
-Invariant: a row's output depends on its slot's entries at positions <= its own, walked in absolute order of pages with an
-online softmax; masked entries are exact zeros, so neither what lies in a stale page nor how long other slots are changes a
-bit.
+Invariant: a row's output depends on its slot's entries at positions <= its own. Pages are walked in absolute order with
+an online softmax, and masked entries are exact zeros. So stale pages, and the lengths of other slots, change no bit.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ class Cache(NamedTuple):
 
     @property
     def k(self) -> Array:
-        """A copy of the keys, [pages, page, K, H]."""
+        """Returns a copy of the keys, [pages, page, K, H]."""
         return self.pages[:, :, 0::2]
 
     @property
     def v(self) -> Array:
-        """A copy of the values, [pages, page, K, H]."""
+        """Returns a copy of the values, [pages, page, K, H]."""
         return self.pages[:, :, 1::2]
 
 
 class Rows(NamedTuple):
-    """Where R rows are: their slot, their absolute position, whether they are real, and the page table of all slots.
+    """R rows: their slot, their absolute position, whether they are real, and the page table of all slots.
 
     Rows of one slot are consecutive, and so are their positions. An entry of `table` >= pages is not mapped."""
 
@@ -59,12 +58,12 @@ class Rows(NamedTuple):
 
 
 def empty(pages: int, page: int, kv_heads: int, head_dim: int, dtype) -> Cache:
-    """A zeroed cache of one layer."""
+    """Returns a zeroed cache of one layer."""
     return Cache(jnp.zeros((pages, page, 2 * kv_heads, head_dim), dtype))
 
 
 def write(cache: Cache, k: Float[Array, "R K H"], v: Float[Array, "R K H"], rows: Rows) -> Cache:
-    """Puts each real row's key and value at its position; rows that are not real are dropped."""
+    """Returns the cache with each real row's key and value at its position. Other rows are dropped."""
     pages, page = cache.pages.shape[:2]
     R, K, H = k.shape
     where = jnp.where(rows.real, rows.table[rows.slot, rows.position // page], pages)
@@ -73,14 +72,15 @@ def write(cache: Cache, k: Float[Array, "R K H"], v: Float[Array, "R K H"], rows
 
 
 def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Cache:
-    """Copies whole pages; a target >= pages is dropped. Position by position, as `write` does: for whole pages XLA:TPU lays
-    the cache out anew."""
+    """Returns the cache with whole pages copied; a target >= pages is dropped.
+
+    Copies position by position, as `write` does, because for whole pages XLA:TPU changes the cache's memory layout."""
     offset = jnp.arange(cache.pages.shape[1])
     return Cache(cache.pages.at[target[:, None], offset].set(cache.pages[source], mode="drop"))
 
 
 def serving(q: Float[Array, "R N H"], cache: Cache) -> dict[str, Callable]:
-    """By platform, the kernel that computes these shapes there, where there is one."""
+    """Returns, by platform, the kernel that computes these shapes, where one does."""
     _, page, combined, H = cache.pages.shape
     return {
         platform: kernel.attention
@@ -92,17 +92,18 @@ def serving(q: Float[Array, "R N H"], cache: Cache) -> dict[str, Callable]:
 def attention(
     q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
 ) -> Float[Array, "R N H"]:
-    """Causal attention of each row over its slot's cache, grouped queries, up to the longest live length.
+    """Returns causal attention of each row over its slot's cache, with grouped queries, up to the longest length.
 
-    `window` w keeps positions > own - w; `soft_cap` c bends scores to c*tanh(score/c). Softmax in float32. Under vmap every
-    argument has the mapped axis."""
+    `window` w keeps positions > own - w. `soft_cap` c replaces a score by c * tanh(score / c). The softmax is in
+    float32. Under vmap, every argument must have the mapped axis."""
     how = dict(scale=scale, window=window, soft_cap=soft_cap)
     return _chosen(q, cache, rows, **how) if serving(q, cache) else reference(q, cache, rows, **how)
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap"))
 def _chosen(q: Array, cache: Cache, rows: Rows, **how) -> Array:
-    """The kernel of the platform, the reference where it has none. Jitted so that layers alike are traced and lowered once."""
+    """Runs the platform's kernel, or the reference where it has none. Jitted, so that equal layers are traced and
+    lowered once."""
     kernels = {
         platform: _one_by_one(functools.partial(kernel, **how)) for platform, kernel in serving(q, cache).items()
     }
@@ -110,7 +111,9 @@ def _chosen(q: Array, cache: Cache, rows: Rows, **how) -> Array:
 
 
 def _one_by_one(kernel: Callable) -> Callable:
-    """`kernel` over (q, cache, rows); mapped, it runs once for each: a grid with one more axis is another kernel."""
+    """Returns `kernel` over (q, cache, rows), which under vmap runs once for each element.
+
+    A grid with one more axis would be another kernel."""
     run = jax.custom_batching.custom_vmap(lambda q, cache, rows: kernel(q, cache.pages, rows))
 
     @run.def_vmap
@@ -126,7 +129,7 @@ def _one_by_one(kernel: Callable) -> Callable:
 def reference(
     q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
 ) -> Float[Array, "R N H"]:
-    """`attention` in jnp."""
+    """Returns `attention`, computed in jnp."""
     R, N, H = q.shape
     pages, page, combined, _ = cache.pages.shape
     K = combined // 2

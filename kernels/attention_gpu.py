@@ -1,13 +1,13 @@
-"""Paged attention on Hopper, in Mosaic GPU: rows of one slot share the pages that they read.
+"""Paged attention on Hopper GPUs, in Mosaic GPU: rows of one slot share the pages that they read.
 
-Consecutive rows of a slot are packed, with the query heads of one KV head, into tiles of 64 (row, head) pairs. A block of
-the grid takes one tile, one KV head and one stretch of positions: it brings pages one by one into a ring in shared memory,
-multiplies on the tensor cores and keeps an online softmax in registers. Stretches are combined afterwards.
+Consecutive rows of a slot, with the query heads of one KV head, are packed into tiles of 64 (row, head) pairs. A block
+of the grid takes one tile, one KV head and one stretch of positions. It loads pages one by one into a ring in shared
+memory, multiplies on the tensor cores, and keeps an online softmax in registers. Stretches are combined afterwards.
 
-Invariant: as of the reference (attention.py). Stretches lie at fixed positions, pages are walked in order, and what a row
-does not see weighs exactly zero, so neither the other rows of its tile, nor its place in it, nor longer slots change a bit
-of it. One exception, which needs a model that is broken already: an infinite value of a later row of its own tile (a
-draft's) makes it NaN. What it refuses: shapes for which `serves` is False.
+Invariant: that of the reference (attention.py). Stretches start at fixed positions, pages are walked in order, and
+masked entries weigh exactly zero. So other rows of its tile, its place there, and longer slots change no bit of a row.
+One exception needs a model that is broken already: an infinite value of a later row of its tile (a draft's) makes a row
+NaN. It refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 
 TILE = 64  # rows of one wgmma
 PAGE = 64  # positions of a page: 16 KB of keys of 128 numbers, one copy by the TMA
-ALIGN = 8  # the TMA wants the first row of a tile at a multiple of this
+ALIGN = 8  # the TMA needs the first row of a tile at a multiple of this
 STAGES = 3  # pages in shared memory
 STATS = 32  # columns that hold a row's peak and mass: 128 bytes, so that rows stay aligned
-STRETCH = 1024  # positions of one block of the grid, at least
-STRETCHES = 8  # blocks that a row's positions are given to, at most
+STRETCH = 1024  # fewest positions of one block of the grid
+STRETCHES = 8  # most blocks that share a row's positions
 LOG2E = 1.4426950408889634
 BIG_NEGATIVE = -1e30
 
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
-    """Whether the kernel takes these shapes."""
+    """Returns whether the kernel takes these shapes."""
     return (
         dtype == cached
         and jnp.dtype(dtype).itemsize == 2
@@ -54,7 +54,9 @@ def attention(
     soft_cap: float | None,
     interpret: Any = None,
 ) -> Float[Array, "R N H"]:
-    """attention.attention, over the cache's pages. `interpret`: plgpu.InterpretGPUParams, to run without a device."""
+    """Returns attention.attention over the cache's pages.
+
+    `interpret`: plgpu.InterpretGPUParams, to run without a device."""
     R, N, H = q.shape
     K = pages.shape[2] // 2
     group, blocks = N // K, rows.table.shape[1]
@@ -62,7 +64,7 @@ def attention(
     stretch = max(STRETCH // PAGE, -(-blocks // STRETCHES))
     packed = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0))).reshape(K, R * padded, H)
-    packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads on
+    packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads beyond the rows
     run = _kernel(
         R,
         K,
@@ -83,13 +85,13 @@ def attention(
 
 
 def _num_tiles(rows: Any, padded: int) -> int:
-    """Tiles that R rows can need: every slot's last one may be cut short."""
+    """Returns the most tiles that R rows can need. The last tile of every slot may be partly filled."""
     R, S = rows.slot.shape[0], rows.table.shape[0]
     return min(R, S + R // (TILE // padded))
 
 
 def _tiles(rows: Any, size: int, tiles: int) -> Int[Array, "tiles 4"]:
-    """Of each tile: slot, first row, number of rows (0: the tile is idle), position of the first row."""
+    """Returns, for each tile: slot, first row, number of rows (0: an idle tile), position of the first row."""
     R = rows.slot.shape[0]
     row = jnp.arange(R, dtype=jnp.int32)
     follows = (rows.slot[1:] == rows.slot[:-1]) & rows.real[:-1]
@@ -114,7 +116,8 @@ def _combined(
     stretch: int,
     window: int | None,
 ) -> Float[Array, "R K G H"]:
-    """Softmax-weighted sum over I stretches; those that a row does not reach were never written."""
+    """Returns the softmax-weighted sum over I stretches. Stretches that a row does not reach were never written, and
+    are skipped."""
     begin = jnp.arange(out.shape[0])[:, None] * stretch
     low = jnp.zeros_like(rows.position) if window is None else rows.position - window + 1
     reached = rows.real & (begin <= rows.position) & (begin + stretch > low)
@@ -140,8 +143,11 @@ def _kernel(
     soft_cap: float | None,
     interpret: Any,
 ) -> Any:
-    """(q [K, R*padded + 64, H], pages, table, tiles [tiles, 4]) -> per stretch the mixed values [stretches, K, R*padded, H]
-    and, first and last of 32 columns, peak and mass."""
+    """Returns the kernel for these shapes: (q [K, R*padded + 64, H], pages, table, tiles [tiles, 4]) -> (values,
+    stats).
+
+    values: the mixed values of each stretch, [stretches, K, R*padded, H]. stats: peak and mass, in the first and last
+    of 32 columns."""
     half = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     return plgpu.kernel(
         functools.partial(_body, padded=padded, stretch=stretch, window=window, soft_cap=soft_cap),
@@ -168,7 +174,9 @@ def _kernel(
 
 
 def _body(*refs, padded, stretch, window, soft_cap):
-    """Computes one tile, KV head and stretch. `refs`: inputs, outputs, shared memory and barriers, as `_kernel` lists them."""
+    """Computes one tile, KV head and stretch.
+
+    `refs`: inputs, outputs, shared memory and barriers, in the order of `_kernel`."""
     q_ref, pages_ref, table_ref, tiles_ref, out_ref, stats_ref, *scratch = refs
     q_smem, k_smem, v_smem, w_smem, out_smem, stats_smem, q_ready, k_ready, v_ready = scratch
     tile, head, part = lax.axis_index("tile"), lax.axis_index("head"), lax.axis_index("stretch")
@@ -187,7 +195,7 @@ def _body(*refs, padded, stretch, window, soft_cap):
 
     def walk(step, carry):
         place = lax.rem(step, STAGES)
-        base = (first + step) * PAGE - position  # of the page, as seen from the tile's first row
+        base = (first + step) * PAGE - position  # first position of the page, relative to the tile's first row
         plgpu.barrier_wait(k_ready.at[place])
         scores = _product(q_smem, k_smem.at[place].transpose((1, 0)), PAGE)
         carry, weights = _softened(carry, scores, _seen(base, padded, window), soft_cap)
@@ -197,7 +205,7 @@ def _body(*refs, padded, stretch, window, soft_cap):
         plgpu.commit_smem()
         out, peak, mass = carry
         out = out + _product(w_smem, v_smem.at[place], out.shape[1])
-        plgpu.commit_smem()  # all warps are done with this place before the TMA refills it
+        plgpu.commit_smem()  # all warps have read this place before the TMA refills it
         pl.when(step + STAGES < steps)(functools.partial(fetch, step + STAGES, place))
         return out, peak, mass
 
@@ -215,7 +223,7 @@ def _body(*refs, padded, stretch, window, soft_cap):
 
 
 def _product(a, b, columns):
-    """a @ b on the tensor cores, float32."""
+    """Returns a @ b from the tensor cores, float32."""
 
     def multiply(out):
         plgpu.wgmma(out, a, b)
@@ -225,11 +233,12 @@ def _product(a, b, columns):
 
 
 def _across(vector, columns):
+    """Returns a vector [64] as columns [64, columns]."""
     return lax.broadcast_in_dim(vector, (TILE, columns), [0])
 
 
 def _nothing(head_dim):
-    """Mixed values, peak and mass before the first page."""
+    """Returns mixed values, peak and mass before the first page."""
     return (
         jnp.full((TILE, head_dim), 0, jnp.float32),
         jnp.full((TILE,), BIG_NEGATIVE, jnp.float32),
@@ -238,15 +247,16 @@ def _nothing(head_dim):
 
 
 def _seen(base, padded, window):
-    """bool[64, 64]: which position of the page each (row, head) pair sees. Position c <= row r // padded is
-    c * padded <= r: no division."""
+    """Returns bool[64, 64]: the positions of the page that each (row, head) pair sees.
+
+    Position c <= row r // padded is computed as c * padded <= r, without a division."""
     pair = lax.broadcasted_iota(jnp.int32, (TILE, PAGE), 0)
     reach = (lax.broadcasted_iota(jnp.int32, (TILE, PAGE), 1) + base) * padded
     return reach <= pair if window is None else (reach <= pair) & (pair < reach + window * padded)
 
 
 def _softened(carry, scores, seen, soft_cap):
-    """One step of the online softmax: the carry, shrunk to the new peak, and the weights of this page."""
+    """Takes one step of the online softmax. Returns the carry, scaled to the new peak, and the weights of this page."""
     out, peak, mass = carry
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
@@ -258,14 +268,16 @@ def _softened(carry, scores, seen, soft_cap):
 
 
 def _clear(values, left):
-    """Zeroes what lies behind the tile's last row: a stale value may be infinite, and 0 * inf is not 0."""
+    """Zeroes the values behind the tile's last row: a stale value may be infinite, and 0 * inf is not 0."""
     there = lax.broadcasted_iota(jnp.int32, values.shape, 0)
     kept = values[...]
     values[...] = jnp.where(there < left, kept, jnp.zeros_like(kept))
 
 
 def _store(count, padded, at, pairs):
-    """Writes the tile's rows and no other: `count` as a sum of powers of two, for a copy has a fixed size."""
+    """Writes the tile's rows and no others.
+
+    A copy has a fixed size, so the rows are copied by the powers of two in `count`."""
     for bit in range((TILE // padded).bit_length()):
 
         def copy(bit=bit):

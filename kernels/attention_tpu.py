@@ -1,9 +1,9 @@
-"""Paged attention on TPU: jax's ragged paged attention (version 2), given every row as a sequence of its own.
+"""Paged attention on TPU: jax's ragged paged attention (version 2), with every row as a sequence of its own.
 
-Invariant: as of the reference (attention.py). That is why rows of one slot are not given as one sequence, which would read
-its pages once for all of them: the kernel divides its output by the mass so far after every block of pages, so a block that
-only later rows of the sequence see still rounds a row's output, (mass * out) / mass, and a draft could change a token. What
-it refuses: shapes for which `serves` is False.
+Invariant: that of the reference (attention.py). It is the reason for sequences of one row. With the rows of a slot as
+one sequence, the kernel would read the slot's pages once. But it divides its output by the mass after every block of
+pages. A block that only later rows see would still round an earlier row's output, (mass * out) / mass, so a draft could
+change a token. It refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from jaxtyping import Array, Float
 from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 
 LANES = 128
-BLOCK = 256  # positions that the kernel brings in at once
+BLOCK = 256  # positions that the kernel loads at once
 ROWS = 8  # rows of one block of the kernel's grid
-TABLE = 1 << 17  # entries of a page table that fit into scalar memory beside all else
+TABLE = 1 << 17  # entries of a page table that fit into scalar memory beside other data
 
 
 def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, page: int) -> bool:
-    """Whether the kernel takes these shapes."""
+    """Returns whether the kernel takes these shapes."""
     tiled = kv_heads in (1, 2, 4, 8) or kv_heads % 8 == 0  # pairs of a key and a value head, packed in 32 bits
     return dtype == cached == jnp.bfloat16 and head_dim % LANES == 0 and page % 8 == 0 and page <= BLOCK and tiled
 
@@ -37,7 +37,8 @@ def attention(
     soft_cap: float | None,
     kernel: Any = ragged_paged_attention.ragged_paged_attention,
 ) -> Float[Array, "R N H"]:
-    """attention.attention, over the cache's pages. `kernel`: ragged_paged_attention or what has its arguments."""
+    """Returns attention.attention over the cache's pages. `kernel`: ragged_paged_attention, or a function with its
+    arguments."""
     R, blocks = q.shape[0], rows.table.shape[1]
     size = max(1, TABLE // blocks)
     outs = []

@@ -1,4 +1,4 @@
-"""The one place that imports Pallas for NVIDIA GPUs (Mosaic GPU): what moves between jax's versions moves here."""
+"""The only import of Pallas for NVIDIA GPUs (Mosaic GPU); names that move between versions of jax are fixed here."""
 
 from __future__ import annotations
 

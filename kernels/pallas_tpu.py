@@ -1,5 +1,6 @@
-"""The one place that imports Pallas for TPUs and jax's ready kernels there: what moves between jax's versions moves
-here."""
+"""The only import of Pallas for TPUs and of jax's kernels there; names that move between versions of jax are fixed
+here.
+"""
 
 from __future__ import annotations
 

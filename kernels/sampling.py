@@ -1,20 +1,22 @@
-"""Sampling law 1: which token a row draws, from logits, a seed, a position, a temperature and a threshold.
+"""Sampling law 1: the token that a row samples, from logits, a seed, a position, a temperature and a threshold.
 
-The law, fixed for good (another law is another number):
-  1. noise(seed, position, word) = threefry-2x32 with key = seed and counter = (position, word), first output word;
-     u = ((bits >> 1) + 0.5) * 2^-31 in float32, at most 1 - 2^-24 (where rounding would give 1), E = -log1p(-u) (a series
-     below 0.01), G = -log E, a standard Gumbel number, always finite.
+The law never changes; another law gets another number.
+  1. noise(seed, position, word) is the first output word of threefry-2x32 with key = seed and counter = (position,
+    word).
+     u = ((bits >> 1) + 0.5) * 2^-31 in float32, at most 1 - 2^-24 (where rounding would give 1). E = -log1p(-u), by a
+     series below 0.01. G = -log E is a standard Gumbel number, always finite.
   2. Token ids are cut into tiles of 1024. The score of a tile is the log-sum-exp of logits/temperature over its allowed
      ids, plus G with word = 2^31 + tile. The tile with the highest score wins.
-  3. Inside it, the id with the highest logits/temperature + G, word = id, wins. Ties go to the lowest id.
+  3. Inside that tile, the id with the highest logits/temperature + G wins, with word = id. Ties go to the lowest id.
   4. Temperature 0 is argmax without noise.
-  5. Ids whose logit is below the row's threshold (top-k, top-p: kernels/thresholds.py) are not allowed; noise and tiles
-     stay what they are, and ids that tie with the threshold are all kept.
-By the Gumbel-max theorem (twice) the id follows softmax(logits/temperature) exactly. The tag 2^31 keeps the noise of tile t
-and of id t apart: without it ids 0 and 1 come out at twice and at zero times their probability.
+  5. Ids whose logit is below the row's threshold (top-k, top-p: kernels/thresholds.py) are not allowed. Noise and tiles
+     stay the same. All ids that tie with the threshold are allowed.
+By the Gumbel-max theorem, applied twice, the id follows softmax(logits/temperature) exactly. The tag 2^31 separates the
+noise of tile t from that of id t. Without it, ids 0 and 1 have twice and zero times their probability.
 
-Invariant: a row's result depends on that row's inputs alone. Log-probs and entropies are those of the law, temperature and
-threshold included; at temperature 0, those of temperature 1. This is the reference of the kernels that share its signature.
+Invariant: a row's result depends on that row's inputs alone. Log-probs and entropies are those of the law, with
+temperature and threshold; at temperature 0 they are those of temperature 1. The kernels with this signature are tested
+against it.
 """
 
 from __future__ import annotations
@@ -33,20 +35,22 @@ TILE_TAG = 1 << 31
 
 
 class Drawn(NamedTuple):
-    """What R rows drew. `logprobs` and `entropies` (nats) are the law's; `plain` is the token's log-prob at temperature 1
-    with every id allowed that is not -inf, `favourites` the lowest id with the highest logit."""
+    """The samples of R rows.
+
+    `logprobs` and `entropies` (nats) are those of the law. `plain` is the token's log-prob at temperature 1 over every
+    id that is not -inf. `argmax_tokens`: the lowest id with the highest logit."""
 
     tokens: Int[Array, " R"]
     logprobs: Float[Array, " R"]
     entropies: Float[Array, " R"]
     plain: Float[Array, " R"]
-    favourites: Int[Array, " R"]
+    argmax_tokens: Int[Array, " R"]
 
 
 def gumbel(
     seeds: UInt32[Array, "R 2"], positions: Int[Array, " R"], words: UInt32[Array, "R W"]
 ) -> Float[Array, "R W"]:
-    """Standard Gumbel numbers, float32, one for each row and word."""
+    """Returns standard Gumbel numbers, float32, one for each row and word."""
     bits = threefry.first_word(jnp, seeds[:, :1], seeds[:, 1:], positions[:, None].astype(jnp.uint32), words)
     u = jnp.minimum(((bits >> 1).astype(jnp.float32) + 0.5) * (2.0**-31), 1.0 - 2.0**-24)
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
@@ -54,8 +58,9 @@ def gumbel(
 
 
 def first_highest(scores: Float[Array, "R W"]) -> Int[Array, " R"]:
-    """The lowest id with the highest score: argmax as two plain reductions, because XLA:CPU runs that of argmax, and the
-    noise fused into it, one number at a time."""
+    """Returns the lowest id with the highest score: argmax as two plain reductions.
+
+    XLA:CPU computes argmax, and the noise fused into it, one number at a time."""
     width = scores.shape[-1]
     highest = scores == jnp.max(scores, axis=-1, keepdims=True)
     return jnp.min(jnp.where(highest, jnp.arange(width, dtype=jnp.int32), width - 1), axis=-1)
@@ -68,10 +73,10 @@ def sample(
     temperatures: Float[Array, " R"],
     thresholds: Float[Array, " R"] | None = None,
 ) -> Drawn:
-    """Draws one token a row.
+    """Samples one token a row.
 
-    `positions` are absolute: of the token that is drawn, prompt included. Logits are float32; -inf marks an id that is
-    not allowed. `thresholds`: ids with a lower logit are not allowed (-inf: none); None: no row has any."""
+    `positions`: absolute position of the sampled token, prompt included. Logits are float32; -inf marks an id that is
+    not allowed. `thresholds`: ids with a lower logit are not allowed (-inf: none); None: no row has a threshold."""
     rows, vocab = logits.shape
     greedy = temperatures == 0
     scaled = logits / jnp.where(greedy, 1.0, temperatures)[:, None]

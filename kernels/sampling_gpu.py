@@ -1,8 +1,8 @@
-"""Statistics of the law's tiles on NVIDIA GPUs (Mosaic GPU, Hopper and later): one warpgroup a row and group of tiles.
+"""Statistics of the sampling law's tiles on NVIDIA GPUs (Mosaic GPU, Hopper and later): one warpgroup a row and group
+of tiles.
 
-Tiles know nothing of each other, so no program waits for another. Logits go straight to registers, eight a thread.
-
-Invariant: as of the tile math (tiles.of_tile). What it refuses: shapes for which `serves` is False.
+Tiles are independent, so no program waits for another. Logits are loaded into registers, eight a thread. Invariant:
+that of the tile math (tiles.of_tile). It refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from jaxtyping import Array, Float
 from jaxrl_post.kernels import tiles
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 
-TILES = 8  # of one program: 32 KiB of logits
+TILES = 8  # tiles of one program: 32 KiB of logits
 ALIGNED = 4  # numbers of one 16-byte load
 
 
 def serves(rows: int, vocab: int) -> bool:
-    """Whether the kernel takes these shapes."""
+    """Returns whether the kernel takes these shapes."""
     return vocab >= tiles.TILE and vocab % ALIGNED == 0
 
 
 def statistics(
     logits: Float[Array, "R V"], lowest: Float[Array, " R"], inverse: Float[Array, " R"], *, interpret: Any = None
 ) -> tiles.Statistics:
-    """Of every tile, from float32 logits; `lowest` and `inverse` as of tiles.row_numbers."""
+    """Returns the statistics of every tile, from float32 logits. `lowest` and `inverse` come from tiles.row_numbers."""
     rows, vocab = logits.shape
     num = -(-vocab // tiles.TILE)
     out = jax.ShapeDtypeStruct((rows, num), jnp.float32)
@@ -45,12 +45,15 @@ def statistics(
 
 
 def _kernel(vocab: int, num: int):
+    """Returns the kernel body for `vocab` ids in `num` tiles."""
+
     def kernel(logits_ref, lowest_ref, inverse_ref, *out_refs):
         row, first = lax.axis_index("row"), lax.axis_index("group") * TILES
         lowest, inverse = lowest_ref[row], inverse_ref[row]
 
         def begin(tile):
-            """The last tile may be short: it is read from further left, so that no load leaves the row."""
+            """Returns the first id to load. A short last tile is loaded from further left, so that no load leaves the
+            row."""
             return jnp.minimum(tile * tiles.TILE, vocab - tiles.TILE)
 
         def load(tile):

@@ -1,6 +1,6 @@
-"""Statistics of the law's tiles on TPU: a grid of 8 rows x 8 tiles, every logit read once.
+"""Statistics of the sampling law's tiles on TPU: a grid of 8 rows x 8 tiles, every logit read once.
 
-Invariant: as of the tile math (tiles.of_tile). What it refuses: shapes for which `serves` is False.
+Invariant: that of the tile math (tiles.of_tile). It refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from jaxrl_post.kernels import tiles
 from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 
 ROWS = 8
-TILES = 8  # of one block: 256 KiB of logits
+TILES = 8  # tiles of one block: 256 KiB of logits
 LANES = 128
 
 
 def serves(rows: int, vocab: int) -> bool:
-    """Whether the kernel takes these shapes."""
+    """Returns whether the kernel takes these shapes."""
     return vocab >= tiles.TILE
 
 
 def statistics(
     logits: Float[Array, "R V"], lowest: Float[Array, " R"], inverse: Float[Array, " R"], *, interpret: Any = False
 ) -> tiles.Statistics:
-    """Of every tile, from float32 logits; `lowest` and `inverse` as of tiles.row_numbers."""
+    """Returns the statistics of every tile, from float32 logits. `lowest` and `inverse` come from tiles.row_numbers."""
     rows, vocab = logits.shape
     num = -(-vocab // tiles.TILE)
     width = -(-num // LANES) * LANES
@@ -47,6 +47,8 @@ def statistics(
 
 
 def _kernel(vocab: int):
+    """Returns the kernel body for `vocab` ids."""
+
     def kernel(logits_ref, rows_ref, out_ref):
         block = pl.program_id(1)
 

@@ -1,7 +1,7 @@
 """Threefry-2x32 (Salmon et al., SC 2011; 20 rounds) in plain 32-bit integer arithmetic, over numpy or jax.numpy.
 
-Invariant: equal, bit for bit, on every backend, because it uses 32-bit add, xor and rotate only. It holds no state: the
-same key and counter always give the same word.
+Invariant: bits are equal on every backend, because it uses 32-bit add, xor and rotate only. It holds no state: the same
+key and counter always give the same word.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ PARITY = 0x1BD11BDA
 
 
 def first_word(xp, key0, key1, count0, count1):
-    """uint32: the first output word for key (key0, key1) and counter (count0, count1); all broadcastable uint32 arrays.
+    """Returns uint32: the first output word for key (key0, key1) and counter (count0, count1).
 
-    `xp` is numpy or jax.numpy."""
+    All four are broadcastable uint32 arrays. `xp` is numpy or jax.numpy."""
     u32 = xp.uint32
     keys = (key0, key1, key0 ^ key1 ^ u32(PARITY))
     x0, x1 = count0 + keys[0], count1 + keys[1]

@@ -1,10 +1,11 @@
 """Top-k and top-p as one number a row: ids whose logit is below it are not allowed.
 
-As vLLM applies them: temperature first, then the k highest, then the shortest head of the falling order that holds at least
-the share p of what k left. Ids that tie with the last one kept are all kept.
+The cuts are those of vLLM: temperature first, then the k highest ids. Of those, the shortest prefix in falling order
+that holds at least the share p remains. Ids that tie with the last kept id are all kept.
 
-The number is found by halving the sorted bit patterns of float32: 32 counts for k, 32 masses for p, each one pass over
-the row. So nothing is sorted, a vocabulary split over devices needs only sums, and the answer is a logit of the row itself.
+The number is found by bisection over the sorted bit patterns of float32: 32 counts for k, 32 masses for p, each in one
+pass over the row. So nothing is sorted, a vocabulary split over devices needs only sums, and the result is a logit of
+the row itself.
 
 Invariant: a row's threshold depends on that row's inputs alone.
 """
@@ -24,8 +25,10 @@ SIGN = np.uint32(1 << 31)
 def find(
     logits: Float[Array, "R V"], temperatures: Float[Array, " R"], top_k: Int[Array, " R"], top_p: Float[Array, " R"]
 ) -> Float[Array, " R"]:
-    """The lowest logit that is allowed, float32; -inf where nothing is cut: top_k 0 and top_p >= 1, or temperature 0,
-    whose argmax no cut can change. Logits are float32; -inf marks an id that is not allowed."""
+    """Returns the lowest allowed logit, float32; -inf where nothing is cut.
+
+    Nothing is cut with top_k 0 and top_p >= 1, nor at temperature 0, whose argmax no cut can change. Logits are
+    float32; -inf marks an id that is not allowed."""
     vocab = logits.shape[-1]
     keys = _keys(logits)
     with jax.named_scope("top_k"):
@@ -44,12 +47,13 @@ def find(
 
 
 def _keys(values: Float[Array, "R V"]) -> UInt32[Array, "R V"]:
-    """Unsigned integers in the order of the floats."""
+    """Returns unsigned integers in the order of the floats."""
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     return jnp.where(bits >= SIGN, ~bits, bits | SIGN)
 
 
 def _values(keys: UInt32[Array, " R"]) -> Float[Array, " R"]:
+    """Returns the floats of `_keys`."""
     bits = jnp.where(keys >= SIGN, keys ^ SIGN, ~keys)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
@@ -57,7 +61,7 @@ def _values(keys: UInt32[Array, " R"]) -> Float[Array, " R"]:
 def _largest(
     keys: UInt32[Array, "R V"], enough: Callable[[Bool[Array, "R V"]], Bool[Array, " R"]]
 ) -> UInt32[Array, " R"]:
-    """The largest key of each row for which the ids at or above it are enough."""
+    """Returns the largest key of each row for which the ids at or above it are enough."""
 
     def bit(number, found):
         higher = found | (SIGN >> jnp.uint32(number))

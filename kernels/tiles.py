@@ -1,10 +1,12 @@
-"""Sampling law 1 by tiles: what a kernel finds out about each tile of 1024 ids, and how a row is drawn from that.
+"""Sampling law 1 by tiles: the statistics that a kernel computes of each tile of 1024 ids, and how a row samples from
+them.
 
-The vocabulary is read once, by the kernel, which needs no noise: four numbers a tile. The rest touches a thousandth of it:
-noise for every tile, then for the ids of the winning tile. A device that holds a part of the vocabulary (whole tiles) draws
-among its own ids, and eight numbers a row from each device decide.
+The kernel reads the vocabulary once and needs no noise; it returns four numbers a tile. The rest touches a thousandth
+of the vocabulary: noise for every tile, then for the ids of the winning tile. A device that holds a part of the
+vocabulary (whole tiles) samples among its own ids. Eight numbers a row from each device then decide.
 
-Invariant: as of kernels/sampling.py, whose law and noise these are; a row's result depends on that row's inputs alone.
+Invariant: that of kernels/sampling.py, whose law and noise these are. A row's result depends on that row's inputs
+alone.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from jaxtyping import Array, Float, Int, UInt32
 from jaxrl_post.kernels import sampling
 
 TILE = sampling.TILE
-LOWEST = -1e30  # stands for -inf: its differences are numbers
+LOWEST = -1e30  # replaces -inf, so that differences are finite
 
 
 class Statistics(NamedTuple):
-    """Of each tile, float32: `peak`, the highest logit; over all its ids `whole` = sum exp(logit - peak); over those that
-    the threshold allows, with z = (logit - peak) / temperature, `mass` = sum exp(z) and `moment` = sum z exp(z)."""
+    """Of each tile, float32.
+
+    peak: the highest logit. whole: sum exp(logit - peak) over all ids. With z = (logit - peak) / temperature, over the
+    ids that the threshold allows: mass = sum exp(z), moment = sum z exp(z)."""
 
     peak: Float[Array, "R tiles"]
     whole: Float[Array, "R tiles"]
@@ -31,8 +35,10 @@ class Statistics(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a part of the vocabulary knows of R rows: its best score, whose id and logit; of its allowed ids peak / T,
-    mass and moment as above; of all its ids peak, mass and the first one at the peak."""
+    """What one part of the vocabulary contributes to R rows.
+
+    score, token, logit: best score, its id and its logit. peak, mass, moment: of the allowed ids, with peak / T. top,
+    whole, argmax_token: peak and mass of all ids, and the first id at the peak."""
 
     score: Float[Array, " R"]
     token: Int[Array, " R"]
@@ -42,12 +48,13 @@ class Part(NamedTuple):
     moment: Float[Array, " R"]
     top: Float[Array, " R"]
     whole: Float[Array, " R"]
-    favourite: Int[Array, " R"]
+    argmax_token: Int[Array, " R"]
 
 
 def of_tile(logits, there, lowest, inverse):
-    """The tile math of every backend, over the last axis, which is kept: `there` bool says which numbers are logits of this
-    tile, `lowest` and `inverse` (1 / temperature) broadcast. (peak, whole, mass, moment)."""
+    """Returns (peak, whole, mass, moment) over the last axis, which is kept: the tile math of every backend.
+
+    `there` bool: which numbers are logits of this tile. `lowest` and `inverse` (1 / temperature) broadcast."""
     logits = jnp.where(there, jnp.maximum(logits, LOWEST), LOWEST)
     peak = jnp.max(logits, axis=-1, keepdims=True)
     below = logits - peak
@@ -60,7 +67,7 @@ def of_tile(logits, there, lowest, inverse):
 def row_numbers(
     temperatures: Float[Array, " R"], thresholds: Float[Array, " R"] | None
 ) -> tuple[Float[Array, " R"], Float[Array, " R"]]:
-    """(lowest, inverse): the lowest logit that is allowed, never below a tenth of LOWEST, and 1 / temperature."""
+    """Returns (lowest, inverse): the lowest allowed logit, never below a tenth of LOWEST, and 1 / temperature."""
     lowest = jnp.full_like(temperatures, LOWEST / 10) if thresholds is None else jnp.maximum(thresholds, LOWEST / 10)
     return lowest, 1.0 / jnp.where(temperatures == 0, 1.0, temperatures)
 
@@ -74,7 +81,7 @@ def part(
     thresholds: Float[Array, " R"] | None,
     first: Int[Array, ""] | int = 0,
 ) -> Part:
-    """Draws among the ids of `logits`, whose first tile is the vocabulary's tile `first`."""
+    """Samples among the ids of `logits`, whose first tile is the vocabulary's tile `first`."""
     greedy, (lowest, inverse) = temperatures == 0, row_numbers(temperatures, thresholds)
     allowed = found.mass > 0
     peaks = jnp.where(allowed, found.peak * inverse[:, None], LOWEST)
@@ -95,12 +102,12 @@ def part(
         moment=jnp.sum(moment, axis=-1),
         top=top,
         whole=jnp.sum(jnp.exp(found.peak - top[:, None]) * found.whole, axis=-1),
-        favourite=_favourite(logits, found.peak) + first * TILE,
+        argmax_token=_argmax(logits, found.peak) + first * TILE,
     )
 
 
 def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
-    """What the score of a tile has above its scaled peak: the log of its mass, and its Gumbel number."""
+    """Returns what a tile's score has above its scaled peak: the log of its mass, and its Gumbel number."""
     rows, tiles = found.mass.shape
     words = jnp.uint32(sampling.TILE_TAG) + jnp.arange(tiles, dtype=jnp.uint32) + jnp.asarray(first).astype(jnp.uint32)
     noise = sampling.gumbel(seeds, positions, jnp.broadcast_to(words, (rows, tiles)))
@@ -108,13 +115,13 @@ def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array 
 
 
 def _tile(logits: Array, tile: Array) -> tuple[Array, Array, Array]:
-    """Of each row's tile [R]: the columns [R, TILE], which of them there are, and their logits."""
+    """Returns, of each row's tile [R]: the columns [R, TILE], whether each exists, and their logits."""
     column, vocab = tile[:, None] * TILE + jnp.arange(TILE, dtype=jnp.int32), logits.shape[-1]
     return column, column < vocab, jnp.take_along_axis(logits, jnp.minimum(column, vocab - 1), axis=-1)
 
 
-def _favourite(logits: Array, peaks: Array) -> Int[Array, " R"]:
-    """The first column with the highest logit."""
+def _argmax(logits: Array, peaks: Array) -> Int[Array, " R"]:
+    """Returns the first column with the highest logit."""
     tile = sampling.first_highest(peaks)
     _, there, raw = _tile(logits, tile)
     return tile * TILE + sampling.first_highest(jnp.where(there, raw, -jnp.inf))
@@ -130,7 +137,7 @@ def _inside(
     inverse: Array,
     first: Array | int,
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """The id that wins in each row's best tile, and its logit."""
+    """Returns the winning id in each row's best tile, and its logit."""
     column, there, raw = _tile(logits, best)
     ids = column + first * TILE
     noise = jnp.where(greedy[:, None], 0.0, sampling.gumbel(seeds, positions, ids.astype(jnp.uint32)))
@@ -140,7 +147,7 @@ def _inside(
 
 
 def drawn(parts: Part, temperatures: Float[Array, " R"]) -> sampling.Drawn:
-    """The rows' draws from the parts of the vocabulary, [parts, R] in rising order of ids."""
+    """Returns the rows' samples from the parts of the vocabulary, [parts, R] in rising order of ids."""
     inverse = row_numbers(temperatures, None)[1]
     winner = jnp.argmax(parts.score, axis=0)[None]
     token, logit = (jnp.take_along_axis(x, winner, axis=0)[0] for x in (parts.token, parts.logit))
@@ -149,7 +156,7 @@ def drawn(parts: Part, temperatures: Float[Array, " R"]) -> sampling.Drawn:
     mass = jnp.sum(share * parts.mass, axis=0)
     moment = jnp.sum(jnp.where(parts.mass > 0, share * (parts.moment + apart * parts.mass), 0.0), axis=0)
     whole = jnp.sum(jnp.exp(parts.top - top) * parts.whole, axis=0)
-    likeliest = jnp.take_along_axis(parts.favourite, sampling.first_highest(parts.top.T)[None], axis=0)[0]
+    likeliest = jnp.take_along_axis(parts.argmax_token, sampling.first_highest(parts.top.T)[None], axis=0)[0]
     return sampling.Drawn(
         token,
         logit * inverse - peak - jnp.log(mass),

@@ -1,11 +1,11 @@
-"""verify_sample: sampling law 1, by the kernel of the platform where there is one.
+"""verify_sample: sampling law 1, by the platform's kernel where one serves the shapes.
 
-Every row's token is drawn from its own logits; a candidate is right when it equals that token, so to verify is to sample.
-On TPU and on NVIDIA GPUs a kernel reads the vocabulary once (sampling_tpu.py, sampling_gpu.py) and kernels/tiles.py draws
-from what it found; elsewhere, and for shapes that no kernel serves, it is the reference, kernels/sampling.py, itself.
+Every row samples from its own logits. A candidate is right when it equals the sample, so to verify is to sample. On TPU
+and on NVIDIA GPUs a kernel reads the vocabulary once (sampling_tpu.py, sampling_gpu.py), and kernels/tiles.py samples
+from its statistics. Elsewhere, and for shapes that no kernel serves, the reference runs (kernels/sampling.py).
 
-Invariant: the law and its noise are the reference's on every platform; sums may round apart, so across platforms tokens
-differ at near ties only.
+Invariant: law and noise are the reference's on every platform. Sums may round differently, so tokens differ across
+platforms at near ties only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ KERNELS = {"tpu": sampling_tpu, "cuda": sampling_gpu}
 
 
 class Shards(NamedTuple):
-    """A vocabulary over several devices: `run(draw)` is `draw(logits, ...)` run by each device on its own ids, in rising
-    order along the mesh axis `axis`, which has `count` devices."""
+    """A vocabulary split over several devices.
+
+    `run(draw)` is `draw(logits, ...)`, run by each device on its own ids, in rising order along the mesh axis `axis` of
+    `count` devices."""
 
     run: Callable
     axis: str
@@ -39,7 +41,9 @@ def verify_sample(
     thresholds: Float[Array, " R"] | None = None,
     shards: Shards | None = None,
 ) -> sampling.Drawn:
-    """sampling.sample. `shards`: how the kernels, which the compiler cannot split, are given to several devices."""
+    """Samples as sampling.sample does.
+
+    `shards`: how kernels, which the compiler cannot split, run on several devices."""
     rows, vocab = logits.shape
     here = vocab if shards is None else _padded(vocab, shards) // shards.count
     drawing = {
@@ -55,7 +59,7 @@ def verify_sample(
 
 
 def drawn_by(statistics: Callable, shards: Shards | None = None) -> Callable:
-    """sampling.sample out of a kernel for the statistics of tiles."""
+    """Returns sampling.sample, made from a kernel for the statistics of tiles."""
 
     def draw(logits, seeds, positions, temperatures, thresholds):
         found = _folded(statistics)(logits, *tiles.row_numbers(temperatures, thresholds))
@@ -72,13 +76,13 @@ def drawn_by(statistics: Callable, shards: Shards | None = None) -> Callable:
 
 
 def _padded(vocab: int, shards: Shards) -> int:
-    """The next vocabulary that gives every device the same number of whole tiles."""
+    """Returns the next vocabulary size that gives every device the same number of whole tiles."""
     whole = tiles.TILE * shards.count
     return -(-vocab // whole) * whole
 
 
 def _folded(statistics: Callable) -> Callable:
-    """`statistics`, which mapped is one call with all rows: rows know nothing of each other."""
+    """Returns `statistics`, which under vmap is one call with all rows, because rows are independent."""
     run = jax.custom_batching.custom_vmap(statistics)
 
     @run.def_vmap

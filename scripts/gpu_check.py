@@ -296,13 +296,12 @@ def decode(
     import jax
     import jax.numpy as jnp
 
+    from jaxrl_post.engine.row_engine import EngineSettings
+
     most = -(-(max(contexts) + (TURNS + 1) * STEPS + 1) // PAGE) * PAGE
     params = random_weights(model)
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
-    engine = filled_engine()(
-        model,
-        params,
-        mesh_of_one(),
+    settings = EngineSettings(
         slots=max(batches),
         max_length=most,
         page_size=PAGE,
@@ -312,8 +311,8 @@ def decode(
         steps_per_dispatch=STEPS,
         refill_slots=1,
         dtype=jnp.bfloat16,
-        cost=any_cost(batches),
     )
+    engine = filled_engine(model, params, mesh_of_one(), settings, cost=any_cost(batches))
     for batch, context in ((b, c) for c in contexts for b in batches):
         key = f"decode.{name}.batch_{batch}_context_{context}"
         if not deadline.reaches(key, 8.0):
@@ -337,18 +336,22 @@ def mesh_of_one() -> Any:
     return mesh.make_mesh()
 
 
-def filled_engine() -> type:
-    """A row engine that takes prompts as computed already: their pages hold what was there before, and how long a step
-    takes depends on lengths, not on values."""
+def filled_engine(*arguments: Any, **more: Any) -> Any:
+    """Returns a row engine that takes prompts as computed already.
+
+    Their pages hold what was there before. The time of a step depends on lengths, not on values."""
     from jaxrl_post.engine.row_engine import RowEngine
 
-    class Filled(RowEngine):
-        def _seat(self, replica, live, entry):
-            out = super()._seat(replica, live, entry)
-            live.filled = live.shared
-            return out
+    engine = RowEngine(*arguments, **more)
+    seat = engine.admission.seat
 
-    return Filled
+    def filled(replica, sequence, entry):
+        out = seat(replica, sequence, entry)
+        sequence.num_computed = sequence.shared
+        return out
+
+    engine.admission.seat = filled
+    return engine
 
 
 def turns(engine: Any, batch: int, context: int) -> Iterator[float]:

@@ -109,7 +109,7 @@ class Arm:
         steps: int,
     ):
         from jaxrl_post.engine.host.wire import UPLOAD
-        from jaxrl_post.engine.row_engine import RowEngine
+        from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
         from jaxrl_post.engine.speculation.registry import DRAFTERS
         from jaxrl_post.engine.speculation.speculation import Drafting
         from jaxrl_post.parallel import mesh as meshes
@@ -133,14 +133,16 @@ class Arm:
             stage.model,
             stage.params,
             meshes.make_mesh(),
-            slots=slots,
-            max_length=c.max_length,
-            page_size=c.page_size,
-            pages=2 * slots * -(-c.max_length // c.page_size),
-            row_sizes=row_sizes,
-            head_rows=max(row_sizes),
-            steps_per_dispatch=steps,
-            refill_slots=c.refill_slots,
+            EngineSettings(
+                slots=slots,
+                max_length=c.max_length,
+                page_size=c.page_size,
+                pages=2 * slots * -(-c.max_length // c.page_size),
+                row_sizes=row_sizes,
+                head_rows=max(row_sizes),
+                steps_per_dispatch=steps,
+                refill_slots=c.refill_slots,
+            ),
             cost=cost,
             drafting=self._recorded(),
         )
@@ -171,13 +173,13 @@ class Arm:
                 if following is None:
                     return
                 engine.submit(following)
-            phase = out.phases["full_batch" if engine._waiting else "tail"]
-            before = sum(len(live.tokens) for live in engine._here.values())
+            phase = out.phases["full_batch" if engine.admission.waiting else "tail"]
+            before = sum(len(one.tokens) for one in engine.sequences.values())
             begun = time.perf_counter()
             finished = engine.step()
             phase.seconds += time.perf_counter() - begun
             counted = engine.metrics()
-            phase.tokens += sum(map(len, finished)) + sum(len(live.tokens) for live in engine._here.values()) - before
+            phase.tokens += sum(map(len, finished)) + sum(len(one.tokens) for one in engine.sequences.values()) - before
             phase.steps += int(counted["rows/steps"])
             phase.slot_steps += int(counted["rows/decode"])
             phase.accepted += int(counted["spec/num_accepted"])

@@ -1,5 +1,8 @@
-"""Twins of the drafters in plain Python: dictionaries of contexts, lists of suffixes, and the hashed tables word by word
-with Python integers. They share no code with what they check, only the names of classes (column and confidence)."""
+"""Twins of the drafters in plain Python: dictionaries of contexts, lists of suffixes, and hashed tables of Python
+integers.
+
+They share no code with the drafters, only the names of classes (column and confidence).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ WORD = 1 << 32
 
 
 def contexts(answer, context):
-    """(context, token) of every token of an answer, for each order there is room for."""
+    """Yields (context, token) for every token of a rollout, for each order with enough tokens before it."""
     text = [int(t) for t in context] + [int(t) for t in answer]
     for at in range(len(context), len(text)):
         for order in range(1, ORDERS + 1):
@@ -24,7 +27,7 @@ def confidence(times, seen):
 
 
 def winners(answers, context):
-    """Context -> (token, confidence, times seen) of one epoch."""
+    """Returns context -> (token, confidence, times seen) of one epoch."""
     after = {}
     for answer in answers:
         for seen, token in contexts(answer, context):
@@ -33,13 +36,14 @@ def winners(answers, context):
 
 
 def most_frequent(tokens):
-    """(token, confidence, times seen) of what followed a context."""
+    """Returns (token, confidence, times seen) from the tokens that followed a context."""
     token, times = min(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
     return token, confidence(times, len(tokens)), len(tokens)
 
 
 def history(epochs, context):
-    """Context -> (token, confidence, times seen), newer epochs over older ones, what back-off gives anyway left out."""
+    """Returns context -> (token, confidence, times seen), newer epochs over older ones, without contexts that back-off
+    replaces."""
     every = {}
     for answers in epochs:
         every.update(winners(answers, context))
@@ -51,14 +55,14 @@ def history(epochs, context):
 
 
 def voted(old, token):
-    """(token, confidence) of a context after one more sighting, from what it was or None."""
+    """Returns (token, confidence) of a context after one more sighting. `old`: the same before, or None."""
     if old and old[0] == token:
         return token, min(old[1] + 1, 3)
     return (old[0], old[1] - 1) if old and old[1] else (token, 0)
 
 
 class Live(dict):
-    """Context -> (token, confidence) of running answers; what becomes settled in one step is learned at once."""
+    """Context -> (token, confidence) of running rollouts. Tokens settled in one step are learned at once."""
 
     def learn(self, news):
         new = {}
@@ -69,7 +73,8 @@ class Live(dict):
 
 
 def candidates(text, sources, rates):
-    """(rate, -column, token, class) of what the sources (context -> (token, confidence, ..)) know, best first."""
+    """Returns (rate, -column, token, class) of every entry that the sources (context -> (token, confidence, ..)) have,
+    best first."""
     out = []
     for number, source in enumerate(sources):
         for order in range(ORDERS, 0, -1):
@@ -81,7 +86,7 @@ def candidates(text, sources, rates):
 
 
 def draft(text, sources, rates, width, length, branch=0):
-    """The chain of at most `width` tokens behind a text, its values, and the candidates for the first."""
+    """Returns the chain of at most `width` tokens behind a text, its values, and the candidates for the first token."""
     text, chain, values = [int(t) for t in text], [], []
     first = found = candidates(text, sources, rates)
     value = 1.0
@@ -100,7 +105,7 @@ def draft(text, sources, rates, width, length, branch=0):
 
 
 def suffix_draft(text, answers, context, weights, window, length, branch=0):
-    """The paper's draft, and what each match length says first: {match length: token}."""
+    """Returns the paper's draft, and the first token of each match length: {match length: token}."""
     pool = []
     weight = []
     for answer, w in zip(answers, weights):
@@ -132,7 +137,7 @@ def stir(x):
 
 
 def hashed(context, salt):
-    """(key, fingerprint) of a context, in Python integers."""
+    """Returns (key, fingerprint) of a context, in Python integers."""
     state = 0x9E3779B9
     for order, token in enumerate(reversed(context), 1):
         state = stir(state ^ (token << 3 | order))
@@ -141,7 +146,7 @@ def hashed(context, salt):
 
 
 class Hashed:
-    """One table of `size` entries as a list of integers, read like a dict of contexts."""
+    """A table of `size` entries as a list of integers, read like a dict of contexts."""
 
     def __init__(self, size, salt, entries=None):
         self.size, self.salt = size, salt

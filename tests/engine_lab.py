@@ -1,4 +1,4 @@
-"""Engines, requests and comparisons for the equality suites, small and large."""
+"""Engines, requests and comparisons for the equality suites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy_cached
 import sampler
 
 from jaxrl_post.engine import step_cost
-from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
@@ -33,16 +33,27 @@ DRAFTED = dict(width=6, entries=1 << 18, live=1 << 10)
 
 @functools.cache
 def weights(seed: int, config: decoder.ModelConfig = TINY) -> dict:
-    """Random weights whose logits have a standard deviation of about 1.5, so that an answer depends on its text."""
+    """Returns random weights whose logits have a standard deviation of about 1.5, so that a rollout depends on its
+    text."""
     params = decoder.init(config, seed)
     params["embed"] = params["embed"] * 1.5
     return params
 
 
 def engine(params=None, config: decoder.ModelConfig = TINY, mesh=None, **changes) -> RowEngine:
+    """Returns an engine of BASE with changes, on weights placed on its mesh."""
     mesh = mesh or meshes.make_mesh()
     placed = meshes.put(params or weights(0, config), meshes.param_shardings(mesh, decoder.axes(config), "engine"))
-    return RowEngine(config, placed, mesh, **{**BASE, **changes})
+    return made(config, placed, mesh, **changes)
+
+
+def made(config: decoder.ModelConfig, params, mesh, **changes) -> RowEngine:
+    """Returns an engine of BASE with changes. `changes`: fields of EngineSettings, and arguments of RowEngine."""
+    given = {**BASE, **changes}
+    settings = {
+        field.name: given.pop(field.name) for field in dataclasses.fields(EngineSettings) if field.name in given
+    }
+    return RowEngine(config, params, mesh, EngineSettings(**settings), **given)
 
 
 def requests(
@@ -58,8 +69,10 @@ def requests(
     exact: int = 0,
     cuts=((0, 1.0),),
 ) -> list[Request]:
-    """`count` requests, `samples` to a prompt, with random prompts, limits and temperatures; `exact`: all answers have
-    just so many tokens; `cuts`: (top_k, top_p), taken in turn like the temperatures."""
+    """Returns `count` requests, `samples` of each prompt, with random prompts, limits and temperatures.
+
+    `exact`: every rollout has exactly this many tokens. `cuts`: (top_k, top_p) pairs, used in turn like the
+    temperatures."""
     noise, out = np.random.default_rng(seed), []
     while len(out) < count:
         index = len(out) // samples
@@ -88,7 +101,7 @@ def requests(
 def groups_of(
     asked: list[Request], out: dict[RolloutId, Rollout], epoch: int = 0, vary: float = 0.0, vocab: int = TINY.vocab_size
 ) -> list[Group]:
-    """The answers, prompt by prompt, as groups of an epoch; a share `vary` of the tokens is changed."""
+    """Returns the rollouts as groups of an epoch, prompt by prompt. A share `vary` of the tokens is changed."""
     noise, by_prompt = np.random.default_rng(epoch), {}
     for request in asked:
         rollout = out[request.rollout_id]
@@ -118,7 +131,7 @@ def drafting(
     slots: int = BASE["slots"],
     shared: int = 3 << 12,
 ) -> Drafting:
-    """A drafter by name, with these groups behind it, in order."""
+    """Returns the host side of a drafter by name, after these groups were recorded in order."""
     history = History(epochs=2, max_bytes=1 << 26)
     made = Drafting(
         DRAFTERS[name](vocab=vocab, **DRAFTED),
@@ -135,7 +148,7 @@ def drafting(
 
 
 def run(engine: RowEngine, asked: list[Request], *, submit_at: list[int] | None = None) -> dict[RolloutId, Rollout]:
-    """Every answer. `submit_at`: the turn at which each request is handed in (default: all at once)."""
+    """Returns every rollout. `submit_at`: the turn at which each request is submitted (default: all at once)."""
     submit_at = submit_at or [0] * len(asked)
     out: dict[RolloutId, Rollout] = {}
     for turn in range(100000):
@@ -150,7 +163,7 @@ def run(engine: RowEngine, asked: list[Request], *, submit_at: list[int] | None 
 
 
 def same_bits(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout]) -> bool:
-    """Same rollouts, tokens, log-probs, entropies and endings, bit for bit."""
+    """Returns whether two runs have the same rollouts, tokens, log-probs, entropies and endings, bit for bit."""
     return a.keys() == b.keys() and all(
         a[k].tokens.tobytes() == b[k].tokens.tobytes()
         and a[k].logprobs.tobytes() == b[k].logprobs.tobytes()
@@ -161,7 +174,7 @@ def same_bits(a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout]) -> bool:
 
 
 def reference(request: Request, params, config=TINY) -> list[sampler.Draw]:
-    """The independent sampler's answer."""
+    """Returns the independent sampler's rollout."""
     law = request.sampling
     return sampler.generate(
         params,
@@ -179,7 +192,7 @@ def reference(request: Request, params, config=TINY) -> list[sampler.Draw]:
 def against_sampler(
     out: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY, close: float = 1e-4
 ) -> list[str]:
-    """What the independent sampler has to object to."""
+    """Returns the objections of the independent sampler."""
     objections = []
     for request in asked:
         got = out[request.rollout_id]
@@ -192,7 +205,7 @@ def against_sampler(
 
 
 def with_guesses(request: Request, guesses) -> Request:
-    """The request with candidates for its tokens, right or wrong."""
+    """Returns the request with candidates for its tokens, right or wrong."""
     size = len(guesses)
     prefix = Rollout(
         id=request.rollout_id,
@@ -213,7 +226,9 @@ def with_guesses(request: Request, guesses) -> Request:
 def park_and_resume(
     engine: RowEngine, asked: list[Request], *, mode: str, seed: int = 0, chance: float = 0.15
 ) -> tuple[dict[RolloutId, Rollout], int]:
-    """As `run`, but every request may be parked after any dispatch and is handed in again `mode`; how often that was."""
+    """Runs as `run` does, parks requests at random after dispatches, and submits them again with `mode`.
+
+    Returns: the rollouts, and the number of parks."""
     noise, by_id = np.random.default_rng(seed), {r.rollout_id: r for r in asked}
     engine.submit(asked)
     out: dict[RolloutId, Rollout] = {}
@@ -232,8 +247,10 @@ def park_and_resume(
 def first_differences(
     a: dict[RolloutId, Rollout], b: dict[RolloutId, Rollout], asked: list[Request], params, config=TINY
 ) -> tuple[list[float], float]:
-    """Score gaps, by the independent sampler, at the first token where two runs differ, one for each rollout that differs;
-    and the largest log-prob difference before that."""
+    """Returns the score gap at the first token where two runs differ, for each rollout that differs, by the independent
+    sampler.
+
+    Also returns the largest log-prob difference before those tokens."""
     gaps, worst = [], 0.0
     for request in asked:
         one, two = a[request.rollout_id], b[request.rollout_id]
@@ -252,8 +269,10 @@ def first_differences(
 
 
 def kept_across_swaps(rollout: Rollout, request: Request, by_version: dict, config=TINY) -> str:
-    """What a cached one-sequence reference, which switches weights where the rollout's versions do, has to object to. The
-    row that samples a token runs with that token's version, the prompt's other rows with the first token's."""
+    """Returns the objections of a cached one-sequence reference that switches weights where the rollout's versions do.
+
+    The row that samples a token runs with that token's version. Other rows of the prompt run with the first token's
+    version."""
     text = [*request.prompt.tokens.tolist(), *rollout.tokens.tolist()]
     versions = [int(rollout.versions[0])] * (request.prompt.tokens.size - 1) + rollout.versions.tolist()
     cached, draws = numpy_cached.Cached(config), []
@@ -267,8 +286,10 @@ def kept_across_swaps(rollout: Rollout, request: Request, by_version: dict, conf
 def swap_in_mid_generation(
     engine: RowEngine, asked: list[Request], new, *, steps: int, mode: str
 ) -> dict[RolloutId, Rollout]:
-    """Every answer of a run whose weights become `new` after `steps` dispatches; live answers go on by `mode`: keep, or,
-    parked and handed in again, recompute or verify (then answers that had finished are verified too)."""
+    """Returns every rollout of a run whose weights become `new` after `steps` dispatches.
+
+    Running rollouts continue by `mode`: keep; or parked and submitted again as recompute or verify. In verify, finished
+    rollouts are verified too."""
     engine.submit(asked)
     out = {r.id: r for _ in range(steps) for r in engine.step()}
     if mode == "keep":
@@ -289,8 +310,9 @@ def swap_in_mid_generation(
 
 
 def recomputed_after_swap(rollout: Rollout, request: Request, new, version: int, config=TINY) -> str:
-    """What a full-forward reference has to object to in the tokens of `version`: over the whole text so far, as if the new
-    weights had computed all of it."""
+    """Returns the objections of a full-forward reference to the tokens of `version`.
+
+    The reference computes the whole text so far with the new weights."""
     first = int(np.argmax(rollout.versions == version))
     draws = []
     for i in range(first, len(rollout)):

@@ -1,7 +1,7 @@
-"""The real engine's tokens against the exact law, by chi-square: for the test and for the show spec-law.
+"""The real engine's tokens against the exact law, by chi-square; for the test and for the show spec-law.
 
-The exact law is that of tests/sampler.py: numpy's full forward, softmax at the temperature, ids cut by sorting. Every
-context that answers of one prompt can reach is a test of its own; their statistics and degrees of freedom add up.
+The exact law is that of tests/sampler.py: numpy's full forward pass, softmax at the temperature, ids cut by sorting.
+Every context that rollouts of one prompt can reach is one test. Their statistics and degrees of freedom are added.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def engine(vocab: int):
 
 
 def answers(engine, law: Sampling, count: int, length: int, *, attempt: int = 0, drafts=None) -> list[tuple[int, ...]]:
-    """`count` answers of at most `length` tokens to one prompt, each with a seed of its own. `drafts`: candidates, one text
-    for each answer."""
+    """Returns `count` rollouts of at most `length` tokens of one prompt, each with its own seed.
+
+    `drafts`: candidates, one text for each rollout."""
     prompt, asked = Prompt(id="law", tokens=PROMPT), []
     for sample in range(count):
         name = RolloutId(0, "train", 0, "law", sample, attempt)
@@ -65,14 +66,16 @@ def answers(engine, law: Sampling, count: int, length: int, *, attempt: int = 0,
 
 
 def drafts(told: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """A few earlier answers, over and over: candidates drawn anew for each answer would follow the law themselves, and hide
-    an acceptance that does not look."""
+    """Returns a few earlier rollouts, repeated.
+
+    Candidates sampled anew for each rollout would follow the law themselves, and hide an acceptance without comparison.
+    """
     return [told[i % FAVOURITES] for i in range(len(told))]
 
 
 @functools.cache
 def exact(vocab: int, text: tuple[int, ...], law: Sampling) -> np.ndarray:
-    """P(next token | prompt + text), [V] float64."""
+    """Returns P(next token | prompt + text), [V] float64."""
     scores = sampler.numpy_llama.forward(lab.weights(0, model(vocab)), model(vocab), [*PROMPT, *text])[-1]
     allowed, edge = sampler.cut(scores, law.temperature, law.top_k, law.top_p)
     assert edge > 1e-5, "another seed of the weights: here rounding would decide which ids are allowed"
@@ -80,7 +83,7 @@ def exact(vocab: int, text: tuple[int, ...], law: Sampling) -> np.ndarray:
 
 
 def by_context(vocab: int, law: Sampling, told: list[tuple[int, ...]], depth: int) -> float:
-    """p-value of the first `depth` tokens, context by context."""
+    """Returns the p-value of the first `depth` tokens, context by context."""
     statistic, freedom = 0.0, 0
     for length in range(depth):
         heads = Counter(t[:length] for t in told if len(t) > length)
@@ -92,7 +95,7 @@ def by_context(vocab: int, law: Sampling, told: list[tuple[int, ...]], depth: in
 
 
 def by_sequence(vocab: int, law: Sampling, told: list[tuple[int, ...]], length: int) -> float:
-    """p-value of whole answers against the product of the conditional laws, over all texts that can end."""
+    """Returns the p-value of whole rollouts against the product of the conditional laws, over all texts with an end."""
     expected, open_texts = {}, {(): 1.0}
     while open_texts:
         text, mass = open_texts.popitem()
@@ -110,7 +113,8 @@ def by_sequence(vocab: int, law: Sampling, told: list[tuple[int, ...]], length: 
 
 
 def pearson(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """Statistic and degrees of freedom; small expected counts pooled. What cannot be and was: infinite."""
+    """Returns statistic and degrees of freedom, with small expected counts pooled. An impossible id that was seen gives
+    infinity."""
     if counts[expected == 0].sum():
         return np.inf, 1
     order = np.argsort(-expected)

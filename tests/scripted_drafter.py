@@ -1,8 +1,8 @@
-"""A drafter that reads its drafts from scripts, so that a test decides which ones are right.
+"""A drafter that reads its drafts from scripts, so that a test decides which drafts are right.
 
-Of each prompt it knows what its answers will be (`truth`, to tell which of them a slot writes) and what to draft at each
-position (`said`; to clones, `cloned`). A slot whose text is none of those in `truth` gets no draft.
-Satisfies the contract of engine/speculation/interface.py.
+For each prompt it has the texts of its rollouts (`truth`), by which it recognises a slot's text. It has the drafts at
+each position (`said`, and `cloned` for clones). A slot whose text is not in `truth` gets no draft. It satisfies
+engine/speculation/interface.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLANK = -1
 
 
 class Tables(NamedTuple):
-    """`truth`, `said` and `cloned` int32[N]: texts of `length` tokens each, those of a prompt end to end; rates f32[1]."""
+    """`truth`, `said` and `cloned` int32[N]: texts of `length` tokens, a prompt's end to end. rates f32[1]."""
 
     truth: object
     said: object
@@ -31,8 +31,7 @@ class Tables(NamedTuple):
 
 
 class Script(NamedTuple):
-    """Texts (prompt and answer) of the answers to a prompt, and what is drafted in their place, by clones too: int32[G,
-    length] each."""
+    """Texts (prompt and rollout) of a prompt's rollouts, and the drafts in their place: int32[G, length] each."""
 
     epoch: int
     truth: np.ndarray
@@ -41,14 +40,15 @@ class Script(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        """As history.Past: the engine weighs drafts by them."""
+        """Returns lengths as history.Past does; the engine weighs drafts by them."""
         return np.arange(len(self.truth)) + 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Off):
-    """`most` answers to a prompt; texts of `length` positions, the engine's max_length. Branch b follows the b-th of the
-    scripts that agree with the slot's text, in turn."""
+    """A drafter for `most` rollouts of a prompt, with texts of `length` positions, the engine's max_length.
+
+    Branch b follows the b-th script that agrees with the slot's text, in turn."""
 
     length: int
     most: int
@@ -64,7 +64,7 @@ class Scripted(Off):
         blank = jnp.full(self.entries, BLANK, jnp.int32)
         return Tables(blank, blank, blank, jnp.asarray(self.priors)), Counts(jnp.zeros((2, 2), jnp.int32))
 
-    def enter(self, memory, slot, row, fresh, prompt, tokens, favourites, known):
+    def enter(self, memory, slot, row, fresh, seen, tokens, argmax_tokens, num_tokens):
         return memory
 
     def index(self, past, prompt):
@@ -96,13 +96,15 @@ class Scripted(Off):
             jnp.minimum(first[:, 0], 0),
         )
 
-    def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live):
-        return Counts(rules.tally(memory.counts, drafts, tokens, before, after, live))
+    def observe(self, memory, drafts, place, tokens, argmax_tokens, before, after, given, running):
+        return Counts(rules.tally(memory.counts, drafts, tokens, before, after, running))
 
 
 class Scripts:
-    """Scripts of all prompts, from answers that are known: what `Drafting` calls as `past`, after one of the methods below
-    chose what is drafted. Behind the end of an answer, and behind its limit, junk is drafted."""
+    """Scripts of all prompts, from known rollouts; `Drafting` calls it as `past`.
+
+    A method below must choose the drafts first. Behind the end of a rollout, and behind its limit, drafts are random.
+    """
 
     def __init__(self, answers, *, length: int, vocab: int, eos: int):
         self._length, self._vocab, self._eos = length, vocab, eos
@@ -129,17 +131,17 @@ class Scripts:
         self._cloned, self._said = None, lambda truth: noise.integers(0, self._vocab, truth.shape)
 
     def adversarial(self):
-        """Right, but for every third position."""
+        """Drafts right tokens, except at every third position."""
         wrong = np.arange(self._length) % 3 == 1
         self._cloned, self._said = None, lambda truth: np.where(wrong, (truth + 1) % self._vocab, truth)
 
     def early(self):
-        """Right, but that every fourth token would end the answer."""
+        """Drafts right tokens, except that every fourth one would end the rollout."""
         ends = np.arange(self._length) % 4 == 2
         self._cloned, self._said = None, lambda truth: np.where(ends, self._eos, truth)
 
     def better_clones(self):
-        """Wrong, but for those of clones."""
+        """Drafts wrong tokens, and right ones for clones."""
         self.random()
         self._cloned = lambda truth: truth
 

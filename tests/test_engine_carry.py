@@ -1,9 +1,9 @@
-"""What becomes of live answers at a swap: each rule is what it says, against references, and within its share of rows."""
+"""Running rollouts at a swap: each rule of the swap policy against references, within its share of rows."""
 
 import engine_lab as lab
 import pytest
 
-from jaxrl_post.engine.host.swap_policy import Carry
+from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -13,13 +13,13 @@ def placed(params):
 
 
 def near(step: int):
-    """Weights a little apart from those before, so that candidates survive a while."""
+    """Returns weights close to those of the step before, so that candidates are accepted for a while."""
     old = lab.weights(0)
     return {**old, "final_norm": old["final_norm"] * (1 + 0.01 * step)}
 
 
 def swapped_often(engine, asked, swaps: int, every: int = 2):
-    """Every answer of a run with so many swaps, one after `every` dispatches; and the version at its end."""
+    """Returns every rollout of a run with `swaps` swaps, one after `every` dispatches, and the version at its end."""
     engine.submit(asked)
     out, ends = {}, {}
     for turn in range(10_000):
@@ -37,12 +37,12 @@ ASKED = lab.requests(48, samples=4, seed=11, longest=48)
 
 @pytest.fixture(scope="module")
 def whole():
-    """Under each version alone, from the start."""
+    """Returns the rollouts under each version alone, from the start."""
     return {version: lab.run(lab.engine(near(version)), ASKED) for version in range(4)}
 
 
 def test_verify_gives_what_the_last_weights_give_from_the_start(whole):
-    engine = lab.engine(carry=Carry("verify"))
+    engine = lab.engine(swap_policy=SwapPolicy("verify"))
     out, ends = swapped_often(engine, ASKED, 3)
     counts = engine.metrics()
     assert set(ends.values()) >= {1, 3} and counts["swap/num_verified"] > 20 and counts["rows/draft_accepted"] > 50
@@ -54,7 +54,7 @@ def test_verify_gives_what_the_last_weights_give_from_the_start(whole):
 
 
 def test_recompute_keeps_tokens_and_computes_keys_and_values_anew():
-    engine = lab.engine(carry=Carry("recompute"))
+    engine = lab.engine(swap_policy=SwapPolicy("recompute"))
     out, _ = swapped_often(engine, ASKED, 1, every=3)
     mixed = [r for r in ASKED if set(out[r.rollout_id].versions.tolist()) == {0, 1}]
     assert len(mixed) >= 4 and engine.metrics()["swap/num_recomputed"] >= len(mixed)
@@ -62,7 +62,7 @@ def test_recompute_keeps_tokens_and_computes_keys_and_values_anew():
 
 
 def test_keep_loses_no_step(whole):
-    """The same weights again under another number: the same bits, in the same number of steps."""
+    """The same weights under another version give the same bits in the same number of steps."""
 
     def once(swaps):
         engine = lab.engine()
@@ -83,7 +83,7 @@ def test_keep_loses_no_step(whole):
 def test_a_share_bounds_what_is_computed_again():
     counts = {}
     for share in (0.0, 0.05, 1.0):
-        engine = lab.engine(carry=Carry("recompute", share))
+        engine = lab.engine(swap_policy=SwapPolicy("recompute", share))
         swapped_often(engine, ASKED, 3)
         counts[share] = engine.metrics()
         assert counts[share].get("swap/rows_share", 0.0) <= share
@@ -92,10 +92,11 @@ def test_a_share_bounds_what_is_computed_again():
 
 
 def test_a_checkpoint_after_a_swap_goes_on_alike():
-    """Saved right after a swap that verifies: the one that loads it gives the same bits and chooses alike at the next."""
+    """Saves right after a swap that verifies. The resumed engine gives the same bits and makes the same choices at the
+    next swap."""
 
     def begun():
-        engine = lab.engine(carry=Carry("auto", 0.5))
+        engine = lab.engine(swap_policy=SwapPolicy("auto", 0.5))
         engine.submit(ASKED)
         out = {r.id: r for _ in range(2) for r in engine.step()}
         engine.swap(placed(near(1)), 1)
@@ -112,7 +113,7 @@ def test_a_checkpoint_after_a_swap_goes_on_alike():
     engine, out = begun()
     state = engine.state_dict()
     want, told = ended(engine, dict(out))
-    other = lab.engine(near(1), carry=Carry("auto", 0.5), version=1)
+    other = lab.engine(near(1), swap_policy=SwapPolicy("auto", 0.5), version=1)
     other.load_state_dict(state, {r.prompt.id: r.prompt for r in ASKED})
     got, again = ended(other, dict(out))
     assert lab.same_bits(want, got) and told == again and told["swap/num_verified"] > 0

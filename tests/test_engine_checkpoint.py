@@ -1,4 +1,4 @@
-"""A checkpoint is a swap boundary: an engine that gave its state and one that took it up answer alike, bit for bit."""
+"""A checkpoint is a swap boundary: the saved engine and the resumed engine give equal rollouts, bit for bit."""
 
 import engine_lab as lab
 import numpy as np
@@ -9,7 +9,7 @@ from toy_ring import ToyPrompts
 
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.engine.demonstrations import Demonstrations
-from jaxrl_post.engine.host.sequence import written
+from jaxrl_post.engine.host.sequence import to_state
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.scheduler.decision_log import Recorder
@@ -48,13 +48,13 @@ def everything(out):
 
 @pytest.fixture(scope="module")
 def pair():
-    """Two engines, so that each compiles once."""
+    """Returns two engines, so that each compiles once."""
     return lab.engine(**SMALL), lab.engine(**SMALL)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_live_requests_re_enter_alike(pair, tmp_path, steps):
-    """Ten answers of mixed versions: running, waiting, evaluation apart; a swap, then the boundary."""
+    """Saves ten requests of mixed versions after a swap: running, waiting, and of evaluation."""
     one, two = pair
     for engine in pair:
         end(engine)
@@ -82,7 +82,7 @@ def test_live_requests_re_enter_alike(pair, tmp_path, steps):
 
 
 def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
-    """Planted: the engine that goes on keeps its old keys and values."""
+    """Planted fault: the engine that continues keeps its old keys and values."""
     one, two = pair
     for engine in pair:
         end(engine)
@@ -93,7 +93,7 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
     for _ in range(2):
         one.step()
     one.swap(placed(2), version + 1)
-    lives = sorted(one._here.values(), key=lambda live: live.age)
+    lives = sorted(one.sequences.values(), key=lambda live: live.age)
     slots = [live.slot for live in lives]
     for live in lives:
         live.slot = -1
@@ -104,9 +104,9 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
         "counts": {},
         "row_sizes": [64],
         "cost": one.cost.digest,
-        "lives": [written(live) for live in lives],
+        "lives": [to_state(live) for live in lives],
         "drafting": one.drafting.state_dict(),
-        "carry": one._carry.state_dict(),
+        "carry": one.swap_policy.state_dict(),
     }
     for live, slot in zip(lives, slots):
         live.slot = slot
@@ -117,7 +117,7 @@ def test_without_the_boundary_the_equality_breaks(pair, tmp_path):
 
 def test_another_cost_table_is_refused(pair):
     state = pair[0].state_dict() | {"cost": "other"}
-    with pytest.raises(ValueError, match="was saved under cost table other and would go on under"):
+    with pytest.raises(ValueError, match="was saved under cost table other and would resume under"):
         pair[1].load_state_dict(state, {})
 
 
@@ -134,7 +134,7 @@ def test_demonstrations_go_on_alike():
 
 
 def test_a_scheduler_goes_on_alike():
-    """Two rounds and two more, against four; the recorder's clock goes on."""
+    """Compares two rounds and two more with four rounds. The recorder's clock continues."""
     lines = [], []
     whole = Recorder(make(ToyPrompts(11), Sync, steps=4), lines[0].append)
     expected = drive(whole, accuracies(1, 0.5, 0.1), 3)

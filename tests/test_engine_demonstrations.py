@@ -1,4 +1,4 @@
-"""The engine that writes worked solutions keeps the engine's contract."""
+"""The engine of worked solutions satisfies the engine's contract."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_refusals_queue_nothing():
         engine.submit([request(0), request(1, max_tokens=1)])
     prefix = Demonstrations(write, slots=1)
     prefix.submit([request(0)])
-    with pytest.raises(ValueError, match="do not go on from a prefix"):
+    with pytest.raises(ValueError, match="do not continue a prefix"):
         engine.submit([request(0, prefix=prefix.step()[0])])
     assert engine.pending == 0
     with pytest.raises(ValueError, match="version 0 must be greater than the current 0"):

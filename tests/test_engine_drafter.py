@@ -1,4 +1,4 @@
-"""The drafters on the device against twins in plain Python, step by step over texts that nobody drafted."""
+"""The drafters on the device against twins in plain Python, step by step over given texts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.suffix_drafter import Histospec
 
 S, T, W, GROUP, PROMPT = 6, 40, 4, 2, 5
-ROOM = 1 << 18  # entries: two contexts in one bucket are as good as never
+ROOM = 1 << 18  # entries: two contexts almost never share a bucket
 
 
 def texts(noise, count, length, words):
-    """Random ones, repetitive ones, and mixtures of both."""
+    """Returns random texts, repetitive texts, and mixtures of both."""
     out = noise.integers(0, words, (count, length))
     for row in out[::2]:
         row[:] = np.tile(noise.integers(0, words, noise.integers(2, 9)), length)[:length]
@@ -33,8 +33,10 @@ def texts(noise, count, length, words):
 
 
 def case(seed, words, repeat=True):
-    """Truth [S, T] in groups with one prompt, what the model holds likely there, and two epochs of answers to each prompt, some
-    like the truth."""
+    """Returns the truth [S, T] in groups of one prompt, its argmax tokens, and two epochs of past rollouts for each
+    prompt.
+
+    Some past rollouts are like the truth."""
     noise = np.random.default_rng(seed)
     truth = texts(noise, S, T, words)
     truth[:, :PROMPT] = np.repeat(truth[::GROUP, :PROMPT], GROUP, axis=0)
@@ -47,7 +49,7 @@ def case(seed, words, repeat=True):
 
 
 def settle(noise, truth, known, tokens, given):
-    """What the row program would settle: the right drafts among those given, and the sample behind them."""
+    """Returns what the row program would settle: the right drafts among the given ones, and the sample behind them."""
     after = known.copy()
     for s in range(S):
         right = 0
@@ -58,7 +60,7 @@ def settle(noise, truth, known, tokens, given):
 
 
 def rates_of(noise, classes):
-    """Distinct and multiples of 2^-10, so that ties are decided by rate alone."""
+    """Returns distinct multiples of 2^-10, so that rates alone decide ties."""
     return (noise.permutation(np.arange(1, 1024))[:classes] / 1024).astype(np.float32)
 
 
@@ -67,7 +69,7 @@ def fields(drafts):
 
 
 def placed(drafter, past, truth):
-    """Tables of a n-gram drafter, `place` of its slots, and readers of the same tables by source and group."""
+    """Returns tables of an n-gram drafter, `place` of its slots, and readers of the same tables by source and group."""
     own = [
         ngrams.build([ngrams.Texts(truth[g * GROUP, :PROMPT], a) for a in answers], ROOM)
         for g, answers in enumerate(past)
@@ -83,9 +85,10 @@ def placed(drafter, past, truth):
 
 @pytest.mark.parametrize("name, seed, words", [("ours", 0, 3), ("ours", 1, 12), ("ours", 2, 500), ("ngram", 3, 4)])
 def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
-    """Tokens, counts, values, candidates and hits of every step; one slot joins late, one drafts its second choice."""
+    """Compares tokens, counts, values, candidates and hits of every step. One slot joins late; one drafts its second
+    choice."""
     truth, likely, past = case(seed, words)
-    likely = likely if name == "ours" else truth  # `ngram` learns what was drawn
+    likely = likely if name == "ours" else truth  # `ngram` learns the sampled tokens
     noise = np.random.default_rng(seed + 100)
     drafter = DRAFTERS[name](vocab=512, width=W, entries=4 * ROOM, live=ROOM)
     tables, memory = drafter.empty(S)
@@ -161,7 +164,7 @@ def test_hashed_drafts_are_those_of_dictionaries(name, seed, words):
 
 
 def occurrences(text, likely, start, stop):
-    """(context, what is learned) of the tokens start .. stop-1 of one text, for each order there is room for."""
+    """Returns (context, learned token) for positions start .. stop-1 of one text, for each order with enough tokens."""
     return [
         (tuple(int(t) for t in text[at - order : at]), int(likely[at]))
         for at in range(start, stop)
@@ -171,7 +174,7 @@ def occurrences(text, likely, start, stop):
 
 
 def pooled(groups):
-    """Context -> (token, confidence, seen), all groups as one epoch."""
+    """Returns context -> (token, confidence, seen), with all groups as one epoch."""
     after = {}
     for end, answers in groups:
         for answer in answers:
@@ -187,7 +190,7 @@ def pooled(groups):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_small_tables_are_word_for_word_those_of_python_integers(seed):
-    """61 entries a row: contexts push each other out, and several meet in one bucket in one step."""
+    """Rows have 61 entries, so that contexts evict each other and several meet in one bucket in one step."""
     truth, likely, past = case(seed, 6)
     noise = np.random.default_rng(seed)
     drafter = Backoff(width=W, entries=300, live=61)
@@ -257,7 +260,7 @@ def test_a_long_text_is_learned_chunk_by_chunk_and_a_fresh_row_forgets():
     for start in range(0, 150, CHUNK):
         twin.learn(occurrences(text[0], text[0], start, min(start + CHUNK, 150)))
     rows = np.asarray(memory.live).reshape(3, 4096)
-    assert rows[1].tolist() == twin.entries and not rows[0].any() and not rows[2].any()  # slot 3 is none
+    assert rows[1].tolist() == twin.entries and not rows[0].any() and not rows[2].any()  # slot 3 does not exist
     memory = enter(memory, jnp.array([2, 1]), jnp.array([1, 2]), one, jnp.array([5, 5]), text, text, jnp.array([3, 0]))
     rows = np.asarray(memory.live).reshape(3, 4096)
     assert np.count_nonzero(rows[1]) == 3 and not rows[2].any()  # (t0) -> t1, (t1) -> t2, (t0, t1) -> t2
@@ -343,7 +346,8 @@ def test_histospec_drafts_are_those_of_sorted_suffixes(seed, words, rewarded):
 
 
 def test_the_window_by_hand():
-    """+2 on a whole window accepted, up to 32; unchanged on a miss, a short or a cut draft; 2 on a rejection."""
+    """The window: +2 on a whole window accepted, up to 32; unchanged on a miss, a short or a cut draft; 2 on a
+    rejection."""
     drafter = Histospec(width=32, entries=1)
     _, memory = drafter.empty(1)
     drafts = rules.Drafts(
@@ -429,7 +433,7 @@ def test_nothing_known_gives_no_draft_and_slots_may_stand_in_any_order(name):
 
 
 def two_steps(drafter, tables, memory, truth, known, place):
-    """The second drafts and the memory behind them; rows are those of `place`."""
+    """Returns the second drafts and the memory behind them. Rows are those of `place`."""
     zero, all_ = jnp.zeros(truth.shape[0], jnp.int32), jnp.ones(truth.shape[0], bool)
     slots = jnp.arange(truth.shape[0])
     memory = drafter.enter(memory, slots, place[:, ROW], zero + 1, zero + 5, truth, truth, known)

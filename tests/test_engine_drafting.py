@@ -1,4 +1,6 @@
-"""The host's side of drafting: places against a map of what is taken, values by hand, uploads against numpy, a rest."""
+"""The host side of drafting: places against a map of used entries, values by hand, uploads against numpy, and
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def group(name, epoch, length=20, answers=2):
 
 
 def made(name="ours", *, entries=8 * UPLOAD, shared=0, clones=True, slots=4, replicas=1, width=4):
-    """A Drafting and its history."""
+    """Returns a Drafting and its history."""
     history = History(epochs=2, max_bytes=1 << 20)
     drafter = DRAFTERS[name](vocab=200, width=width, entries=entries, live=64)
     return Drafting(drafter, replicas=replicas, slots=slots, past=history.of, shared=shared, clones=clones), history
@@ -66,8 +68,9 @@ def record(drafting, history, new):
 
 
 def test_drafts_of_the_answer_that_will_probably_finish_last_count_most():
-    """Last time the longest answers had 20, 12 and 8 tokens: now 10, 2 and 3 tokens were to come, and of the prompt without a
-    past, as of an answer that outran its own, nobody knows."""
+    """The longest rollouts had 20, 12 and 8 tokens last time, so 10, 2 and 3 tokens are expected.
+
+    Nothing is expected of a prompt without a past, nor of a rollout that is longer than last time."""
     drafting, history = made()
     for name, length in zip("abc", (20, 12, 8)):
         record(drafting, history, group(name, 3, length=length))
@@ -106,7 +109,7 @@ def test_regions_never_overlap_and_the_oldest_unused_go_first(visits):
 
 
 def gap(held, first, entries, room):
-    """The lowest place for so many entries between those that are taken."""
+    """Returns the lowest place for this many entries between the used ones."""
     taken = sorted((offset, offset + size) for offset, size, _ in held.values())
     for start in [first, *(end for _, end in taken)]:
         if start + room <= entries and all(start + room <= begin or start >= end for begin, end in taken):
@@ -179,7 +182,7 @@ def test_replicas_have_their_own_tables():
 
 
 def test_what_rows_are_worth_by_hand():
-    """Before any count: one draft a slot and step, of a chance in the middle of its range, 8.5 / 16."""
+    """Before any count: one draft a slot and step, with a chance in the middle of its bin, 8.5 / 16."""
     drafting, _ = made()
     assert drafting.worth(10, 4) == pytest.approx(4 * 8.5 / 16) and drafting.worth(2, 4) == pytest.approx(2 * 8.5 / 16)
     assert drafting.worth(0, 4) == 0.0 and made("off")[0].worth(10, 4) == 0.0
@@ -195,7 +198,7 @@ def test_what_was_counted_weighs_and_older_counts_fade():
     offers[15], offers[4] = 200, 100
     counts = np.zeros((2, drafting.drafter.classes), int)
     counts[:, 7] = 64, 48
-    drafting.told(counts, offers, slot_steps=100, clone_steps=1024, won=512)
+    drafting.record_outcome(counts, offers, slot_steps=100, clone_steps=1024, won=512)
     keep, steps = acceptance.SPAN / (acceptance.SPAN + 100), acceptance.FIRST_STEPS
     all_steps = keep * steps + 100
     first, second, third = (200 / all_steps, keep * steps / all_steps, 100 / all_steps)
@@ -210,7 +213,7 @@ def test_what_was_counted_weighs_and_older_counts_fade():
 
 
 def told_nothing(drafting):
-    drafting.told(np.zeros((2, drafting.drafter.classes), int), np.zeros(OFFERS), 1, 0, 0)
+    drafting.record_outcome(np.zeros((2, drafting.drafter.classes), int), np.zeros(OFFERS), 1, 0, 0)
 
 
 def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
@@ -229,7 +232,7 @@ def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
     told_nothing(drafting)
     drafting.quiet(4096)
     assert not drafting.due(5000)
-    told_nothing(drafting)  # not a try: it seemed to pay
+    told_nothing(drafting)  # not a trial: drafting seemed to pay
     for _ in range(16):
         assert not drafting.due(0)
         drafting.quiet(16)
@@ -240,11 +243,11 @@ def test_drafting_is_tried_again_after_a_while_and_ever_more_rarely():
         assert not idle.due(0)
 
 
-# ---- going on
+# ---- checkpoints
 
 
 def visit(drafting, history):
-    """What it answers over some turns, as plain values."""
+    """Returns the results of several calls as plain values."""
     out = []
     for epoch in (2, 3):
         for name in "abcdef"[:4]:
@@ -254,7 +257,7 @@ def visit(drafting, history):
             drafting.leave(0, PROMPTS[name], place)
             record(drafting, history, group(name, epoch))
         offers = np.arange(OFFERS) * epoch
-        drafting.told(np.full((2, drafting.drafter.classes), epoch), offers, 10, 3, 2)
+        drafting.record_outcome(np.full((2, drafting.drafter.classes), epoch), offers, 10, 3, 2)
         out += [drafting.worth(9, 3, 4), drafting.estimates.rates().tobytes(), sorted(drafting.metrics().items())]
     return out
 
@@ -293,23 +296,23 @@ def test_counts_of_another_drafter_are_refused():
 
 @pytest.mark.parametrize("name", ["ours", "histospec"])
 def test_uploads_land_where_they_should(name):
-    """On two replicas: the pieces of three texts, in one of them over what was there before; what was next to them stays."""
+    """Uploads three texts on two replicas, one of them over older entries. Neighbouring entries stay."""
     mesh = meshes.make_mesh(2, 1, 1)
     drafting = lab.drafting(name, [], replicas=2)
     drafting.drafter = dataclasses.replace(drafting.drafter, entries=8 * UPLOAD)
     engine = lab.engine(mesh=mesh, drafting=drafting)
     fields = 1 if name == "ours" else 3
-    want = [np.array(x) for x in list(engine._tables)[:fields]]
+    want = [np.array(x) for x in list(engine.device.tables)[:fields]]
     noise = np.random.default_rng(0)
     for replica, offset, size in ((1, 2, 1500), (0, 0, 3000), (1, 4, 1024), (1, 2, 10)):
         arrays = tuple(noise.integers(1, 99, size).astype(x.dtype) for x in want)
-        engine._tables = engine._programs.upload(engine._tables, replica, offset * UPLOAD, arrays)
+        engine.device.tables = engine.device.programs.upload(engine.device.tables, replica, offset * UPLOAD, arrays)
         for whole, array in zip(want, arrays):
             end = offset * UPLOAD + -(-size // UPLOAD) * UPLOAD
             whole[replica, offset * UPLOAD : end] = 0
             whole[replica, offset * UPLOAD : offset * UPLOAD + size] = array
     rates = np.linspace(0.1, 0.9, drafting.drafter.classes).astype(np.float32)
-    engine._tables = engine._programs.rated(engine._tables, rates)
-    for whole, found in zip(want, engine._tables):
+    engine.device.tables = engine.device.programs.rated(engine.device.tables, rates)
+    for whole, found in zip(want, engine.device.tables):
         assert np.array_equal(whole, np.asarray(found))
-    assert np.array_equal(np.asarray(engine._tables.rates), np.stack([rates, rates]))
+    assert np.array_equal(np.asarray(engine.device.tables.rates), np.stack([rates, rates]))

@@ -1,4 +1,4 @@
-"""A relayout in mid-generation on eight forced devices: nothing lost, held twice or compiled, and the law kept."""
+"""A relayout during generation on eight forced devices: nothing is lost, held twice or compiled; the law is kept."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def learner(seed=0, mesh=None):
 def make(params, order=(MANY, FEW)):
     def builder(layout):
         mesh = meshes.make_mesh(layout.replicas, 1, layout.tensor)
-        return lambda: lab.RowEngine(lab.TINY, params, mesh, **{**lab.BASE, **SIZES[layout]})
+        return lambda: lab.made(lab.TINY, params, mesh, **SIZES[layout])
 
     return Elastic({layout: builder(layout) for layout in order}, params)
 
 
 @pytest.fixture(scope="module")
 def others():
-    """Arrays that other tests of the process left on the devices, kept alive so that nothing takes their place."""
+    """Returns arrays that other tests left on the devices, alive, so that their ids are not used again."""
     return jax.live_arrays()
 
 
 @pytest.fixture(scope="module")
 def shared(others):
-    """The learner's weights and an engine that begins with them."""
+    """Returns the learner's weights and an engine that begins with them."""
     params = learner()
     return params, make(params)
 
 
 @pytest.fixture
 def fresh(shared):
-    """The same engine in its first layout, with the first weights again, under a higher version."""
+    """Returns the same engine in its first layout, with the first weights under a higher version."""
     params, engine = shared
     engine.park([request.rollout_id for request in ASKED])
     engine.relayout(MANY)
@@ -72,7 +72,8 @@ def finish(engine):
 
 @pytest.mark.parametrize("path", [(FEW,), (FEW, MANY), (FEW, MANY, FEW)], ids=len)
 def test_answers_that_moved_follow_the_law(fresh, path):
-    """Against an engine on one device that never moved, and the independent sampler: equal but for near ties."""
+    """Compares with an engine on one device that never moved, and with the independent sampler: equal but for near
+    ties."""
     fresh.submit(ASKED)
     for layout in path:
         fresh.step()
@@ -109,7 +110,7 @@ def test_tokens_that_were_there_stay_bit_for_bit(fresh):
 
 
 def _held(others):
-    """Bytes on the devices, of pages (5 dimensions) and of everything else, but for those of `others`."""
+    """Returns bytes on the devices: of pages (5 dimensions), and of everything else without `others`."""
     theirs = {id(array) for array in others}
     buffers = {
         (shard.device, shard.data.unsafe_buffer_pointer()): (array.ndim == 5, shard.data.nbytes)
@@ -127,15 +128,17 @@ def test_one_layout_alone_holds_pages_and_weights(fresh, others):
     weights = sum(x.nbytes for x in jax.tree.leaves(lab.weights(0)))
     pages = 2 * lab.TINY.layers * 30 * lab.BASE["page_size"] * lab.TINY.kv_heads * lab.TINY.head_dim * 4 * MANY.replicas
     start = _held(others)
-    assert start[True] == pages  # the engine's alone: the other layout has none
+    assert start[True] == pages  # the active engine's alone: the other layout has no pages
     fresh.relayout(FEW)
     there = _held(others)
     assert there[True] == pages  # twice the pages a replica, half the heads a device
-    assert 0 < there[False] - start[False] <= 8 * weights  # beside the learner's: what `shared` did not need
+    assert (
+        0 < there[False] - start[False] <= 8 * weights
+    )  # a copy beside the learner's weights, which `shared` did not need
     fresh.relayout(MANY)
     back = _held(others)
     assert back[True] == pages and back[False] > start[False]
-    fresh.swap(learner(1), fresh.version + 1)  # and takes the learner's buffers again
+    fresh.swap(learner(1), fresh.version + 1)  # uses the learner's buffers again
     assert _held(others)[True] == pages
 
 
@@ -144,7 +147,7 @@ def test_the_learners_buffers_are_never_given_up(shared, fresh):
     fresh.relayout(FEW)
     fresh.relayout(MANY)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
-    for got, want in zip(jax.tree.leaves(fresh.engine._params), jax.tree.leaves(params), strict=True):
+    for got, want in zip(jax.tree.leaves(fresh.engine.device.params), jax.tree.leaves(params), strict=True):
         assert np.array_equal(np.asarray(got), np.asarray(want))
 
 
@@ -179,7 +182,7 @@ def test_counters_and_prompts_go_on(fresh):
 
 
 def test_a_run_saved_in_another_layout_goes_on_alike(fresh, tmp_path):
-    """Saved as FEW; an engine that begins as MANY takes it up and ends bit for bit as the one that went on."""
+    """Saves in layout FEW. An engine that begins as MANY resumes, and ends bit for bit like the one that continued."""
     fresh.relayout(FEW)
     fresh.submit([lab.dataclasses.replace(r, replica=r.replica % 4) for r in ASKED])
     fresh.step()
@@ -197,7 +200,7 @@ def test_a_run_saved_in_another_layout_goes_on_alike(fresh, tmp_path):
 def test_a_layout_that_was_not_compiled_is_refused(fresh):
     fresh.submit(ASKED)
     with pytest.raises(
-        ValueError, match=r"Layout\(replicas=2, tensor=4\) was asked for.*the nearest is Layout\(replicas=4"
+        ValueError, match=r"Layout\(replicas=2, tensor=4\) was requested.*the nearest is Layout\(replicas=4"
     ):
         fresh.relayout(Layout(2, 4))
     assert fresh.layout == MANY and len(finish(fresh)) == len(ASKED)
@@ -221,7 +224,7 @@ def test_siblings_stay_together_and_replicas_are_filled_evenly(before, after, pr
 
 
 def test_a_group_of_two_replicas_stays_two_and_loads_are_counted_in_answers():
-    """By hand: three of `a` on 0, `b` and `c` on 1, one of `a` on 1: to two replicas."""
+    """By hand: three of `a` on 0, `b` and `c` on 1, one of `a` on 1, moved to two replicas."""
     lives = [
         ((0, "train", 0, prompt, sample, 0), replica)
         for prompt, sample, replica in (("a", 0, 0), ("a", 1, 0), ("a", 2, 0), ("b", 0, 1), ("c", 0, 1), ("a", 3, 1))
@@ -230,13 +233,15 @@ def test_a_group_of_two_replicas_stays_two_and_loads_are_counted_in_answers():
 
 
 class Borrower:
-    """Writes down what it is told, and how many devices hold pages then."""
+    """Records its calls, and the number of devices that hold pages at each."""
 
     def __init__(self, others):
         self.told, self.others = [], others
 
     def _devices(self):
-        theirs = {id(array) for array in self.others}  # of arrays that are kept: an id alone may come again
+        theirs = {
+            id(array) for array in self.others
+        }  # ids of arrays that are kept alive, because the id of a freed array can return
         return len(
             {
                 shard.device
@@ -255,14 +260,14 @@ class Borrower:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
-    """Half of the replicas leave in mid-generation, and come back: every token and log-prob is that of an engine that stays, whose
-    programs are the same. The learner's weights, of which those that stay use the very buffers, survive it, and so do new ones."""
+    """Half of the replicas leave during generation and come back. Every token and log-prob is that of an engine that
+    stays.
+
+    The learner's weights survive the move, although the remaining replicas use their buffers. So do new weights."""
     mesh = meshes.make_mesh(4)
     params = learner(mesh=mesh)
     if not shared:
-        params = jax.tree.map(
-            lambda leaf: leaf.astype("bfloat16"), params
-        )  # the engine has a copy of its own, in float32
+        params = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), params)  # the engine has its own copy, in float32
     ways, asked = (
         {Layout(4, 1): mesh, Layout(2, 1): meshes.divided(mesh, 2, mesh)[0]},
         [lab.dataclasses.replace(request, replica=request.replica % 4) for request in ASKED],
@@ -270,7 +275,7 @@ def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     borrower = Borrower(jax.live_arrays())
     engine = Elastic(
         {
-            layout: (lambda mesh: lambda: lab.RowEngine(lab.TINY, params, mesh, **{**lab.BASE, **SIZES[FEW]}))(way)
+            layout: (lambda mesh: lambda: lab.made(lab.TINY, params, mesh, **SIZES[FEW]))(way)
             for layout, way in ways.items()
         },
         params,
@@ -284,18 +289,20 @@ def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     engine.relayout(Layout(2, 1))
     engine.step(), engine.step()
     engine.relayout(Layout(4, 1))
-    assert borrower.told == [("borrow", 2), ("give back", 0)]  # those that stay; nobody
-    own = [leaf is other for leaf, other in zip(*map(jax.tree.leaves, (engine.engine._params, params)), strict=True)]
+    assert borrower.told == [("borrow", 2), ("give back", 0)]  # devices with pages: the two that stay; none
+    own = [
+        leaf is other for leaf, other in zip(*map(jax.tree.leaves, (engine.engine.device.params, params)), strict=True)
+    ]
     assert all(own) if shared else not any(own)  # nothing was copied back
     assert lab.same_bits(want, finish(engine))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
     new = learner(1, mesh=mesh)
     engine.swap(new, engine.version + 1)
     first = jax.tree.leaves(new)[0]
-    assert engine.engine._owned is False and jax.tree.leaves(engine.engine._params)[0] is first
+    assert engine.engine.device.owned is False and jax.tree.leaves(engine.engine.device.params)[0] is first
     engine.relayout(Layout(2, 1))
-    engine.swap(learner(2, mesh=mesh), engine.version + 1)  # a copy of its own there
-    assert engine.engine._owned and not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
+    engine.swap(learner(2, mesh=mesh), engine.version + 1)  # the engine's own copy there
+    assert engine.engine.device.owned and not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
     some = [lab.dataclasses.replace(request, replica=0) for request in asked[:4]]
     assert not lab.against_sampler(lab.run(engine, some), some, lab.weights(2))
 
@@ -313,7 +320,8 @@ def test_parked_answers_may_be_handed_to_another_layout(fresh):
 
 
 def test_drafts_go_on_in_another_layout():
-    """The table over all prompts and the estimates move along; answers of a past that is right are drafted there too."""
+    """The table over all prompts and the estimates move along. Rollouts with a right past are drafted in the new layout
+    too."""
     asked = lab.requests(16, samples=2, exact=40, longest_prompt=20, temperatures=(1.0,), seed=5, replicas=2)
     plain = lab.run(lab.engine(max_length=112, pages=112), [lab.dataclasses.replace(r, replica=0) for r in asked])
     groups, params = lab.groups_of(asked, plain, epoch=1), learner(mesh=meshes.make_mesh(2))
@@ -321,16 +329,14 @@ def test_drafts_go_on_in_another_layout():
 
     def builder(layout):
         drafting = lab.drafting("ours", groups, replicas=layout.replicas, slots=sizes[layout]["slots"])
-        drafting.corpus = (
-            type(drafting.corpus)(3 << 12) if layout.tensor == 2 else drafting.corpus
-        )  # it knows nothing yet
-        return lambda: lab.RowEngine(
+        drafting.corpus = type(drafting.corpus)(3 << 12) if layout.tensor == 2 else drafting.corpus  # an empty corpus
+        return lambda: lab.made(
             lab.TINY,
             params,
             meshes.make_mesh(layout.replicas, 1, layout.tensor),
             drafting=drafting,
             cost=lab.FREE_ROWS,
-            **{**lab.BASE, **sizes[layout], "max_length": 112},
+            **{**sizes[layout], "max_length": 112},
         )
 
     engine = Elastic({layout: builder(layout) for layout in sizes}, params)

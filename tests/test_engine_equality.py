@@ -1,4 +1,6 @@
-"""The promise: speculation, batching, preemption, parking and restart change when a token is computed, never which."""
+"""The promise: speculation, batching, preemption, parking and restart change when a token is computed, never which
+token.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxrl_post.engine import bit_probe, row_program
-from jaxrl_post.engine import row_engine as engine_file
 from jaxrl_post.engine.host import packing
-from jaxrl_post.engine.host.sequence import Live
-from jaxrl_post.engine.host.wire import OUT_WINDOW
+from jaxrl_post.engine.host.admission import Admission
+from jaxrl_post.engine.host.sequence import SequenceState
+from jaxrl_post.engine.host.wire import OUT_WINDOW, SEED0
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 ASKED = lab.requests(60)
@@ -80,8 +82,10 @@ def test_candidates_change_nothing(shared, plain):
 
 
 def test_cut_laws_agree_with_the_independent_sampler_and_change_under_nothing():
-    """top-k, top-p, both and neither side by side, on pages half as large. An engine that knows no cut and has other pages is
-    another program: the same tokens."""
+    """Runs top-k, top-p, both and neither side by side, on pages half as large.
+
+    An engine without cuts and with other pages is another program with equal tokens.
+    """
     cuts = ((0, 1.0), (5, 1.0), (0, 0.7), (8, 0.5))
     asked = lab.requests(40, cuts=cuts, samples=5)
     engine = lab.engine(restricted=True, page_size=lab.BASE["page_size"] // 2, pages=2 * lab.BASE["pages"])
@@ -121,7 +125,7 @@ def test_row_sizes_kept_by_the_probe_give_the_same_bits():
 
 def test_probe_drops_a_size_that_differs(monkeypatch):
     several = lab.engine(row_sizes=(64, 96))
-    real = several._programs.dispatch
+    real = several.device.programs.dispatch
 
     def off(size, *args, **settings):
         state, told = real(size, *args, **settings)
@@ -130,13 +134,13 @@ def test_probe_drops_a_size_that_differs(monkeypatch):
             told.out[..., OUT_WINDOW + several.sizes.emit] ^= 1
         return state, told
 
-    monkeypatch.setattr(several._programs, "dispatch", off)
+    monkeypatch.setattr(several.device.programs, "dispatch", off)
     assert bit_probe.keep_equal_sizes(several) == {64: False, 96: True}
     assert several.row_sizes == (96,) and several.clock == 0
 
 
 def test_swap_gives_new_rollouts_the_new_weights_and_no_stale_prompt(shared):
-    """A group whose first answers ran before the swap: the later ones must equal a fresh engine's."""
+    """The first rollouts of a group ran before the swap. The later ones must equal those of a fresh engine."""
     asked = lab.requests(24, samples=8, seed=5)
     new = lab.run(lab.engine(lab.weights(1)), asked)
     engine = lab.engine()
@@ -191,8 +195,8 @@ def test_recompute_equals_a_full_forward_of_the_new_weights(shared):
 
 
 def test_a_request_without_a_token_starts_again_at_a_swap():
-    """In mid-prefill: all its tokens are of the new version, so they must be what the new weights give, also when it is
-    preempted afterwards."""
+    """A swap during prefill: all tokens are of the new version, so they must be those of the new weights, also after a
+    preemption."""
     asked = lab.requests(12, samples=2, longest_prompt=80, longest=12, seed=12)
     want = lab.run(lab.engine(lab.weights(1)), asked)
     for pages, steps in ((96, 2), (12, 1)):
@@ -314,22 +318,22 @@ def noise_keyed_by_slot(monkeypatch):
 
     def describe(live, row, *rest):
         real(live, row, *rest)
-        row[row_program.SEED0] ^= live.slot
+        row[SEED0] ^= live.slot
 
     monkeypatch.setattr(packing, "describe", describe)
 
 
 def position_off_by_one_after_a_park(monkeypatch):
-    real = engine_file.RowEngine._seat
+    real = Admission.seat
 
-    def seat(self, replica, live, entry):
-        out = real(self, replica, live, entry)
-        if out is not None and live.tokens:
-            # the first position after what a sibling computed is the leader's too, and right: skip one more
-            live.filled = min(live.filled + 1 + (live.filled > 0), live.known - 1)
+    def seat(self, replica, one, entry):
+        out = real(self, replica, one, entry)
+        if out is not None and one.tokens:
+            # the first position behind the shared pages is right in the leader's copy too: skip one more
+            one.num_computed = min(one.num_computed + 1 + (one.num_computed > 0), one.num_tokens - 1)
         return out
 
-    monkeypatch.setattr(engine_file.RowEngine, "_seat", seat)
+    monkeypatch.setattr(Admission, "seat", seat)
 
 
 def draft_not_compared_at_eos(monkeypatch):
@@ -349,18 +353,18 @@ def verify_keeps_the_mismatched_token(monkeypatch):
 
 
 def stale_prompt_page_after_a_swap(monkeypatch):
-    monkeypatch.setattr(engine_file.RowEngine, "_key", lambda self, live: (live.request.prompt.id,))
+    monkeypatch.setattr(Admission, "prompt_key", lambda self, one: (one.request.prompt.id,))
 
 
 def guesses_kept_after_a_miss(monkeypatch):
-    real = Live.extend
+    real = SequenceState.extend
 
     def extend(self, more, version):
-        left = self.guesses[len(more.tokens) :]
+        left = self.candidates[len(more.tokens) :]
         real(self, more, version)
-        self.guesses = left
+        self.candidates = left
 
-    monkeypatch.setattr(Live, "extend", extend)
+    monkeypatch.setattr(SequenceState, "extend", extend)
 
 
 @pytest.mark.extended

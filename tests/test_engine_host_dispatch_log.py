@@ -1,4 +1,4 @@
-"""A dispatch's line gives the dispatch back; what is no such line is refused."""
+"""A dispatch's line gives the dispatch back; other lines are refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxrl_post.engine.host import dispatch_log
-from jaxrl_post.engine.host.wire import OFFERS, USES, Told
+from jaxrl_post.engine.host.wire import OFFERS, USES, DispatchResult
 
 COUNTS = st.integers(0, 2**40)
 
 
-def told(draw_uses, steps, offers, won, counts) -> Told:
-    return Told(
+def told(draw_uses, steps, offers, won, counts) -> DispatchResult:
+    return DispatchResult(
         out=None,
         uses=np.array(draw_uses),
         steps=np.int32(steps),

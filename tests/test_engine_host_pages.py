@@ -1,4 +1,4 @@
-"""Pages: whatever happens in whatever order, counts balance and nobody's page is given away."""
+"""Pages: in any order of calls, reference counts balance and no page is given away twice."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Seats and pages of one replica: numbers worked out by hand."""
+"""Slots and pages of one replica: numbers by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from jaxrl_post.engine.host.replica import Replica
-from jaxrl_post.engine.host.sequence import Live
+from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
 
-def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpose: str = "train") -> Live:
+def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpose: str = "train") -> SequenceState:
     name = RolloutId(0, purpose, 0, "p", age)
     request = Request(
         rollout_id=name,
@@ -18,11 +18,13 @@ def live(age: int, *, prompt: int = 9, tokens: int = 0, version: int = 0, purpos
         max_tokens=20,
         sampling=Sampling(),
     )
-    return Live(request=request, age=age, tokens=[1] * tokens, versions=[version] * tokens)
+    return SequenceState(request=request, age=age, tokens=[1] * tokens, versions=[version] * tokens)
 
 
 def test_the_first_leads_the_prompts_pages_and_a_sibling_shares_the_full_ones():
-    """Pages of 4: a prompt of 9 needs 3, its first 8 positions fill two; a sibling needs one of its own and copies none."""
+    """Pages of 4 positions: a prompt of 9 needs 3 pages, and its first 8 positions fill two.
+
+    A sibling needs one page of its own and copies none."""
     replica = Replica(slots=3, pages=8, page=4)
     first, second = live(0), live(1)
     assert replica.seat(first, None, ("k",)) == (8, 8) and first.pages == [0, 1, 2] and replica.leads(first)
@@ -30,9 +32,9 @@ def test_the_first_leads_the_prompts_pages_and_a_sibling_shares_the_full_ones():
     entry = replica.prompts.entries["k",]
     assert entry.ids == [0, 1] and not replica.leads(first)
     assert replica.seat(second, entry, ("k",)) == (8, 8)
-    assert (second.slot, second.pages, second.filled, replica.pages.free) == (1, [0, 1, 3], 8, 4)
+    assert (second.slot, second.pages, second.num_computed, replica.pages.free) == (1, [0, 1, 3], 8, 4)
     replica.leave(first)
-    assert (first.slot, first.pages, first.filled, replica.pages.free) == (-1, [], 0, 5)
+    assert (first.slot, first.pages, first.num_computed, replica.pages.free) == (-1, [], 0, 5)
 
 
 def test_a_half_full_page_is_copied():
@@ -41,7 +43,7 @@ def test_a_half_full_page_is_copied():
     replica.seat(first, None, ("k",))
     replica.prompts.finish(first.slot)
     assert replica.seat(second, replica.prompts.entries["k",], ("k",)) == (1, 2)
-    assert second.pages == [0, 2, 3] and second.filled == 6  # positions 0..9: page 0 shared, 1 copied to 2, 3 new
+    assert second.pages == [0, 2, 3] and second.num_computed == 6  # positions 0..9: page 0 shared, 1 copied to 2, 3 new
 
 
 def test_too_few_pages_leave_everything_as_it_was():
@@ -57,6 +59,6 @@ def test_the_victim_is_the_youngest_that_is_younger_and_of_this_version():
     for each in lives:
         replica.seat(each, None, (each.age,))
     assert replica.victim(lives[0], "train", 1) is lives[2]  # the youngest has tokens of another version
-    assert replica.victim(lives[2], "train", 1) is lives[3]  # there is no other
+    assert replica.victim(lives[2], "train", 1) is lives[3]  # the only candidate
     assert replica.victim(lives[3], "train", 1) is None
-    assert replica.victim(lives[3], "eval", 1) is lives[2]  # whoever is of another purpose makes room
+    assert replica.victim(lives[3], "eval", 1) is lives[2]  # the other purpose makes room

@@ -1,4 +1,4 @@
-"""Tokens keep the clock at which they were settled, through parking, writing and cutting; and how an answer ends."""
+"""Tokens keep the clock at which they were settled, through parking, saving and cutting; and how an answer ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxrl_post.engine.host.sequence import Settled, begin, revived, written
+from jaxrl_post.engine.host.row_host import HostSettings, RowHost
+from jaxrl_post.engine.host.sequence import Settled, begin, from_state, to_state
 from jaxrl_post.engine.host.wire import Sizes
 from jaxrl_post.engine.speculation.interface import Off
 from jaxrl_post.engine.speculation.speculation import Drafting
@@ -48,8 +49,8 @@ def test_without_clocks_all_tokens_came_at_the_end_and_clocks_never_decrease():
 @pytest.mark.parametrize("mode, clocks", [("recompute", [3, 4, 4]), ("verify", []), ("restart", [])])
 def test_forced_tokens_keep_their_clocks_and_new_ones_get_their_own(mode, clocks):
     live = begin(dataclasses.replace(ASKED, prefix=rollout(clocks=[3, 4, 4]), prefix_mode=mode), age=1)
-    assert live.clocks == clocks and live.guesses == ([5, 6, 7] if mode == "verify" else [])
-    live = revived(written(live), {"p": PROMPT})
+    assert live.clocks == clocks and live.candidates == ([5, 6, 7] if mode == "verify" else [])
+    live = from_state(to_state(live), {"p": PROMPT})
     live.extend(Settled(0, [8, 9], [0.0] * 2, [0.0] * 2, [True, False], [11, 11], [8, 9]), version=1)
     live.cut(len(live.tokens) - 1)
     assert live.rollout(Finish.PARKED, 12).clocks.tolist() == [*clocks, 11]
@@ -62,16 +63,16 @@ def stopped_by_h(max_tokens: int, steps: int, text: str, **law):
     """The answer `text`, of which "gh" ends it, from an engine whose device knows it."""
     asked = dataclasses.replace(ASKED, max_tokens=max_tokens, sampling=Sampling(stop_strings=("gh",), **law))
     sizes = Sizes.of(1, slots=2, max_length=32, page_size=8, pages=8, head_rows=2, steps_per_dispatch=steps)
-    engine = RowTwin(
-        lambda request, version: Known(np.array([LETTERS.index(c) for c in text], np.int32)),
-        sizes,
+    tokens = np.array([LETTERS.index(c) for c in text], np.int32)
+    settings = HostSettings(
         row_sizes=(4,),
         refill_slots=1,
         cost=StepCost((4,), (1.0,), "one size"),
-        drafting=Drafting(Off(), replicas=1, slots=2, past=lambda id: ()),
         vocab_size=8,
         decode=lambda tokens: "".join(LETTERS[t] for t in tokens),
     )
+    drafting = Drafting(Off(), replicas=1, slots=2, past=lambda id: ())
+    engine = RowHost(RowTwin(lambda request, version: Known(tokens), sizes), sizes, settings, drafting=drafting)
     engine.submit([asked])
     while engine.pending:
         out = engine.step()

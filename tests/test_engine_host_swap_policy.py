@@ -1,17 +1,17 @@
-"""The rule for answers at a swap, by hand."""
+"""The swap policy, by hand."""
 
 import pytest
 from engine_lab import requests
 
 from jaxrl_post.engine.host.sequence import begin
-from jaxrl_post.engine.host.swap_policy import Carry
+from jaxrl_post.engine.host.swap_policy import SwapPolicy
 
 ASKED = requests(4, samples=1, longest_prompt=4)
 
 
 def live(number, tokens, slot=0):
     one = begin(ASKED[number], number)
-    one.tokens, one.slot, one.filled = list(range(tokens)), slot, one.prompt_length + tokens - 1
+    one.tokens, one.slot, one.num_computed = list(range(tokens)), slot, one.prompt_length + tokens - 1
     return one
 
 
@@ -24,7 +24,7 @@ def modes(carry, *lives):
     [("keep", "keep", "keep"), ("recompute", "recompute", "keep"), ("verify", "verify", "verify")],
 )
 def test_a_rule_for_all(rule, with_tokens, waiting):
-    assert modes(Carry(rule), live(0, 5), live(1, 3, slot=-1), live(2, 0), live(3, 0, slot=-1)) == [
+    assert modes(SwapPolicy(rule), live(0, 5), live(1, 3, slot=-1), live(2, 0), live(3, 0, slot=-1)) == [
         with_tokens,
         waiting,
         "again",
@@ -33,10 +33,11 @@ def test_a_rule_for_all(rule, with_tokens, waiting):
 
 
 def test_auto_verifies_what_probably_survives():
-    """Of 20 candidates looked at 19 came out again, with one of each unseen: a chance of 20/21 a token, so 19 of 100 and half of
-    30 survive."""
-    carry = Carry("auto")
-    carry.told([*range(19), 7, 8], [*range(19), 9, 8])
+    """Of 20 judged candidates 19 were accepted; one of each is added: a chance of 20/21 a token.
+
+    So 19 of 100, and half of 30, are expected to be accepted."""
+    carry = SwapPolicy("auto")
+    carry.record_outcome(list(range(19)) + [7, 8], list(range(19)) + [9, 8])
     chance = 20 / 21
     survive = {length: sum(chance**n for n in range(1, length + 1)) for length in (30, 31, 100)}
     assert survive[30] > 15 and survive[100] < 50
@@ -44,7 +45,7 @@ def test_auto_verifies_what_probably_survives():
 
 
 def test_the_shortest_come_first_and_who_is_beyond_the_share_keeps():
-    carry = Carry("verify", 0.1)
+    carry = SwapPolicy("verify", 0.1)
     carry.used(400)
     assert modes(carry, live(0, 40), live(1, 6), live(2, 12), live(3, 9)) == ["keep", "verify", "verify", "verify"]
     told = carry.metrics()
@@ -54,9 +55,9 @@ def test_the_shortest_come_first_and_who_is_beyond_the_share_keeps():
 
 
 def test_a_state_goes_on_alike():
-    one, other = Carry("auto", 0.2), Carry("auto", 0.2)
+    one, other = SwapPolicy("auto", 0.2), SwapPolicy("auto", 0.2)
     one.used(100)
-    one.told([1, 2, 3], [1, 2, 4])
+    one.record_outcome([1, 2, 3], [1, 2, 4])
     modes(one, live(0, 5))
     other.load_state_dict(one.state_dict())
     for carry in (one, other):

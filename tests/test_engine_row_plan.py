@@ -1,4 +1,4 @@
-"""The row plan against its rules spelled out slot by slot, and jax.numpy against numpy."""
+"""The row plan against its rules, written out slot by slot, and jax.numpy against numpy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cases(draw, sizes=None):
 
 
 def by_hand(forced, guesses, values, order, rows, heads):
-    """Rows per slot, given out one at a time."""
+    """Returns the rows of each slot, given out one at a time."""
     count = np.where(forced == 1, 1, 0)
     left = rows - count.sum()
     for s in order:

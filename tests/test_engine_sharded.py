@@ -1,4 +1,4 @@
-"""Tensor parallelism and replicas on forced devices: the same law, the same tokens but for near ties."""
+"""Tensor parallelism and replicas on forced devices: the same law, and the same tokens but for near ties."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import engine_lab as lab
 import pytest
 
-from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.parallel import mesh as meshes
 
 SIZES = dict(max_length=176, pages=200, row_sizes=(64,), slots=16)
@@ -17,7 +16,9 @@ def _asked(replicas):
     return lab.requests(16, samples=4, exact=128, longest_prompt=40, temperatures=(1.0,), seed=3, replicas=replicas)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 2), (2, 1, 2)], ids=["tensor2", "data2xtensor2"])
+@pytest.mark.parametrize(
+    "shape", [pytest.param((1, 1, 2), marks=pytest.mark.extended), (2, 1, 2)], ids=["tensor2", "data2xtensor2"]
+)
 def test_sharded_engine_equals_one_device(shape):
     one = lab.run(lab.engine(**SIZES), _asked(1))
     mesh = meshes.make_mesh(*shape)
@@ -29,14 +30,18 @@ def test_sharded_engine_equals_one_device(shape):
     assert sum(len(r) for r in many.values()) == 16 * 128
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1)], ids=["data2", "fsdp2"])
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1), pytest.param((1, 2, 1), marks=pytest.mark.extended)], ids=["data2", "fsdp2"]
+)
 def test_replicas_meet_once_a_step(shape):
-    """Each walks over its own pages as far as it must; all they agree on in a step is whether the dispatch goes on."""
+    """Each replica walks over its own pages, as far as it must. In a step they only agree on whether to continue."""
     engine = lab.engine(
         mesh=meshes.make_mesh(*shape), drafting=lab.drafting("ours", [], replicas=2), cost=lab.FREE_ROWS
     )
-    programs = {name: program for name, program in engine._programs.compiled.items() if name.startswith("dispatch")}
-    assert len(programs) == 2  # one that drafts, one that does not
+    programs = {
+        name: program for name, program in engine.device.programs.compiled.items() if name.startswith("dispatch")
+    }
+    assert len(programs) == 2  # one with drafts, one without
     for name, program in programs.items():
         meetings = [
             re.search('op_name="([^"]*)"', line)[1]
@@ -44,11 +49,11 @@ def test_replicas_meet_once_a_step(shape):
             if re.search(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(-start)?\(", line)
         ]
         assert [where for where in meetings if "while/" in where] == ["jit(dispatch)/while/cond/reduce_max"], name
-        assert len(meetings) > 1  # what the host reads comes together behind the loop
+        assert len(meetings) > 1  # the result for the host is gathered behind the loop
 
 
 def test_kv_heads_that_cannot_be_split_are_refused():
     with pytest.raises(
         ValueError, match="mesh.tensor=4 does not divide the model's kv_heads=2; the nearest valid value is 2"
     ):
-        RowEngine(lab.TINY, lab.weights(0), meshes.make_mesh(1, 1, 4), **lab.BASE)
+        lab.made(lab.TINY, lab.weights(0), meshes.make_mesh(1, 1, 4))

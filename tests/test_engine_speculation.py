@@ -1,4 +1,4 @@
-"""Drafts and clones change when a token is computed, never which: every drafter against an engine that has none."""
+"""Drafts and clones change when a token is computed, never which token: every drafter against an engine without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import scripted_drafter as scripted
 
 from jaxrl_post.engine import bit_probe, row_program
 from jaxrl_post.engine import row_engine as engine_file
-from jaxrl_post.engine.host.wire import OUT_WINDOW
+from jaxrl_post.engine.host.wire import LIMIT, OUT_WINDOW
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -22,13 +22,13 @@ NAMES = ("ngram", "histospec", "histospec_rewards", "ours")
 
 @functools.cache
 def plain():
-    """Without a drafter; where a draft of the right token could have been, its token stands."""
+    """Returns the rollouts of an engine without a drafter."""
     return lab.run(lab.engine(), ASKED)
 
 
 @functools.cache
 def past():
-    """Two epochs of answers to the same prompts, a tenth of whose tokens is other."""
+    """Returns two epochs of rollouts of the same prompts, with a tenth of the tokens changed."""
     return tuple(g for epoch in (0, 1) for g in lab.groups_of(ASKED, plain(), epoch, vary=0.1))
 
 
@@ -49,12 +49,12 @@ def scripts():
 
 @functools.cache
 def engine(name, clones, **changes):
-    """Compiled once for each drafter. Every kind of script is of one engine."""
+    """Returns an engine, compiled once for each drafter. One engine serves every kind of script."""
     return made(name, clones, **changes)
 
 
 def made(name, clones, mesh=None, **changes):
-    """Rows are free, so that every dispatch drafts."""
+    """Returns an engine whose rows are free, so that every dispatch drafts."""
     slots = {**lab.BASE, **changes}["slots"]
     if name in scripted.KINDS:
         drafting = scripts().drafting(width=6, slots=slots, clones=clones)
@@ -72,7 +72,7 @@ def ready(name, clones, **changes):
 
 
 def spec(engine):
-    """(drafted, accepted) since the last time."""
+    """Returns (drafted, accepted) since the last call."""
     counts = engine.metrics()
     return counts.get("spec/num_drafted", 0), counts.get("spec/num_accepted", 0)
 
@@ -106,7 +106,7 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none():
 
 
 def test_clones_save_steps():
-    """The answers' own drafts are wrong, those of their clones right."""
+    """The sequences' own drafts are wrong, and those of their clones are right."""
     steps = []
     for clones in (False, True):
         one = ready("better_clones", clones)
@@ -116,7 +116,7 @@ def test_clones_save_steps():
 
 
 def test_clones_that_win_all_the_time_change_nothing():
-    """Through many dispatches, at each of which new clones begin with what the answers took over from the last ones."""
+    """In each of many dispatches, new clones begin with the text that sequences took over from earlier clones."""
     one = ready("better_clones", True, steps_per_dispatch=3)
     assert lab.same_bits(plain_long(), lab.run(one, LONG))
     _, accepted = spec(one)
@@ -147,8 +147,9 @@ def test_parking_changes_nothing(name, mode):
 
 
 def test_long_candidates_beside_free_slots_change_nothing():
-    """Two answers with candidates for all of their text outlive those in the slots before them: there is room for clones, and
-    in one step more is settled than a clone's pages are copied for."""
+    """Two sequences with candidates for all of their text outlive the sequences in the slots before them.
+
+    So clones have room, and one step settles more tokens than the pages copied for a clone hold."""
     short = lab.requests(14, samples=1, exact=1, longest_prompt=4, temperatures=(1.0,), seed=22)
     long = lab.requests(2, samples=1, exact=80, longest_prompt=4, temperatures=(1.0,), seed=21)
     how = dict(page_size=4, pages=400, row_sizes=(256,), head_rows=256, steps_per_dispatch=2)
@@ -182,11 +183,12 @@ def test_row_sizes_give_the_bits_that_they_give_without_drafts():
 
 @pytest.mark.parametrize("wrong", [64, 96])
 def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
-    """A size whose program gives other bits only when it drafts is dropped; with the largest one, drafting is refused."""
+    """A size whose program gives other bits only when it drafts is dropped. If it is the largest size, drafting is
+    refused."""
     one = made("ours", True, row_sizes=(64, 96))
     kept = bit_probe.keep_equal_sizes(one)
     assert kept[96] and one.drafting.forced is None and one.clock == 0
-    real, drafted = one._programs.dispatch, []
+    real, drafted = one.device.programs.dispatch, []
 
     def off(size, drafts, *args, **settings):
         drafted.append(drafts)
@@ -197,7 +199,7 @@ def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
         return state, told
 
     one.row_sizes = (64, 96)
-    monkeypatch.setattr(one._programs, "dispatch", off)
+    monkeypatch.setattr(one.device.programs, "dispatch", off)
     if wrong == 96:
         with pytest.raises(
             ValueError, match="speculation.drafter: with drafts a step of 96 rows gives other bits here"
@@ -278,15 +280,17 @@ def test_replicas_draft_each_for_themselves(name):
 
 
 def held_by_the_device(engine) -> list[bool]:
-    """Of each answer in a slot: whether the drafter's favourites there are what the host knows it should learn."""
-    favourites = np.asarray(engine._state.favourites)[0]
+    """Returns, for each sequence in a slot, whether the device's argmax tokens equal the host's."""
+    favourites = np.asarray(engine.device.state.argmax_tokens)[0]
     return [
-        np.array_equal(favourites[live.slot, : live.known], live.learnable()) for live in engine._replicas[0].running
+        np.array_equal(favourites[live.slot, : live.num_tokens], live.learnable())
+        for live in engine.admission.replicas[0].running
     ]
 
 
 def alternated(engine) -> list[bool]:
-    """Two plain dispatches, then one that drafts, and so on: what held after each that drafted."""
+    """Runs two plain dispatches, then one that drafts, and so on. Returns `held_by_the_device` after each dispatch that
+    drafted."""
     engine.submit(ASKED)
     held, number = [], 0
     while engine.pending:
@@ -318,9 +322,9 @@ def test_a_planted_drafter_that_is_shown_nothing_is_found(monkeypatch):
 
 
 def test_favourites_are_what_the_model_held_likely():
-    """At temperature 0 that is the token itself; elsewhere the argmax of a full forward."""
+    """At temperature 0 the argmax token is the token itself; elsewhere it is the argmax of a full forward pass."""
     one = ready("ours", True)
-    one.drafting.forced = True  # plain steps do not look for it
+    one.drafting.forced = True  # plain steps do not keep argmax tokens
     out = lab.run(one, ASKED)
     greedy = [r for r in ASKED if r.sampling.temperature == 0]
     assert all(np.array_equal(out[r.rollout_id].favourites, out[r.rollout_id].tokens) for r in greedy)
@@ -388,9 +392,7 @@ def draft_accepted_without_comparing(monkeypatch):
 
 def draft_beyond_the_limit(monkeypatch):
     real = row_program._bound
-    monkeypatch.setattr(
-        row_program, "_bound", lambda packed, sizes: real(packed.at[..., row_program.LIMIT].add(3), sizes)
-    )
+    monkeypatch.setattr(row_program, "_bound", lambda packed, sizes: real(packed.at[..., LIMIT].add(3), sizes))
 
 
 def draft_not_compared_at_eos(monkeypatch):

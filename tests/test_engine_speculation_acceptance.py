@@ -1,4 +1,4 @@
-"""Counts of drafts that proved right, by hand."""
+"""Acceptance rates from counts, by hand."""
 
 from __future__ import annotations
 

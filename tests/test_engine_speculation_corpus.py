@@ -1,4 +1,4 @@
-"""The window over all prompts' answers against a list; saved and restored in the middle."""
+"""The sliding window over all prompts' rollouts against a list, also saved and restored midway."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def groups(count, seed=0):
 
 
 def written(noise):
-    """Answers and, half of the time, the model's favourites."""
+    """Returns rollouts and, half of the time, argmax tokens."""
     answers, favourites = (
         [noise.integers(0, 9, n).astype(np.int32) for n in lengths] for lengths in [noise.integers(0, 12, 3)] * 2
     )

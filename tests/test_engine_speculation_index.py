@@ -1,4 +1,4 @@
-"""The index of a prompt, from a history and from a restored one, against twins."""
+"""A prompt's tables, from a history and from a restored one, against twins."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_restored_history_gives_the_same_index(tmp_path):
 
 
 def test_a_table_learns_what_the_model_held_likely():
-    """The contexts are those of the tokens, the continuations those of the favourites."""
+    """Contexts are those of the tokens; continuations are those of the argmax tokens."""
     answers = group(0, [[1, 2, 3, 4]], [0.0])
     likely = Group(
         prompt=PROMPT,

@@ -15,7 +15,7 @@ from jaxrl_post.engine.speculation import ngrams
 
 
 def texts(noise, count, words=5, longest=40):
-    """Answers of random lengths, half of them repetitive."""
+    """Returns texts of random lengths, half of them repetitive."""
     out = []
     for n in noise.integers(0, longest, count):
         if noise.random() < 0.5:
@@ -69,7 +69,7 @@ def test_a_table_with_room_is_the_dictionary_of_contexts(seed, times, answers, c
 
 
 def test_by_hand():
-    """After 7: 8 twice and 9 once; the newer epoch says 5; nothing runs from one answer into the next."""
+    """After 7: 8 twice and 9 once; the newer epoch has 5. No context spans two rollouts."""
     epoch = [np.array([7, 8], np.int32), np.array([7, 8], np.int32), np.array([7, 9], np.int32)]
 
     def told(past, *context):
@@ -85,11 +85,11 @@ def test_by_hand():
 
 
 def test_what_the_model_held_most_likely_is_learned_behind_what_was_written():
-    """7 8 7 9 was written and 1 2 1 3 would have been likelier: after 7 comes 2 or 3, after 7 8 comes 1."""
+    """The tokens are 7 8 7 9 and the argmax tokens 1 2 1 3. So 2 or 3 follows 7, and 1 follows 7 8."""
     table = ngrams.build([ngrams.Texts(np.zeros(0), [np.array([7, 8, 7, 9])], [np.array([1, 2, 1, 3])])], 4096)
     reader = twins.Hashed(4096, ngrams.OWN, table)
     assert reader.get((7,)) == (2, 0) and reader.get((8,)) == (1, 1) and reader.get((8, 7)) == (3, 1)
-    assert reader.get((7, 8)) is None and reader.get((1,)) is None  # back-off to 8 says the same
+    assert reader.get((7, 8)) is None and reader.get((1,)) is None  # back-off to 8 gives the same
 
 
 def test_buckets_keep_the_shorter_then_the_more_frequent_context():
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_all_prompts_are_counted_together():
-    """Groups with ends of different lengths, as one epoch whose texts are told apart."""
+    """Groups with ends of different lengths, counted as one epoch of separate texts."""
     noise = np.random.default_rng(5)
     groups = [ngrams.Texts(noise.integers(0, 5, n), texts(noise, 3)) for n in (0, 2, 6, 9)]
     after = {}

@@ -19,7 +19,7 @@ def test_suffixes_are_sorted_by_their_first_32_tokens(pool):
 
 
 def test_the_depth_is_exactly_32():
-    """Two suffixes that differ in their 33rd token only stay in place; in their 32nd they do not."""
+    """Two suffixes that differ first in their 33rd token keep their order; those that differ in the 32nd are sorted."""
     for same, expected in ((32, [0, 34]), (31, [34, 0])):
         pool = np.array([*[5] * same, 9, *[-1] * (33 - same), *[5] * same, 7], np.int32)
         order = suffix_array.sort(pool).tolist()
@@ -45,7 +45,7 @@ def test_priorities_go_from_the_lowest_reward_to_the_highest():
 
 @pytest.mark.parametrize("rewards, branch", [([1, 0, 0], 8), ([0, 0, 1], 9), ([0, 0, 0], 8)])
 def test_the_weighted_middle_lies_in_the_branch_of_the_rewards(rewards, branch):
-    """After 7: 8 in two answers and 9 in one; the single answer wins when it alone was rewarded."""
+    """After 7: 8 in two rollouts and 9 in one. The single rollout wins when it alone was rewarded."""
     weights = suffix_array.priorities(np.array(rewards, np.float32), np.ones(3, bool))
     built = suffix_array.build([np.array([7, t], np.int32) for t in (8, 8, 9)], np.zeros(0), weights)
     mine = [i for i, start in enumerate(built.order) if built.pool[start] == 7]

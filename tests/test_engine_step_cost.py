@@ -35,7 +35,7 @@ def test_best_size_has_the_most_useful_rows_per_second():
 
 
 def test_drafts_are_made_where_they_bring_more_than_they_cost():
-    """60 answers: 4 rows are left in 64, 68 in 128. (60 + 34) / 2.5 < 60 / 1 < (60 + 2) / 1 by hand."""
+    """60 running slots leave 4 rows of 64 and 68 of 128. By hand: (60 + 34) / 2.5 < 60 / 1 < (60 + 2) / 1."""
 
     def half(rows):
         return rows / 2
@@ -60,7 +60,7 @@ def test_drafts_are_made_where_they_bring_more_than_they_cost():
 
 
 def test_tries_take_a_hundredth_of_the_time():
-    """0.5 s to begin, steps of 10 ms: 0.5 / (5000 * 0.01) = 0.01."""
+    """0.5 s to start drafting, and steps of 10 ms: 0.5 / (5000 * 0.01) = 0.01."""
     table = step_cost.StepCost((64, 128), (0.01, 0.02), "hand", opening=0.5)
     assert step_cost.tries_apart(table) == 5000
     assert step_cost.tries_apart(step_cost.StepCost((64, 128), (0.01, 0.02), "hand")) == 0
@@ -158,8 +158,11 @@ SEVEN = step_cost.SHAPES["qwen2.5-7b"]
 
 
 def test_a_decode_step_by_hand():
-    """7.62e9 parameters in bf16 at 3.35e12 bytes/s, KV of 28 layers x 4 heads x 128 x 2 x 2 bytes, 0.6 of 9.9e14 FLOP/s. 64
-    answers of 1000 tokens wait for memory, 4096 of one token for arithmetic; tensor 2 halves all but the overhead."""
+    """7.62e9 parameters in bf16 at 3.35e12 bytes/s; KV of 28 layers x 4 heads x 128 x 2 x 2 bytes; 0.6 of 9.9e14
+    FLOP/s.
+
+    64 sequences of 1000 tokens are bound by memory, 4096 of one token by arithmetic. tensor 2 halves all but the
+    overhead."""
     one, two = (step_cost.decode("NVIDIA H800", SEVEN, tensor=tensor, per_collective_s=1e-4) for tensor in (1, 2))
     memory = (2 * 7.62e9 + 64_000 * 57_344) / 3.35e12
     arithmetic = 4096 * 2 * 7.62e9 / (0.6 * 9.9e14)

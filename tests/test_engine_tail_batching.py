@@ -1,4 +1,6 @@
-"""Tail batching on the real engine: it trains on what synchronous rounds train on, and verify is restart to the bit."""
+"""Tail batching on the real engine: it trains on the rollouts of synchronous rounds, and verify equals restart to the
+bit.
+"""
 
 import engine_lab as lab
 import numpy as np
@@ -38,7 +40,7 @@ def test_frozen_weights_train_on_what_sync_trains_on(sync, mode, engine, more):
 
 
 def test_frozen_weights_with_drafts(sync):
-    """Who wins a race depends on drafts; which tokens a rollout has does not."""
+    """Drafts decide which rollout wins a race, never which tokens a rollout has."""
     asked = lab.requests(4)
     groups = lab.groups_of(asked, lab.run(lab.engine(), asked))
     found, counts = rounds(
@@ -52,7 +54,7 @@ def test_frozen_weights_with_drafts(sync):
 
 
 def moving(version):
-    """Near weights, so that prefixes agree for a while."""
+    """Returns nearly equal weights, so that prefixes agree for a while."""
     one, two = lab.weights(0), lab.weights(1)
     return {
         name: leaf if isinstance(leaf, dict) else leaf * (1 - 0.01 * version) + 0.01 * version * two[name]

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {
-    "jaxrl_post/engine/row_engine.py:RowEngine.__init__": "an engine's settings, each named once",
     "scripts/benches/choices.py:bench": "a bench reads from top to bottom as one experiment",
     "scripts/benches/swap.py:bench": "a bench reads from top to bottom as one experiment",
     "scripts/replay.py:Arm.__init__": "every part of a replayed engine, built once",

@@ -1,4 +1,4 @@
-"""The Mosaic GPU attention, interpreted with race detection, against the reference; and what is lowered where."""
+"""Attention in Mosaic GPU, interpreted with race detection, against the reference; and lowering on each platform."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def _races() -> bool:
 
 
 def _case(K=2, G=3, H=64, counts=((0, 130, 1), (1, 10, 3), (2, 60, 10)), blocks=4, dead=2, seed=0):
-    """`counts`: slot, first position, rows; behind them `dead` rows that are not real. Pages that no slot has reached are
-    not mapped."""
+    """Returns rows from `counts` (slot, first position, rows), then `dead` rows that are not real.
+
+    Pages that no slot has reached are not mapped."""
     noise = np.random.default_rng(seed)
     S = max(slot for slot, _, _ in counts) + 1
     pages = S * blocks + 3
@@ -60,7 +61,7 @@ def _kernel(q, cache, rows, **how):
 
 @pytest.fixture
 def short_stretches(monkeypatch):
-    """Two pages a stretch, so that small cases have several."""
+    """Sets two pages a stretch, so that small cases have several stretches."""
     monkeypatch.setattr(attention_gpu, "STRETCH", 2 * PAGE)
 
 
@@ -91,12 +92,12 @@ def test_equals_the_reference(case, how, short_stretches):
 
 @interpreted
 def test_later_rows_and_other_slots_change_no_bit(short_stretches):
-    """Drafts behind a row lie in its tile, reach into another page and another stretch."""
+    """Draft rows behind a row share its tile, and reach into another page and another stretch."""
     q, cache, rows = _case(counts=((0, 126, 8), (1, 40, 3)))
     base = _kernel(q, cache, rows, **HOW)
     alone = rows._replace(real=jnp.arange(q.shape[0]) < 2)
     assert base[:2].tobytes() == _kernel(q, cache, alone, **HOW)[:2].tobytes()
-    turned = jnp.concatenate([jnp.arange(4, q.shape[0]), jnp.arange(4)])  # the slot's rows 4 to 7 open a tile
+    turned = jnp.concatenate([jnp.arange(4, q.shape[0]), jnp.arange(4)])  # the slot's rows 4 to 7 begin a tile
     moved = attention.Rows(rows.slot[turned], rows.position[turned], rows.real[turned], rows.table)
     assert base[4:8].tobytes() == _kernel(q[turned], cache, moved, **HOW)[:4].tobytes()
 

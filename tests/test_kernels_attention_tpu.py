@@ -1,4 +1,4 @@
-"""What jax's ragged paged attention is given on TPU, against its own reference and ours; it cannot be interpreted."""
+"""The arguments of jax's ragged paged attention on TPU, against its reference and ours; it cannot be interpreted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _case():
 
 
 def _spelled_out(q, *arguments, num_kv_pages_per_block, num_queries_per_block, **how):
-    """jax's reference of the kernel, which leaves out what is behind the last sequence."""
+    """Returns jax's reference of the kernel, which leaves out rows behind the last sequence."""
     out = ragged_paged_attention.ref_ragged_paged_attention(q, *arguments, **how)
     return jnp.concatenate([out, jnp.full((q.shape[0] - out.shape[0], *out.shape[1:]), jnp.nan, out.dtype)])
 

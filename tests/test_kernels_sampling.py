@@ -14,7 +14,7 @@ sample, find = jax.jit(sampling.sample), jax.jit(thresholds.find)
 
 
 def test_threefry_known_answers():
-    """Random123's test vectors for threefry2x32, 20 rounds, and the twin written with Python integers."""
+    """Compares with Random123's test vectors for threefry2x32, 20 rounds, and with a twin in Python integers."""
     for key, counter, word in [
         ((0, 0), (0, 0), 0x6B200159),
         ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, 0x1CB996FC),
@@ -98,7 +98,7 @@ def test_a_threshold_of_none_changes_no_bit():
 
 
 def test_ties_at_the_threshold_are_all_kept():
-    """By hand: 2, 1, 1, 0 with top_k 2 keeps three ids; -0.0 and 0.0 tie; half the mass of equals keeps them all."""
+    """By hand: 2, 1, 1, 0 with top_k 2 keeps three ids; -0.0 and 0.0 tie; half the mass of equal ids keeps them all."""
     logits = np.array([[2, 1, 1, 0], [0.0, -1, -0.0, -2], [1, 1, 1, 1], [-1, -2, -3, -4]], np.float32)
     top_k, top_p = np.array([2, 1, 0, 3], np.int32), np.array([1, 1, 0.5, 0.95], np.float32)
     lowest = np.asarray(find(*map(jnp.asarray, (logits, np.ones(4, np.float32), top_k, top_p))))
@@ -120,7 +120,7 @@ def test_ties_go_to_the_lowest_id():
 
 
 def _counts(logits: np.ndarray, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each id came out of `draws` draws, and how often it should have."""
+    """Returns observed and expected counts of each id in `draws` samples."""
     law = jax.jit(
         jax.vmap(lambda seed, at: sampling.sample(jnp.asarray(logits)[None], seed[None], at[None], jnp.ones(1))[0][0])
     )
@@ -133,7 +133,7 @@ def _counts(logits: np.ndarray, draws: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _excess(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's statistic in standard deviations above its mean; ids with an expected count below 5 are pooled."""
+    """Returns Pearson's statistic in standard deviations above its mean. Expected counts below 5 are pooled."""
     often = expected >= 5
     counts = np.append(counts[often], counts[~often].sum())
     expected = np.append(expected[often], expected[~often].sum())
@@ -148,15 +148,16 @@ FLAT = np.zeros(2053, np.float32)
 
 @pytest.mark.parametrize("logits", [FLAT, PEAKED], ids=["flat", "peaked"])
 def test_distribution_is_softmax(logits):
-    """Chi-square at V = 2,053 (three tiles, the last one ragged): over all ids, and over the few whose numbers are tile
-    numbers too."""
+    """Chi-square at V = 2,053, three tiles of which the last is partly filled.
+
+    Tests all ids, and the few ids whose numbers are tile numbers too."""
     counts, expected = _counts(logits, 40000)
     assert _excess(counts, expected) < 4.5
     assert _excess(counts[:3], expected[:3]) < 4.5
 
 
 def test_planted_fault_without_the_tile_tag_fails(monkeypatch):
-    """Tile t and id t then share noise: ids 0 and 1 come out at about twice and never."""
+    """Without the tag, tile t and id t share noise: ids 0 and 1 have about twice and zero times their probability."""
     monkeypatch.setattr(sampling, "TILE_TAG", 0)
     counts, expected = _counts(FLAT, 40000)
     assert _excess(counts[:3], expected[:3]) > 4.5

@@ -28,7 +28,7 @@ CUSTOM_CALL = {"tpu": "tpu_custom_call", "cuda": "mosaic_gpu_v2"}
 
 
 def given(rows: int, vocab: int, seed: int = 0) -> tuple:
-    """Logits, seeds, positions and temperatures; half of one row is not allowed."""
+    """Returns logits, seeds, positions and temperatures. Half of one row's ids are not allowed."""
     noise = np.random.default_rng(seed)
     logits = (noise.normal(size=(rows, vocab)) * 3).astype(np.float32)
     logits[rows // 2, : vocab // 2] = -np.inf
@@ -59,7 +59,7 @@ def drawn(shell, *args) -> sampling.Drawn:
 
 def assert_alike(got: sampling.Drawn, want: sampling.Drawn, close: float = 1e-5) -> None:
     np.testing.assert_array_equal(got.tokens, want.tokens)
-    np.testing.assert_array_equal(got.favourites, want.favourites)
+    np.testing.assert_array_equal(got.argmax_tokens, want.argmax_tokens)
     for name in ("logprobs", "entropies", "plain"):
         np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=close, rtol=close, err_msg=name)
 
@@ -94,7 +94,7 @@ def test_odd_vocabularies_on_tpu():
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_extremes(shell):
-    """A single id allowed, a tile without any, logits far from 0, all equal, and temperatures of 0.01 and 100."""
+    """One allowed id, a tile without any, logits far from 0, equal logits, and temperatures of 0.01 and 100."""
     logits, seeds, at, heat = given(6, 2300)
     wide = np.array(logits)
     wide[0], wide[0, 1700] = -np.inf, 3.0
@@ -105,9 +105,9 @@ def test_extremes(shell):
     lowest = jnp.asarray([-np.inf, -np.inf, -np.inf, 0.25, -1.0, -np.inf], jnp.float32)
     args = (jnp.asarray(wide), seeds, at, heat, lowest)
     got, want = drawn(SHELLS[shell], *args), reference(*args)
-    assert_alike(got, want, close=5e-3)  # the reference's own sums near 3e4 round to 2e-3
+    assert_alike(got, want, close=5e-3)  # the reference's sums near 3e4 round to 2e-3
     assert got.tokens[0] == 1700 and got.logprobs[0] == 0
-    assert got.favourites[3] == 0 and abs(got.entropies[3] - np.log(2300)) < 1e-5
+    assert got.argmax_tokens[3] == 0 and abs(got.entropies[3] - np.log(2300)) < 1e-5
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -133,7 +133,7 @@ def test_planted_tile_math_without_the_threshold_fails(monkeypatch):
 
 @pytest.mark.parametrize("ways, vocab", [pytest.param(2, 4500, marks=pytest.mark.extended), (4, 1100)])
 def test_a_vocabulary_in_parts_is_drawn_from_as_a_whole(ways, vocab):
-    """Also where parts are padded, and where some are padding only; mapped over two replicas, as in the engine."""
+    """Also with padded parts, with parts of padding only, and under vmap over two replicas, as in the engine."""
     mesh = meshes.make_mesh(2, 1, ways)
     statistics = functools.partial(sampling_tpu.statistics, interpret=True)
     draw = verify.drawn_by(statistics, verify.Shards(functools.partial(meshes.by_vocab, mesh), meshes.TENSOR, ways))
@@ -171,7 +171,7 @@ def test_on_cpu_it_is_the_reference_bit_for_bit():
 @pytest.mark.parametrize("platform", CUSTOM_CALL)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2)])
 def test_the_row_program_holds_the_kernel(platform, shape):
-    """The engine's whole dispatch, lowered for a platform that is not here, on one device and on several."""
+    """Lowers the engine's dispatch for a platform that is not present, on one device and on several."""
     mesh, config = meshes.make_mesh(*shape), dataclasses.replace(lab.TINY, vocab_size=2056)
     sizes = device.Sizes.of(
         meshes.replicas(mesh),

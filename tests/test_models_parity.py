@@ -10,6 +10,7 @@ import pytest
 from jaxrl_post.models import decoder, hf
 from tests import numpy_llama
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 FAULTS = [(family, fault) for family, faults in arms.FAULTS.items() for fault in faults]
 
 
@@ -45,6 +46,7 @@ def test_scores_equal_those_of_transformers_in_both_spellings(family, tmp_path):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family, fault", FAULTS)
 def test_a_planted_fault_parts_the_scores(family, fault):
     assert arms.planted(family, fault)[0] > 10 * arms.BOUND

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.engine import compiled as programs
+from jaxrl_post.engine.host.row_host import HostSettings, RowHost
 from jaxrl_post.engine.speculation.interface import Off
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.engine.step_cost import StepCost
@@ -65,10 +66,10 @@ def twin_of(engine, answers, drafted=(), **changes) -> Watched:
         row_sizes=engine.row_sizes,
         refill_slots=lab.BASE["refill_slots"],
         cost=engine.cost,
-        drafting=drafting,
         vocab_size=engine.vocab_size,
     )
-    return Watched(RowTwin(answers, engine.sizes, drafted=drafted, **settings | changes))
+    twin = RowTwin(answers, engine.sizes, drafted=drafted, classes=drafting.drafter.classes)
+    return Watched(RowHost(twin, engine.sizes, HostSettings(**settings | changes), drafting=drafting))
 
 
 @functools.cache
@@ -313,9 +314,9 @@ def test_the_host_has_one_turn_in_every_dispatch_and_changes_nothing_by_it(monke
     plain = lab.run(engine, ASKED)
     engine.reset()
     events, dispatches = [], []
-    begin, read = engine._programs.dispatch, programs.read
+    begin, read = engine.device.programs.dispatch, programs.read
     monkeypatch.setattr(
-        engine._programs, "dispatch", lambda *given, **more: events.append("begins") or begin(*given, **more)
+        engine.device.programs, "dispatch", lambda *given, **more: events.append("begins") or begin(*given, **more)
     )
     monkeypatch.setattr(programs, "read", lambda told: events.append("is waited for") or read(told))
     monkeypatch.setattr(engine, "report", dispatches.append)

@@ -14,6 +14,7 @@ from jaxrl_post import evaluation as evaluate
 from jaxrl_post import loop
 from jaxrl_post.engine import step_cost as costs
 from jaxrl_post.engine.host import dispatch_log
+from jaxrl_post.engine.host.row_host import HostSettings, RowHost
 from jaxrl_post.engine.host.wire import Sizes
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
@@ -104,16 +105,12 @@ class Run:
             clones=config.speculation.clones,
         )
         drafted = [dispatch for dispatch in map(dispatch_log.read, self.lines("dispatches")) if dispatch.drafts]
-        return RowTwin(
-            answers,
-            Sizes.of(config.replicas, **sizes),
-            drafted=drafted,
-            row_sizes=derived["row_sizes"],
-            refill_slots=c.refill_slots,
-            cost=cost,
-            drafting=drafting,
-            vocab_size=start.model.vocab_size,
+        settings = HostSettings(
+            row_sizes=derived["row_sizes"], refill_slots=c.refill_slots, cost=cost, vocab_size=start.model.vocab_size
         )
+        sizes = Sizes.of(config.replicas, **sizes)
+        twin = RowTwin(answers, sizes, drafted=drafted, classes=drafting.drafter.classes)
+        return RowHost(twin, sizes, settings, drafting=drafting)
 
 
 class Boundaries:

@@ -1,1 +1,1 @@
-"""The engine: requests in, rollouts out, by rows."""
+"""The rollout engine: requests in, rollouts out, computed as rows."""

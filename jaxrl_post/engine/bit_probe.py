@@ -1,9 +1,9 @@
-"""The start-up probe: which row sizes give the same bits.
+"""The start-up probe: finds the row sizes that give the same bits.
 
-Compilers pick another matrix-product path for another row count, and then sums round differently. The probe sends the same
-requests through every size, without drafts and with them, and keeps the sizes whose tokens, log-probs and entropies equal
-the largest size's bit for bit.
-What it cannot see: a difference that only other weights or longer texts would show.
+Compilers choose another matrix-product path for another number of rows, and then sums round differently. The probe runs
+the same requests with every size, without drafts and with them. It keeps the sizes whose tokens, log-probs and
+entropies equal those of the largest size bit for bit. It cannot see a difference that only other weights or longer
+texts show.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from jaxrl_post.types import Prompt, Request, Rollout, RolloutId, Sampling
 
 
 def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
-    """Runs the probe, sets `engine.row_sizes` to the sizes kept, and says for every size whether it was. The engine must be
-    idle; its clocks and counters start again afterwards."""
+    """Runs the probe and sets `engine.row_sizes` to the kept sizes. Returns for every size whether it was kept.
+
+    The engine must be idle. Its clocks and counters are reset.
+
+    Raises:
+      ValueError: with drafts, the largest size gives other bits than without.
+    """
     sizes, drafting = engine.row_sizes, engine.drafting
     programs = (False, True) if drafting.drafter.width else (False,)
     results = {}
     for size in sizes:
         for drafting.forced in programs:
             engine.row_sizes = (size,)
-            results[size, drafting.forced] = _bits(_answers(engine))
+            results[size, drafting.forced] = _bits(_rollouts(engine))
             engine.reset()
     drafting.forced = None
     whole = results[max(sizes), False]
@@ -37,7 +42,8 @@ def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
     return kept
 
 
-def _answers(engine: RowEngine) -> list[Rollout]:
+def _rollouts(engine: RowEngine) -> list[Rollout]:
+    """Runs the probe's requests. Returns their rollouts by id."""
     engine.submit(_requests(engine))
     out = []
     while engine.pending:
@@ -46,10 +52,10 @@ def _answers(engine: RowEngine) -> list[Rollout]:
 
 
 def _requests(engine: RowEngine) -> list[Request]:
-    """For each replica, prompts of several lengths with two answers each, over more slots than there are when it can."""
+    """Returns the probe's requests: for every replica up to 24 prompts of several lengths, with two samples each."""
     sizes, noise = engine.sizes, np.random.default_rng(0)
     longest = max(1, min(sizes.max_length // 2, 3 * sizes.page))
-    answer = min(sizes.max_length - longest, 3 * sizes.steps)
+    length = min(sizes.max_length - longest, 3 * sizes.steps)
     out = []
     for replica in range(sizes.replicas):
         for index in range(min(sizes.slots, 24)):
@@ -62,7 +68,7 @@ def _requests(engine: RowEngine) -> list[Request]:
                         rollout_id=name,
                         prompt=prompt,
                         seed=name.seed(),
-                        max_tokens=max(1, answer),
+                        max_tokens=max(1, length),
                         sampling=Sampling(),
                         replica=replica,
                     )
@@ -71,4 +77,5 @@ def _requests(engine: RowEngine) -> list[Request]:
 
 
 def _bits(rollouts: list[Rollout]) -> bytes:
+    """Returns the bytes of tokens, log-probs and entropies."""
     return b"".join(r.tokens.tobytes() + r.logprobs.tobytes() + r.entropies.tobytes() for r in rollouts)

@@ -1,8 +1,8 @@
-"""The compiled programs of the engine, placed on a mesh, and the one door from device to host.
+"""The compiled programs of the engine, placed on a mesh, and the one function that reads from the device.
 
-Each program exists twice where there is a drafter: plain, which is the very program of an engine without one and never sees
-what a drafter keeps, and drafting.
-Invariant: only what was compiled before ever runs, so a new shape is an error and never a recompilation.
+With a drafter, each program exists twice. The plain one is the program of an engine without a drafter and never reads
+the drafter's arrays. The drafting one does. Invariant: only compiled programs run, so a new shape is an error and never
+a recompilation.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine.host.wire import BULK, TABLE, UPLOAD, Entry, Sizes, Told
+from jaxrl_post.engine.host.wire import BULK, TABLE, UPLOAD, DispatchResult, Entry, Sizes
 from jaxrl_post.engine.insertion import insert, upload
-from jaxrl_post.engine.row_program import RowProgram, State, dispatch
-from jaxrl_post.engine.speculation.interface import Off
-from jaxrl_post.engine.speculation.registry import Drafter
+from jaxrl_post.engine.row_program import dispatch
+from jaxrl_post.engine.row_state import RowProgram, State
+from jaxrl_post.engine.speculation.interface import Drafter, Off
 from jaxrl_post.kernels import attention, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
 
 class Programs:
-    """The compiled programs: an insertion, and one dispatch for each row size; and each once more for a drafter."""
+    """The compiled programs: an insertion, and one dispatch for each row size; with a drafter, each of them twice."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Programs:
         self._inserts: dict[bool, Callable] = {}
 
     def compile(self, params: Any) -> None:
-        """Compiles everything for weights like these."""
+        """Compiles every program for weights of these shapes, dtypes and shardings."""
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
         for drafter in dict.fromkeys((Off(), self.drafter)):
             self._compile_steps(like, drafter)
@@ -74,7 +74,7 @@ class Programs:
                 )
 
     def _compile_steps(self, params: Any, drafter: Drafter) -> None:
-        """A dispatch for each row size, and an insertion, with this drafter."""
+        """Compiles a dispatch for each row size, and an insertion, with this drafter."""
         s, spread = self.sizes, functools.partial(meshes.by_heads, self.mesh)
         ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
         state, tables = (
@@ -102,6 +102,7 @@ class Programs:
 
     @staticmethod
     def _described(tree: Any, homes: Any) -> Any:
+        """Returns the tree's shapes and dtypes with the shardings of `homes`."""
         homes = jax.tree.map(
             lambda home, part: jax.tree.map(lambda _: home, part),
             homes,
@@ -111,21 +112,21 @@ class Programs:
         return jax.tree.map(lambda x, home: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=home), tree, homes)
 
     def watched(self, drafter: Drafter) -> int:
-        """Positions of a slot of which the likeliest token is kept."""
+        """Returns the positions of a slot whose argmax token is kept."""
         return self.sizes.max_length if drafter.watches else 0
 
     def temporaries(self) -> dict[str, int]:
-        """Bytes that each compiled program needs on a device beside what it is given and gives back."""
+        """Returns the bytes of temporary memory on a device, by program."""
         return {name: program.memory_analysis().temp_size_in_bytes for name, program in self.compiled.items()}
 
     @property
     def compiled(self) -> dict[str, Any]:
-        """What a step runs of what `compile` made, by name."""
+        """Returns the programs of a step, by name."""
         programs = {f"dispatch_{rows}{'_drafting' * drafts}": run for (rows, drafts), run in self._dispatches.items()}
         return programs | {f"insert{'_drafting' * drafts}": run for drafts, run in self._inserts.items()}
 
     def blanks(self, drafter: Drafter) -> tuple[State, Any]:
-        """An empty state and empty tables, placed nowhere yet."""
+        """Returns an empty state and empty tables, not placed on devices."""
         s, c = self.sizes, self.config
 
         def each(x):
@@ -140,13 +141,14 @@ class Programs:
         return State(cache, *texts, memory), tables
 
     def blank(self) -> tuple[State, Any]:
-        """An empty state and empty tables, placed."""
+        """Returns an empty state and empty tables on the devices."""
         state, tables, nothing = self._blanks
         self._nothing = nothing()
         return state(), tables()
 
     def _through(self, run: Callable[[State], tuple], drafts: bool, state: State) -> tuple:
-        """What `run` makes of the state; what a drafter keeps goes round a program that does not draft."""
+        """Runs a program on the state. A program that does not draft gets an empty drafter's state instead of the real
+        one."""
         if drafts or not self.drafter.width:
             return run(state)
         state, kept = State(*state[:2], *self._nothing), state[2:]
@@ -166,20 +168,21 @@ class Programs:
         steps: int,
         freed: int,
         clones: bool,
-    ) -> tuple[State, Told]:
-        """Begins one dispatch; the new state, and what it tells, to be `read`."""
+    ) -> tuple[State, DispatchResult]:
+        """Starts one dispatch. Returns the new state, and the result to `read`."""
         run, tables = self._dispatches[rows, drafts], tables if drafts else ()
         packed, scalars = meshes.put((packed, np.array([steps, freed, clones], np.int32)), self._whole)
         return self._through(lambda state: run(params, tables, state, packed, scalars), drafts, state)
 
     def insert(self, state: State, entry: Entry, drafts: bool) -> State:
-        """Puts texts and copies pages, `Sizes.inserts` a replica at once; where it `drafts`, the drafter sees them too."""
+        """Returns the state after an insertion. `drafts`: the drafter learns the texts too."""
         joined = meshes.put(entry.joined(), self._whole)
         return self._through(lambda state: (self._inserts[drafts](state, joined),), drafts, state)[0]
 
     def upload(self, tables: Any, replica: int, offset: int, arrays: tuple[np.ndarray, ...]) -> Any:
-        """Puts equally long flat arrays at `offset` of a replica's tables, in pieces of BULK and UPLOAD; what lies behind them
-        up to a whole UPLOAD is overwritten with zeros, and there must be room for it."""
+        """Writes equally long flat arrays at `offset` of a replica's tables, in pieces of BULK and UPLOAD entries.
+
+        The last piece is padded with zeros to a whole UPLOAD, and the tables must have room for it."""
         end = -(-arrays[0].size // UPLOAD) * UPLOAD
         padded = [np.pad(array, (0, end - array.size)) for array in arrays]
         at = 0
@@ -195,7 +198,7 @@ class Programs:
         return tables
 
     def rated(self, tables: Any, rates: np.ndarray) -> Any:
-        """The tables with other rates, the same for every replica."""
+        """Returns the tables with new rates, the same for every replica."""
         return tables._replace(
             rates=meshes.put(np.broadcast_to(rates, (self.sizes.replicas, rates.size)).copy(), self._blocks)
         )
@@ -210,8 +213,9 @@ def temporaries(
     drafter: Drafter = Off(),
     **sizes: int | bool,
 ) -> dict[str, int]:
-    """Bytes that each program of an engine of these settings needs on a device beside weights, pages and tokens: for a
-    plan, from shapes alone."""
+    """Returns the bytes of temporary memory on a device, by program, for an engine of these settings.
+
+    Needs shapes alone, so that a plan can use it. Weights, pages and tokens are not counted."""
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
     programs = Programs(model, mesh, Sizes.of(meshes.replicas(mesh), **sizes), tuple(sorted(row_sizes)), dtype, drafter)
     programs.compile(
@@ -223,5 +227,5 @@ def temporaries(
 
 
 def read(tree: Any) -> Any:
-    """The one door from device to host: waits, and returns numpy."""
+    """Waits for device arrays and returns them as numpy. Every read of the engine from a device is made here."""
     return jax.device_get(tree)

@@ -1,10 +1,13 @@
-"""An engine that can lie on its devices in several ways: one row engine for each layout, compiled ahead.
+"""An engine with several layouts on its devices: one compiled row engine for each layout, of which one is active.
 
-RollPacker's elastic parallelism (arXiv 2509.21009, section 4): few replicas of many devices each where the KV pages of one
-replica are short, many replicas where they are not; and its stream trainer (section 5.3): fewer replicas while a round drains,
-whose devices the learner gets. Invariant: at any time one layout alone holds pages, tables and weights, and a move of the weights
-needs at most one leaf more. What was pending goes on with its tokens forced, as after a checkpoint. Tokens drawn under another
-layout have another numerics key: the same law, equal but for near ties; with fewer replicas of like size, the same programs.
+Elastic parallelism (RollPacker, arXiv 2509.21009, section 4): few replicas of many devices where the KV pages of one
+replica are short, else many replicas. Stream trainer (section 5.3): fewer replicas while a round drains; the learner
+gets the free devices.
+
+Invariant: one layout alone holds pages, tables and weights. Moving the weights needs at most one more leaf in memory.
+Pending requests resume with their tokens forced, as after a checkpoint. Tokens sampled under another layout belong to
+another numerics key: the sampling law is the same, and tokens differ only at near ties. Fewer replicas of one size run
+the same programs.
 """
 
 from __future__ import annotations
@@ -19,27 +22,34 @@ from jaxrl_post.types import Capacity, Group, Layout, Prompt, Request, Rollout, 
 
 
 class Borrower(Protocol):
-    """Gets the devices that a layout leaves free."""
+    """Uses the devices that the present layout leaves free."""
 
     def borrow(self) -> None:
-        """The engine has left them."""
+        """Takes the devices: the engine has left them."""
 
     def give_back(self) -> None:
-        """The engine is about to need them: whatever lies there must go."""
+        """Frees everything on the devices: the engine is about to use them."""
 
 
 class Elastic:
-    """protocols.Engine over several RowEngines.
+    """A protocols.Engine over several RowEngines.
 
     Args:
-      make: builds, and may probe, the engine of a layout. The first one is where it begins. Each is called once, while no
-        other layout holds anything.
-      params: the learner's weights. Each layout rehearses a swap to them, so that a later swap compiles nothing.
-      borrower: of the devices that the first layout has and another one has not; None: they rest.
+      make: functions that build, and may probe, the engine of a layout. The first layout is active at the start. Each
+        function is called once, while no other layout holds anything.
+      params: the learner's weights. Each layout rehearses a swap to them, so that later swaps compile nothing.
+      borrower: gets devices of the first layout that another layout does not use; None: they stay idle.
+
+    Attributes:
+      report: called with every Dispatch of every layout, where set.
+      meanwhile: called while a dispatch runs on the device, in every layout, where set.
 
     Raises:
-      ValueError: a layout that the model or the devices do not allow.
+      ValueError: the model or the devices do not allow a layout.
     """
+
+    report: Callable[[Dispatch], object] | None = None
+    meanwhile: Callable[[], object] | None = None
 
     def __init__(self, make: Mapping[Layout, Callable[[], RowEngine]], params: Any, borrower: Borrower | None = None):
         first, *others = make
@@ -47,92 +57,98 @@ class Elastic:
         for layout in (*others, first):
             self.engines[layout] = engine = make[layout]()
             assert engine.layout == layout, f"{layout} was built as {engine.layout}"
+            engine.report, engine.meanwhile = self._reported, self._dispatched
             engine.rehearse(params)
             if layout != first:
                 held = engine.lay_down()
                 drop(held.params if held.owned else ())
         self._engine, self._borrower = engine, borrower
-        self._others: tuple[Layout, Held] | None = None  # the learner's own weights, as a larger layout used them
+        self._others: tuple[Layout, Held] | None = None  # a larger layout, and the learner's weights as it used them
         self._prompts: dict[RolloutId, Prompt] = {}
         self._counts: Counter[str] = Counter()
-        self.drafting = Drafts(self)
+        self.drafting = ActiveDrafting(self)
+
+    def _reported(self, dispatch: Dispatch) -> None:
+        """Passes on a report of an engine."""
+        if self.report is not None:
+            self.report(dispatch)
+
+    def _dispatched(self) -> None:
+        """Passes on that a dispatch of an engine runs."""
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     @property
     def engine(self) -> RowEngine:
-        """The one that holds pages and weights."""
+        """Returns the active engine, which holds pages and weights."""
         return self._engine
 
     @property
     def layout(self) -> Layout:
+        """Returns the active layout."""
         return self._engine.layout
 
-    @property
-    def report(self) -> Callable[[Dispatch], object] | None:
-        """Where set, it is shown every dispatch, in any layout."""
-        return self._engine.report
-
-    @report.setter
-    def report(self, report: Callable[[Dispatch], object] | None) -> None:
-        for engine in self.engines.values():
-            engine.report = report
-
-    @property
-    def meanwhile(self) -> Callable[[], object] | None:
-        """Where set, it is called while a dispatch is on its way, in any layout."""
-        return self._engine.meanwhile
-
-    @meanwhile.setter
-    def meanwhile(self, meanwhile: Callable[[], object] | None) -> None:
-        for engine in self.engines.values():
-            engine.meanwhile = meanwhile
-
-    # ---- what the loop sees
+    # ---- protocols.Engine
 
     @property
     def capacity(self) -> Capacity:
+        """Returns free slots and pages of the active engine."""
         return self._engine.capacity
 
     @property
     def clock(self) -> int:
+        """Returns the engine steps of training rollouts so far."""
         return self._engine.clock
 
     @property
     def version(self) -> int:
+        """Returns the version of the weights."""
         return self._engine.version
 
     @property
     def pending(self) -> int:
+        """Returns the number of requests in the engine; see protocols.Engine."""
         return self._engine.pending
 
     def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests; see protocols.Engine."""
         self._engine.submit(requests)
         self._prompts.update((request.rollout_id, request.prompt) for request in requests)
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
+        """Removes requests and returns their rollouts; see protocols.Engine."""
         parked = self._engine.park(ids)
         self._forget(rollout.id for rollout in parked)
         return parked
 
     def step(self) -> list[Rollout]:
+        """Runs one dispatch of the active engine; see protocols.Engine."""
         finished = self._engine.step()
         self._forget(rollout.id for rollout in finished)
         return finished
 
     def _forget(self, ids: Iterable[RolloutId]) -> None:
+        """Drops the prompts of requests that left the engine."""
         for id in ids:
             self._prompts.pop(id, None)
 
     def swap(self, params: Any, version: int) -> None:
+        """Uses new weights; see protocols.Engine."""
         self._engine.swap(params, version)
         self._others = None
 
     def relayout(self, layout: Layout) -> None:
+        """Makes another layout active; see protocols.Engine.
+
+        Raises:
+          ValueError: the layout was not compiled.
+        """
         if layout == self.layout:
             return
         if layout not in self.engines:
             near = min(self.engines, key=lambda known: (abs(known.tensor - layout.tensor), known))
             raise ValueError(
-                f"engine: {layout} was asked for, compiled are {', '.join(map(str, self.engines))}; the nearest "
+                f"engine: {layout} was requested, compiled are {', '.join(map(str, self.engines))}; the nearest "
                 f"is {near}"
             )
         state = self._engine.state_dict()
@@ -141,7 +157,9 @@ class Elastic:
         self._load(state)
 
     def _move(self, layout: Layout) -> None:
-        """Weights and version, to an engine that knows of no request. What the learner owns is not copied back where it was."""
+        """Moves weights and version to the engine of a layout, without requests.
+
+        Weights that the learner owns are not copied back to a layout that used them before."""
         version, before, more = self.version, self.layout, layout.devices - self.layout.devices
         held, others = self._engine.lay_down(), self._others
         self._others = (before, held) if more < 0 and not held.owned else None
@@ -155,17 +173,23 @@ class Elastic:
             self._borrower.borrow()
 
     def _load(self, state: Mapping) -> None:
-        """Requests, clocks and counters of the engine before."""
+        """Gives requests, clocks and counters of the engine before to the active engine."""
         here = {"row_sizes": self._engine.row_sizes, "cost": self._engine.cost.digest}
         prompts = {prompt.id: prompt for prompt in self._prompts.values()}
-        replicas = moved([(live["id"], live["replica"]) for live in state["lives"]], self.layout.replicas)
-        lives = [live | {"replica": replica} for live, replica in zip(state["lives"], replicas, strict=True)]
+        replicas = moved([(one["id"], one["replica"]) for one in state["lives"]], self.layout.replicas)
+        lives = [one | {"replica": replica} for one, replica in zip(state["lives"], replicas, strict=True)]
         self._engine.load_state_dict(state | here | {"lives": lives}, prompts)
 
     def state_dict(self) -> dict:
+        """Returns the layout and the active engine's state; see protocols.Engine."""
         return {"layout": list(self.layout), "moves": dict(self._counts), "engine": self._engine.state_dict()}
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
+        """Restores a saved state, in its layout; see protocols.Engine.
+
+        Raises:
+          ValueError: the saved layout was not compiled.
+        """
         layout = Layout(*state["layout"])
         if layout not in self.engines:
             raise ValueError(
@@ -177,10 +201,11 @@ class Elastic:
         self._counts = Counter(state["moves"])
         self._engine.load_state_dict(state["engine"], prompts)
         self._prompts = {
-            id: prompts[id.prompt_id] for id in (RolloutId(*live["id"]) for live in state["engine"]["lives"])
+            id: prompts[id.prompt_id] for id in (RolloutId(*one["id"]) for one in state["engine"]["lives"])
         }
 
     def metrics(self) -> dict[str, float]:
+        """Returns counters since the last call, by metric name."""
         counts, self._counts = self._counts, Counter()
         return self._engine.metrics() | {
             "engine/num_relayouts": float(counts["num_relayouts"]),
@@ -190,25 +215,29 @@ class Elastic:
         }
 
 
-class Drafts:
-    """What keeps scored groups for the engine that works just then; the others get them with its state."""
+class ActiveDrafting:
+    """Records scored groups in the active engine's drafter. Other engines get them with its state."""
 
     def __init__(self, elastic: Elastic):
         self._elastic = elastic
 
     def record(self, group: Group) -> None:
+        """Records a scored group; see Drafting.record."""
         self._elastic.engine.drafting.record(group)
 
     def metrics(self) -> dict[str, float]:
+        """Returns the metrics of the active engine's drafter."""
         return self._elastic.engine.drafting.metrics()
 
 
-def moved(lives: Sequence[tuple[Sequence, int]], replicas: int) -> list[int]:
-    """New replicas, of so many, for rollouts (id, replica), in order. Samples of a prompt that shared a replica still do; each
-    such group goes where the fewest rollouts are by then."""
-    groups = Counter((RolloutId(*id).prompt_id, replica) for id, replica in lives)
+def moved(rollouts: Sequence[tuple[Sequence, int]], replicas: int) -> list[int]:
+    """Returns the new replica, of `replicas`, of each rollout (id, replica), in order.
+
+    Samples of a prompt that shared a replica still share one. Each such group goes to the replica with the fewest
+    rollouts so far."""
+    groups = Counter((RolloutId(*id).prompt_id, replica) for id, replica in rollouts)
     load, home = [0] * replicas, {}
     for group, size in groups.items():  # in order of first appearance
         home[group] = load.index(min(load))
         load[home[group]] += size
-    return [home[RolloutId(*id).prompt_id, replica] for id, replica in lives]
+    return [home[RolloutId(*id).prompt_id, replica] for id, replica in rollouts]

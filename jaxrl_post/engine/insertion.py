@@ -1,4 +1,4 @@
-"""What is put on the device between dispatches: texts of rollouts in slots, and pieces of a drafter's tables."""
+"""What the host writes to the device between dispatches: texts of sequences, and pieces of a drafter's tables."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ import jax
 from jaxtyping import Array
 
 from jaxrl_post.engine.host.wire import Entry
-from jaxrl_post.engine.row_program import State
-from jaxrl_post.engine.speculation.registry import Drafter
+from jaxrl_post.engine.row_state import State
+from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.kernels import attention
 
 
 def insert(drafter: Drafter, state: State, entry: Entry) -> State:
-    """Puts texts into slots, copies pages, and shows the texts to the drafter."""
+    """Returns the state after texts entered slots and pages were copied. The drafter learns the texts."""
     cache = tuple(jax.vmap(attention.copy)(layer, entry.source, entry.target) for layer in state.cache)
     put = jax.vmap(lambda old, where, new: old.at[where].set(new, mode="drop"))
-    learn = entry.favourites if entry.favourites.shape[-1] else entry.tokens
+    learn = entry.argmax_tokens if entry.argmax_tokens.shape[-1] else entry.tokens
     memory = jax.vmap(drafter.enter)(
-        state.memory, entry.slot, entry.row, entry.fresh, entry.seen, entry.tokens, learn, entry.known
+        state.memory, entry.slot, entry.row, entry.fresh, entry.seen, entry.tokens, learn, entry.num_tokens
     )
     return State(
-        cache, put(state.tokens, entry.slot, entry.tokens), put(state.favourites, entry.slot, entry.favourites), memory
+        cache,
+        put(state.tokens, entry.slot, entry.tokens),
+        put(state.argmax_tokens, entry.slot, entry.argmax_tokens),
+        memory,
     )
 
 
 def upload(tables: Any, replica: Array, offset: Array, pieces: tuple) -> Any:
-    """Puts a piece of each flat array at its place in one replica's tables."""
+    """Writes one piece of each flat array into one replica's tables, at `offset`."""
     flat = [jax.lax.dynamic_update_slice(old, new[None], (replica, offset)) for old, new in zip(tables, pieces)]
     return tables._replace(**dict(zip(tables._fields, flat)))

@@ -1,13 +1,14 @@
-"""The row engine: the host's side of slots and pages (engine/host/row_host.py) over compiled programs and weights.
+"""The row engine: the host side (engine/host/row_host.py) over compiled programs and weights on a mesh.
 
-Invariant: the host decides when a token is computed, the programs which, from weights, text, seed and law alone. It
-refuses what does not fit the model, and it never recompiles.
+Invariant: the host decides when a token is computed. The programs decide which token, from weights, text, seed and
+sampling law alone. The engine refuses sizes that do not fit the model, and it never recompiles.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +16,12 @@ import numpy as np
 
 from jaxrl_post.engine import compiled
 from jaxrl_post.engine import step_cost as costs
-from jaxrl_post.engine.host.row_host import RowHost
-from jaxrl_post.engine.host.swap_policy import Carry
-from jaxrl_post.engine.host.wire import Entry, Sizes, Told
-from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.engine.host import sequence
+from jaxrl_post.engine.host.device import DispatchOrder
+from jaxrl_post.engine.host.row_host import HostSettings, RowHost
+from jaxrl_post.engine.host.swap_policy import SwapPolicy
+from jaxrl_post.engine.host.wire import DispatchResult, Entry, Sizes
+from jaxrl_post.engine.speculation.interface import Drafter, Off
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
@@ -27,133 +30,186 @@ from jaxrl_post.types import Layout
 
 
 class Held(NamedTuple):
-    """Weights, and whether nobody but the engine uses them."""
+    """Weights, and whether the engine alone uses them."""
 
     params: Any
     owned: bool
 
 
-class RowEngine(RowHost):
-    """protocols.Engine over the row program. Sizes are per replica; there are mesh data*fsdp replicas."""
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What a row engine is compiled for; all sizes are per replica.
+
+    `max_length`: positions of a slot. `pages`: pages of `page_size` positions. `row_sizes`: rows of a step that are
+    compiled. `head_rows`: rows that can sample. `refill_slots`: finished slots that end a dispatch while requests wait.
+    `restricted`: whether requests may have top-k and top-p. `dtype`: of activations and KV cache."""
+
+    slots: int
+    max_length: int
+    page_size: int
+    pages: int
+    row_sizes: Sequence[int]
+    head_rows: int
+    steps_per_dispatch: int
+    refill_slots: int
+    restricted: bool = False
+    dtype: Any = np.float32
+
+    def sizes(self, replicas: int) -> Sizes:
+        """Returns the sizes of the device programs."""
+        return Sizes.of(
+            replicas,
+            slots=self.slots,
+            max_length=self.max_length,
+            page_size=self.page_size,
+            pages=self.pages,
+            head_rows=self.head_rows,
+            steps_per_dispatch=self.steps_per_dispatch,
+            restricted=self.restricted,
+        )
+
+
+class MeshDevice:
+    """A RowDevice of compiled programs on a mesh. Holds weights, KV cache, texts and the drafter's tables."""
 
     def __init__(
         self,
         model: decoder.ModelConfig,
         params: Any,
         mesh: jax.sharding.Mesh,
+        sizes: Sizes,
+        settings: EngineSettings,
+        drafter: Drafter,
+    ):
+        self._steps = sizes.steps
+        self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
+        self._sync = weight_sync.Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype)
+        self.params = self._sync.place(params)
+        self.owned = self.params is not params
+        self.programs = compiled.Programs(
+            model, mesh, sizes, tuple(sorted(settings.row_sizes)), settings.dtype, drafter
+        )
+        self.programs.compile(self.params)
+        self.state, self.tables = self.programs.blank()
+        self.watched = self.programs.watched(drafter)
+
+    def put(self, entry: Entry, drafts: bool) -> None:
+        """Writes texts into slots and copies pages; see RowDevice."""
+        self.state = self.programs.insert(self.state, entry, drafts)
+
+    def teach(self, pieces: Sequence[tuple[int, int, tuple[np.ndarray, ...]]], rates: np.ndarray) -> None:
+        """Writes pieces and rates into the drafter's tables; see RowDevice."""
+        for piece in pieces:
+            self.tables = self.programs.upload(self.tables, *piece)
+        self.tables = self.programs.rated(self.tables, rates)
+
+    def dispatch(self, order: DispatchOrder) -> Callable[[], DispatchResult]:
+        """Starts a dispatch; see RowDevice."""
+        self.state, result = self.programs.dispatch(
+            order.rows,
+            order.drafts,
+            self.params,
+            self.tables,
+            self.state,
+            order.packed,
+            steps=self._steps,
+            freed=order.freed,
+            clones=order.clones,
+        )
+        return functools.partial(compiled.read, result)
+
+    def exchange(self, params: Any) -> None:
+        """Replaces the weights; see RowDevice."""
+        self._sync.check(self.params, params)
+        self.params = self._sync.replace(self.params, params, self.owned)
+        self.owned = self.params is not params
+
+    def relayout(self, layout: Layout) -> None:
+        """Accepts the compiled layout; see RowDevice."""
+        if layout != self.layout:
+            raise ValueError(
+                f"engine: {layout} was requested, only {self.layout} was compiled; name others in engine.layouts"
+            )
+
+    def lay_down(self) -> Held:
+        """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""
+        drop((self.state, self.tables))
+        held = Held(self.params, self.owned)
+        self.params = self.state = self.tables = None
+        return held
+
+    def take_up(self, held: Held) -> None:
+        """Takes weights that a device of another layout laid down, and allocates empty pages and tables.
+
+        Weights that the other engine owned are used up."""
+        assert self.params is None, "the device holds weights already"
+        self.params, self.owned = self._sync.bring(held.params, held.owned)
+        self.state, self.tables = self.programs.blank()
+
+
+class RowEngine(RowHost):
+    """A protocols.Engine over the row program, with mesh data * fsdp replicas.
+
+    Args:
+      cost: step-cost table; None: the analytic table of this kind of device.
+      decode: tokens to text, for stop strings; None: requests with stop strings are refused.
+      drafting: host side of speculative decoding; None: never drafts.
+      swap_policy: what becomes of running rollouts at a swap; None: they keep tokens and KV.
+
+    Raises:
+      ValueError: the mesh does not divide the model, or the settings do not fit the model or each other.
+    """
+
+    device: MeshDevice
+
+    def __init__(
+        self,
+        model: decoder.ModelConfig,
+        params: Any,
+        mesh: jax.sharding.Mesh,
+        settings: EngineSettings,
         *,
-        slots: int,
-        max_length: int,
-        page_size: int,
-        pages: int,
-        row_sizes: Sequence[int],
-        head_rows: int,
-        steps_per_dispatch: int,
-        refill_slots: int,
-        restricted: bool = False,
-        dtype: Any = np.float32,
         cost: costs.StepCost | None = None,
         decode: Callable[[np.ndarray], str] | None = None,
         version: int = 0,
         drafting: Drafting | None = None,
-        carry: Carry | None = None,
+        swap_policy: SwapPolicy | None = None,
     ):
-        _check(model, mesh, max_length)
-        sizes = Sizes.of(
-            meshes.replicas(mesh),
-            slots=slots,
-            max_length=max_length,
-            page_size=page_size,
-            pages=pages,
-            head_rows=head_rows,
-            steps_per_dispatch=steps_per_dispatch,
-            restricted=restricted,
-        )
-        super().__init__(
-            sizes,
-            row_sizes=row_sizes,
-            refill_slots=refill_slots,
-            cost=cost or _analytic(params, dtype, row_sizes),
-            drafting=drafting or _no_drafts(sizes),
+        _check(model, mesh, settings.max_length)
+        sizes = settings.sizes(meshes.replicas(mesh))
+        sequence.check_sizes(sizes, settings.row_sizes)  # before anything is compiled
+        drafting = drafting or _no_drafts(sizes)
+        host = HostSettings(
+            row_sizes=settings.row_sizes,
+            refill_slots=settings.refill_slots,
+            cost=cost or _analytic(params, settings.dtype, settings.row_sizes),
             vocab_size=model.vocab_size,
             decode=decode,
-            version=version,
-            carry=carry,
         )
-        self._hold(model, params, mesh, dtype)
-
-    def _hold(self, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any) -> None:
-        """Places the weights and compiles every program."""
-        self._layout = weight_sync.Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), dtype)
-        self.case = self._layout.case(params)
-        self._params = self._layout.place(params)
-        self._owned = self._params is not params
-        drafter = self.drafting.drafter
-        self._programs = compiled.Programs(model, mesh, self.sizes, self.row_sizes, dtype, drafter)
-        self._programs.compile(self._params)
-        self._state, self._tables = self._programs.blank()
-        self.watched = self._programs.watched(drafter)
-
-    def _put(self, entry: Entry, drafts: bool) -> None:
-        self._state = self._programs.insert(self._state, entry, drafts)
-
-    def _teach(self, pieces: Sequence[tuple], rates: np.ndarray) -> None:
-        for piece in pieces:
-            self._tables = self._programs.upload(self._tables, *piece)
-        self._tables = self._programs.rated(self._tables, rates)
-
-    def _dispatch(self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool) -> Callable[[], Told]:
-        self._state, told = self._programs.dispatch(
-            rows,
-            drafts,
-            self._params,
-            self._tables,
-            self._state,
-            packed,
-            steps=self.sizes.steps,
-            freed=freed,
-            clones=clones,
-        )
-        return functools.partial(compiled.read, told)
-
-    def _exchange(self, params: Any) -> None:
-        self._layout.check(self._params, params)
-        self._params = self._layout.replace(self._params, params, self._owned)
-        self._owned = self._params is not params
-
-    # ---- layouts
+        device = MeshDevice(model, params, mesh, sizes, settings, drafting.drafter)
+        super().__init__(device, sizes, host, drafting=drafting, version=version, swap_policy=swap_policy)
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.sizes.replicas, self._programs.mesh.shape[meshes.TENSOR])
-
-    def relayout(self, layout: Layout) -> None:
-        if layout != self.layout:
-            raise ValueError(
-                f"engine: {layout} was asked for, only {self.layout} was compiled; name others in engine.layouts"
-            )
+        """Returns the compiled layout."""
+        return self.device.layout
 
     def rehearse(self, params: Any) -> None:
-        """A swap to these weights that is none: whatever a later swap runs is compiled then."""
-        self._exchange(params)
+        """Swaps to these weights under the present version, so that later swaps compile nothing."""
+        self.device.exchange(params)
 
     def lay_down(self) -> Held:
-        """Gives up pages and tables and hands its weights out. Until `take_up` it holds nothing on a device."""
-        drop((self._state, self._tables))
-        held = Held(self._params, self._owned)
-        self._params = self._state = self._tables = None
-        return held
+        """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""
+        return self.device.lay_down()
 
     def take_up(self, held: Held, version: int) -> None:
-        """Weights that an engine of another layout laid down, used up where it owned them; pages and tables are empty."""
-        assert self._params is None, "it holds weights already"
-        self._params, self._owned = self._layout.bring(held.params, held.owned)
-        self._version = version
-        self._state, self._tables = self._programs.blank()
+        """Takes the weights of `version` that an engine of another layout laid down; pages and tables are empty."""
+        self.device.take_up(held)
+        self.admission.version = version
 
 
 def drop(tree: Any) -> None:
-    """Frees the memory of device arrays now, not when nobody names them any more."""
+    """Frees the memory of device arrays at once, also while references to them are left."""
     for leaf in jax.tree.leaves(tree):
         leaf.delete()
 
@@ -170,10 +226,11 @@ def _check(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, max_length: int)
 
 
 def _no_drafts(sizes: Sizes) -> Drafting:
+    """Returns the host side of a drafter that never drafts."""
     return Drafting(Off(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ())
 
 
 def _analytic(params: Any, dtype: Any, row_sizes: Sequence[int]) -> costs.StepCost:
-    """The analytic cost table of this kind of device."""
+    """Returns the analytic cost table of this kind of device."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(dtype).itemsize, row_sizes)

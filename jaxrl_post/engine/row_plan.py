@@ -1,8 +1,8 @@
-"""How the R rows of one step are given to slots: array code over numpy or jax.numpy, which the caller passes as `xp`.
+"""How the R rows of a step are given to slots: array code over numpy or jax.numpy, passed as `xp`.
 
-Order of service: one row for every running slot; then prefill rows, oldest slot first, while rows are left; then rows of a
-prefix that is verified, shared out evenly up to what each slot wants; then draft rows, the most valuable first. A slot whose
-forced rows were cut gets no candidate row. Invariant: the plan decides when a position is computed, never what it gives.
+Order of service: one row for every running slot; prefill rows, oldest slot first; rows that verify a prefix, shared
+evenly; draft rows, the most valuable first. A slot whose forced rows were cut gets no candidate row. Invariant: the
+plan decides when a position is computed, never its token.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ VALUE_STEPS = 1 << 12
 
 
 class Plan(NamedTuple):
-    """Rows sorted by slot. `slot`, `offset` (position minus the slot's first), `real`: [R]. `count`: rows of each slot [S].
-    Heads, the rows that sample, are compacted to a fixed number: `head_row` (index of the row), `head_slot`,
-    `head_rank` (0 for a slot's first head), `head_real`: [places]."""
+    """The rows of a step, sorted by slot.
+
+    `slot`, `offset` (position minus the slot's first position), `real`: [R]. `count`: rows of each slot, [S]. Head rows
+    sample; they are compacted to a fixed number. `head_row` (index of the row), `head_slot`, `head_rank` (0 for a
+    slot's first head), `head_real`: [places]."""
 
     slot: Array
     offset: Array
@@ -29,9 +31,10 @@ class Plan(NamedTuple):
 
 
 def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Array:
-    """int[S]: shares of `budget` as even as possible, none above its want; the odd ones go to the first in `order`.
+    """Returns int[S]: shares of `budget`, as even as possible, none above its want.
 
-    `rounds`: bits of the largest level that can matter."""
+    What cannot be shared evenly goes to the first slots in `order`. `rounds`: bits of the largest level that can
+    matter."""
     level = xp.zeros_like(budget)
     for bit in reversed(range(rounds)):
         higher = level + (1 << bit)
@@ -44,11 +47,13 @@ def level_fill(xp, wants: Array, budget: Array, order: Array, rounds: int) -> Ar
 
 
 def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
-    """int[S]: draft rows of each slot, `budget` in all or fewer: those of the highest `values` f32[S, W], each the chance that
-    the slot's drafts up to this one prove right, by the weight of the slot (not rising along W), 0 for none. Compared in steps
-    of 2^-12; ties go to the first slot in `order`."""
+    """Returns int[S]: draft rows of each slot, at most `budget` in all, for the drafts with the highest values.
+
+    `values` f32[S, W]: the chance that a slot's drafts up to this one are right, times the slot's weight. They do not
+    increase along W, and 0 means no draft. They are compared in steps of 2^-12. Ties go to the first slot in `order`.
+    """
     steps = xp.ceil(values * VALUE_STEPS).astype(order.dtype)
-    low = xp.zeros_like(budget)  # the lowest step of which all may have a row lies above it
+    low = xp.zeros_like(budget)  # all drafts above this step fit into the budget
     for bit in reversed(range(VALUE_STEPS.bit_length())):
         higher = low + (1 << bit)
         low = xp.where(xp.sum(steps >= higher) > budget, higher, low)
@@ -60,16 +65,16 @@ def value_fill(xp, values: Array, budget: Array, order: Array) -> Array:
 
 
 def rank_of(xp, order: Array) -> Array:
-    """int[S]: the place of each slot in `order`, a permutation of slots."""
+    """Returns int[S]: the place of each slot in `order`, a permutation of slots."""
     return xp.argsort(order)
 
 
 def counts(xp, forced: Array, candidates: Array, values: Array, order: Array, rows: int, heads: int) -> Array:
-    """int[S]: rows of each slot. `forced` [S]: rows whose input token is settled (1 for a running slot, more while
-    prefilling, 0 for an idle one); `candidates` [S]: rows behind them that verify a prefix; `values` [S, W]: what drafts
-    behind them are worth (see `value_fill`); `order` [S]: slots, oldest first.
+    """Returns int[S]: rows of each slot, at most `rows` in all, of which at most `heads` sample.
 
-    At most `rows` in all, and at most `heads` of them sample (heads >= S, so only candidates can be short of heads)."""
+    `forced` [S]: rows whose input token is settled: 1 for a running slot, more during prefill, 0 for an idle slot.
+    `candidates` [S]: rows behind them that verify a prefix. `values` [S, W]: worth of drafts behind those (see
+    `value_fill`). `order` [S]: slots, oldest first. heads >= S, so only candidates can be short of heads."""
     running = (forced == 1).astype(forced.dtype)
     prefill = xp.where(forced > 1, forced, 0)
     left = xp.maximum(rows - xp.sum(running), 0)
@@ -111,7 +116,7 @@ def plan(
 
 
 def _spread(xp, count: Array, size: int) -> tuple[Array, Array, Array]:
-    """For each of `size` places: the slot it falls to, its index within that slot, and whether it is taken."""
+    """Returns, for each of `size` places: its slot, its index within the slot, and whether it is used."""
     end = xp.cumsum(count)
     place = xp.arange(size, dtype=count.dtype)
     slot = xp.sum((place[:, None] >= end[None, :]).astype(count.dtype), axis=1)

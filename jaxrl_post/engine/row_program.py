@@ -1,23 +1,26 @@
 """The device program of the engine: R rows a step, several steps a dispatch, for every replica at once.
 
-A row is (slot, position, input token). It runs through the model, writes its KV entry, and, when the token after it is not
-settled, samples it. Positions below `known` are settled; those from `known` to `guessed` hold candidates. A sample that
-equals its candidate lets the next candidate row count; the first that differs is written and the rest dropped. So prefill,
-decode, verification and recomputation are this one program. Where a slot has no candidates, a drafter may guess some from
-what was written before; slots that stand in for another one (clones: same text and seed, its pages and own copies of those
-still written) try other guesses, and after the step all take over the farthest. Replicas meet once a step, to agree on whether
-there is another one.
+A row is (slot, position, input token). It runs through the model and writes its KV entry. A row whose next token is not
+settled is a head row: it samples that token. Positions below `num_tokens` are settled. Positions from there to
+`candidate_end` hold candidates. A sample that equals its candidate is accepted, and the next candidate row counts. The
+first sample that differs is written, and later candidates are dropped. So prefill, decode, verification and
+recomputation are this one program.
 
-Invariant: what a position gets depends on the weights, the tokens before it, the seed and the temperature; never on slot,
-page, company, candidates, or on how many steps a dispatch has. A dispatch ends early only on the state itself.
+A slot without candidates may get drafts from a drafter. A clone is a free slot that stands in for a running one: same
+text and seed, shared full pages, and copies of the pages still written to. Clones try other drafts. After each step a
+sequence and its clones continue from the text that has advanced most. Replicas communicate once a step, to agree on
+another step.
+
+Invariant: the token at a position depends on weights, earlier tokens, seed and sampling settings. It never depends on
+slot, pages, other sequences, candidates, or the number of steps in a dispatch. A dispatch ends early only on the state
+itself.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +30,14 @@ from jaxrl_post.engine import row_plan
 from jaxrl_post.engine.host.wire import (
     ACTIVE,
     BRANCH,
+    CANDIDATE_END,
     DRAFTS,
-    FILLED,
     FIRST_END,
-    GUESSED,
-    KNOWN,
     LEADER,
     LIMIT,
     MAPPED,
+    NUM_COMPUTED,
+    NUM_TOKENS,
     OFFERS,
     ORDER,
     SEED0,
@@ -46,85 +49,25 @@ from jaxrl_post.engine.host.wire import (
     USES,
     WATCH,
     WEIGHT,
+    DispatchResult,
     Sizes,
-    Told,
 )
-from jaxrl_post.engine.speculation.interface import Drafts
-from jaxrl_post.engine.speculation.registry import Drafter
+from jaxrl_post.engine.row_state import Heads, RowProgram, Slots, State, Work
+from jaxrl_post.engine.speculation.interface import Drafter, Drafts
 from jaxrl_post.kernels import attention, sampling, thresholds, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
 
-class State(NamedTuple):
-    """What stays on the device, with a leading replica axis: one Cache per layer, all tokens [replicas, S, T], the tokens held
-    most likely [replicas, S, T] (T = 0 without a drafter), and what the drafter remembers."""
-
-    cache: tuple
-    tokens: Array
-    favourites: Array
-    memory: Any
-
-
-class Slots(NamedTuple):
-    """What changes from step to step, [S] each (window arrays [S, emit])."""
-
-    known: Array
-    filled: Array
-    guessed: Array
-    done: Array
-    logprobs: Array
-    entropies: Array
-    stamps: Array
-    uses: Array  # [len(USES)]
-    offers: Array  # [OFFERS]
-    won: Array  # tokens that answers took over from their clones
-
-
-class Work(NamedTuple):
-    """The rows of a step: the plan, the position of each row [R], the ends of candidates [S], forced rows [S], and what
-    each draft is worth [S, W]."""
-
-    plan: row_plan.Plan
-    position: Array
-    guessed: Array
-    forced: Array
-    values: Array
-
-
-class Heads(NamedTuple):
-    """What a step found at each head: whether its sample is kept, ends its rollout, equals its candidate; the sample's
-    position; and what is reported of it: log-prob, entropy and stamp."""
-
-    counts: Array
-    ended: Array
-    match: Array
-    after: Array
-    reported: tuple
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowProgram:
-    """What is fixed when a dispatch is compiled.
-
-    `rows`: rows of a step. `dtype`: of activations. `spread(attention)`: the same attention, each device over its own part.
-    """
-
-    rows: int
-    sizes: Sizes
-    config: decoder.ModelConfig
-    dtype: Any
-    drafter: Drafter
-    spread: Callable
-
-
 def _ends(tokens: Array, ends: Array) -> Array:
+    """Returns whether each token is one of its row's end ids."""
     return jnp.any(tokens[:, None] == ends, axis=1)
 
 
-def _accept(plan: row_plan.Plan, guess: Array, sampled: Array, ended: Array) -> tuple[Array, Array, Array]:
-    """Per head: the token to write, whether it counts, and whether it equals its candidate and may be continued."""
-    match = (sampled == guess) & ~ended & plan.head_real
+def _accept(plan: row_plan.Plan, candidate: Array, sampled: Array, ended: Array) -> tuple[Array, Array, Array]:
+    """Returns, for each head: the token to write, whether it is kept, and whether it equals its candidate and may be
+    continued."""
+    match = (sampled == candidate) & ~ended & plan.head_real
     before = jnp.cumsum(~match) - ~match
     first = jnp.arange(match.shape[0]) - plan.head_rank
     return sampled, plan.head_real & (before == before[first]), match
@@ -135,54 +78,56 @@ def _step(
     params: Any,
     tables: Any,
     packed: Array,
-    carry: State,
+    state: State,
     slots: Slots,
     number: Array,
     clones: Array,
 ) -> tuple[State, Slots]:
-    """Takes one step of one replica. packed [S, columns]; tokens [S, T]; `clones`: whether any slot is a clone."""
+    """Takes one step of one replica.
+
+    packed: [S, columns]. tokens: [S, T]. `clones`: whether any slot is a clone."""
     sizes, config, drafter = program.sizes, program.config, program.drafter
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
-    drafts, tokens, work = _planned(program, tables, packed, carry, slots, going)
+    drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
     plan, position = work.plan, work.position
     attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), program.spread)
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
-    h, cache = decoder.hidden(params, config, inputs, position, attend, carry.cache, dtype=program.dtype)
+    h, cache = decoder.hidden(params, config, inputs, position, attend, state.cache, dtype=program.dtype)
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
-    sampled, *law, _, likely = _drawn(program, params, h[plan.head_row], packed[slot], after)
-    guess = jnp.where(after < work.guessed[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
+    sampled, *law, _, likeliest = _drawn(program, params, h[plan.head_row], packed[slot], after)
+    candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
-    sampled, counts, match = _accept(plan, guess, sampled, ended)
+    sampled, counts, match = _accept(plan, candidate, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
-    favourites = carry.favourites
-    if favourites.shape[1] and drafter.width:
-        favourites = favourites.at[slot, jnp.where(counts, after, sizes.max_length)].set(likely, mode="drop")
+    argmax_tokens = state.argmax_tokens
+    if argmax_tokens.shape[1] and drafter.width:
+        argmax_tokens = argmax_tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(likeliest, mode="drop")
     heads = Heads(counts, ended, match, after, (*law, number * 2 + match))
-    settled = _settle(sizes, packed, slots._replace(guessed=work.guessed), plan, heads, going)
+    settled = _settle(sizes, packed, slots._replace(candidate_end=work.candidate_end), plan, heads, going)
     settled = settled._replace(offers=slots.offers + _binned(work.values))
-    state = State(cache, tokens, favourites, carry.memory)
+    state = State(cache, tokens, argmax_tokens, state.memory)
     if drafter.width:
         state, settled = _shared(program, packed, state, slots, settled, drafts, work, going, clones)
     return state, settled
 
 
 def _planned(
-    program: RowProgram, tables: Any, packed: Array, carry: State, slots: Slots, going: Array
+    program: RowProgram, tables: Any, packed: Array, state: State, slots: Slots, going: Array
 ) -> tuple[Drafts, Array, Work]:
-    """Drafts, the tokens with the drafts written behind `known`, and the rows of the step."""
+    """Returns the drafts, the tokens with drafts written behind the settled text, and the rows of the step."""
     sizes, rows = program.sizes, program.rows
     bound = _bound(packed, sizes)
-    drafts, tokens, values = _drafted(program.drafter, tables, carry.memory, packed, carry.tokens, slots, going, bound)
+    drafts, tokens, values = _drafted(program.drafter, tables, state.memory, packed, state.tokens, slots, going, bound)
     offered = jnp.sum(values > 0, axis=1, dtype=jnp.int32)
-    guessed = jnp.where(offered > 0, slots.known + offered, slots.guessed)
-    forced = jnp.where(going & (slots.known <= bound), slots.known - slots.filled, 0)
-    candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(guessed, bound) - slots.known, 0))
+    candidate_end = jnp.where(offered > 0, slots.num_tokens + offered, slots.candidate_end)
+    forced = jnp.where(going & (slots.num_tokens <= bound), slots.num_tokens - slots.num_computed, 0)
+    candidates = jnp.where(offered > 0, 0, jnp.maximum(jnp.minimum(candidate_end, bound) - slots.num_tokens, 0))
     weighed = values * jax.lax.bitcast_convert_type(packed[:, WEIGHT], jnp.float32)[:, None]
     heads = dict(heads=min(sizes.heads, rows), places=sizes.head_places(rows))
     plan = row_plan.plan(jnp, forced, candidates, weighed, packed[:, ORDER], rows=rows, **heads)
-    position = jnp.where(plan.real, slots.filled[plan.slot] + plan.offset, 0)
-    return drafts, tokens, Work(plan, position, guessed, forced, values)
+    position = jnp.where(plan.real, slots.num_computed[plan.slot] + plan.offset, 0)
+    return drafts, tokens, Work(plan, position, candidate_end, forced, values)
 
 
 def _shared(
@@ -196,36 +141,36 @@ def _shared(
     going: Array,
     clones: Array,
 ) -> tuple[State, Slots]:
-    """Lets clones and their leaders share what they settled, and shows the step's tokens to the drafter."""
+    """Shares settled tokens between clones and their leaders, and shows the step's tokens to the drafter."""
     sizes, drafter = program.sizes, program.drafter
-    cache, tokens, favourites, memory = state
-    cache, tokens, favourites, settled = jax.lax.cond(
+    cache, tokens, argmax_tokens, memory = state
+    cache, tokens, argmax_tokens, settled = jax.lax.cond(
         clones,
-        functools.partial(_follow, drafter.width, sizes, packed, before.filled),
+        functools.partial(_follow, drafter.width, sizes, packed, before.num_computed),
         lambda *same: same,
         cache,
         tokens,
-        favourites,
+        argmax_tokens,
         settled,
     )
     leads = going & (packed[:, LEADER] == jnp.arange(sizes.slots))
-    learn = favourites if favourites.shape[1] else tokens
+    learn = argmax_tokens if argmax_tokens.shape[1] else tokens
     memory = drafter.observe(
         memory,
         drafts,
         packed[:, DRAFTS:FIRST_END],
         tokens,
         learn,
-        before.known,
-        settled.known,
+        before.num_tokens,
+        settled.num_tokens,
         jnp.maximum(work.plan.count - work.forced, 0),
         leads,
     )
-    return State(cache, tokens, favourites, memory), settled
+    return State(cache, tokens, argmax_tokens, memory), settled
 
 
 def _attending(at: attention.Rows, spread: Callable) -> Callable:
-    """The decoder's `attend`: writes the rows' keys and values, then looks at their slots' pages."""
+    """Returns the decoder's `attend`, which writes the rows' keys and values and then reads their slots' pages."""
 
     def attend(layer, q, k, v, cache, **how):
         written = attention.write(cache[layer], k, v, at)
@@ -238,52 +183,61 @@ def _attending(at: attention.Rows, spread: Callable) -> Callable:
 def _drafted(
     drafter: Drafter, tables: Any, memory: Any, packed: Array, tokens: Array, slots: Slots, going: Array, bound: Array
 ) -> tuple[Drafts, Array, Array]:
-    """Drafts, the tokens with them written behind `known`, and what each is worth [S, W]: 0 where none is wanted, because
-    the slot rests, prefills, has candidates already, or is near its end."""
+    """Returns drafts, the tokens with drafts written behind the settled text, and the worth of each draft [S, W].
+
+    The worth is 0 where a slot takes no draft: it is idle, prefills, has candidates already, or is near its end."""
     S, W = tokens.shape[0], drafter.width
-    drafts = drafter.propose(tables, memory, tokens, slots.known, packed[:, DRAFTS:FIRST_END], packed[:, BRANCH])
-    free = going & (slots.guessed <= slots.known) & (slots.filled == slots.known - 1)
-    room = jnp.where(free, jnp.minimum(drafts.count, bound - slots.known), 0)
+    drafts = drafter.propose(tables, memory, tokens, slots.num_tokens, packed[:, DRAFTS:FIRST_END], packed[:, BRANCH])
+    free = going & (slots.candidate_end <= slots.num_tokens) & (slots.num_computed == slots.num_tokens - 1)
+    room = jnp.where(free, jnp.minimum(drafts.count, bound - slots.num_tokens), 0)
     wanted = jnp.arange(W) < room[:, None]
-    where = jnp.where(wanted, slots.known[:, None] + jnp.arange(W), tokens.shape[1])
+    where = jnp.where(wanted, slots.num_tokens[:, None] + jnp.arange(W), tokens.shape[1])
     tokens = tokens.at[jnp.arange(S)[:, None], where].set(drafts.tokens, mode="drop")
     return drafts, tokens, jnp.where(wanted, jnp.maximum(drafts.value, 2.0**-24), 0.0)
 
 
 def _binned(values: Array) -> Array:
-    """int32[OFFERS]: how many values lie in each sixteenth of 0 .. 1."""
+    """Returns int32[OFFERS]: the number of values in each sixteenth of 0 .. 1."""
     edges = jnp.arange(OFFERS) / OFFERS
     above = jnp.sum(values.reshape(-1, 1) > edges, axis=0, dtype=jnp.int32)
     return above - jnp.append(above[1:], 0)
 
 
 def _follow(
-    width: int, sizes: Sizes, packed: Array, filled: Array, cache: tuple, tokens: Array, favourites: Array, slots: Slots
+    width: int,
+    sizes: Sizes,
+    packed: Array,
+    num_computed: Array,
+    cache: tuple,
+    tokens: Array,
+    argmax_tokens: Array,
+    slots: Slots,
 ) -> tuple[tuple, Array, Array, Slots]:
-    """Every slot takes over the text of whichever of its leader and that one's clones has come farthest (ties: the lowest
-    slot), and the pages written to since position `filled` that are its own. All of them compute the same function, so the
-    farthest text is what each would have."""
+    """Continues each slot from the most advanced text among its leader and the leader's clones; ties go to the lowest
+    slot.
+
+    Copies the pages written since position `num_computed` into the slot's own pages. Leader and clones compute the same
+    function, so the most advanced text is the text that each of them would reach."""
     leader = packed[:, LEADER]
     same = leader[:, None] == leader[None, :]
-    rank = slots.known * sizes.slots + (sizes.slots - 1 - jnp.arange(sizes.slots))
+    rank = slots.num_tokens * sizes.slots + (sizes.slots - 1 - jnp.arange(sizes.slots))
     best = jnp.argmax(jnp.where(same, rank[None, :], -1), axis=1)
-    block = (filled[best] // sizes.page)[:, None] + jnp.arange(-(-width // sizes.page) + 1)
-    written = (block <= (slots.known[best] // sizes.page)[:, None]) & (block < sizes.blocks)
+    block = (num_computed[best] // sizes.page)[:, None] + jnp.arange(-(-width // sizes.page) + 1)
+    written = (block <= (slots.num_tokens[best] // sizes.page)[:, None]) & (block < sizes.blocks)
     block = jnp.minimum(block, sizes.blocks - 1)
     source = jnp.take_along_axis(packed[:, TABLE:][best], block, axis=1)
     target = jnp.take_along_axis(packed[:, TABLE:], block, axis=1)
     target = jnp.where(written & (target != source) & (source < sizes.pages), target, sizes.pages).reshape(-1)
     cache = tuple(attention.copy(layer, jnp.minimum(source.reshape(-1), sizes.pages - 1), target) for layer in cache)
     leads = (leader == jnp.arange(sizes.slots)) & (packed[:, ACTIVE] > 0)
-    won = jnp.sum(jnp.where(leads, slots.known[best] - slots.known, 0))
-    per_slot = {
-        name: getattr(slots, name)[best] for name in ("known", "filled", "done", "logprobs", "entropies", "stamps")
-    }
+    won = jnp.sum(jnp.where(leads, slots.num_tokens[best] - slots.num_tokens, 0))
+    moved = ("num_tokens", "num_computed", "done", "logprobs", "entropies", "stamps")
+    per_slot = {name: getattr(slots, name)[best] for name in moved}
     return (
         cache,
         tokens[best],
-        favourites[best],
-        slots._replace(**per_slot, guessed=slots.known[best], won=slots.won + won),
+        argmax_tokens[best],
+        slots._replace(**per_slot, candidate_end=slots.num_tokens[best], won=slots.won + won),
     )
 
 
@@ -303,7 +257,7 @@ def _drawn(program: RowProgram, params: Any, h: Array, packed: Array, after: Arr
 
 
 def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
-    """Returns what the heads draw. `packed` holds the row of each head's slot."""
+    """Returns the samples of the heads. `packed` has the heads' own rows."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0 : SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
@@ -317,19 +271,19 @@ def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: row_plan.Plan, head
     counts, ended, match, after, reported = heads
 
     def heads_of_slot(which):
-        return jnp.zeros_like(slots.known).at[plan.head_slot].add((counts & which).astype(jnp.int32))
+        return jnp.zeros_like(slots.num_tokens).at[plan.head_slot].add((counts & which).astype(jnp.int32))
 
-    known = slots.known + heads_of_slot(counts)
-    window = jnp.where(counts, after - packed[plan.head_slot, KNOWN], sizes.emit)
+    num_tokens = slots.num_tokens + heads_of_slot(counts)
+    window = jnp.where(counts, after - packed[plan.head_slot, NUM_TOKENS], sizes.emit)
     logprobs, entropies, stamps = (
         old.at[plan.head_slot, window].set(new, mode="drop")
         for old, new in zip((slots.logprobs, slots.entropies, slots.stamps), reported)
     )
     return Slots(
-        known=known,
-        filled=jnp.where(known > slots.known, known - 1, slots.filled + plan.count),
-        guessed=jnp.where(heads_of_slot(~match) > 0, known, jnp.maximum(slots.guessed, known)),
-        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (known >= packed[:, LIMIT])), 1, slots.done),
+        num_tokens=num_tokens,
+        num_computed=jnp.where(num_tokens > slots.num_tokens, num_tokens - 1, slots.num_computed + plan.count),
+        candidate_end=jnp.where(heads_of_slot(~match) > 0, num_tokens, jnp.maximum(slots.candidate_end, num_tokens)),
+        done=jnp.where(going & ((heads_of_slot(ended) > 0) | (num_tokens >= packed[:, LIMIT])), 1, slots.done),
         logprobs=logprobs,
         entropies=entropies,
         stamps=stamps,
@@ -343,12 +297,12 @@ def _uses(sizes: Sizes, packed: Array, plan: row_plan.Plan, counts: Array) -> Ar
     """Counts the rows of a step by use, in the order of USES."""
     leads = packed[:, LEADER] == jnp.arange(sizes.slots)
     mine, sampling = plan.real & leads[plan.slot], plan.head_real & leads[plan.head_slot]
-    guesses, heads, rows = sampling & (plan.head_rank > 0), jnp.sum(sampling), jnp.sum(plan.real)
+    drafted, heads, rows = sampling & (plan.head_rank > 0), jnp.sum(sampling), jnp.sum(plan.real)
     uses = (
         jnp.sum(mine) - heads,
-        heads - jnp.sum(guesses),
-        jnp.sum(guesses & counts),
-        jnp.sum(guesses & ~counts),
+        heads - jnp.sum(drafted),
+        jnp.sum(drafted & counts),
+        jnp.sum(drafted & ~counts),
         plan.real.shape[0] - rows,
         rows - jnp.sum(mine),
     )
@@ -356,8 +310,12 @@ def _uses(sizes: Sizes, packed: Array, plan: row_plan.Plan, counts: Array) -> Ar
 
 
 def _bound(packed: Array, sizes: Sizes) -> Array:
-    """Rows of a slot stay below this position: the last token needs no row, pages and the window have an end."""
-    return jnp.minimum(jnp.minimum(packed[..., LIMIT] - 1, packed[..., MAPPED]), packed[..., KNOWN] + sizes.emit - 1)
+    """Returns the position below which a slot may have rows.
+
+    The last token needs no row. Mapped pages and the window of new tokens are limited."""
+    return jnp.minimum(
+        jnp.minimum(packed[..., LIMIT] - 1, packed[..., MAPPED]), packed[..., NUM_TOKENS] + sizes.emit - 1
+    )
 
 
 def dispatch(
@@ -370,9 +328,8 @@ def dispatch(
 ) -> tuple:
     """Takes up to scalars[0] steps. Returns the new state, then what the host reads.
 
-    A dispatch ends once scalars[1] slots of a replica have finished, a watched prompt is ready, nothing is left to do, or a
-    slot has no room. scalars[2]: whether any slot is a clone.
-    """
+    A dispatch ends early once scalars[1] slots of a replica have finished, or a watched prompt is computed. It also
+    ends when nothing is left to do, or a slot has no page for its next row. scalars[2]: whether any slot is a clone."""
     sizes = program.sizes
     step = jax.vmap(
         functools.partial(_step, program), in_axes=(None, 0, 0, 0, 0, None, None), spmd_axis_name=meshes.REPLICAS
@@ -382,10 +339,10 @@ def dispatch(
     def go_on(carry):
         number, _, slots = carry
         going = (packed[..., ACTIVE] > 0) & (slots.done == 0)
-        stalled = going & (slots.known > _bound(packed, sizes))
-        ready = (packed[..., WATCH] > 0) & (slots.filled >= packed[..., WATCH])
+        stalled = going & (slots.num_tokens > _bound(packed, sizes))
+        ready = (packed[..., WATCH] > 0) & (slots.num_computed >= packed[..., WATCH])
         ends = jnp.any(stalled | ready, axis=-1) | (jnp.sum(slots.done, axis=-1) >= scalars[1])
-        # One number a replica, so that a step has one collective: 0 has nothing to do, 1 goes on, 2 ends the dispatch.
+        # One number a replica, so that a step has one collective. 0: nothing to do; 1: continue; 2: end the dispatch.
         wants = jnp.where(ends, 2, jnp.any(going, axis=-1).astype(jnp.int32))
         return (number < scalars[0]) & (jnp.max(wants) == 1)
 
@@ -399,13 +356,13 @@ def dispatch(
 
 
 def _started(sizes: Sizes, packed: Array) -> Slots:
-    """The slots before the first step of a dispatch."""
+    """Returns the slots before the first step of a dispatch."""
     shape = packed.shape[:2]
     empty = jnp.zeros((*shape, sizes.emit))
     return Slots(
-        packed[..., KNOWN],
-        packed[..., FILLED],
-        packed[..., GUESSED],
+        packed[..., NUM_TOKENS],
+        packed[..., NUM_COMPUTED],
+        packed[..., CANDIDATE_END],
         jnp.zeros(shape, jnp.int32),
         empty,
         empty,
@@ -416,18 +373,18 @@ def _started(sizes: Sizes, packed: Array) -> Slots:
     )
 
 
-def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, number: Array) -> Told:
-    """What the host reads of a dispatch of `number` steps: per slot its counts and the window of new tokens."""
+def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, number: Array) -> DispatchResult:
+    """Returns what the host reads after `number` steps: per slot its counts and the window of new tokens."""
     sizes = program.sizes
-    where = jnp.minimum(packed[..., KNOWN, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
+    where = jnp.minimum(packed[..., NUM_TOKENS, None] + jnp.arange(sizes.emit), sizes.max_length - 1)
     as_int = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
-    watched = program.drafter.width and state.favourites.shape[-1]
+    watched = program.drafter.width and state.argmax_tokens.shape[-1]
     texts = [
-        jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.favourites)[: 2 if watched else 1]
+        jnp.take_along_axis(text, where, axis=-1) for text in (state.tokens, state.argmax_tokens)[: 2 if watched else 1]
     ]
     out = jnp.concatenate(
         [
-            jnp.stack([slots.known, slots.filled, slots.guessed, slots.done], axis=-1),
+            jnp.stack([slots.num_tokens, slots.num_computed, slots.candidate_end, slots.done], axis=-1),
             texts[0],
             as_int(slots.logprobs),
             as_int(slots.entropies),
@@ -436,4 +393,4 @@ def _reported(program: RowProgram, packed: Array, state: State, slots: Slots, nu
         ],
         axis=-1,
     )
-    return Told(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)
+    return DispatchResult(out, slots.uses, number, slots.offers, slots.won, state.memory.counts)

@@ -1,7 +1,7 @@
-"""What one engine step costs, by its number of rows: an input of the run, never a measurement inside it.
+"""Seconds of an engine step by its number of rows: an input of the run, never measured inside it.
 
-A measured table comes from a file that `scripts/bench.py cost` wrote; without one, an analytic estimate for the device kind
-stands in. Either way it has a hash that is recorded with the run, so that a decision can be repeated.
+A measured table is read from a file that `scripts/bench.py cost` wrote. Without a file, an analytic estimate for the
+device kind is used. Either table has a digest that is recorded with the run, so that decisions can be repeated.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-# peak FLOP/s of dense bf16 (f32 on CPU), memory bytes/s, seconds of overhead a step; vendor figures, but for cpu, where
-# they are rough and only the ratios matter
+# Peak FLOP/s of dense bf16 (f32 on CPU), memory bytes/s, seconds of overhead a step. These are vendor figures. Those of
+# cpu are rough, and only their ratios matter.
 DEVICES = {
     "cpu": (1e11, 2e10, 3e-4),
     "a100": (3.1e14, 2.0e12, 5e-5),
@@ -37,16 +37,18 @@ MEMORY = {
     "v5p": 9.5e10,
     "v6e": 3.2e10,
 }  # bytes of a device
-SURE = 0.8  # of the right drafts that are expected: rows are paid for certainly, drafts prove right perhaps
-TRYING = 0.01  # of the time, at most, to find out whether drafts that do not seem to pay do
-LASTING = 8  # dispatches over which what beginning to draft takes is spread
+SURE = 0.8  # share of the expected right drafts that counts, because rows cost for certain and drafts may be wrong
+TRYING = 0.01  # largest share of the time for trials of drafts that do not seem to pay
+LASTING = 8  # dispatches over which the cost of starting to draft is spread
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step at each measured row count; between them linear, outside at the nearest slope. `drafting`: seconds
-    that the drafter adds to a step; `opening`: seconds until it can, once steps were made without it (tables are built, texts
-    learned). `training`: seconds of a trained token on the learner's devices; 0: not measured."""
+    """Seconds of a step at each measured number of rows; linear between them, and outside with the nearest slope.
+
+    `drafting`: seconds that the drafter adds to a step. `opening`: seconds until drafting can begin after steps without
+    it, because tables are built and texts are learned. `training`: seconds of a trained token on the learner's devices;
+    0: not measured."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -64,11 +66,11 @@ class StepCost:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(
                     f"step-cost table {self.source}: the seconds of {name} are {getattr(self, name)} and must be at "
-                    "least 0; 0 says that they were not measured"
+                    "least 0; 0 means that they were not measured"
                 )
 
     def __call__(self, rows: int) -> float:
-        """Seconds of a step of `rows` rows."""
+        """Returns the seconds of a step of `rows` rows."""
         if len(self.rows) == 1 or self.rows[0] <= rows <= self.rows[-1]:
             return float(np.interp(rows, self.rows, self.seconds))
         low, high = (0, 1) if rows < self.rows[0] else (-2, -1)
@@ -77,7 +79,7 @@ class StepCost:
 
     @property
     def digest(self) -> str:
-        """Of the numbers: 16 hex digits of SHA-256."""
+        """Returns 16 hex digits of SHA-256 over the numbers."""
         numbers = [
             self.rows,
             self.seconds,
@@ -90,9 +92,9 @@ class StepCost:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCost:
-    """Seconds of one engine step of one replica: the slower of memory and arithmetic, and what a step takes in any case.
+    """Seconds of one engine step of one replica: the slower of memory and arithmetic, plus fixed costs.
 
-    max(weights_s + context * token_s, rows * row_s) + rows * request_s + fixed_s; prefill takes prefill_s a token."""
+    max(weights_s + context * token_s, rows * row_s) + rows * request_s + fixed_s. A prefilled token costs prefill_s."""
 
     weights_s: float  # to read the weights once
     token_s: float  # to read one token's KV
@@ -111,7 +113,7 @@ class DecodeCost:
             )
 
     def __call__(self, rows: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds of a step, elementwise: `rows` in it, `context` tokens of KV behind them. Without a row: 0."""
+        """Returns the seconds of a step, elementwise: `rows` rows with `context` tokens of KV. Without a row: 0."""
         busy = (
             np.maximum(self.weights_s + context * self.token_s, rows * self.row_s)
             + rows * self.request_s
@@ -121,7 +123,7 @@ class DecodeCost:
 
     @property
     def digest(self) -> str:
-        """Of the numbers: 16 hex digits of SHA-256."""
+        """Returns 16 hex digits of SHA-256 over the numbers."""
         return hashlib.sha256(json.dumps([getattr(self, name) for name in _SECONDS]).encode()).hexdigest()[:16]
 
 
@@ -130,31 +132,34 @@ _SECONDS = ("weights_s", "token_s", "row_s", "fixed_s", "request_s", "prefill_s"
 
 @dataclass(frozen=True, kw_only=True)
 class TableCost:
-    """A step-cost table in the place of a DecodeCost: a step costs by its rows alone; a prefilled token is a row of the
+    """A step-cost table used as a DecodeCost: a step costs by its rows alone. A prefilled token costs a row of the
     largest size."""
 
     table: StepCost
 
     def __call__(self, rows: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds of a step, elementwise. Without a row: 0."""
+        """Returns the seconds of a step, elementwise. Without a row: 0."""
         return np.array([self.table(count) if count > 0 else 0.0 for count in np.asarray(rows).tolist()])
 
     @property
     def prefill_s(self) -> float:
+        """Returns the seconds of a prefilled token."""
         return self.table.seconds[-1] / self.table.rows[-1]
 
     @property
     def source(self) -> str:
+        """Returns where the table comes from."""
         return self.table.source
 
     @property
     def digest(self) -> str:
+        """Returns the table's digest."""
         return self.table.digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a model costs: parameters used for a token, all of them, and bytes of KV a token, in bf16."""
+    """What a model costs: parameters used for a token, parameters in all, and bytes of KV per token, in bf16."""
 
     active: float
     parameters: float
@@ -171,8 +176,10 @@ SHAPES = {  # the Qwen2.5 models' own configs: layers * KV heads * 128 * 2 (K an
 def decode(
     device_kind: str, shape: Shape, *, tensor: int = 1, efficiency: float = 0.6, per_collective_s: float = 0.0
 ) -> DecodeCost:
-    """The analytic cost of a replica of `tensor` devices: weights and KV are read at the memory's bandwidth, arithmetic is
-    at `efficiency` of the peak, prefill at half the peak; `per_collective_s` a doubling of `tensor`. A floor."""
+    """Returns the analytic cost of a replica of `tensor` devices: a lower bound.
+
+    Weights and KV are read at memory bandwidth. Arithmetic runs at `efficiency` of the peak, prefill at half the peak.
+    Each doubling of `tensor` adds `per_collective_s`."""
     kind = _kind(device_kind)
     peak, bandwidth, overhead = DEVICES[kind]
     return DecodeCost(
@@ -186,7 +193,7 @@ def decode(
 
 
 def kv_tokens(device_kind: str, shape: Shape, *, tensor: int = 1, share: float = 0.9) -> int:
-    """Tokens of KV that fit beside the weights in `share` of the memory of `tensor` devices.
+    """Returns the tokens of KV that fit beside the weights into `share` of the memory of `tensor` devices.
 
     Raises:
       ValueError: the weights alone do not fit.
@@ -202,18 +209,23 @@ def kv_tokens(device_kind: str, shape: Shape, *, tensor: int = 1, share: float =
 
 
 def _kind(device_kind: str) -> str:
+    """Returns the known kind of a device kind.
+
+    Raises:
+      ValueError: no analytic table exists for it.
+    """
     plain = device_kind.lower().replace(" lite", "e").replace(" ", "")
     kind = next((name for name in DEVICES if name in plain), None)
     if kind is None:
         raise ValueError(
-            f"there is no analytic step-cost table for a {device_kind}, only for {', '.join(DEVICES)}: measure "
+            f"no analytic step-cost table for a {device_kind}, only for {', '.join(DEVICES)}: measure "
             "one with scripts/bench.py cost and name its file in engine.cost_table"
         )
     return kind
 
 
 def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes: Sequence[int]) -> StepCost:
-    """max(weight bytes / bandwidth, 2 * parameters * rows / peak) + overhead; a floor, not a forecast."""
+    """Returns max(weight bytes / bandwidth, 2 * parameters * rows / peak) + overhead: a lower bound, not a forecast."""
     kind = _kind(device_kind)
     peak, bandwidth, overhead = DEVICES[kind]
     seconds = tuple(
@@ -223,8 +235,14 @@ def analytic(device_kind: str, parameters: int, bytes_per_parameter: int, sizes:
 
 
 def load(path: str) -> StepCost:
-    """Reads {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002, "opening_s": 0.05, "train_token_s": 0.0001}}, as
-    scripts/bench.py cost writes it."""
+    """Reads a cost table from the JSON file that scripts/bench.py cost writes.
+
+    Format: {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002, "opening_s": 0.05, "train_token_s":
+    0.0001}}.
+
+    Raises:
+      ValueError: the file does not exist or has another format.
+    """
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"engine.cost_table={path}: no such file; write one with scripts/bench.py cost --json {path}")
@@ -248,12 +266,12 @@ def best_size(
     must_draft: bool = False,
     opening: float = 0.0,
 ) -> tuple[int, bool]:
-    """The size with the most useful rows a second, and whether to draft: of each step one row for each running slot, the
-    next for `backlog` waiting rows, and the rest may hold drafts, of which `worth(rows)` are expected to prove right: of them
-    SURE count.
+    """Returns the size with the most useful rows a second, and whether to draft.
 
-    Sizes below `running` are out; ties go to not drafting, then to the smaller size. `must_draft`: not drafting is out.
-    `opening`: seconds a step that beginning to draft adds."""
+    A step has one row for each of `running` slots, then rows for `backlog` waiting rows. The rest may hold drafts:
+    `worth(rows)` of them are expected to be right, and the share SURE of that counts. Sizes below `running` are not
+    considered. Ties go to not drafting, then to the smaller size. `must_draft`: not drafting is not considered.
+    `opening`: seconds that the start of drafting adds to a step."""
     fitting = [size for size in sorted(sizes) if size >= running] or [max(sizes)]
 
     def rate(choice: tuple[int, bool]) -> float:
@@ -268,5 +286,5 @@ def best_size(
 
 
 def tries_apart(cost: StepCost) -> int:
-    """Steps between two tries of drafts, so that tries take TRYING of the time or less."""
+    """Returns the steps between two trials of drafts, so that trials take at most the share TRYING of the time."""
     return math.ceil(cost.opening / (TRYING * min(cost.seconds)))

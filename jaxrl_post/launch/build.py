@@ -17,9 +17,10 @@ from jaxrl_post.config import Config
 from jaxrl_post.engine import bit_probe, compiled, step_cost
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import wire
-from jaxrl_post.engine.host.swap_policy import Carry
-from jaxrl_post.engine.row_engine import RowEngine
-from jaxrl_post.engine.speculation.registry import DRAFTERS, Drafter
+from jaxrl_post.engine.host.swap_policy import SwapPolicy
+from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
+from jaxrl_post.engine.speculation.interface import Drafter
+from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.launch import malloc, memory_plan
@@ -192,13 +193,12 @@ def _engine(
         start.model,
         learner.params,
         mesh,
-        **sizes,
-        refill_slots=config.engine.refill_slots,
+        EngineSettings(**sizes, refill_slots=config.engine.refill_slots),
         cost=start.cost,
         decode=start.tokenizer.decode,
         version=learner.step,
         drafting=drafting(config, start.model, history, layout),
-        carry=Carry(config.engine.carry_over, config.engine.carry_share),
+        swap_policy=SwapPolicy(config.engine.carry_over, config.engine.carry_share),
     )
     dropped = [size for size, kept in bit_probe.keep_equal_sizes(made).items() if not kept]
     if dropped:

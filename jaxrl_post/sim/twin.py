@@ -18,9 +18,9 @@ import numpy as np
 
 from jaxrl_post.engine import row_plan
 from jaxrl_post.engine.host import wire as c
+from jaxrl_post.engine.host.device import DispatchOrder
 from jaxrl_post.engine.host.dispatch_log import Dispatch
-from jaxrl_post.engine.host.row_host import RowHost
-from jaxrl_post.engine.host.sequence import Live
+from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.types import Layout, Request
 
 
@@ -56,12 +56,16 @@ class Block:
     def bound(self, emit: int) -> np.ndarray:
         """Rows of a slot stay below this position."""
         p = self.packed
-        return np.minimum(np.minimum(p[:, c.LIMIT] - 1, p[:, c.MAPPED]), p[:, c.KNOWN] + emit - 1)
+        return np.minimum(np.minimum(p[:, c.LIMIT] - 1, p[:, c.MAPPED]), p[:, c.NUM_TOKENS] + emit - 1)
 
 
-class RowTwin(RowHost):
-    """protocols.Engine. `answers(request, version)` is asked whenever a dispatch begins with the request in a slot, and must
-    be a pure function. `drafted`: the dispatches that drafted, in order, where `drafting` can draft."""
+class RowTwin:
+    """A RowDevice (engine/host/device.py) of numpy, for a RowHost.
+
+    `answers(request, version)` is asked whenever a dispatch begins with the request in a slot, and must be a pure function.
+    `drafted`: the dispatches that drafted, in order. `classes`: classes of drafts that the drafter counts."""
+
+    watched = 0
 
     def __init__(
         self,
@@ -69,48 +73,51 @@ class RowTwin(RowHost):
         sizes: c.Sizes,
         *,
         drafted: Iterable[Dispatch] = (),
-        **settings: Any,
+        classes: int = 0,
     ):
-        super().__init__(sizes, **settings)
+        self._sizes, self._classes = sizes, classes
         self._answers, self._drafted = answers, iter(drafted)
         self._texts = np.zeros((sizes.replicas, sizes.slots, sizes.max_length), np.int32)
 
-    def _put(self, entry: c.Entry, drafts: bool) -> None:
+    def put(self, entry: c.Entry, drafts: bool) -> None:
+        """Writes texts into slots; see RowDevice."""
         for replica, places in enumerate(entry.slot):
-            here = places < self.sizes.slots
+            here = places < self._sizes.slots
             self._texts[replica, places[here]] = entry.tokens[replica, here]
 
-    def _teach(self, pieces: Sequence[tuple], rates: np.ndarray) -> None:
-        """Nothing here guesses."""
+    def teach(self, pieces: Sequence[tuple], rates: np.ndarray) -> None:
+        """Does nothing: the twin does not draft."""
 
-    def _exchange(self, params: Any) -> None:
-        """Weights are a version."""
+    def exchange(self, params: Any) -> None:
+        """Does nothing: the twin's weights are a version number."""
 
     def relayout(self, layout: Layout) -> None:
-        if layout.replicas != self.sizes.replicas:
-            raise ValueError(f"the twin is of one layout, of {self.sizes.replicas} replicas; {layout} was asked for")
+        """Accepts layouts with the twin's number of replicas; see RowDevice."""
+        if layout.replicas != self._sizes.replicas:
+            raise ValueError(f"the twin is of one layout, of {self._sizes.replicas} replicas; {layout} was requested")
 
-    def _dispatch(
-        self, rows: int, drafts: bool, packed: np.ndarray, *, freed: int, clones: bool
-    ) -> Callable[[], c.Told]:
-        blocks = [self._block(*each) for each in zip(self._replicas, packed, self._texts)]
-        emit, steps = self.sizes.emit, 0
-        while steps < self.sizes.steps and _goes_on(blocks, emit, freed):
+    def dispatch(self, order: DispatchOrder) -> Callable[[], c.DispatchResult]:
+        """Runs a dispatch; see RowDevice."""
+        blocks = [self._block(order.version, *each) for each in zip(order.sequences, order.packed, self._texts)]
+        emit, steps = self._sizes.emit, 0
+        while steps < self._sizes.steps and _goes_on(blocks, emit, order.freed):
             for block in blocks:
-                _step(block, steps, rows, self.sizes, drafts)
+                _step(block, steps, order.rows, self._sizes, order.drafts)
             steps += 1
-        told = self._told(blocks, steps)
-        told = self._drafting_told(told, rows) if drafts else told
-        return lambda: told
+        result = self._result(blocks, steps)
+        result = self._with_drafts(result, order) if order.drafts else result
+        return lambda: result
 
-    def _block(self, replica: Any, packed: np.ndarray, text: np.ndarray) -> Block:
+    def _block(
+        self, version: int, slots: Sequence[SequenceState | None], packed: np.ndarray, text: np.ndarray
+    ) -> Block:
         S, T = text.shape
         truth, leaps = np.full((S, T), -1, np.int32), np.ones((S, T), np.int32)
         for slot in np.flatnonzero(packed[:, c.ACTIVE]):
-            live = replica.slots[packed[slot, c.LEADER]]
-            answer = self._answers(live.request, self._version)
-            _fits(live, answer)
-            mine = slice(live.prompt_length, live.prompt_length + answer.tokens.size)
+            sequence = slots[packed[slot, c.LEADER]]
+            answer = self._answers(sequence.request, version)
+            _fits(sequence, answer)
+            mine = slice(sequence.prompt_length, sequence.prompt_length + answer.tokens.size)
             truth[slot, mine] = answer.tokens
             if answer.ends is not None:
                 places = np.arange(answer.tokens.size)
@@ -120,43 +127,43 @@ class RowTwin(RowHost):
             text,
             truth,
             leaps,
-            *(packed[:, at].copy() for at in (c.KNOWN, c.FILLED, c.GUESSED)),
+            *(packed[:, at].copy() for at in (c.NUM_TOKENS, c.NUM_COMPUTED, c.CANDIDATE_END)),
             np.zeros(S, bool),
-            np.zeros((S, self.sizes.emit), np.int32),
+            np.zeros((S, self._sizes.emit), np.int32),
             np.zeros(len(c.USES), np.int64),
         )
 
-    def _told(self, blocks: list[Block], steps: int) -> c.Told:
-        replicas, emit = self.sizes.replicas, self.sizes.emit
-        out = np.zeros((replicas, self.sizes.slots, c.OUT_WINDOW + 5 * emit), np.int32)
+    def _result(self, blocks: list[Block], steps: int) -> c.DispatchResult:
+        replicas, emit = self._sizes.replicas, self._sizes.emit
+        out = np.zeros((replicas, self._sizes.slots, c.OUT_WINDOW + 5 * emit), np.int32)
         for row, block in zip(out, blocks):
             row[:, : c.OUT_WINDOW] = np.stack([block.known, block.filled, block.guessed, block.done], axis=-1)
-            where = np.minimum(block.packed[:, c.KNOWN, None] + np.arange(emit), self.sizes.max_length - 1)
+            where = np.minimum(block.packed[:, c.NUM_TOKENS, None] + np.arange(emit), self._sizes.max_length - 1)
             tokens, zeros = np.take_along_axis(block.text, where, axis=1), np.zeros_like(block.stamps)
             row[:, c.OUT_WINDOW :] = np.concatenate([tokens, zeros, zeros, block.stamps, tokens], axis=1)
-        return c.Told(
+        return c.DispatchResult(
             out,
             np.stack([block.uses for block in blocks]),
             steps,
             np.zeros((replicas, c.OFFERS), np.int64),
             np.zeros(replicas, np.int64),
-            np.zeros((replicas, 2, self.drafting.drafter.classes), np.int64),
+            np.zeros((replicas, 2, self._classes), np.int64),
         )
 
-    def _drafting_told(self, told: c.Told, rows: int) -> c.Told:
-        """With what the log says of the drafts, once it is sure that it speaks of this dispatch."""
-        purpose, clock = self._purpose, self._clock[self._purpose]
+    def _with_drafts(self, result: c.DispatchResult, order: DispatchOrder) -> c.DispatchResult:
+        """Adds what the log says of the drafts, once it is sure that it speaks of this dispatch."""
         logged = next(self._drafted, None)
         found = logged and (logged.purpose, logged.clock, logged.rows, logged.steps, *logged.uses[:2])
-        mine = (purpose, clock, rows, told.steps, *told.uses.sum(axis=0)[:2].tolist())
+        mine = (order.purpose, order.clock, order.rows, result.steps, *result.uses.sum(axis=0)[:2].tolist())
         if found != mine:
             raise ValueError(
                 f"the log of dispatches is of another engine: here the next that drafts is {mine}, there {found} "
                 "(purpose, clock, rows, steps, rows that prefill, rows that decode)"
             )
-        uses, offers, won, counts = (np.zeros_like(part) for part in (told.uses, told.offers, told.won, told.counts))
+        parts = (result.uses, result.offers, result.won, result.counts)
+        uses, offers, won, counts = (np.zeros_like(part) for part in parts)
         uses[0], offers[0], won[0], counts[0] = logged.uses, logged.offers, logged.won, logged.counts
-        return told._replace(uses=uses, offers=offers, won=won, counts=counts)
+        return result._replace(uses=uses, offers=offers, won=won, counts=counts)
 
 
 def _goes_on(blocks: list[Block], emit: int, freed: int) -> bool:
@@ -224,7 +231,7 @@ def _settle(
     packed, known = block.packed, block.known + gained
     places = np.arange(block.text.shape[1])
     np.copyto(block.text, block.truth, where=(places >= block.known[:, None]) & (places < known[:, None]))
-    window = packed[:, c.KNOWN, None] + np.arange(block.stamps.shape[1])
+    window = packed[:, c.NUM_TOKENS, None] + np.arange(block.stamps.shape[1])
     stamp = 2 * number + (window < known[:, None] - 1)
     np.copyto(block.stamps, stamp, where=(window >= block.known[:, None]) & (window < known[:, None]))
     last = np.take_along_axis(block.truth, np.maximum(known - 1, 0)[:, None], axis=1)
@@ -235,10 +242,10 @@ def _settle(
     block.known = known
 
 
-def _fits(live: Live, answer: Known) -> None:
+def _fits(sequence: SequenceState, answer: Known) -> None:
     """ValueError: the answer does not begin with what the request has already."""
-    if live.tokens != answer.tokens[: len(live.tokens)].tolist():
+    if sequence.tokens != answer.tokens[: len(sequence.tokens)].tolist():
         raise ValueError(
-            f"request {live.request.rollout_id}: its {len(live.tokens)} tokens are not the beginning of the "
+            f"request {sequence.request.rollout_id}: its {len(sequence.tokens)} tokens are not the beginning of the "
             f"answer that is known, of {answer.tokens.size} tokens"
         )

@@ -21,7 +21,7 @@ TURNS = 5
 
 def bench(record) -> None:
     from jaxrl_post import config as configs
-    from jaxrl_post.engine.row_engine import RowEngine
+    from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
     from jaxrl_post.launch import build, inputs
     from jaxrl_post.models import decoder
     from jaxrl_post.parallel import mesh as meshes
@@ -36,8 +36,7 @@ def bench(record) -> None:
         start.model,
         params,
         mesh,
-        **build.engine_sizes(config, layout),
-        refill_slots=c.refill_slots,
+        EngineSettings(**build.engine_sizes(config, layout), refill_slots=c.refill_slots),
         drafting=build.drafting(config, start.model, _Answered(config, start.model.vocab_size), layout),
     )
     steps, drafting, opening = measure(engine, _requests(engine), TURNS)

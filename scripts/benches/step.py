@@ -150,7 +150,7 @@ def learner(rows: int, tokens: int):
 
 def engine(params, *, slots: int, rows: int, heads: int, page: int, steps: int, refill: int):
     """An engine of one row size, with pages for every slot and every shared prompt."""
-    from jaxrl_post.engine.row_engine import RowEngine
+    from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
     from jaxrl_post.parallel import mesh
 
     whole = PROMPT + ANSWER
@@ -158,14 +158,16 @@ def engine(params, *, slots: int, rows: int, heads: int, page: int, steps: int, 
         shape(),
         params,
         mesh.make_mesh(),
-        slots=slots,
-        max_length=whole,
-        page_size=page,
-        pages=slots * -(-whole // page) + PROMPTS,
-        row_sizes=(rows,),
-        head_rows=heads,
-        steps_per_dispatch=steps,
-        refill_slots=refill,
+        EngineSettings(
+            slots=slots,
+            max_length=whole,
+            page_size=page,
+            pages=slots * -(-whole // page) + PROMPTS,
+            row_sizes=(rows,),
+            head_rows=heads,
+            steps_per_dispatch=steps,
+            refill_slots=refill,
+        ),
     )
 
 

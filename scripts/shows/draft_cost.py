@@ -108,7 +108,7 @@ def _build_ms(pasts: dict) -> float:
     seconds = []
     for past in pasts.values():
         begun = time.perf_counter()
-        corpuss.grams(past, Prompt(id="0", tokens=[0]))
+        corpus.grams(past, Prompt(id="0", tokens=[0]))
         seconds.append(time.perf_counter() - begun)
     return 1e3 * statistics.median(seconds)
 
@@ -117,7 +117,7 @@ def _engine(config, params, name: str, pasts: dict):
     """`pasts` by number; without any, the tables are as small as can be. Rows are free, so that every step drafts."""
     from jaxrl_post.engine import step_cost
     from jaxrl_post.engine.host.wire import UPLOAD
-    from jaxrl_post.engine.row_engine import RowEngine
+    from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
     from jaxrl_post.engine.speculation.registry import DRAFTERS
     from jaxrl_post.engine.speculation.speculation import Drafting
     from jaxrl_post.models import decoder
@@ -127,21 +127,23 @@ def _engine(config, params, name: str, pasts: dict):
     mesh = meshes.make_mesh()
     placed = meshes.put(params, meshes.param_shardings(mesh, decoder.axes(config), "engine"))
     anyone = Prompt(id="0", tokens=[0])
-    room = -(-corpuss.grams(pasts[0], anyone).size // UPLOAD) * UPLOAD if pasts else 1
+    room = -(-corpus.grams(pasts[0], anyone).size // UPLOAD) * UPLOAD if pasts else 1
     drafter = DRAFTERS[name](vocab=config.vocab_size, width=7, entries=SLOTS * room, live=1 << 10)
     drafting = Drafting(drafter, replicas=1, slots=SLOTS, past=lambda prompt: pasts.get(int(prompt) % PASTS, ()))
     return RowEngine(
         config,
         placed,
         mesh,
-        slots=SLOTS,
-        max_length=PROMPT + ANSWER,
-        page_size=16,
-        refill_slots=8,
-        pages=SLOTS * -(-(PROMPT + ANSWER) // 16),
-        row_sizes=(ROWS,),
-        head_rows=ROWS,
-        steps_per_dispatch=STEPS,
+        EngineSettings(
+            slots=SLOTS,
+            max_length=PROMPT + ANSWER,
+            page_size=16,
+            refill_slots=8,
+            pages=SLOTS * -(-(PROMPT + ANSWER) // 16),
+            row_sizes=(ROWS,),
+            head_rows=ROWS,
+            steps_per_dispatch=STEPS,
+        ),
         cost=step_cost.StepCost((1, ROWS), (1.0, 1.0), "rows are free"),
         drafting=drafting,
     )
@@ -167,7 +169,7 @@ def _turn(engine, turn: int, vocab: int) -> float:
             )
         )
     engine.submit(asked)
-    while engine.clock == 0 or any(live.filled < PROMPT for live in engine._here.values()):
+    while engine.clock == 0 or any(one.num_computed < PROMPT for one in engine.sequences.values()):
         assert not engine.step(), "an answer ended before all had begun"
     before, begun = engine.clock, time.perf_counter()
     for _ in range(DISPATCHES):
@@ -186,9 +188,11 @@ def _memory(record, size: str, engine, tokens: int) -> None:
     """Of the tables that are on the device, every prompt's in a place of its own."""
     regions = engine.drafting._shelves[0].regions
     record.figure(f"{size}.prompts_with_a_table", len(regions), equals=SLOTS)
-    held = sum(region.room for region in regions.values()) * engine._tables.entries.dtype.itemsize
+    held = sum(region.room for region in regions.values()) * engine.device.tables.entries.dtype.itemsize
     record.figure(f"{size}.table_bytes", held)
-    record.figure(f"{size}.allocated_bytes_per_token", engine._tables.entries.nbytes / (SLOTS * tokens), at_most=12.0)
+    record.figure(
+        f"{size}.allocated_bytes_per_token", engine.device.tables.entries.nbytes / (SLOTS * tokens), at_most=12.0
+    )
     record.figure(f"{size}.bytes_per_token", held / (SLOTS * tokens), at_most=12.0)
 
 
@@ -203,7 +207,7 @@ def _alone(jax, engines: dict) -> dict:
         place = np.zeros((SLOTS, 5), np.int32)
         for number, region in enumerate(engine.drafting._shelves[0].regions.values()):
             place[number, [OFFSET, SIZE, ROW]] = region.offset, region.size, number
-        tables, memory = jax.tree.map(lambda x: x[0], (engine._tables, engine._state.memory))
+        tables, memory = jax.tree.map(lambda x: x[0], (engine.device.tables, engine.device.state.memory))
         tokens = noise.integers(0, engine.vocab_size, (SLOTS, PROMPT + ANSWER)).astype(np.int32)
         given = jax.device_put(
             (tables, memory, tokens, np.full(SLOTS, 100, np.int32), place, np.zeros(SLOTS, np.int32))

@@ -49,7 +49,7 @@ def _golden(file: Path) -> str:
 def _greedy(folder: Path) -> str:
     """The engine's greedy answer to the begin token alone."""
     from jaxrl_post.data import tokenizer
-    from jaxrl_post.engine.row_engine import RowEngine
+    from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
     from jaxrl_post.models import decoder, llama2c
     from jaxrl_post.parallel import mesh as meshes
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
@@ -62,14 +62,16 @@ def _greedy(folder: Path) -> str:
         model,
         placed,
         mesh,
-        slots=4,
-        max_length=512,
-        page_size=64,
-        pages=32,
-        row_sizes=(64,),
-        head_rows=64,
-        steps_per_dispatch=16,
-        refill_slots=1,
+        EngineSettings(
+            slots=4,
+            max_length=512,
+            page_size=64,
+            pages=32,
+            row_sizes=(64,),
+            head_rows=64,
+            steps_per_dispatch=16,
+            refill_slots=1,
+        ),
     )
     prompt = Prompt(id="begin", tokens=[words.bos_id])
     name = RolloutId(0, "eval", 0, prompt.id, 0)

@@ -1,1 +1,1 @@
-"""The host's side of a row engine: who sits in which slot, on which pages, and what a dispatch is given and tells. No jax."""
+"""The host side of a row engine: admission, KV-cache pages, row sizes, and what passes to and from a device. No jax."""

@@ -19,9 +19,11 @@ class Counters:
         """Counts a dispatch of `steps` steps with `size` rows.
 
         Args:
-          uses: rows by use (wire.USES). won: tokens that rollouts took over from their clones.
+          uses: rows by use (wire.USES).
+          won: tokens that sequences took over from their clones.
+
         Returns:
-          tokens that one decode row settled on average, at least 1.
+          The tokens that one decode row settled on average, at least 1.
         """
         accepted = uses["draft_accepted"] + won
         if purpose == "train":
@@ -36,7 +38,7 @@ class Counters:
         return 1.0 + accepted / max(1, uses["decode"])
 
     def metrics(self) -> dict[str, float]:
-        """Returns the counters by name, and starts again."""
+        """Returns the counters by name, and resets them."""
         counts, self._counts = self._counts, {}
         return {name: counts[name] for name in sorted(counts)}
 
@@ -45,5 +47,5 @@ class Counters:
         return dict(self._counts)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Goes on from a checkpoint."""
+        """Restores the counters of a checkpoint."""
         self._counts = dict(state)

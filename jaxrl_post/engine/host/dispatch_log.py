@@ -1,7 +1,7 @@
-"""What a dispatch did, as one line of dispatches.jsonl: when, how many steps of how many rows, what the rows were for.
+"""The log of dispatches: one JSON line of dispatches.jsonl for each dispatch, with its clock, rows, steps and row uses.
 
-Invariant: a line is a function of what the engine was asked and of what its device told: no time of day, no machine. With it
-and the rollout log a run that drafted can be played again without a model (sim/twin.py).
+Invariant: a line is a function of the requests and of the device's results. It has no time of day and no machine name.
+With this log and the rollout log, a run that drafted is replayed without a model (sim/twin.py).
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post.engine.host.wire import USES, Told
+from jaxrl_post.engine.host.wire import USES, DispatchResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """`clock`: of `purpose`, before the first of `steps` steps of `rows` rows. Over all replicas, `uses`: rows by their use
-    (columns.USES); and where it drafted, `offers`: drafts by estimated chance; `counts`: of each class of drafts those judged
-    and those right; `won`: tokens that answers took over from their clones."""
+    """One dispatch, summed over replicas.
+
+    clock: clock of `purpose` before the first step. steps, rows: number of steps, and rows of each. uses: rows by use,
+    in the order of wire.USES. Only of a dispatch that drafts: offers, drafts by estimated chance; counts, judged and
+    right drafts of each class; won, tokens that sequences took over from their clones."""
 
     purpose: str
     clock: int
@@ -33,7 +35,7 @@ class Dispatch:
     won: int = 0
 
     def line(self) -> str:
-        """JSON, with its newline; what only drafting has, only where it drafted."""
+        """Returns one line of JSON, with its newline. Fields of drafting appear only where the dispatch drafted."""
         fields = asdict(self)
         if not self.drafts:
             fields = {name: fields[name] for name in _PLAIN}
@@ -44,14 +46,14 @@ _DRAFTING = dict.fromkeys(Dispatch.__dataclass_fields__)
 _PLAIN = dict.fromkeys(("purpose", "clock", "rows", "steps", "uses"))
 
 
-def of(purpose: str, clock: int, rows: int, drafts: bool, told: Told) -> Dispatch:
-    """What a device told, summed over replicas."""
+def of(purpose: str, clock: int, rows: int, drafts: bool, result: DispatchResult) -> Dispatch:
+    """Returns the Dispatch of a device's result."""
     drafting = (
         {
             "drafts": True,
-            "offers": tuple(told.offers.sum(axis=0).tolist()),
-            "won": int(told.won.sum()),
-            "counts": tuple(map(tuple, told.counts.sum(axis=0).tolist())),
+            "offers": tuple(result.offers.sum(axis=0).tolist()),
+            "won": int(result.won.sum()),
+            "counts": tuple(map(tuple, result.counts.sum(axis=0).tolist())),
         }
         if drafts
         else {}
@@ -60,15 +62,17 @@ def of(purpose: str, clock: int, rows: int, drafts: bool, told: Told) -> Dispatc
         purpose=purpose,
         clock=clock,
         rows=rows,
-        steps=int(told.steps),
-        uses=tuple(told.uses.sum(axis=0).tolist()),
+        steps=int(result.steps),
+        uses=tuple(result.uses.sum(axis=0).tolist()),
         **drafting,
     )
 
 
 @contextlib.contextmanager
 def logged(engines: Iterable[Any], path: Path) -> Iterator[None]:
-    """Until it is left, every dispatch of those that have a `report` becomes a line at the end of the file. None: no file."""
+    """Appends a line to the file for every dispatch of every engine that reports, until the context ends.
+
+    An engine reports when it has an attribute `report`. Without such an engine no file is made."""
     reporting = [engine for engine in engines if hasattr(engine, "report")]
     if not reporting:
         yield
@@ -84,18 +88,18 @@ def logged(engines: Iterable[Any], path: Path) -> Iterator[None]:
 
 
 def read(line: str) -> Dispatch:
-    """The dispatch of a line.
+    """Returns the Dispatch of a line.
 
     Raises:
-      ValueError: it is no such line.
+      ValueError: the line is not one of dispatches.jsonl.
     """
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"no line of dispatches.jsonl ({error}): {line!r}") from None
+        raise ValueError(f"not a line of dispatches.jsonl ({error}): {line!r}") from None
     if not isinstance(fields, dict) or fields.keys() not in (_PLAIN.keys(), _DRAFTING.keys()):
         raise ValueError(
-            f"no line of dispatches.jsonl, which has {', '.join(_PLAIN)} and, where it drafted, "
+            f"not a line of dispatches.jsonl, which has {', '.join(_PLAIN)} and, where it drafted, "
             f"{', '.join(list(_DRAFTING)[5:])}: {line!r}"
         )
     if len(fields["uses"]) != len(USES):

@@ -1,8 +1,8 @@
-"""Who holds which page: the free list of one replica, page lists of slots, and prompts whose pages are shared.
+"""KV-cache pages of one replica on the host: the free list, reference counts, and prompts whose pages are shared.
 
-Invariant: a page is free or its reference count is the number of holders, and every count returns to zero. Full prompt
-pages are shared by all answers of a prompt under one version; the last, partly filled one is copied by each. Page ids never
-influence values. Nothing here knows a device.
+Invariant: a page is free, or its reference count is its number of holders; all counts return to zero. Sequences of one
+prompt share its full pages under one version. Each sequence copies the last page when it is partly filled. Page ids
+never influence values. Nothing here knows a device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Pages:
-    """`total` pages of `size` positions. Hands out the lowest free ids."""
+    """A pool of `total` pages, each of `size` positions; hands out the page that was freed last."""
 
     def __init__(self, total: int, size: int):
         self.total, self.size = total, size
@@ -22,14 +22,15 @@ class Pages:
 
     @property
     def free(self) -> int:
+        """Returns the number of free pages."""
         return len(self._free)
 
     def needed(self, positions: int) -> int:
-        """Pages that hold so many positions."""
+        """Returns the number of pages that hold `positions` positions."""
         return -(-positions // self.size)
 
     def take(self, count: int) -> list[int] | None:
-        """`count` pages with one reference each, or None and nothing taken when there are too few."""
+        """Takes `count` pages with one reference each. Returns None, with nothing taken, when too few are free."""
         if count > len(self._free):
             return None
         taken = [self._free.pop() for _ in range(count)]
@@ -37,13 +38,13 @@ class Pages:
         return taken
 
     def share(self, ids: list[int]) -> None:
-        """One more reference to each."""
+        """Adds one reference to each page."""
         assert all(self._counts[i] > 0 for i in ids), "a free page cannot be shared"
         for i in ids:
             self._counts[i] += 1
 
     def release(self, ids: list[int]) -> None:
-        """One reference less; pages nobody holds are free again."""
+        """Drops one reference of each page. A page without references is free again."""
         for i in ids:
             assert self._counts[i] > 0, "page released twice"
             self._counts[i] -= 1
@@ -53,8 +54,10 @@ class Pages:
 
 @dataclass
 class PromptPages:
-    """Pages that hold positions 0 .. tokens-2 of a prompt: what a new answer can start from. The entry keeps one
-    reference to each. `ready` once they are computed; until then `leader` is the slot that computes them."""
+    """Pages that hold positions 0 .. tokens-2 of a prompt, from which other sequences of the prompt start.
+
+    The entry keeps one reference to each page. `ready` says that the pages are computed. Until then `leader` is the
+    slot that computes them."""
 
     leader: int
     ids: list[int]
@@ -63,31 +66,32 @@ class PromptPages:
 
 @dataclass
 class Prompts:
-    """Shared prompts of one replica, by a key that names prompt and version."""
+    """Shared prompts of one replica, by a key that names purpose, prompt and version."""
 
     pages: Pages
     entries: dict[tuple, PromptPages] = field(default_factory=dict)
 
     def lead(self, key: tuple, slot: int, ids: list[int]) -> None:
-        """`slot` is about to compute these pages; others wait for it."""
+        """Registers pages that `slot` will compute. Other sequences of the prompt wait for them."""
         self.pages.share(ids)
         self.entries[key] = PromptPages(slot, list(ids))
 
     def finish(self, slot: int) -> None:
-        """`slot` has computed what it led."""
+        """Marks the pages that `slot` computed as ready."""
         for entry in self.entries.values():
             if entry.leader == slot:
                 entry.ready, entry.leader = True, -1
 
     def abandon(self, slot: int) -> None:
-        """`slot` leaves; what it led and did not finish is nobody's."""
+        """Drops the entries that `slot` leads and has not finished."""
         for key in [k for k, e in self.entries.items() if e.leader == slot and not e.ready]:
             self.drop(key)
 
     def drop(self, key: tuple) -> None:
+        """Removes an entry and its references."""
         self.pages.release(self.entries.pop(key).ids)
 
     def keep_only(self, keys: set[tuple]) -> None:
-        """Drops prompts that nobody waits for, unless somebody is computing them."""
+        """Drops ready entries whose key is not in `keys`."""
         for key in [k for k, e in self.entries.items() if k not in keys and e.ready]:
             self.drop(key)

@@ -1,7 +1,8 @@
-"""One block of slots and pages: who sits there, who may take whose place, and what a seat costs.
+"""The slots and KV-cache pages of one replica: which sequence has which slot, and which sequence is preempted for
+another.
 
-Invariant: an answer in a slot holds the pages of every settled position; what two answers share is a prompt's, under one
-version and of one purpose.
+Invariant: a sequence in a slot holds the pages of every settled position. Two sequences share pages only of their
+prompt, under one version and one purpose.
 """
 
 from __future__ import annotations
@@ -9,80 +10,98 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxrl_post.engine.host.pages import Pages, PromptPages, Prompts
-from jaxrl_post.engine.host.sequence import Live
+from jaxrl_post.engine.host.sequence import SequenceState
 
 
 class Replica:
     """Slots, the free list of pages, and the prompts whose pages are shared."""
 
     def __init__(self, slots: int, pages: int, page: int):
-        self.slots: list[Live | None] = [None] * slots
+        self.slots: list[SequenceState | None] = [None] * slots
         self.pages = Pages(pages, page)
         self.prompts = Prompts(self.pages)
 
     @property
-    def running(self) -> list[Live]:
-        """Occupied slots, oldest first."""
-        return sorted((live for live in self.slots if live is not None), key=lambda live: live.age)
+    def running(self) -> list[SequenceState]:
+        """Returns the sequences in slots, oldest first."""
+        return sorted((sequence for sequence in self.slots if sequence is not None), key=lambda sequence: sequence.age)
 
     @property
     def free(self) -> int:
+        """Returns the number of free slots."""
         return self.slots.count(None)
 
-    def seat(self, live: Live, entry: PromptPages | None, key: tuple) -> tuple[int, int] | None:
-        """Gives a slot and pages, those of `entry` shared; without one the answer leads its prompt's pages under `key`.
-        (page to copy from, page to copy to), out of range for none. None, and nothing done: too few pages."""
+    def seat(self, sequence: SequenceState, entry: PromptPages | None, key: tuple) -> tuple[int, int] | None:
+        """Gives the sequence a slot and pages.
+
+        With an `entry` the sequence shares the entry's pages. Without one it leads its prompt's pages under `key`.
+
+        Returns: (page to copy from, page to copy to); both out of range where nothing is to be copied. None, with
+        nothing done, when too few pages are free."""
         pages, none = self.pages, self.pages.total
-        whole = live.shared // pages.size if entry else 0
-        taken = pages.take(pages.needed(live.known) - whole)
+        whole = sequence.shared // pages.size if entry else 0
+        taken = pages.take(pages.needed(sequence.num_tokens) - whole)
         if taken is None:
             return None
-        live.slot = self.slots.index(None)
-        self.slots[live.slot] = live
-        live.filled, live.pages = 0, taken
+        sequence.slot = self.slots.index(None)
+        self.slots[sequence.slot] = sequence
+        sequence.num_computed, sequence.pages = 0, taken
         if entry:
             pages.share(entry.ids[:whole])
-            live.pages = entry.ids[:whole] + taken
-            live.filled = live.shared
-            return (entry.ids[whole], taken[0]) if live.shared % pages.size else (none, none)
-        if live.shared > 0:
-            self.prompts.lead(key, live.slot, live.pages[: pages.needed(live.shared)])
+            sequence.pages = entry.ids[:whole] + taken
+            sequence.num_computed = sequence.shared
+            return (entry.ids[whole], taken[0]) if sequence.shared % pages.size else (none, none)
+        if sequence.shared > 0:
+            self.prompts.lead(key, sequence.slot, sequence.pages[: pages.needed(sequence.shared)])
         return none, none
 
-    def leave(self, live: Live) -> None:
-        """Takes slot and pages back."""
-        self.prompts.abandon(live.slot)
-        self.pages.release(live.pages)
-        self.slots[live.slot] = None
-        live.slot, live.pages, live.filled = -1, [], 0
+    def leave(self, sequence: SequenceState) -> None:
+        """Takes the sequence's slot and pages back."""
+        self.prompts.abandon(sequence.slot)
+        self.pages.release(sequence.pages)
+        self.slots[sequence.slot] = None
+        sequence.slot, sequence.pages, sequence.num_computed = -1, [], 0
 
-    def victim(self, live: Live, purpose: str, version: int) -> Live | None:
-        """Who makes room for `live`: the youngest that is younger, or of another purpose; one with tokens of another version
-        only when there is no other."""
-        others = [o for o in self.running if o is not live and (o.age > live.age or o.request.purpose != purpose)]
+    def victim(self, sequence: SequenceState, purpose: str, version: int) -> SequenceState | None:
+        """Returns the sequence to preempt so that `sequence` can grow, or None.
+
+        A victim is younger than `sequence` or of another purpose; the youngest is taken. Sequences with tokens of
+        another version are taken last."""
+        others = [
+            o for o in self.running if o is not sequence and (o.age > sequence.age or o.request.purpose != purpose)
+        ]
         current = [o for o in others if all(v == version for v in o.versions)]
         return (current or others or [None])[-1]
 
-    def leads(self, live: Live) -> bool:
-        """Whether others wait for the pages that it computes."""
-        return any(e.leader == live.slot and not e.ready for e in self.prompts.entries.values())
+    def leads(self, sequence: SequenceState) -> bool:
+        """Returns whether the sequence computes prompt pages that others can share afterwards."""
+        return any(e.leader == sequence.slot and not e.ready for e in self.prompts.entries.values())
 
-    def grow(self, live: Live, positions: int, purpose: str, version: int, preempt: Callable[[Live], object]) -> None:
-        """Maps pages of a rollout up to `positions`. Shared prompts are dropped first, then others are preempted; the rollout
-        itself is preempted where even its present text has no pages."""
+    def grow(
+        self,
+        sequence: SequenceState,
+        positions: int,
+        purpose: str,
+        version: int,
+        preempt: Callable[[SequenceState], object],
+    ) -> None:
+        """Maps the sequence's pages up to `positions`.
+
+        Where pages are short, drops shared prompts, then preempts other sequences. Preempts the sequence itself where
+        even its settled tokens have no pages."""
         pages = self.pages
-        while pages.needed(positions) > len(live.pages):
+        while pages.needed(positions) > len(sequence.pages):
             more = pages.take(1)
             if more is not None:
-                live.pages += more
+                sequence.pages += more
                 continue
             before = pages.free
             self.prompts.keep_only(set())
             if pages.free > before:
                 continue
-            victim = self.victim(live, purpose, version)
+            victim = self.victim(sequence, purpose, version)
             if victim is None:
                 break
             preempt(victim)
-        if pages.needed(live.known) > len(live.pages):
-            preempt(live)
+        if pages.needed(sequence.num_tokens) > len(sequence.pages):
+            preempt(sequence)

@@ -1,22 +1,40 @@
-"""How many rows a dispatch takes per step, and whether it drafts: by the step-cost table, for the busiest replica."""
+"""How many rows each step of a dispatch has, and whether it drafts: by the step-cost table, for the busiest replica."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxrl_post.engine import step_cost
-from jaxrl_post.engine.host.sequence import Live
+from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.wire import Sizes
 
 
-def load(lives: Sequence[Live], replicas: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns int[replicas] running rollouts, and int[replicas] tokens that are to be computed again."""
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What a dispatch has to serve.
+
+    `running`: sequences in slots, int[replicas]. `backlog`: further rows that they need, int[replicas]. `unopened`:
+    sequences without a place in the drafter's tables. `waiting`: whether sequences wait for a slot. `ends_soon`: the
+    dispatch ends once a prompt is computed, so drafts are worth nothing in it."""
+
+    running: np.ndarray
+    backlog: np.ndarray
+    unopened: int
+    waiting: bool
+    ends_soon: bool
+
+
+def load(sequences: Sequence[SequenceState], replicas: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns, as int[replicas] each, the sequences in slots and the rows they need beside one for each.
+
+    The latter are positions to prefill or to recompute, and candidates to verify."""
     running, backlog = np.zeros(replicas, int), np.zeros(replicas, int)
-    for live in lives:
-        running[live.request.replica] += 1
-        backlog[live.request.replica] += live.known - live.filled - 1 + len(live.guesses)
+    for one in sequences:
+        running[one.request.replica] += 1
+        backlog[one.request.replica] += one.num_tokens - one.num_computed - 1 + one.num_candidates
     return running, backlog
 
 
@@ -24,32 +42,26 @@ def choose(
     cost: step_cost.StepCost,
     row_sizes: Sequence[int],
     sizes: Sizes,
-    running: np.ndarray,
-    backlog: np.ndarray,
+    demand: Demand,
     worth: Callable[[int, int, int], float],
     due: bool,
-    unopened: int,
-    waiting: bool,
-    ends_soon: bool,
 ) -> tuple[int, bool]:
     """Returns a row size and whether to draft.
 
     Args:
-      worth: tokens per step that drafts add, given rows, running rollouts and free slots.
+      worth: expected tokens a step from drafts, given rows, running sequences and free slots.
       due: drafts must be tried again now.
-      unopened: rollouts whose prompt has no place in the draft tables yet.
-      waiting: whether requests wait for a slot.
-      ends_soon: the dispatch ends once a prompt is computed, so it does not draft unless it must.
     """
-    most, behind = int(running.max()), backlog[int(np.argmax(running + backlog))] / sizes.steps
-    free = 0 if waiting else sizes.slots - most
-    share = unopened / (sizes.slots * sizes.replicas)
+    most = int(demand.running.max())
+    behind = demand.backlog[int(np.argmax(demand.running + demand.backlog))] / sizes.steps
+    free = 0 if demand.waiting else sizes.slots - most
+    share = demand.unopened / (sizes.slots * sizes.replicas)
     return step_cost.best_size(
         cost,
         row_sizes,
         most,
         behind,
-        lambda rows: 0.0 if ends_soon else worth(rows, most, free),
-        must_draft=bool(due),
+        lambda rows: 0.0 if demand.ends_soon else worth(rows, most, free),
+        must_draft=due,
         opening=cost.opening * share / (step_cost.LASTING * sizes.steps),
     )

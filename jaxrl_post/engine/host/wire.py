@@ -1,7 +1,7 @@
-"""What passes between the host and a device of rows: the columns of the packed matrices, and the arrays around them.
+"""The wire format between the host and a row device: columns of the packed matrices, and the arrays beside them.
 
-Invariant: plain numbers and named tuples of arrays, whichever library made them; the host's side and every device read the
-same columns.
+Invariant: everything here is a plain number or a named tuple of arrays, of numpy or of jax. The host and every device
+read the same columns.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ import numpy as np
 
 from jaxrl_post.types import MOST_ENDS
 
-# columns of `place`: where the slot's prompt has its table (size 0: nowhere), where that of all prompts lies, and the row of
-# the live table, which the answers to a prompt share
+# Columns of `place`, the drafter's table for a slot. OFFSET, SIZE: the table of the slot's prompt (size 0: none).
+# ALL_OFFSET, ALL_SIZE: the table over all prompts. ROW: row of the live table; rollouts of one prompt share a row.
 OFFSET, SIZE, ALL_OFFSET, ALL_SIZE, ROW, PLACE = range(6)
-# columns of the packed host-to-device matrix, then MOST_ENDS ids, then the page table
-ACTIVE, KNOWN, FILLED, GUESSED, LIMIT, MAPPED, ORDER, WATCH, *LAW, LEADER, BRANCH, WEIGHT, DRAFTS = range(17)
+# Columns of the packed host-to-device matrix. MOST_ENDS end ids follow at FIRST_END, then the page table at TABLE.
+(ACTIVE, NUM_TOKENS, NUM_COMPUTED, CANDIDATE_END, LIMIT, MAPPED, ORDER, WATCH, *LAW, LEADER, BRANCH, WEIGHT, DRAFTS) = (
+    range(17)
+)
 SEED0, SEED1, TEMPERATURE, TOP_K, TOP_P = LAW
 FIRST_END = DRAFTS + PLACE
 TABLE = FIRST_END + MOST_ENDS
-# columns of the packed device-to-host matrix, then five blocks of `emit`: tokens, log-probs, entropies,
-# step*2+drafted, favourites
-OUT_KNOWN, OUT_FILLED, OUT_GUESSED, OUT_DONE, OUT_WINDOW = range(5)
+# Columns of the packed device-to-host matrix. Five blocks of `emit` columns follow at OUT_WINDOW: tokens, log-probs,
+# entropies, stamps (step * 2 + drafted) and argmax tokens.
+OUT_NUM_TOKENS, OUT_NUM_COMPUTED, OUT_CANDIDATE_END, OUT_DONE, OUT_WINDOW = range(5)
 LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
-UPLOAD = 1024  # entries of a drafter's tables that go to the device at once
-BULK = 64 * UPLOAD  # entries of a larger piece, where there are as many
-OFFERS = 16  # ranges of estimated chance, by which drafts that were offered are counted
+OFFERS = 16  # bins of equal width, by estimated chance, in which offered drafts are counted
+UPLOAD = 1024  # entries of a drafter's tables in a small upload
+BULK = 64 * UPLOAD  # entries in a large upload
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a device of rows is built for, one replica's. `emit`: tokens one slot may get in one dispatch. `restricted`: rows
-    may have top-k and top-p. `shards`: over which devices a vocabulary lies, if there are several (kernels.verify.Shards)."""
+    """Sizes that a row device is compiled for, per replica.
+
+    `emit`: most tokens that one slot may get in one dispatch. `restricted`: whether rows may have top-k and top-p.
+    `shards`: the devices that the vocabulary is split over (kernels.verify.Shards), or None for one device."""
 
     replicas: int
     slots: int
@@ -61,7 +65,7 @@ class Sizes:
         steps_per_dispatch: int,
         restricted: bool = False,
     ) -> Sizes:
-        """Those of an engine's settings."""
+        """Builds the sizes from an engine's settings."""
         return cls(
             replicas=replicas,
             slots=slots,
@@ -77,6 +81,7 @@ class Sizes:
 
     @property
     def blocks(self) -> int:
+        """Returns the length of a slot's page table."""
         return -(-self.max_length // self.page)
 
     def head_tile(self, rows: int) -> int:
@@ -94,9 +99,12 @@ class Sizes:
         return -(-min(self.heads, rows) // tile) * tile
 
 
-class Told(NamedTuple):
-    """What the host reads after a dispatch: `out` [replicas, S, OUT_WINDOW + 5 * emit], `uses` [replicas, len(USES)], the
-    steps taken, `offers` [replicas, OFFERS], `won` [replicas], and the drafter's counts [replicas, 2, classes]."""
+class DispatchResult(NamedTuple):
+    """What the host reads after a dispatch.
+
+    out: [replicas, S, OUT_WINDOW + 5 * emit]. uses: rows by use, [replicas, len(USES)]. steps: number of device steps.
+    offers: offered drafts by estimated chance, [replicas, OFFERS]. won: tokens taken over from clones, [replicas].
+    counts: judged and right drafts of each class, [replicas, 2, classes]."""
 
     out: Any
     uses: Any
@@ -107,34 +115,37 @@ class Told(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Texts that take slots, [replicas, I]: a slot >= S or a target >= pages is dropped. `tokens` [replicas, I, T] with
-    `known` settled ones, and `favourites` like them (T = 0 where nothing drafts); `row` and `fresh`: of the
-    drafter's live table, which knows the first `seen` tokens where not fresh."""
+    """Texts that enter slots, and pages to copy; every array is [replicas, I] or [replicas, I, T].
+
+    slot: a slot >= S is dropped. source, target: pages of a copy; a target >= pages is dropped. tokens: [replicas, I,
+    T], the first `num_tokens` of them settled. argmax_tokens: the likeliest token at each position; T = 0 without a
+    drafter. row, fresh: row of the drafter's live table, and whether to empty it. seen: tokens that the row has learned
+    already; read only where `fresh` is 0."""
 
     slot: Any
     source: Any
     target: Any
     tokens: Any
-    favourites: Any
-    known: Any
+    argmax_tokens: Any
+    num_tokens: Any
     row: Any
     fresh: Any
     seen: Any
 
     def joined(self) -> np.ndarray:
-        """All of it as one int32 array [replicas, I, 7 + T + T']: one transfer instead of nine."""
-        texts = (self.tokens, self.favourites)
+        """Joins all arrays to one int32 array [replicas, I, 7 + T + T'], so that one transfer replaces nine."""
+        texts = (self.tokens, self.argmax_tokens)
         return np.concatenate([np.stack([getattr(self, name) for name in _NUMBERS], axis=-1), *texts], axis=-1)
 
     @classmethod
     def parted(cls, joined: Any, length: int) -> Entry:
-        """The entry that was joined, with texts of `length` tokens."""
+        """Splits a joined array into an Entry whose `tokens` have `length` columns."""
         many = len(_NUMBERS)
         return cls(
             **{name: joined[..., i] for i, name in enumerate(_NUMBERS)},
             tokens=joined[..., many : many + length],
-            favourites=joined[..., many + length :],
+            argmax_tokens=joined[..., many + length :],
         )
 
 
-_NUMBERS = tuple(name for name in Entry._fields if name not in ("tokens", "favourites"))
+_NUMBERS = tuple(name for name in Entry._fields if name not in ("tokens", "argmax_tokens"))

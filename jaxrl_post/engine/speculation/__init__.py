@@ -1,1 +1,1 @@
-"""Speculative decoding: drafters, their tables, what they are built from, and their acceptance rates."""
+"""Speculative decoding: drafters, their tables, the texts that tables are built from, and acceptance rates."""

@@ -1,7 +1,7 @@
-"""How often a draft of each class proved right, and what rows given to drafts brought: counts, from which the next are valued.
+"""Acceptance rates of draft classes, and the value of rows given to drafts: decaying counts.
 
-Invariant: rates and values follow from the counts that were added and their order, in float64 on the host: the same on every
-process, whatever a clock says.
+Invariant: rates and values follow from the added counts and their order, in float64 on the host. So every process has
+the same ones, and no clock matters.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-SPAN = 1024  # steps of a slot (of a clone) after which older counts weigh 1/e
-FIRST_STEPS = (
-    32  # before any count, what so many steps weigh in which every slot was offered one draft of an even chance
-)
-FIRST_GAIN = 0.1  # tokens that a clone's step is taken to bring before any was counted
-AGAIN, MOST_QUIET = 256, 4096  # steps without drafts before one tries them: at first, and after tries that were in vain
+SPAN = 1024  # steps of a slot (or of a clone) after which older counts weigh 1/e
+FIRST_STEPS = 32  # prior of `Value`: so many steps in which every slot was offered one draft of chance 1/2
+FIRST_GAIN = 0.1  # prior of the tokens that a step of a clone wins
+AGAIN, MOST_QUIET = 256, 4096  # steps without drafts before a trial: at first, and at most after trials in vain
 
 
 class Estimates:
-    """Decaying counts of C classes. A class starts at its prior, which weighs as much as `strength` drafts; a count weighs
-    1/e after about `span` more drafts of its class: each addition of n drafts shrinks what was there by span / (span + n),
-    which every machine rounds alike."""
+    """Decaying counts of C classes, and their acceptance rates.
+
+    A class starts at its prior, which weighs as much as `strength` drafts. Adding n drafts of a class scales its old
+    counts by span / (span + n), which every machine rounds alike; after about `span` drafts a count weighs 1/e."""
 
     def __init__(self, priors: Float[np.ndarray, " C"], *, strength: float = 16.0, span: float = 4096.0):
         if not (np.all((priors > 0) & (priors < 1)) and strength > 0 and span > 0):
@@ -33,19 +32,24 @@ class Estimates:
         self._counts = np.zeros((2, priors.size))
 
     def add(self, counts: Int[np.ndarray, "2 C"]) -> None:
-        """Row 0: drafts of a class that could be judged; row 1: those that were right."""
+        """Adds counts. Row 0: judged drafts of a class; row 1: right ones."""
         self._counts = self._counts * (self._span / (self._span + counts[0])) + counts
 
     def rates(self) -> Float[np.ndarray, " C"]:
-        """f32[C], strictly between 0 and 1: the chance that a draft of the class is right."""
+        """Returns f32[C], strictly between 0 and 1: the chance that a draft of the class is right."""
         seen, right = self._counts
         return ((right + self._priors * self._strength) / (seen + self._strength)).astype(np.float32)
 
     def state_dict(self) -> dict:
+        """Returns the counts, for a checkpoint."""
         return {"counts": self._counts.copy()}
 
     def load_state_dict(self, state: Mapping) -> None:
-        """ValueError where the saved counts are of other classes."""
+        """Restores the counts of a checkpoint.
+
+        Raises:
+          ValueError: the saved counts have another number of classes.
+        """
         if state["counts"].shape != self._counts.shape:
             raise ValueError(
                 f"estimates: the saved counts have {state['counts'].shape[1]} classes, this drafter "
@@ -55,9 +59,10 @@ class Estimates:
 
 
 class Value:
-    """What a row brings that is given to a draft or to a clone: drafts offered a step and slot, by ranges of equal width of
-    their estimated chance, and tokens a clone's step wins. And when to try drafts that do not seem to pay: each try in vain
-    doubles the wait for the next."""
+    """The value of a row given to a draft or to a clone, and when to try drafts that do not seem to pay.
+
+    Counts the drafts offered to a slot in a step, in bins of equal width by estimated chance, and the tokens that a
+    step of a clone wins. Each trial in vain doubles the wait for the next one."""
 
     def __init__(self, ranges: int):
         self._offers, self._steps, self.clone_gain = np.zeros(ranges), float(FIRST_STEPS), FIRST_GAIN
@@ -66,26 +71,29 @@ class Value:
         self._rank()
 
     def _rank(self) -> None:
-        """The chances of what is offered, the highest first, with how many a slot is offered in a step."""
+        """Sorts the bins by chance, the highest first, with the drafts that a slot is offered in a step."""
         offers = [*enumerate((self._offers / self._steps).tolist())]
         self._ranked = [((i + 0.5) / len(offers), offered) for i, offered in reversed(offers) if offered > 0]
 
     @property
     def offered(self) -> float:
-        """Drafts that a slot is offered in a step."""
+        """Returns the drafts that a slot is offered in a step."""
         return sum(offered for _, offered in self._ranked)
 
     def drafts(self, rows: float, running: int) -> float:
-        """Right ones expected of `rows` drafts a step, the most promising of those offered to `running` slots."""
+        """Returns the expected right drafts a step among `rows` drafts, the most promising ones offered to `running`
+        slots."""
         right = 0.0
         for chance, offered in self._ranked:
             taken = min(offered * running, rows)
             right, rows = right + taken * chance, rows - taken
         return right
 
-    def told(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int, tried: bool) -> None:
-        """After a dispatch that drafted: the drafts offered, by range, over so many steps of running slots; and what
-        `clone_steps` steps of clones won. `tried`: it drafted because it was time for a try."""
+    def record_outcome(self, offers: np.ndarray, slot_steps: int, clone_steps: int, won: int, tried: bool) -> None:
+        """Adds the outcome of a dispatch that drafted.
+
+        `offers`: offered drafts by bin, over `slot_steps` steps of running slots. `won`: tokens that `clone_steps`
+        steps of clones won. `tried`: the dispatch was a trial."""
         keep = SPAN / (SPAN + slot_steps)
         self._offers, self._steps = keep * self._offers + offers, keep * self._steps + slot_steps
         self.clone_gain = (SPAN * self.clone_gain + won) / (SPAN + clone_steps)
@@ -94,14 +102,15 @@ class Value:
         self._quiet = 0
 
     def quiet(self, steps: int) -> None:
-        """After so many steps without drafts."""
+        """Counts steps without drafts."""
         self._quiet += steps
 
     def due(self, apart: int) -> bool:
-        """Whether it is time for a try; `apart`: steps that must lie between two."""
+        """Returns whether it is time for a trial. `apart`: least steps between two trials."""
         return self._quiet >= max(self._wait, apart)
 
     def state_dict(self) -> dict:
+        """Returns all counts, for a checkpoint."""
         return {
             "offers": self._offers.copy(),
             "steps": self._steps,
@@ -111,7 +120,7 @@ class Value:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Goes on as the one that gave the state."""
+        """Restores the counts of a checkpoint."""
         self._offers, self._steps = np.array(state["offers"], np.float64), float(state["steps"])
         self.clone_gain, self._quiet, self._wait = float(state["clone_gain"]), int(state["quiet"]), int(state["wait"])
         self._rank()

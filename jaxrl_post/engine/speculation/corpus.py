@@ -1,8 +1,9 @@
-"""The answers to all prompts as one n-gram table: a window over the last groups, rebuilt as it moves.
+"""One n-gram table over past rollouts of all prompts: a sliding window over the last groups.
 
-A rebuild comes when what is new amounts to a share of what the table holds, so early answers soon help the next prompts and
-a large window is not counted again for every group. Invariant: the table, and when it changes, are a function of the groups
-added and their order; at most 12 bytes for each token the window has room for. `state_dict` keeps texts, not the table.
+The table is rebuilt when new tokens amount to a share of the table. So early rollouts soon help the next prompts, and a
+large window is not counted again for every group. Invariant: the table, and the times of its changes, follow from the
+groups added and their order. It takes at most 12 bytes for each token that the window has room for. `state_dict` keeps
+texts, not the table.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from jaxrl_post.types import Prompt
 
 
 def grams(pasts: Sequence[Past], prompt: Prompt) -> UInt32[np.ndarray, " size"]:
-    """The n-gram table over all remembered epochs of a prompt (`pasts`, newest first), 3 entries a token; size 0 where nothing
-    is known."""
+    """Returns the n-gram table uint32[size] over all remembered epochs of a prompt.
+
+    `pasts`: epochs, newest first. The table has 3 entries a token; its size is 0 without a past."""
     return ngrams.build([ngrams.Texts(prompt.tokens, past.answers, past.texts_to_learn) for past in reversed(pasts)])
 
 
 def sorted_suffixes(pasts: Sequence[Past], prompt: Prompt, *, by_reward: bool) -> suffix_array.Suffixes:
-    """The suffix array over the last epoch of a prompt; `by_reward`: answers weigh by their rewards, else alike."""
+    """Returns the suffix array over the last epoch of a prompt. `by_reward`: rollouts weigh by their rewards, else
+    alike."""
     if not pasts:
         return suffix_array.build([], prompt.tokens)
     last = pasts[0]
@@ -35,24 +38,25 @@ def sorted_suffixes(pasts: Sequence[Past], prompt: Prompt, *, by_reward: bool) -
     return suffix_array.build(last.answers, prompt.tokens, weights)
 
 
-SHARE = 8  # a rebuild when a new token has come for every 8 of the table
+SHARE = 8  # a rebuild takes place after one new token for every 8 in the table
 
 
 class Corpus:
-    """`entries` uint32[size] over the last size // 3 tokens of answers; `version` counts how often they changed. They are
-    built when they are asked for."""
+    """An n-gram table of `size` entries over the last size // 3 tokens of rollouts.
+
+    `version` counts the table's changes. The entries are built when they are read."""
 
     def __init__(self, size: int):
         if size < ngrams.ENTRIES_PER_TOKEN:
             raise ValueError(f"table over all prompts: {size} entries, at least {ngrams.ENTRIES_PER_TOKEN}")
         self.size, self.version = size, 0
-        self._entries: np.ndarray | None = np.zeros(size, np.uint32)  # None: no longer those of the window
+        self._entries: np.ndarray | None = np.zeros(size, np.uint32)  # None: the window has changed
         self._window: deque[Texts] = deque()
         self._new: list[Texts] = []
-        self._held = self._waiting = 0  # tokens of answers in each
+        self._held = self._waiting = 0  # tokens of rollouts in each
 
     def add(self, texts: Texts) -> bool:
-        """Takes the answers of a group; whether the table changed."""
+        """Adds the rollouts of a group. Returns whether the table changed."""
         texts = texts._replace(end=texts.end[-ngrams.ORDERS :])
         self._new.append(texts)
         self._waiting += texts.size
@@ -69,33 +73,33 @@ class Corpus:
 
     @property
     def entries(self) -> np.ndarray:
-        """uint32[size]."""
+        """Returns the table, uint32[size]."""
         if self._entries is None:
             self._entries = ngrams.build_all(self._window, self.size)
         return self._entries
 
     def state_dict(self) -> dict:
-        """The texts end to end (of each group its prompt's end, answers and favourites), how many answers and how many
-        favourites each has, and how many groups the table is built from."""
+        """Returns the texts of all groups, for a checkpoint.
+
+        The texts are concatenated: of each group the prompt's end, the rollouts and their argmax tokens. Their lengths,
+        the numbers of texts of each kind, and the number of groups in the table are saved too."""
         groups = [*self._window, *self._new]
-        texts = [text for g in groups for text in (g.end, *g.answers, *(g.favourites or ()))]
+        texts = [text for g in groups for text in (g.end, *g.answers, *(g.argmax_tokens or ()))]
         return {
             "tokens": np.concatenate([np.zeros(0, np.int32), *texts]).astype(np.int32),
             "lengths": np.array([len(text) for text in texts], np.int64),
             "answers": np.array([len(g.answers) for g in groups], np.int64),
-            "favourites": np.array([len(g.favourites or ()) for g in groups], np.int64),
+            "favourites": np.array([len(g.argmax_tokens or ()) for g in groups], np.int64),
             "built": len(self._window),
             "version": self.version,
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Takes the place of what is here and builds the table again."""
+        """Restores the texts of a checkpoint; the table is built again."""
         texts = iter(np.split(np.array(state["tokens"], np.int32), np.cumsum(state["lengths"])[:-1]))
         groups = [
-            Texts(
-                next(texts), list(itertools.islice(texts, answers)), list(itertools.islice(texts, favourites)) or None
-            )
-            for answers, favourites in zip(state["answers"].tolist(), state["favourites"].tolist())
+            Texts(next(texts), list(itertools.islice(texts, answers)), list(itertools.islice(texts, likeliest)) or None)
+            for answers, likeliest in zip(state["answers"].tolist(), state["favourites"].tolist())
         ]
         self._window, self._new = deque(groups[: state["built"]]), groups[state["built"] :]
         self._held, self._waiting = (sum(texts.size for texts in some) for some in (self._window, self._new))

@@ -1,42 +1,31 @@
-"""What a drafter gives to a step, and the rules all drafters share. Pure functions of S slots; nothing here knows a model.
+"""The contract of a drafter, and functions that drafters share. Pure functions of S slots; nothing here knows a model.
 
-A drafter is a frozen object of static settings with these members; `tables` stay as they are during a dispatch, `memory`
-goes from step to step, both are pytrees of arrays:
-  entries                         length of the flat arrays in its tables, 0: it has none
-  watches                         whether the engine is to keep the token held most likely at each position
-  width, classes, priors          W; number C of classes whose hits are counted; f32[C], their rates before any count
-  empty(slots)                    (tables, memory) with nothing in them
-  enter(memory, slot[I], row[I], fresh[I], prompt[I], tokens[I, T], favourites[I, T], known[I])  -> memory
-                                  requests take their slots (slot >= S: none): per-slot state starts anew; where `fresh` the
-                                  live row is emptied and learns tokens[:known], else it learns tokens[prompt:known]
-  index(past, prompt)             flat host arrays of a prompt's own part of the tables, none where it has no such part
-  propose(tables, memory, tokens[S, T], known[S], place[S, PLACE], branch[S])  -> Drafts
-  observe(memory, drafts, place, tokens[S, T], favourites[S, T], before[S], after[S], given[S], live[S])  -> memory
-                                  tokens before[s] .. after[s]-1, at most W+1 of them, became settled; given[s] rows held
-                                  drafts; slots outside the mask `live` are passed over
-`favourites` is what to learn at each position: the token the model held most likely, where it is at hand, else the token.
-`memory.counts` is int32[2, C]: drafts of a class that could be judged, and those that were right.
-
-Invariant: drafts are guesses. No token depends on them, so neither correctness nor the law of sampling does.
+Invariant: drafts are guesses. No token depends on a draft, so neither correctness nor the sampling law does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post.engine.host.wire import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE  # noqa: F401  `place` is a drafter's
+from jaxrl_post.engine.host.wire import ALL_OFFSET, ALL_SIZE, OFFSET, PLACE, ROW, SIZE  # noqa: F401  columns of `place`
+from jaxrl_post.history import Past
+from jaxrl_post.types import Prompt
 
 
 class Drafts(NamedTuple):
-    """Candidates for the tokens from `known` on: tokens int32[S, W] (-1 behind the last), count int32[S], value f32[S, W],
-    the estimated chance that all up to this one prove right. What could have come first: seen int32[S, K], a token or -1,
-    and the class of each, kinds int32[S, K], class k * levels .. in column k; chosen int32[S], the class of what does come
-    first, -1 where nothing does or `branch` passed by the best."""
+    """Drafts of every slot.
+
+    tokens: int32[S, W], drafts for the positions from the settled text on; -1 behind the last. count: int32[S], number
+    of drafts. value: f32[S, W], estimated chance that all drafts up to this one are right. seen: int32[S, K], every
+    candidate for the first position, or -1. kinds: int32[S, K], class of each candidate; column k has classes k *
+    levels and up. chosen: int32[S], class of the first draft; -1 without a draft, or where `branch` passed over the
+    best candidate."""
 
     tokens: Array
     count: Array
@@ -46,14 +35,98 @@ class Drafts(NamedTuple):
     chosen: Array
 
 
+class Drafter(Protocol):
+    """A frozen object with static settings. It keeps arrays of two kinds, both pytrees.
+
+    `tables` are constant during a dispatch: flat arrays of `entries` entries, then `rates` f32[C]. `memory` goes from
+    step to step; `memory.counts` int32[2, C] counts judged and right drafts of each class. Argmax tokens are what to
+    learn: at each position the likeliest token by the model, or the token itself where that is not at hand."""
+
+    @property
+    def width(self) -> int:
+        """Returns W, the most drafts a slot gets; 0: the drafter never drafts."""
+
+    @property
+    def classes(self) -> int:
+        """Returns C, the number of classes of drafts, whose acceptance is counted apart."""
+
+    @property
+    def entries(self) -> int:
+        """Returns the length of the flat arrays in the tables; 0: no such arrays."""
+
+    @property
+    def watches(self) -> bool:
+        """Returns whether the engine must keep the argmax token at each position."""
+
+    @property
+    def priors(self) -> Float[np.ndarray, " C"]:
+        """Returns the acceptance rate of each class before any count."""
+
+    def empty(self, slots: int) -> tuple[Any, Any]:
+        """Returns tables and memory without content, for `slots` slots."""
+
+    def enter(
+        self,
+        memory: Any,
+        slot: Int[Array, " I"],
+        row: Int[Array, " I"],
+        fresh: Int[Array, " I"],
+        seen: Int[Array, " I"],
+        tokens: Int[Array, "I T"],
+        argmax_tokens: Int[Array, "I T"],
+        num_tokens: Int[Array, " I"],
+    ) -> Any:
+        """Returns the memory after I texts entered slots. State per slot starts again; a slot >= S is ignored.
+
+        Where `fresh`, the text's row of the live table is emptied and learns tokens[:num_tokens]. Elsewhere the row
+        learns tokens[seen:num_tokens]."""
+
+    def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
+        """Returns flat host arrays of a prompt's tables, of one length, from its past epochs, newest first.
+
+        Returns an empty tuple where the drafter has no table for a prompt."""
+
+    def propose(
+        self,
+        tables: Any,
+        memory: Any,
+        tokens: Int[Array, "S T"],
+        num_tokens: Int[Array, " S"],
+        place: Int[Array, "S places"],
+        branch: Int[Array, " S"],
+    ) -> Drafts:
+        """Returns drafts for the positions from `num_tokens` on.
+
+        `place` locates each slot's tables (host/wire.py). `branch` b asks for the b-th best first token; clones use it.
+        """
+
+    def observe(
+        self,
+        memory: Any,
+        drafts: Drafts,
+        place: Int[Array, "S places"],
+        tokens: Int[Array, "S T"],
+        argmax_tokens: Int[Array, "S T"],
+        before: Int[Array, " S"],
+        after: Int[Array, " S"],
+        given: Int[Array, " S"],
+        running: Bool[Array, " S"],
+    ) -> Any:
+        """Returns the memory after a step that settled tokens[s, before[s]:after[s]], at most W + 1 of them.
+
+        `given`: draft rows of each slot. Slots outside the mask `running` are ignored."""
+
+
 def nth_distinct(
     tokens: Int[Array, "S K"], rates: Float[Array, "S K"], branch: Int[Array, " S"]
 ) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
-    """Per slot the token that is `branch`-th among the distinct ones by rate (0 the best; ties to the first column), and its
-    column; -1 and 0 where there are fewer. Token -1 is none."""
+    """Returns, for each slot, the `branch`-th distinct token by rate, and its column.
+
+    Branch 0 is the best token. Ties go to the first column. Token -1 stands for none. Returns -1 and 0 for a slot with
+    fewer distinct tokens."""
     real, column = tokens >= 0, jnp.arange(tokens.shape[1])
     ahead = (rates[:, None] > rates[:, :, None]) | ((rates[:, None] == rates[:, :, None]) & (column < column[:, None]))
-    ahead &= real[:, None]  # [S, k, other]: the other one comes before k
+    ahead &= real[:, None]  # [S, k, other]: `other` comes before k
     first = real & ~jnp.any(ahead & (tokens[:, None] == tokens[:, :, None]), axis=-1)
     place = jnp.sum(ahead & first[:, None], axis=-1)
     chosen = first & (place == branch[:, None])
@@ -61,7 +134,7 @@ def nth_distinct(
 
 
 def best(tokens: Int[Array, "S K"], rates: Float[Array, "S K"]) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
-    """`nth_distinct` for branch 0."""
+    """Returns `nth_distinct` of branch 0."""
     width = tokens.shape[1]
     rates = jnp.where(tokens >= 0, rates, -1)
     highest = rates == jnp.max(rates, axis=-1, keepdims=True)
@@ -76,15 +149,16 @@ def tally(
     tokens: Int[Array, "S T"],
     before: Int[Array, " S"],
     after: Int[Array, " S"],
-    live: Bool[Array, " S"],
+    running: Bool[Array, " S"],
 ) -> Int[Array, "2 C"]:
-    """The counts after a step. In the first half of the classes every candidate for the first position is judged, chosen or
-    not: what to choose by. In the second half only what was chosen: a class wins where no better one was found, so what it
-    is worth then is less than what it is worth on the whole."""
+    """Returns the counts after a step. Only the first position is judged.
+
+    The first half of the classes judges every candidate, chosen or not: rates to choose by. The second half judges only
+    the chosen candidate. A class is chosen where no better class was found, so its rate there is lower than overall."""
     columns, half = drafts.seen.shape[1], counts.shape[1] // 2
     levels = half // columns
     settled = jnp.take_along_axis(tokens, jnp.clip(before, 0, tokens.shape[1] - 1)[:, None], axis=1)
-    stepped = (live & (after > before))[:, None]
+    stepped = (running & (after > before))[:, None]
     level = drafts.kinds - levels * jnp.arange(columns, dtype=jnp.int32)
     judged = ((drafts.seen >= 0) & stepped)[..., None] & (level[..., None] == jnp.arange(levels))
     right = judged & (drafts.seen == settled)[..., None]
@@ -98,14 +172,14 @@ def tally(
 
 
 class Counts(NamedTuple):
-    """The memory of a drafter that remembers nothing else."""
+    """The memory of a drafter that only counts."""
 
     counts: Array
 
 
 @dataclass(frozen=True)
 class Off:
-    """Drafts nothing."""
+    """A Drafter that never drafts."""
 
     width: int = 0
     classes: int = 0
@@ -114,20 +188,26 @@ class Off:
 
     @property
     def priors(self) -> Float[np.ndarray, " C"]:
+        """Returns no rates."""
         return np.zeros(0, np.float32)
 
     def empty(self, slots: int) -> tuple[tuple, Counts]:
+        """Returns no tables, and counts of no class."""
         return (), Counts(jnp.zeros((2, 0), jnp.int32))
 
-    def enter(self, memory, slot, row, fresh, prompt, tokens, favourites, known) -> Counts:
+    def enter(self, memory, slot, row, fresh, seen, tokens, argmax_tokens, num_tokens) -> Counts:
+        """Returns the memory unchanged."""
         return memory
 
     def index(self, past, prompt) -> tuple:
+        """Returns no arrays."""
         return ()
 
-    def propose(self, tables, memory, tokens, known, place, branch) -> Drafts:
+    def propose(self, tables, memory, tokens, num_tokens, place, branch) -> Drafts:
+        """Returns drafts of width 0."""
         none, zero = jnp.zeros((tokens.shape[0], 0), jnp.int32), jnp.zeros(tokens.shape[0], jnp.int32)
         return Drafts(none, zero, none.astype(jnp.float32), none, none, zero - 1)
 
-    def observe(self, memory, drafts, place, tokens, favourites, before, after, given, live) -> Counts:
+    def observe(self, memory, drafts, place, tokens, argmax_tokens, before, after, given, running) -> Counts:
+        """Returns the memory unchanged."""
         return memory

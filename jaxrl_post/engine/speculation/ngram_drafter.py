@@ -1,10 +1,12 @@
-"""Drafting from hashed n-grams on the device: the last 6 to 1 tokens are looked up in a live table, in that of the prompt's
-past answers and in that of all prompts; of what is found the class with the best rate wins; and again behind each draft.
+"""A drafter on hashed n-grams on the device. It looks up the last 6 to 1 tokens in up to three tables.
 
-The live table holds what the running answers wrote (own text, and that of the siblings of this step), a row a prompt; each
-settled token is learned for all orders: an entry that agrees gains confidence, one of this context that does not loses some,
-and one without any, or of another context, is overwritten. Invariant: the rows depend on the texts and on which step settled
-what, not on the order of slots.
+The tables: the live table of running rollouts, the table of the prompt's past rollouts, and the table over all prompts.
+Among the entries found, the class with the best rate is chosen, and the look-up is repeated behind each draft.
+
+The live table has a row for each prompt, which learns the settled tokens of its running rollouts, for all orders. An
+entry that agrees gains confidence. An entry of this context with another token loses some. An entry without confidence,
+or of another context, is overwritten. Invariant: rows depend on the texts and on the step that settled each token, not
+on the order of slots.
 """
 
 from __future__ import annotations
@@ -25,27 +27,28 @@ from jaxrl_post.history import Past
 from jaxrl_post.types import Prompt
 
 ORDERS, LEVELS = ngrams.ORDERS, ngrams.LEVELS
-CHUNK = 16  # tokens of a text that are learned at once when a request enters
+CHUNK = 16  # tokens of a text that are learned at once when a sequence enters a slot
 SALTS = {"live": ngrams.LIVE, "own": ngrams.OWN, "all": ngrams.ALL}
 _PRIORS = {"live": 0.4, "own": 0.45, "all": 0.35}
 
 
 class Tables(NamedTuple):
-    """`entries` uint32[N], the tables of prompts and of all prompts end to end; `rates` f32[C], the chance of a class."""
+    """The tables of prompts and of all prompts, end to end: `entries` uint32[N]. `rates` f32[C]: acceptance rate of
+    each class."""
 
     entries: Array
     rates: Array
 
 
 class Memory(NamedTuple):
-    """`live` uint32[rows * size], a row a prompt; `counts` int32[2, C]."""
+    """`live` uint32[rows * size]: the live table, a row for each prompt. `counts` int32[2, C]."""
 
     live: Array
     counts: Array
 
 
 class _Look(NamedTuple):
-    """What the tables say about one position, [S, K]: token or -1, class and rate by which to choose."""
+    """What the tables have for one position, [S, K]: token or -1, class, and the rate to choose by."""
 
     token: Array
     kind: Array
@@ -54,12 +57,12 @@ class _Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Backoff:
-    """Column k of K = sources * orders: source k // 6, order 6 - k % 6; class k * 4 + confidence, and K * 4 more for what
-    the class is worth when it is chosen.
+    """A Drafter with back-off from 6 tokens to 1.
 
-    `entries`: those of the flat array for prompts and all prompts; `live`: those of a slot's row. `siblings`: answers to a
-    prompt share a row, else each slot has its own and `ROW` is not read. `watches`: favourites are
-    learned, else the tokens themselves."""
+    Column k of K = sources * orders is source k // 6 and order 6 - k % 6. Its classes are k * 4 + confidence; K * 4
+    more classes count only chosen drafts. `entries`: length of the flat array for prompts and all prompts. `live`:
+    entries of a row of the live table. `siblings`: rollouts of a prompt share a row; else each slot has its own row,
+    and the column ROW is not read. `watches`: argmax tokens are learned, else the tokens themselves."""
 
     width: int
     entries: int
@@ -77,11 +80,12 @@ class Backoff:
 
     @property
     def classes(self) -> int:
+        """Returns the number of classes."""
         return 2 * len(self.sources) * ORDERS * LEVELS
 
     @property
     def priors(self) -> Float[np.ndarray, " C"]:
-        """Higher for a longer match and for more confidence."""
+        """Returns the prior rates: higher for a longer match and for more confidence."""
         order, level = np.arange(ORDERS, 0, -1)[:, None] / ORDERS, np.arange(LEVELS) / (LEVELS - 1)
         once = np.stack([_PRIORS[name] * (0.3 + 0.7 * order) * (0.4 + 1.2 * level) for name in self.sources]).reshape(
             -1
@@ -89,7 +93,7 @@ class Backoff:
         return np.concatenate([once, once]).astype(np.float32)
 
     def empty(self, slots: int) -> tuple[Tables, Memory]:
-        """Tables without entries, and `slots` live rows."""
+        """Returns tables without entries, and `slots` empty live rows."""
         tables = Tables(jnp.zeros(max(self.entries, 1), jnp.uint32), jnp.asarray(self.priors))
         return tables, Memory(jnp.zeros(slots * self.live, jnp.uint32), jnp.zeros((2, self.classes), jnp.int32))
 
@@ -99,32 +103,32 @@ class Backoff:
         slot: Int[Array, " I"],
         row: Int[Array, " I"],
         fresh: Int[Array, " I"],
-        prompt: Int[Array, " I"],
+        seen: Int[Array, " I"],
         tokens: Int[Array, "I T"],
-        favourites: Int[Array, "I T"],
-        known: Int[Array, " I"],
+        argmax_tokens: Int[Array, "I T"],
+        num_tokens: Int[Array, " I"],
     ) -> Memory:
-        """See `drafts`."""
-        favourites = favourites if self.watches else tokens
+        """Returns the memory after texts entered slots; see `interface.Drafter`."""
+        argmax_tokens = argmax_tokens if self.watches else tokens
         rows = memory.live.shape[0] // self.live
         row, fresh = (row, fresh > 0) if self.siblings else (slot, slot >= 0)
-        row = jnp.where((slot < rows) & (fresh | (prompt < known)), row, rows)
-        start = jnp.where(fresh, 0, prompt)
-        stop = jnp.where(row < rows, known, start)
+        row = jnp.where((slot < rows) & (fresh | (seen < num_tokens)), row, rows)
+        start = jnp.where(fresh, 0, seen)
+        stop = jnp.where(row < rows, num_tokens, start)
 
         def more(carry):
             return jnp.any(carry[0] < stop)
 
         def learn(carry):
             start, live = carry
-            anew = jnp.where(fresh & (start == 0), row, rows)  # here, since mostly there is nothing to learn at all
+            anew = jnp.where(fresh & (start == 0), row, rows)  # inside the loop, which mostly runs for no text
             live = live.reshape(rows, self.live).at[anew].set(0, mode="drop").reshape(-1)
-            return start + CHUNK, self._learn(live, row, tokens, favourites, start, stop, CHUNK)
+            return start + CHUNK, self._learn(live, row, tokens, argmax_tokens, start, stop, CHUNK)
 
         return memory._replace(live=jax.lax.while_loop(more, learn, (start, memory.live))[1])
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
-        """The prompt's table from its past answers, `past` newest first; none where this drafter does not read one."""
+        """Returns the prompt's table from its past rollouts, newest epoch first; nothing where no source reads one."""
         if "own" not in self.sources:
             return ()
         return (corpus.grams(past, prompt),)
@@ -134,27 +138,27 @@ class Backoff:
         tables: Tables,
         memory: Memory,
         tokens: Int[Array, "S T"],
-        known: Int[Array, " S"],
+        num_tokens: Int[Array, " S"],
         place: Int[Array, "S places"],
         branch: Int[Array, " S"],
     ) -> Drafts:
-        """See `drafts`. Works on any slot; a slot that does not run gives drafts of no use."""
+        """Returns drafts; see `interface.Drafter`. A slot that does not run gets drafts without use."""
         S, T = tokens.shape
-        back = known[:, None] - 1 - jnp.arange(ORDERS)
+        back = num_tokens[:, None] - 1 - jnp.arange(ORDERS)
         newest = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
         homes = self._homes(place, S)
-        look = self._look(tables, memory, homes, newest, known)
+        look = self._look(tables, memory, homes, newest, num_tokens)
         token, column = rules.nth_distinct(look.token, look.rate, branch)
-        token = jnp.where(known < T, token, -1)
+        token = jnp.where(num_tokens < T, token, -1)
         kind, worth = self._worth(tables, look, column)
         value = jnp.where(token >= 0, worth, 0)
 
         def further(carry, number):
             newest, token, value = carry
             newest = jnp.concatenate([jnp.maximum(token, 0)[:, None], newest[:, :-1]], axis=1)
-            found = self._look(tables, memory, homes, newest, known + number)
+            found = self._look(tables, memory, homes, newest, num_tokens + number)
             best, column = rules.best(found.token, found.rate)
-            token = jnp.where((token >= 0) & (known + number < T), best, -1)
+            token = jnp.where((token >= 0) & (num_tokens + number < T), best, -1)
             value = jnp.where(token >= 0, value * self._worth(tables, found, column)[1], 0)
             return (newest, token, value), (token, value)
 
@@ -170,7 +174,7 @@ class Backoff:
         )
 
     def _worth(self, tables: Tables, look: _Look, column: Array) -> tuple[Array, Array]:
-        """[S] each: the class in a column, and its chance of being right where it is chosen."""
+        """Returns, [S] each, the class in a column and its rate where it is chosen."""
         kind = jnp.take_along_axis(look.kind, column[:, None], axis=1)[:, 0]
         return kind, tables.rates[kind + self.classes // 2]
 
@@ -180,21 +184,21 @@ class Backoff:
         drafts: Drafts,
         place: Int[Array, "S places"],
         tokens: Int[Array, "S T"],
-        favourites: Int[Array, "S T"],
+        argmax_tokens: Int[Array, "S T"],
         before: Int[Array, " S"],
         after: Int[Array, " S"],
         given: Int[Array, " S"],
-        live: Bool[Array, " S"],
+        running: Bool[Array, " S"],
     ) -> Memory:
-        """See `drafts`."""
-        favourites = favourites if self.watches else tokens
+        """Returns the memory after a step; see `interface.Drafter`."""
+        argmax_tokens = argmax_tokens if self.watches else tokens
         row = place[:, ROW] if self.siblings else jnp.arange(tokens.shape[0])
-        stop = jnp.where(live, after, before)
-        learned = self._learn(memory.live, row, tokens, favourites, before, stop, self.width + 1)
-        return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, live))
+        stop = jnp.where(running, after, before)
+        learned = self._learn(memory.live, row, tokens, argmax_tokens, before, stop, self.width + 1)
+        return Memory(learned, rules.tally(memory.counts, drafts, tokens, before, after, running))
 
     def _homes(self, place: Array, S: int) -> tuple[Array, Array, Array]:
-        """Row of the live table [S], and offsets and sizes uint32[S, sources - 1, 1] in `entries`."""
+        """Returns rows of the live table [S], and offsets and sizes uint32[S, sources - 1, 1] in `entries`."""
         row = place[:, ROW] if self.siblings else jnp.arange(S)
         at = place.astype(jnp.uint32)
         homes = {"own": (OFFSET, SIZE), "all": (ALL_OFFSET, ALL_SIZE)}
@@ -202,7 +206,7 @@ class Backoff:
         return row, offsets, sizes
 
     def _look(self, tables: Tables, memory: Memory, homes: tuple, newest: Array, length: Array) -> _Look:
-        """newest [S, orders], the latest token first; `length`: tokens there are."""
+        """Looks contexts up in all tables. newest [S, orders]: the latest token first. `length`: tokens in the text."""
         row, offsets, sizes = homes
         S, K = newest.shape[0], len(self.sources) * ORDERS
         hashed = ngrams.hashes(jnp, [newest[:, i].astype(jnp.uint32) for i in range(ORDERS)])
@@ -212,8 +216,8 @@ class Backoff:
         entry = memory.live.at[ngrams.bucket(jnp, keys[:, 0], mine, jnp.uint32(self.live))].get(mode="clip")[:, None]
         if self.sources[1:]:
             at = ngrams.bucket(jnp, keys[:, 1:], offsets, sizes)
-            told = jnp.where(sizes > 0, tables.entries.at[at].get(mode="clip"), jnp.uint32(0))
-            entry = jnp.concatenate([entry, told], axis=1)
+            read = jnp.where(sizes > 0, tables.entries.at[at].get(mode="clip"), jnp.uint32(0))
+            entry = jnp.concatenate([entry, read], axis=1)
         mark, sure, token = ngrams.unpack(jnp, entry)
         found = (mark == ngrams.fingerprint(jnp, keys)) & (length[:, None] >= jnp.arange(ORDERS, 0, -1))[:, None]
         token = jnp.where(found, token.astype(jnp.int32), -1).reshape(S, K)
@@ -221,27 +225,28 @@ class Backoff:
         return _Look(token, kind, tables.rates[kind])
 
     def _learn(
-        self, live: Array, row: Array, tokens: Array, favourites: Array, start: Array, stop: Array, chunk: int
+        self, live: Array, row: Array, tokens: Array, argmax_tokens: Array, start: Array, stop: Array, chunk: int
     ) -> Array:
-        """The live table after favourites[i, start[i]:stop[i]], each behind the tokens before it, at most `chunk` of each
-        text; a row beyond the last is dropped.
-        Of several that meet in a bucket in one call the largest entry stays, whatever their order."""
+        """Returns the live table after it learned argmax_tokens[i, start[i]:stop[i]], each behind the tokens before it.
+
+        At most `chunk` tokens of each text are learned. A row beyond the last is dropped. Of several entries for one
+        bucket in one call, the largest stays, whatever their order."""
         T, total = tokens.shape[1], live.shape[0]
         at = start[:, None] - ORDERS + jnp.arange(chunk + ORDERS)
         inside = jnp.clip(at, 0, T - 1)
-        text, told = (jnp.take_along_axis(x, inside, axis=1).astype(jnp.uint32) for x in (tokens, favourites))
+        text, learned = (jnp.take_along_axis(x, inside, axis=1).astype(jnp.uint32) for x in (tokens, argmax_tokens))
         hashed = ngrams.hashes(jnp, [text[:, i : i + chunk] for i in reversed(range(ORDERS))])
         keys = ngrams.key(jnp, jnp.stack(hashed, axis=-1), ngrams.LIVE)  # [I, chunk, orders]
-        token, where = told[:, ORDERS:, None], at[:, ORDERS:]
+        token, where = learned[:, ORDERS:, None], at[:, ORDERS:]
         real = (where < jnp.minimum(stop, T)[:, None])[..., None] & (where[..., None] >= jnp.arange(1, ORDERS + 1))
         real &= (row < total // self.live)[:, None, None]
         home = (row.astype(jnp.uint32) * jnp.uint32(self.live))[:, None, None]
         bucket = ngrams.bucket(jnp, keys, home, jnp.uint32(self.live))
         mark = ngrams.fingerprint(jnp, keys)
-        owner, sure, known = ngrams.unpack(jnp, live.at[bucket].get(mode="clip"))
-        agree = (owner == mark) & (known == token)
+        owner, sure, held = ngrams.unpack(jnp, live.at[bucket].get(mode="clip"))
+        agree = (owner == mark) & (held == token)
         doubted = (owner == mark) & ~agree & (sure > 0)
-        token = jnp.where(doubted, known, token)
+        token = jnp.where(doubted, held, token)
         sure = jnp.where(
             agree, jnp.minimum(sure + 1, jnp.uint32(LEVELS - 1)), jnp.where(doubted, sure - 1, jnp.uint32(0))
         )

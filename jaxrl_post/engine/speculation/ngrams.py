@@ -1,12 +1,13 @@
-"""Hashed n-gram tables with back-off: what followed the last 6 to 1 tokens, one uint32 for a context.
+"""Hashed n-gram tables with back-off: the token that followed the last 6 to 1 tokens, in one uint32 for each context.
 
-An entry is fingerprint (12 bits, never 0) | confidence (2 bits) | token (18 bits); 0 is empty. A context of `order` tokens
-has a 32-bit key, hash(salt, order, tokens): its bucket is offset + key % size, and the fingerprint tells it from others there.
-The hash is 32-bit arithmetic over numpy or jax.numpy (`xp`), so that host and device agree on every bit.
+An entry is fingerprint (12 bits, never 0) | confidence (2 bits) | token (18 bits); 0 is empty. A context of `order`
+tokens has a 32-bit key, hash(salt, order, tokens). Its bucket is offset + key % size, and the fingerprint separates it
+from other contexts in the bucket. The hash is 32-bit arithmetic over numpy or jax.numpy (`xp`), so that host and device
+agree on every bit.
 
-Invariant: a table is a function of the answers it was built from and their order. It answers with the right token, with
-another context's (once in 4096 look-ups of an occupied bucket) or not at all: as a source of drafts it may be wrong, never
-harmful. Refuses a vocabulary above 2^18.
+Invariant: a table is a function of the rollouts it was built from and their order. A look-up finds the right token,
+another context's token (once in 4096 look-ups of an occupied bucket), or nothing. As a source of drafts it may be
+wrong, never harmful. It refuses a vocabulary above 2^18.
 """
 
 from __future__ import annotations
@@ -27,22 +28,28 @@ LIVE, OWN, ALL = 0x243F6A88, 0x85A308D3, 0x13198A2E  # salts of the three kinds 
 
 
 class Texts(NamedTuple):
-    """The answers to a prompt, int32[T] each, and its end (at least the last 6 tokens, where it has so many). `favourites`,
-    shaped like the answers: what to learn as the continuation at each of their tokens. At temperature 1 the token the model
-    held most likely there teaches more than the one that was drawn; None: the tokens themselves."""
+    """Rollouts of one prompt.
+
+    end: the end of the prompt, at least its last 6 tokens where it has as many. answers: tokens of the rollouts,
+    int32[T] each. argmax_tokens: what to learn as the continuation at each token of `answers`, in the same shapes;
+    None: the tokens themselves. At temperature 1 the likeliest token teaches more than the sampled one."""
 
     end: np.ndarray
     answers: Sequence[np.ndarray]
-    favourites: Sequence[np.ndarray] | None = None
+    argmax_tokens: Sequence[np.ndarray] | None = None
 
     @property
     def size(self) -> int:
-        """Tokens of the answers."""
+        """Returns the number of tokens of the rollouts."""
         return sum(map(len, self.answers))
 
 
 def check_vocab(size: int) -> int:
-    """The size itself; ValueError where a token would not fit an entry."""
+    """Returns the size of a vocabulary.
+
+    Raises:
+      ValueError: a token would not fit an entry.
+    """
     if not 0 < size <= MOST_TOKENS:
         raise ValueError(
             f"drafting from n-grams: vocabulary of {size} ids, at most {MOST_TOKENS}; use the drafter histospec or off"
@@ -51,7 +58,9 @@ def check_vocab(size: int) -> int:
 
 
 def hashes(xp, newest: Sequence[Array]) -> list[Array]:
-    """Hashes of the last 1, 2, .. tokens: uint32, shaped like each of `newest` (uint32 tokens, the latest first)."""
+    """Returns hashes of the last 1, 2, .. tokens: uint32, each shaped like `newest`.
+
+    `newest`: uint32 tokens, the latest first."""
     out, state = [], xp.uint32(0x9E3779B9)
     for order, token in enumerate(newest, 1):
         state = _stir(xp, state ^ ((token << xp.uint32(3)) | xp.uint32(order)))
@@ -60,40 +69,42 @@ def hashes(xp, newest: Sequence[Array]) -> list[Array]:
 
 
 def key(xp, hashed: Array, salt: int) -> Array:
-    """uint32: the key of contexts in the tables of a salt."""
+    """Returns uint32: the keys of contexts in the tables of a salt."""
     return _stir(xp, hashed ^ xp.uint32(salt))
 
 
 def _stir(xp, x: Array) -> Array:
-    """The finaliser of MurmurHash3, with the constants of C. Wellons' search (bias 0.17)."""
+    """Mixes the bits of x: the finaliser of MurmurHash3 with constants found by C. Wellons (bias 0.17)."""
     x = (x ^ (x >> xp.uint32(16))) * xp.uint32(0x7FEB352D)
     x = (x ^ (x >> xp.uint32(15))) * xp.uint32(0x846CA68B)
     return x ^ (x >> xp.uint32(16))
 
 
 def fingerprint(xp, keys: Array) -> Array:
-    """uint32 in 1 .. 4095, from other bits than the bucket's."""
+    """Returns uint32 in 1 .. 4095, from other bits than the bucket's."""
     return xp.maximum((keys * xp.uint32(0x9E3779B1)) >> xp.uint32(20), xp.uint32(1))
 
 
 def bucket(xp, keys: Array, offset: Array, size: Array) -> Array:
-    """uint32: where the key's entry lies; a table of size 0 has none, and `offset` comes back."""
+    """Returns uint32: the place of each key's entry. For a table of size 0 it returns `offset`."""
     return offset + keys % xp.maximum(size, xp.uint32(1))
 
 
 def pack(xp, fingerprints: Array, confidence: Array, tokens: Array) -> Array:
-    """Entries, uint32, from uint32 parts."""
+    """Returns entries, uint32, from uint32 parts."""
     return (fingerprints << xp.uint32(20)) | (confidence << xp.uint32(18)) | tokens
 
 
 def unpack(xp, entries: Array) -> tuple[Array, Array, Array]:
-    """Fingerprint (0: empty), confidence and token of entries."""
+    """Returns fingerprint (0: empty), confidence and token of entries."""
     return entries >> xp.uint32(20), (entries >> xp.uint32(18)) & xp.uint32(3), entries & xp.uint32(MOST_TOKENS - 1)
 
 
 class Counted(NamedTuple):
-    """The contexts of one order, by ascending key: the most frequent token after each (the lowest id of several), its
-    confidence, how often the context was seen, and the key of the context one token shorter. uint32[n], `seen` int64[n]."""
+    """The contexts of one order, by ascending key: uint32[n] each, `seen` int64[n].
+
+    key: of the context. parent: key of the context one token shorter. token: the most frequent token after it; of
+    several, the lowest id. confidence: of that token. seen: occurrences of the context."""
 
     key: np.ndarray
     parent: np.ndarray
@@ -103,11 +114,12 @@ class Counted(NamedTuple):
 
 
 def count(groups: Sequence[Texts], salt: int) -> list[Counted]:
-    """The contexts of order 1 to 6 in the answers of several prompts, counted together. Each answer is read behind the end
-    of its prompt; no context spans two answers."""
+    """Returns the contexts of order 1 to 6 in the rollouts of several prompts, counted together.
+
+    Each rollout is read behind the end of its prompt. No context spans two rollouts."""
     pairs = [(np.asarray(group.end)[-ORDERS:], answer) for group in groups for answer in group.answers]
     flat = _tokens([part for pair in pairs for part in pair])
-    told = _tokens([text for group in groups for text in group.favourites or group.answers])
+    learned = _tokens([text for group in groups for text in group.argmax_tokens or group.answers])
     ends, sizes = (np.array([len(pair[i]) for pair in pairs], np.int64) for i in (0, 1))
     index = np.arange(sizes.sum())
     at = index + np.repeat(np.cumsum(ends), sizes)
@@ -117,12 +129,12 @@ def count(groups: Sequence[Texts], salt: int) -> list[Counted]:
     out = []
     for order in range(1, ORDERS + 1):
         real = before >= order
-        out.append(_most_frequent(keys[order - 1][real], keys[max(order - 2, 0)][real], told[real]))
+        out.append(_most_frequent(keys[order - 1][real], keys[max(order - 2, 0)][real], learned[real]))
     return out
 
 
 def _tokens(texts: Sequence[np.ndarray]) -> np.ndarray:
-    """uint32[sum of T]: texts end to end."""
+    """Returns texts end to end, uint32[sum of T]."""
     flat = np.concatenate([np.zeros(0, np.int64), *texts])
     if flat.size and not 0 <= flat.min() <= flat.max() < MOST_TOKENS:
         raise ValueError(
@@ -133,7 +145,7 @@ def _tokens(texts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _most_frequent(keys: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Counted:
-    """One line a key, from one line an occurrence."""
+    """Returns one line for each key, from one line for each occurrence."""
     both = (keys.astype(np.uint64) << np.uint64(18)) | tokens
     order = np.argsort(both, kind="stable")
     pair, times = _runs(both[order])
@@ -147,49 +159,52 @@ def _most_frequent(keys: np.ndarray, parents: np.ndarray, tokens: np.ndarray) ->
 
 
 def _runs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Start and length of each run of equal values."""
+    """Returns start and length of each run of equal values."""
     start = np.flatnonzero(np.concatenate([np.ones(min(x.size, 1), bool), x[1:] != x[:-1]]))
     return start, np.diff(start, append=x.size)
 
 
 def _confidence(times: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """uint32 0 to 3: times / (seen + 1) below 2/5, below 3/5, below 4/5, above. The 1 keeps one sighting from being sure."""
+    """Returns uint32 0 to 3: times / (seen + 1) below 2/5, below 3/5, below 4/5, above. The 1 keeps one sighting from
+    being sure."""
     return sum((5 * times >= part * (seen + 1)).astype(np.uint32) for part in (2, 3, 4))
 
 
 def _newest(epochs: Sequence[Counted]) -> Counted:
-    """Oldest first in; of a key seen in several epochs the newest line stays."""
+    """Returns, for each key, the line of the newest epoch that has it. `epochs`: oldest first."""
     joined = Counted(*(np.concatenate(columns) for columns in zip(*reversed(epochs))))
     where = np.unique(joined.key, return_index=True)[1]
     return Counted(*(column[where] for column in joined))
 
 
 def _needed(counted: Counted, shorter: Counted) -> np.ndarray:
-    """bool[n]: False where the shorter context says the same at least as surely, so that backing off to it is enough."""
+    """Returns bool[n]: False where the shorter context has the same token with at least the same confidence, so
+    back-off suffices."""
     at = np.searchsorted(shorter.key, counted.parent)
     return (counted.token != shorter.token[at]) | (counted.confidence > shorter.confidence[at])
 
 
 def build(epochs: Sequence[Texts], size: int | None = None) -> np.ndarray:
-    """uint32[size], the table of one prompt over its epochs, oldest first.
+    """Returns uint32[size]: the table of one prompt over its epochs, oldest first.
 
-    A context takes the most frequent token of the newest epoch that has it. `size` None: 3 entries a token."""
+    A context gets the most frequent token of the newest epoch that has it. `size` None: 3 entries a token."""
     size = room(sum(texts.size for texts in epochs)) if size is None else size
     return _table([_newest(lines) for lines in zip(*(count([texts], OWN) for texts in epochs))], size)
 
 
 def build_all(groups: Sequence[Texts], size: int) -> np.ndarray:
-    """uint32[size], the table of all prompts. A context takes its most frequent token."""
+    """Returns uint32[size]: the table of all prompts. A context gets its most frequent token."""
     return _table(count(groups, ALL), size)
 
 
 def room(tokens: int) -> int:
-    """Entries of a table over so many tokens of answers."""
+    """Returns the entries of a table over `tokens` tokens of rollouts."""
     return ENTRIES_PER_TOKEN * tokens
 
 
 def _table(orders: Sequence[Counted], size: int) -> np.ndarray:
-    """Leaves out contexts that a shorter one answers for; in a bucket the shortest, then the most frequent wins."""
+    """Returns a table without the contexts that back-off replaces. In a bucket the shortest context wins, then the most
+    frequent."""
     table = np.zeros(size, np.uint32)
     if not size or not orders:
         return table

@@ -1,46 +1,56 @@
-"""The drafters by name. What one is: see `jaxrl_post.engine.speculation.interface`.
+"""The drafters by name. For the contract of a drafter, see `jaxrl_post.engine.speculation.interface`.
 
-off        nothing
-ngram      hashed n-grams of the answer's own text, prompt included
-histospec, histospec_rewards  the suffix array of the prompt's last epoch, as RhymeRL does it (arXiv 2508.18588)
-ours       hashed n-grams with back-off: the running answers to the prompt, its past answers, those to all prompts
+off        never drafts ngram      hashed n-grams of the sequence's own text, prompt included histospec,
+histospec_rewards  suffix array of the prompt's last epoch (RhymeRL, arXiv 2508.18588) ours       hashed n-grams with
+back-off over three sources: running rollouts of the prompt, its past rollouts, past rollouts
+           of all prompts
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from jaxrl_post.engine.speculation import ngrams
-from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.engine.speculation.interface import Drafter, Off
 from jaxrl_post.engine.speculation.ngram_drafter import Backoff
 from jaxrl_post.engine.speculation.suffix_drafter import Histospec
 
-Drafter = Off | Backoff | Histospec
-
 
 def off(*, vocab: int, width: int, entries: int, live: int) -> Off:
-    """Never a draft, whatever the sizes."""
+    """Returns a drafter that never drafts, whatever the sizes."""
     return Off()
 
 
 def ngram(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
-    """The live table alone, a row a slot."""
+    """Returns a drafter with a live table alone, of one row a slot."""
     ngrams.check_vocab(vocab)
     return Backoff(width=width, entries=0, live=live, sources=("live",), siblings=False, watches=False)
 
 
 def histospec(*, vocab: int, width: int, entries: int, live: int) -> Histospec:
-    """`width`: the largest window, 32 in the paper; `entries`: tokens of the arrays of all prompts at once."""
+    """Returns RhymeRL's drafter.
+
+    `width`: largest window; the paper uses 32. `entries`: tokens of the suffix arrays of all prompts together."""
     return Histospec(width=width, entries=entries)
 
 
 def histospec_rewards(*, vocab: int, width: int, entries: int, live: int) -> Histospec:
-    """As `histospec`; of several branches the one of the highest rewards."""
+    """Returns `histospec` with branches chosen by reward."""
     return Histospec(width=width, entries=entries, reward_aware=True)
 
 
 def ours(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
-    """`entries`: of the tables of prompts and all prompts together; `live`: of the row of one prompt's running answers."""
+    """Returns the n-gram drafter with all three sources.
+
+    `entries`: of the tables of prompts and of all prompts together. `live`: of one prompt's row of the live table."""
     ngrams.check_vocab(vocab)
     return Backoff(width=width, entries=entries, live=live)
 
 
-DRAFTERS = {"off": off, "ngram": ngram, "histospec": histospec, "histospec_rewards": histospec_rewards, "ours": ours}
+DRAFTERS: Mapping[str, Callable[..., Drafter]] = {
+    "off": off,
+    "ngram": ngram,
+    "histospec": histospec,
+    "histospec_rewards": histospec_rewards,
+    "ours": ours,
+}

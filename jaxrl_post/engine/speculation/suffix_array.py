@@ -1,9 +1,9 @@
-"""Suffix arrays over a prompt's last answers: where a text went on the last time it looked like this (RhymeRL, arXiv
-2508.18588, section HistoSpec; there a suffix tree).
+"""Suffix arrays over a prompt's last rollouts: how a text continued the last time it occurred.
 
-Three flat arrays, 12 bytes a pool token: the answers one after another, each behind the end of its prompt and before a
-separator -1; the suffixes in order of their first 32 tokens; and a running sum of their priorities, by which the suffix in
-the weighted middle of an interval can be found. Invariant: a function of the answers and rewards alone. Numpy only.
+Source: RhymeRL (arXiv 2508.18588, section HistoSpec), which uses a suffix tree. Three flat arrays take 12 bytes for
+each pool token. The pool: rollouts one after another, each behind the end of its prompt and before a separator -1.
+The order: the suffixes by their first 32 tokens. The priority: a running sum in that order, which gives the suffix in
+the weighted middle of an interval. Invariant: a function of rollouts and rewards alone. Numpy only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from jaxtyping import Bool, Float, Int
 
 DEPTH = 32
 SEPARATOR = -1
-TAIL = 7  # tokens of the prompt that go before each answer: the longest match
-STEPS = (
-    15  # an answer's priority is 1 to 1 + STEPS: whole numbers, whose sums float32 holds exactly up to 2^20 suffixes
-)
+TAIL = 7  # tokens of the prompt before each rollout: the longest match
+STEPS = 15  # priorities are 1 to 1 + STEPS: whole numbers, whose sums float32 holds exactly up to 2^20 suffixes
 
 
 class Suffixes(NamedTuple):
-    """`pool` int32[n]; `order` int32[n], where the suffixes start, sorted; `priority` f32[n], running sum in that order."""
+    """`pool` int32[n]. `order` int32[n]: starts of the sorted suffixes. `priority` f32[n]: running sum in `order`."""
 
     pool: np.ndarray
     order: np.ndarray
@@ -33,8 +31,10 @@ class Suffixes(NamedTuple):
 def build(
     answers: Sequence[np.ndarray], context: np.ndarray, priorities: Int[np.ndarray, " G"] | None = None
 ) -> Suffixes:
-    """The suffix array of one epoch's answers (int32[T] each). `context`: the end of the prompt. `priorities` None: 1 each,
-    so that the middle of an interval lies in its most frequent branch (where one has the majority)."""
+    """Returns the suffix array of one epoch's rollouts, int32[T] each.
+
+    `context`: the end of the prompt. `priorities` None: 1 each; then the middle of an interval is in its most frequent
+    branch, where one branch has the majority."""
     tail = np.asarray(context, np.int32)[-TAIL:]
     end = np.array([SEPARATOR], np.int32)
     pool = np.concatenate([np.zeros(0, np.int32), *(part for answer in answers for part in (tail, answer, end))])
@@ -45,8 +45,10 @@ def build(
 
 
 def sort(pool: np.ndarray) -> Int[np.ndarray, " n"]:
-    """int32[n]: the suffixes of int tokens >= -1 by their first 32 tokens, a shorter one first, equal ones by where they
-    start. Prefix doubling (Manber and Myers 1993), stopped at depth 32."""
+    """Returns int32[n]: the suffixes of int tokens >= -1, sorted by their first 32 tokens.
+
+    A shorter suffix comes first; equal ones are sorted by their start. Prefix doubling (Manber and Myers 1993), stopped
+    at depth 32."""
     n = pool.size
     rank = np.unique(pool, return_inverse=True)[1].astype(np.int64) + 1  # 0 stands for the end
     order, depth = np.argsort(rank, kind="stable"), 1
@@ -62,8 +64,10 @@ def sort(pool: np.ndarray) -> Int[np.ndarray, " n"]:
 
 
 def priorities(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"]) -> Int[np.ndarray, " G"]:
-    """int64[G], 1 for the lowest reward to 16 for the highest, linear between; 1 for all where rewards are equal. An answer
-    without a verdict counts like the lowest."""
+    """Returns int64[G]: 1 for the lowest reward to 16 for the highest, linear between; 1 for all where rewards are
+    equal.
+
+    A rollout without a score counts like the lowest."""
     out = np.ones(rewards.size, np.int64)
     known = rewards[scored].astype(np.float64)
     if known.size and known.max() > known.min():

@@ -1,10 +1,10 @@
 """The drafter of RhymeRL (arXiv 2508.18588, HistoSpec) on the device: the suffix array of the prompt's last epoch.
 
-The last 7 tokens are searched, then 6, down to 3; the longest that occurred and went on gives the draft, read on from the
-suffix in the weighted middle of its interval, with no second look-up. The window starts at 2, grows by 2 to 32 when a whole
-window was given and accepted, and falls back to 2 at a rejection; a draft that was shorter, or given fewer rows, and proved
-right leaves it alone. Whether the middle is the most frequent branch or that of the highest rewards is a matter of the
-priorities its arrays were built with (`jaxrl_post.engine.speculation.suffix_array`).
+It searches the last 7 tokens, then 6, down to 3. The longest match with a continuation gives the draft, which is read
+on from the suffix in the weighted middle of its interval. The window starts at 2. It grows by 2, up to 32, when a whole
+window was given and accepted, and falls back to 2 at a rejection. A right draft that was shorter, or got fewer rows,
+leaves it alone. The priorities of the arrays (`suffix_array`) decide whether the middle is the most frequent branch or
+the one of the highest rewards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIRST_WINDOW, STEP = 2, 2
 
 
 class Tables(NamedTuple):
-    """The suffix arrays of prompts end to end, [N] each (`order` counts from the start of its own); rates f32[C]."""
+    """The suffix arrays of prompts end to end, [N] each; `order` counts from the start of its array. rates f32[C]."""
 
     pool: Array
     order: Array
@@ -47,9 +47,11 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Histospec:
-    """Column and class k of 5: a match of 7 - k tokens; 5 more for what the class is worth when it is chosen. `entries`:
-    pool tokens of all prompts; `width`: largest window; `reward_aware`: of several branches that of the highest rewards, else
-    the most frequent."""
+    """A Drafter on suffix arrays.
+
+    Column and class k of 5: a match of 7 - k tokens; 5 more classes count only chosen drafts. `entries`: pool tokens of
+    all prompts. `width`: largest window. `reward_aware`: of several branches the one of the highest rewards is chosen,
+    else the most frequent one."""
 
     width: int
     entries: int
@@ -64,18 +66,21 @@ class Histospec:
 
     @property
     def watches(self) -> bool:
+        """Returns False: tokens themselves are learned."""
         return False
 
     @property
     def classes(self) -> int:
+        """Returns the number of classes."""
         return 2 * len(LENGTHS)
 
     @property
     def priors(self) -> Float[np.ndarray, " C"]:
+        """Returns the prior rates: higher for a longer match."""
         return np.array([0.4 + 0.05 * length for length in 2 * LENGTHS], np.float32)
 
     def empty(self, slots: int) -> tuple[Tables, Memory]:
-        """No text, and every window at its first size."""
+        """Returns tables without text, and windows of the first size."""
         none = jnp.zeros(self.entries, jnp.int32)
         tables = Tables(none + suffix_array.SEPARATOR, none, none.astype(jnp.float32), jnp.asarray(self.priors))
         return tables, Memory(jnp.full(slots, FIRST_WINDOW, jnp.int32), jnp.zeros((2, self.classes), jnp.int32))
@@ -86,16 +91,16 @@ class Histospec:
         slot: Int[Array, " I"],
         row: Int[Array, " I"],
         fresh: Int[Array, " I"],
-        prompt: Int[Array, " I"],
+        seen: Int[Array, " I"],
         tokens: Int[Array, "I T"],
-        favourites: Int[Array, "I T"],
-        known: Int[Array, " I"],
+        argmax_tokens: Int[Array, "I T"],
+        num_tokens: Int[Array, " I"],
     ) -> Memory:
-        """See `drafts`."""
+        """Returns the memory with first windows for new texts; see `interface.Drafter`."""
         return memory._replace(window=memory.window.at[slot].set(FIRST_WINDOW, mode="drop"))
 
     def index(self, past: Sequence[Past], prompt: Prompt) -> tuple[np.ndarray, ...]:
-        """Pool, order and priority of the answers of the prompt's last epoch; `past` newest first."""
+        """Returns pool, order and priority of the rollouts of the prompt's last epoch; `past` is newest first."""
         return tuple(corpus.sorted_suffixes(past, prompt, by_reward=self.reward_aware))
 
     def propose(
@@ -103,17 +108,17 @@ class Histospec:
         tables: Tables,
         memory: Memory,
         tokens: Int[Array, "S T"],
-        known: Int[Array, " S"],
+        num_tokens: Int[Array, " S"],
         place: Int[Array, "S places"],
         branch: Int[Array, " S"],
     ) -> Drafts:
-        """See `drafts`; the chance of each further token is that of the first."""
+        """Returns drafts; see `interface.Drafter`. Each further token has the chance of the first one."""
         T = tokens.shape[1]
-        back = known[:, None] - LONGEST + jnp.arange(LONGEST)
+        back = num_tokens[:, None] - LONGEST + jnp.arange(LONGEST)
         context = jnp.take_along_axis(tokens, jnp.clip(back, 0, T - 1), axis=1)
         low, high = _interval(tables, place, context)
         middle = _middle(tables, place, low, high)
-        found = (high > low) & (known[:, None] >= jnp.array(LENGTHS)) & (known[:, None] < T)
+        found = (high > low) & (num_tokens[:, None] >= jnp.array(LENGTHS)) & (num_tokens[:, None] < T)
         start = _get(tables.order, place, middle) + jnp.array(LENGTHS)
         first = jnp.where(found, _text(tables, place, start), suffix_array.SEPARATOR)
         longest_first = jnp.broadcast_to(-jnp.arange(len(LENGTHS), dtype=jnp.float32), first.shape)
@@ -121,7 +126,7 @@ class Histospec:
         start = jnp.take_along_axis(start, column[:, None], axis=1)
         ahead = jnp.arange(self.width)
         chain = _text(tables, place, start + ahead)
-        wanted = (token >= 0)[:, None] & (ahead < memory.window[:, None]) & (known[:, None] + ahead < T)
+        wanted = (token >= 0)[:, None] & (ahead < memory.window[:, None]) & (num_tokens[:, None] + ahead < T)
         chain = jnp.where(wanted & (jnp.cumsum(chain < 0, axis=1) == 0), chain, -1)
         value = jnp.where(chain >= 0, tables.rates[column + len(LENGTHS)][:, None] ** (ahead + 1), 0.0)
         kinds = jnp.broadcast_to(jnp.arange(len(LENGTHS), dtype=jnp.int32), first.shape)
@@ -140,41 +145,42 @@ class Histospec:
         drafts: Drafts,
         place: Int[Array, "S places"],
         tokens: Int[Array, "S T"],
-        favourites: Int[Array, "S T"],
+        argmax_tokens: Int[Array, "S T"],
         before: Int[Array, " S"],
         after: Int[Array, " S"],
         given: Int[Array, " S"],
-        live: Bool[Array, " S"],
+        running: Bool[Array, " S"],
     ) -> Memory:
-        """See `drafts`."""
-        tried = live & (after > before) & (given > 0)
+        """Returns the memory after a step; see `interface.Drafter`."""
+        tried = running & (after > before) & (given > 0)
         right = after - before - 1 >= given
         grown = jnp.where(given >= memory.window, jnp.minimum(memory.window + STEP, self.width), memory.window)
         window = jnp.where(tried, jnp.where(right, grown, FIRST_WINDOW), memory.window)
-        return Memory(window, rules.tally(memory.counts, drafts, tokens, before, after, live))
+        return Memory(window, rules.tally(memory.counts, drafts, tokens, before, after, running))
 
 
 def _get(array: Array, place: Array, index: Array) -> Array:
-    """array[offset + index], index [S, ..]; clipped into the array."""
+    """Returns array[offset + index], clipped into the array. index: [S, ..]."""
     at = place[:, OFFSET].reshape(-1, *[1] * (index.ndim - 1)) + index
     return array[jnp.clip(at, 0, array.shape[0] - 1)]
 
 
 def _text(tables: Tables, place: Array, index: Array) -> Array:
-    """The pool's token, -1 outside the slot's own part."""
+    """Returns the pool's tokens, -1 outside the slot's own part."""
     size = place[:, SIZE].reshape(-1, *[1] * (index.ndim - 1))
     return jnp.where((index >= 0) & (index < size), _get(tables.pool, place, index), suffix_array.SEPARATOR)
 
 
 def _interval(tables: Tables, place: Array, context: Array) -> tuple[Array, Array]:
-    """Of the suffixes, those that start with the last m tokens of context [S, 7]: from low to before high, [S, 5] each, m in
-    the order of LENGTHS. Both ends by binary search at once."""
+    """Returns the interval low .. high-1 of suffixes that start with the last m tokens of the context; [S, 5] each.
+
+    context: [S, 7]. m in the order of LENGTHS. One binary search finds both ends."""
     S, longest = context.shape
     spread = jnp.arange(longest)
     start = longest - jnp.array(LENGTHS)  # of the last m tokens in the context
     pattern = context[:, jnp.minimum(start[:, None] + spread, longest - 1)][:, :, None]  # [S, 5, 1, 7]
     inside = (spread < jnp.array(LENGTHS)[:, None])[:, None]  # [5, 1, 7]
-    after = jnp.array([False, True])  # the second search passes by what is equal
+    after = jnp.array([False, True])  # the second search skips equal suffixes
 
     def halve(_, ends):
         low, high = ends
@@ -195,7 +201,7 @@ def _interval(tables: Tables, place: Array, context: Array) -> tuple[Array, Arra
 
 
 def _middle(tables: Tables, place: Array, low: Array, high: Array) -> Array:
-    """[S, 5]: the first suffix of low .. high-1 at which half of the interval's priority is reached."""
+    """Returns [S, 5]: the first suffix of low .. high-1 at which half of the interval's priority is reached."""
     before = jnp.where(low > 0, _get(tables.priority, place, low - 1), 0.0)
     half = 0.5 * (before + _get(tables.priority, place, jnp.maximum(high - 1, 0)))
 

@@ -1,4 +1,4 @@
-"""Which part of a replica's draft tables holds which prompt: least recently used regions are given up first."""
+"""A cache of prompts' tables in a replica's draft tables: the least recently used regions are evicted first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from jaxrl_post.engine.host.wire import UPLOAD
 
 @dataclass
 class Region:
-    """Part of a replica's flat tables: `offset`, `size` of it in use, and how many slots use it."""
+    """A part of a replica's flat tables.
+
+    `offset`, `room`: first entry and length. `size`: entries in use. `newest`: epochs that the table was built from.
+    `users`: slots that read it."""
 
     offset: int
     room: int
@@ -20,14 +23,15 @@ class Region:
 
 
 class Shelf:
-    """A replica's flat tables: regions of whole UPLOADs, the least recently used ones given up when room is short."""
+    """A replica's flat tables: regions of whole UPLOADs. The least recently used unused regions are evicted when room
+    is short."""
 
     def __init__(self, first: int, entries: int):
         self._free = [(first, entries - first)] if entries > first else []
         self.regions: OrderedDict[str, Region] = OrderedDict()
 
     def take(self, prompt_id: str, size: int, newest: tuple[int, ...]) -> Region | None:
-        """A region of `size` entries; None where even giving up all unused ones makes no room."""
+        """Returns a region of `size` entries, or None where evicting all unused regions makes no room."""
         room = -(-size // UPLOAD) * UPLOAD
         while (at := next((i for i, (_, free) in enumerate(self._free) if free >= room), None)) is None:
             unused = next((name for name, region in self.regions.items() if not region.users), None)
@@ -41,7 +45,7 @@ class Shelf:
         return self.regions[prompt_id]
 
     def drop(self, prompt_id: str) -> None:
-        """Gives a region back; neighbours that are free become one."""
+        """Frees a region. Free neighbours are merged."""
         region = self.regions.pop(prompt_id)
         spans = sorted([*self._free, (region.offset, region.room)])
         self._free = spans[:1]
@@ -55,14 +59,14 @@ class Shelf:
 
 @dataclass
 class Shared:
-    """Rows of a replica's live table, one a prompt; the least recently used is given to a new prompt."""
+    """Rows of a replica's live table, one for each prompt. A new prompt gets the least recently used row."""
 
     rows: int
     of: OrderedDict[str, int] = field(default_factory=OrderedDict)
     users: dict[str, int] = field(default_factory=dict)
 
     def enter(self, prompt_id: str) -> tuple[int, bool]:
-        """The prompt's row, and whether it is new to it."""
+        """Returns the prompt's row, and whether the row is new to the prompt."""
         self.users[prompt_id] = self.users.get(prompt_id, 0) + 1
         fresh = prompt_id not in self.of
         if fresh:
@@ -74,6 +78,7 @@ class Shared:
         return self.of[prompt_id], fresh
 
     def leave(self, prompt_id: str) -> None:
+        """Counts one sequence of the prompt less."""
         self.users[prompt_id] -= 1
         if not self.users[prompt_id]:
             del self.users[prompt_id]
