@@ -7,7 +7,7 @@ Starts at the file of a show or bench and follows what its code names:
 - paths in strings, such as "--config=configs/demo.py", and paths joined by `/`.
 
 It names rather a file too many than one too few. A show that runs what this cannot see says so in a constant, for example
-SOURCES = ("scripts/x.py",).
+SOURCES = ("scripts/x.py", "configs/*.py").
 
 Invariant: comments, docstrings and formatting do not enter the hash of a Python file, so that prose makes no result stale.
 """
@@ -137,7 +137,9 @@ def _files(root: Path, candidates: tuple[str, ...]) -> Iterator[str]:
         path = Path(text)
         if path.is_absolute() or ".." in path.parts or len(text) > 200 or path.as_posix() in LEFT_OUT or "\n" in text:
             continue
-        if (root / path).is_file():
+        if "*" in text and "*" not in path.parts[0]:
+            yield from (file.relative_to(root).as_posix() for file in sorted(root.glob(text)) if file.is_file())
+        elif (root / path).is_file():
             yield path.as_posix()
         elif (root / path).is_dir() and not path.parts[0].startswith("."):
             inside = (file for file in sorted((root / path).rglob("*")) if file.is_file())

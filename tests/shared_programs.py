@@ -107,12 +107,14 @@ def described(tree: Any) -> tuple:
 
 
 def share() -> None:
-    """Makes engines and learners of this process share their programs, where their modules are loaded."""
-    shelf = Shelf()
-    if "jaxrl_post.engine.compiled" in sys.modules:
-        _share_engines(shelf, sys.modules["jaxrl_post.engine.compiled"].Programs)
-    if "jaxrl_post.trainer.learner" in sys.modules:
-        _share_learners(shelf, sys.modules["jaxrl_post.trainer.learner"].Learner)
+    """Makes engines and learners of this process share their programs, where it has loaded jax."""
+    if "jax" in sys.modules:
+        from jaxrl_post.engine.compiled import Programs
+        from jaxrl_post.trainer.learner import Learner
+
+        shelf = Shelf()
+        _share_engines(shelf, Programs)
+        _share_learners(shelf, Learner)
 
 
 def _share_engines(shelf: Shelf, programs: type) -> None:

@@ -11,6 +11,8 @@ import pytest
 from jaxrl_post import main
 from jaxrl_post.telemetry import metrics
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHORT = (
     "--config.steps=2",

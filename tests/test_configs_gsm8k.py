@@ -16,6 +16,8 @@ from jaxrl_post.models import hf
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.telemetry import metrics, rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = dataclasses.replace(
     PRESETS["qwen2_5_0_5b"], embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, vocab_size=5000, windows=()

@@ -19,6 +19,8 @@ from jaxrl_post.engine.speculation.ngram_drafter import CHUNK, Backoff
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.suffix_drafter import Histospec
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 S, T, W, GROUP, PROMPT = 6, 40, 4, 2, 5
 ROOM = 1 << 18  # entries: two contexts almost never share a bucket
 

@@ -319,6 +319,7 @@ def test_parked_answers_may_be_handed_to_another_layout(fresh):
     assert not lab.against_sampler(out, ASKED[:4], lab.weights(0))
 
 
+@pytest.mark.extended
 def test_drafts_go_on_in_another_layout():
     """The table over all prompts and the estimates move along. Rollouts with a right past are drafted in the new layout
     too."""

@@ -1,4 +1,4 @@
-"""Tokens keep the clock at which they were settled, through parking, saving and cutting; and how an answer ends."""
+"""Tokens keep the clock at which they were settled, through parking, saving and cutting; and how a rollout ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stopped_by_h(max_tokens: int, steps: int, text: str, **law):
     """The answer `text`, of which "gh" ends it, from an engine whose device knows it."""
     asked = dataclasses.replace(ASKED, max_tokens=max_tokens, sampling=Sampling(stop_strings=("gh",), **law))
     sizes = Sizes.of(1, slots=2, max_length=32, page_size=8, pages=8, head_rows=2, steps_per_dispatch=steps)
-    tokens = np.array([LETTERS.index(c) for c in text], np.int32)
+    device = RowTwin(lambda request, version: Known(np.array([LETTERS.index(c) for c in text], np.int32)), sizes)
     settings = HostSettings(
         row_sizes=(4,),
         refill_slots=1,
@@ -72,7 +72,7 @@ def stopped_by_h(max_tokens: int, steps: int, text: str, **law):
         decode=lambda tokens: "".join(LETTERS[t] for t in tokens),
     )
     drafting = Drafting(Off(), replicas=1, slots=2, past=lambda id: ())
-    engine = RowHost(RowTwin(lambda request, version: Known(tokens), sizes), sizes, settings, drafting=drafting)
+    engine = RowHost(device, sizes, settings, drafting=drafting)
     engine.submit([asked])
     while engine.pending:
         out = engine.step()

@@ -6,6 +6,8 @@ import law_arms as arms
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LEVEL = 1e-4
 
 

@@ -168,6 +168,7 @@ def test_dispatch_lengths_change_nothing():
         assert spec(one)[1] > 50
 
 
+@pytest.mark.extended
 def test_row_sizes_give_the_bits_that_they_give_without_drafts():
     sizes = dict(row_sizes=(64, 128))
     one, bare = ready("better_clones", True, **sizes), lab.engine(**sizes)

@@ -30,7 +30,8 @@ def texts(sentences):
 
 
 def test_sentences_of_a_page():
-    page = "# A heading\n\nOne sentence. Another, e.g. this one, with `a. b. C` in it.\nIt goes on? Yes.\n\n- an item\n- two\n  lines\n"
+    page = "# A heading\n\nOne sentence. Another, e.g. this one, with `a. b. C` in it.\nIt goes on? Yes.\n\n"
+    page += "- an item\n- two\n  lines\n"
     page += (
         "\n| a cell | Two. Cells. |\n|---|---|\n\n```\nnot. Prose.\n```\n<!-- nor. This. -->\n[A link](to.md#x) ends.\n"
     )

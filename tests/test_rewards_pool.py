@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxrl_post.rewards import digest
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.telemetry.journal import Journaled
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
@@ -346,6 +348,13 @@ def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, 
     assert first[2] == second[2] == {"reward/unscored": 1.0, "reward/retries": 1.0, "reward/overruns": 0.0}
     np.testing.assert_array_equal(second[1].components["tens"], [10, np.nan, 20, 50])
     assert second[1].scored.tolist() == [True, False, True, True]
+
+
+def test_a_digest_is_of_the_tokens():
+    """8 bytes of BLAKE2b over them as little-endian int32: of as many other tokens it is another."""
+    two = [replace(rollout("x"), tokens=[tokens]) for tokens in (5, 6)]
+    found = [digest.of_tokens(one) for one in two]
+    assert found == [hashlib.blake2b(bytes([n, 0, 0, 0]), digest_size=8).hexdigest() for n in (5, 6)]
 
 
 def test_a_rollout_that_comes_again_is_scored_anew(graders):

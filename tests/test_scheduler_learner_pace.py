@@ -11,7 +11,7 @@ from witness import Restarting
 
 from jaxrl_post.engine import step_cost
 from jaxrl_post.scheduler.forecast import Replica
-from jaxrl_post.scheduler.learner_pace import Interleaved, Split, TimeShared
+from jaxrl_post.scheduler.learner_pace import Interleaved, Split, TimeShared, begins
 from jaxrl_post.scheduler.rounds.overlapped import Overlapped
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
@@ -103,3 +103,9 @@ def test_restarted_at_any_point_it_decides_alike():
         return scheduler.parts, kept, trained(learner)
 
     assert lines(0) == lines(7)
+
+
+@pytest.mark.parametrize("clock, until, ended, begun", [(5, 3.5, 5, 3.5), (5, 3.5, 4, 5), (5, 9.0, 5, 5)])
+def test_a_step_begins_as_soon_as_the_learner_is_free(clock, until, ended, begun):
+    """Its batch was whole before: then where the step before was due, if its weights were published at this very clock."""
+    assert begins(clock=clock, until=until, ended=ended) == begun

@@ -469,3 +469,21 @@ def test_pauses_are_counted_by_the_slots_that_were_free():
     one.admit(Capacity(slots=(4,), pages=(99,)), 7)
     found = one.metrics()
     assert (found["sched/paused_steps"], found["sched/paused_slot_steps"]) == (7.0, 6 * 3.0 + 4.0)
+
+
+@pytest.mark.parametrize("ahead, admitted", [(0, 3), (2, 5), (4, 8)])
+def test_so_many_answers_wait_for_a_slot(ahead, admitted):
+    """Three slots and `ahead` more, up to the bound of four steps of two groups."""
+    one = pipeline.Pipeline(
+        ToyPrompts(20),
+        run_seed=7,
+        steps=9,
+        prompts_per_step=2,
+        group_size=1,
+        sampling=SAMPLING,
+        max_tokens=24,
+        max_staleness=3,
+        ahead=ahead + (ahead == 4) * 9,
+        replicas=1,
+    )
+    assert len(one.admit(Capacity(slots=(3,), pages=(99,)), 0)) == admitted

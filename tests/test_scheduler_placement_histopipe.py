@@ -13,7 +13,7 @@ from toy_ring import SAMPLING, ToyPrompts
 
 from jaxrl_post.scheduler.forecast import Replica
 from jaxrl_post.scheduler.placement import seer
-from jaxrl_post.scheduler.placement.histopipe import RankGroups, barrier
+from jaxrl_post.scheduler.placement.histopipe import RankGroups, barrier, two_steps
 from jaxrl_post.scheduler.placement.placement import LeastLoaded
 from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
 from jaxrl_post.types import Capacity, Finish, Request, Rollout, RolloutId
@@ -265,3 +265,22 @@ def test_any_placement_goes_with_any_round_policy(policy, kind):
             outcomes.append(ring.trained(learner))
             placement = placement and PLACEMENTS[kind]()
     assert all(outcome == outcomes[0] for outcome in outcomes) and outcomes[0]
+
+
+def test_who_was_asked_to_move_is_not_asked_again():
+    """Two outliers end in one dispatch, before anybody has moved."""
+    placement = RankGroups(REPLICA, past=past, ranks=2)
+    short, long = [group(n, 10) for n in (0, 1)], [group(n, 10) for n in (300, 301)]
+    placement.place([*short, *long], 0)
+    placement.release(Capacity(slots=(99,) * 4, pages=(9,) * 4))
+    order = [request for mine in short for request in mine]
+    for request in order[:17]:
+        placement.learn(answer(request, 5))
+    assert placement.learn(answer(order[17], 200)) == (order[18].rollout_id, order[19].rollout_id)
+    assert placement.learn(answer(order[18], 200)) == ()
+
+
+def test_what_a_step_takes():
+    """Of replicas of 1, 2 and 4 seconds: behind a barrier the longest; over both directions 1 + 4."""
+    seconds = np.array([1.0, 2.0, 4.0])
+    assert barrier(seconds) == 4 and two_steps(seconds) == 5

@@ -1,5 +1,6 @@
 """Streamed rounds train on the groups of whole rounds, in pieces, and commit once."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -9,7 +10,7 @@ from racing_ring import KeepingLearner, RacingEngine, accuracy, names, policy, t
 from toy_ring import ToyLearner, ToyObserver, ToyPrompts, ToyRewards, observed, publish
 
 from jaxrl_post.loop import run
-from jaxrl_post.scheduler.rounds.delivery import Streamed
+from jaxrl_post.scheduler.rounds.delivery import Streamed, WholeRounds
 
 
 class Watched:
@@ -109,3 +110,20 @@ def test_an_observer_sees_the_whole_round():
 def test_mini_batches_still_divide_with_another_delivery():
     with pytest.raises(ValueError, match="scheduler.mini_batches=3 must divide"):
         policy("sync", mini_batches=3, delivery=Streamed(1))
+
+
+def test_slices_of_a_whole_round_by_hand():
+    """Two mini-batches of four groups, twice: all are fresh once, every slice commits, the last one publishes."""
+    kept = [SimpleNamespace(group=number) for number in range(4)]
+    assert WholeRounds(2, 2).parts(kept, False, 1) == []
+    parts = WholeRounds(2, 2).parts(kept, True, 1)
+    assert [part.groups for part in parts] == [(0, 1), (2, 3)] * 2
+    assert [part.fresh for part in parts] == [(0, 1, 2, 3), (), (), ()]
+    assert all(part.commit for part in parts) and [part.publish for part in parts] == [False] * 3 + [True]
+
+
+def test_a_stream_hands_over_as_soon_as_a_piece_is_whole():
+    one, two = object(), object()
+    assert [
+        list(Streamed(2).due(whole, over)) for whole, over in (([one], False), ([one, two], False), ([one], True))
+    ] == [[], [one, two], [one]]

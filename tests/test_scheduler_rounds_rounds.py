@@ -90,6 +90,15 @@ def drive(scheduler, accuracy, order):
     return batches, counts, admitted
 
 
+def test_groups_are_scored_in_order_of_admission():
+    """Whoever completed first: graders are asked, and scores journaled, in one order."""
+    scheduler = make(ToyPrompts(11))
+    requests = scheduler.admit(FREE, 0)
+    for request in reversed(requests):
+        scheduler.complete(answer(request, 1))
+    assert [g.prompt.id for g in scheduler.due()] == list(dict.fromkeys(r.prompt.id for r in requests))
+
+
 def twin(prompts, accuracy, *, steps, size, group_size, filter_groups):
     """The same rounds from the definition: no state machine, accuracies known beforehand."""
 

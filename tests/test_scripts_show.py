@@ -214,9 +214,11 @@ PROJECT = {  # a small project: what a show names by imports, dotted names and p
     "configs/demo.py": "import base_name\nHERE / 'policy' / name",
     "configs/policy/weights.bin": "0",
     "configs/other.py": "",
+    "configs/sim/seer.py": "",
     "scripts/replay.py": "import numpy",
     "scripts/shows/law.py": GOOD
-    + "    import replay, lab\n    record.run('-m', 'jaxrl_post.main', '--config=configs/demo.py')\n",
+    + "    import replay, lab\n    record.run('-m', 'jaxrl_post.main', '--config=configs/demo.py')\n"
+    + "SOURCES = ('configs/sim/*.py',)\n",
     "tests/lab.py": "",
     "tests/test_lab.py": "",
 }

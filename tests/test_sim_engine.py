@@ -8,6 +8,9 @@ import sim_arms as arms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_post.engine.step_cost import DecodeCost
+from jaxrl_post.sim.answers import Answer
+from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.pace import Drafts, Independent, LockStep
 from jaxrl_post.types import Finish
 
@@ -180,3 +183,58 @@ def test_parked_ones_come_back_as_they_were():
         first[0].finish_clock
     ]
     assert np.all(parked[0].tokens == 0)
+
+
+def timed(*lengths, pace, **more):
+    """An engine of one replica, with requests 0, 1, .. whose answers have these lengths; prompts have 2 tokens."""
+
+    class Known:
+        cap, frozen = max(lengths), True
+
+        def path(self, rollout_id, prompt, spans):
+            return Answer(lengths[int(prompt.id)], (0,), (0,))
+
+    engine = SimEngine(Known(), replicas=1, slots=4, pace=pace, **more)
+    engine.submit([arms.request(number, cap=max(lengths)) for number in range(len(lengths))])
+    return engine
+
+
+def test_a_prefill_holds_its_replica_up():
+    """2 prompt tokens of 0.5 s before 5 tokens of 1 s, in tenths."""
+    cost = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0, prefill_s=0.5)
+    assert [rollout.finish_clock for rollout in drain(timed(5, pace=Independent(cost, 0.1)))] == [10 + 50]
+
+
+def test_where_the_memory_is_full_the_youngest_waits():
+    """Room for 12 tokens: with 2 + 4 of each it is full. The first goes on to its end at 9, then the other has 5 to go."""
+    engine = timed(9, 9, pace=LockStep(arms.FLAT), kv_tokens=12)
+    assert [(rollout.id.prompt_id, rollout.finish_clock) for rollout in drain(engine)] == [("0", 9), ("1", 14)]
+    assert engine.metrics()["sim/num_preempted"] == 1
+
+
+def test_what_is_verified_costs_what_the_new_weights_refuse():
+    refused = 0
+    for number in range(12):
+        engine = arms.engine(tv=0.2)
+        engine.submit([arms.request(number), arms.request(100)])
+        engine.step()
+        parked = {rollout.id.prompt_id: rollout for rollout in engine.park([arms.request(number).rollout_id])}
+        if str(number) not in parked:
+            continue
+        before, clock = parked[str(number)], engine.clock
+        engine.swap(None, 1)
+        engine.submit([arms.request(number, prefix=before, mode="verify")])
+        now = next(rollout for rollout in drain(engine) if rollout.id == before.id)
+        shorter = min(len(before), len(now))
+        same = int(np.argmin(np.append(before.tokens[:shorter] == now.tokens[:shorter], False)))
+        assert now.finish_clock == clock + max(len(now) - same, 1)
+        refused += same < len(before)
+    assert refused >= 3
+
+
+def test_drafts_take_rows():
+    """One answer of 5 tokens at two a step is 3 steps, each of 1 + 3 rows: 1 + 0.1 a row, by hand."""
+    cost = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0, request_s=0.1)
+    engine = timed(5, pace=LockStep(cost, Drafts(tokens=2.0, width=3, most_running=1)))
+    assert [rollout.finish_clock for rollout in drain(engine)] == [3]
+    assert engine.seconds == pytest.approx(3 * 1.4)

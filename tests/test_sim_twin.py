@@ -18,6 +18,8 @@ from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.sim import twin as twin_file
 from jaxrl_post.sim.twin import Known, RowTwin
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ASKED = lab.requests(60)
 CHEAP_ROWS = StepCost((64, 96), (1.0, 1.1), "two sizes, each the better one at times")
 

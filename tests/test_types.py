@@ -15,7 +15,7 @@ ID = RolloutId(7, "train", 1, "p", 3, 2)
 
 def test_a_seed_hangs_on_every_field_and_on_nothing_else():
     """8 bytes of BLAKE2b over the fields' text."""
-    text = "7\x1ftrain\x1f1\x1fp\x1f3\x1f2".encode()
+    text = b"7\x1ftrain\x1f1\x1fp\x1f3\x1f2"
     want = hashlib.blake2b(text, digest_size=8).digest()
     assert ID.seed().tobytes() == want and ID.seed().dtype == np.uint32
     others = [

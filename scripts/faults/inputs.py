@@ -15,7 +15,7 @@ FAULTS = (
             'f"prompts{seed}"',
             '"prompts"',
             "every seed has the same order",
-            "test_data_prompts.py",
+            "test_every_epoch_is_another_permutation_and_a_function_of_seed",
         ),
         (
             "first_epoch_for_ever",
@@ -23,7 +23,7 @@ FAULTS = (
             "position // len(self._prompts)",
             "0",
             "the epoch never advances",
-            "test_data_prompts.py",
+            "test_every_epoch_is_another_permutation_and_a_function_of_seed",
         ),
         (
             "limit_off_by_one",
@@ -31,7 +31,7 @@ FAULTS = (
             "0 < len(ids) <= limit",
             "0 < len(ids) < limit",
             "a prompt of just the limit is refused",
-            "test_data_prompts.py",
+            "test_rows_that_cannot_be_prompts",
         ),
         (
             "ids_may_repeat",
@@ -39,7 +39,7 @@ FAULTS = (
             'seen[row["id"]] = place',
             "pass",
             "an id may come twice",
-            "test_data_prompts.py",
+            "test_rows_that_cannot_be_prompts",
         ),
     ),
     *in_file(
@@ -50,7 +50,7 @@ FAULTS = (
             "split_of(prompt) == split and",
             "",
             "held-out problems are trained on",
-            "test_data_tasks.py",
+            "test_splits_share_no_problem_whatever_the_seed",
         ),
         (
             "last_steps_missing",
@@ -58,7 +58,7 @@ FAULTS = (
             "range(2, len(terms) + 1)",
             "range(3, len(terms) + 1)",
             "a sum is worked out with a step left out",
-            "test_data_tasks.py",
+            "test_careful_solution",
         ),
     ),
     *in_file(
@@ -85,7 +85,7 @@ FAULTS = (
             'or name == "answer"',
             "",
             "the answer is among the extras",
-            "test_data_columns.py",
+            "test_gsm8k_through_the_mapping",
         ),
     ),
     *in_file(
@@ -96,7 +96,7 @@ FAULTS = (
             "enumerate(lines, start=1)",
             "enumerate(lines)",
             "an error names the line before",
-            "test_data_files.py",
+            "test_parquet_says_what_jsonl_says",
         ),
     ),
     *in_file(

@@ -16,12 +16,12 @@ FAULTS = (
             "test_what_a_grader_started_dies_with_it",
         ),
         (
-            "tried_a_third_time",
+            "never_tried_again",
             "Pool._failed",
-            "task.retried, fresh.task = True, task",
-            "fresh.task = task",
-            "a failing grader is tried for ever",
-            "test_a_failing_grader_leaves_unscored_and_the_others_alone",
+            "if not task.retried:",
+            "if False:",
+            "a function that failed once is given up",
+            "test_the_second_attempt_counts",
         ),
         (
             "late_counts",
@@ -72,7 +72,7 @@ FAULTS = (
             'max(before, record["cpu_s"])',
             'record["cpu_s"]',
             "the latest right answer counts, not the slowest",
-            "test_rewards_code.py",
+            "test_the_limit_adapts_by_hand",
         ),
         (
             "wrong_answers_count",
@@ -80,7 +80,7 @@ FAULTS = (
             'record["components"].get("acc") == 1',
             "True",
             "a wrong program raises the limit",
-            "test_rewards_code.py",
+            "test_the_limit_adapts_by_hand",
         ),
         (
             "above_the_most",
@@ -88,12 +88,19 @@ FAULTS = (
             "min(max(LOW_S, FACTOR * slowest), self._most_s)",
             "max(LOW_S, FACTOR * slowest)",
             "no upper bound",
-            "test_rewards_code.py",
+            "test_the_limit_adapts_by_hand",
         ),
     ),
     *in_file(
         "jaxrl_post/rewards/math.py",
-        ("first_number", "last_number", "found[-1]", "found[0]", "the first number counts", "test_rewards_math.py"),
+        (
+            "first_number",
+            "last_number",
+            "found[-1]",
+            "found[0]",
+            "the first number counts",
+            "test_flexible_takes_the_last_number",
+        ),
         (
             "sign_lost",
             "_number",
@@ -108,7 +115,7 @@ FAULTS = (
             '_matched(list(a[1]), list(b[1])) if a[0] == "{}" else',
             "",
             "a set has an order",
-            "test_rewards_math.py",
+            "test_the_same_answer_written_in_two_ways",
         ),
         (
             "nothing_is_equal_to_nothing",
@@ -116,7 +123,7 @@ FAULTS = (
             'a == b and a != ""',
             "a == b",
             "an empty answer is right",
-            "test_rewards_math.py",
+            "test_two_different_answers",
         ),
         (
             "mantissa_of_gsm8k",
@@ -124,7 +131,7 @@ FAULTS = (
             '.rpartition("####")[2]',
             '.partition("####")[2]',
             "a ground truth without #### is empty",
-            "test_rewards_math.py",
+            "test_the_same_answer_written_in_two_ways",
         ),
     ),
     *in_file(
@@ -135,20 +142,19 @@ FAULTS = (
             "tokens - (limit - buffer)",
             "tokens - limit",
             "the buffer is not punished",
-            "test_rewards_math.py",
-            "test_data_tasks.py",
+            "test_lengths",
         ),
     ),
     *in_file(
         "jaxrl_post/rewards/code.py",
-        ("first_fence", "code", "found[-1]", "found[0]", "the first fence is run", "test_rewards_code.py"),
+        ("first_fence", "code", "found[-1]", "found[0]", "the first fence is run", "test_where_tests_come_from"),
         (
             "all_tests_count_as_passed",
             "tests",
             "passed / len(asked)",
             "1.0",
             "the share of tests is always 1",
-            "test_rewards_code.py",
+            "test_a_right_program_and_wrong_ones",
         ),
     ),
     *in_file(
@@ -159,7 +165,7 @@ FAULTS = (
             "lines[-1].strip()",
             "lines[0].strip()",
             "the first line is the verdict",
-            "test_rewards_judge.py",
+            "test_what_is_asked",
         ),
         (
             "any_number",
@@ -167,7 +173,7 @@ FAULTS = (
             "not self._low <= float(match[1]) <= self._high",
             "False",
             "a verdict may lie anywhere",
-            "test_rewards_judge.py",
+            "test_a_reply_without_a_verdict_is_none",
         ),
     ),
     *in_file(
@@ -178,8 +184,7 @@ FAULTS = (
             'rollout.tokens.astype("<i4").tobytes()',
             "bytes(len(rollout))",
             "a score is served for other tokens of the same length",
-            "test_what_an_earlier_life_journaled_is_joined_and_not_graded_again",
-            "test_a_rollout_that_comes_again_is_scored_anew",
+            "test_a_digest_is_of_the_tokens",
         ),
     ),
 )

@@ -15,7 +15,7 @@ FAULTS = (
             "self._state.waves == self._max_waves",
             "self._state.waves > self._max_waves",
             "one wave too many",
-            "test_scheduler_rounds_rounds.py",
+            "test_a_round_that_never_fills_says_so",
         ),
         (
             "refill_of_the_whole_round",
@@ -23,7 +23,7 @@ FAULTS = (
             "-(-self._room * self._state.seen // max(len(self._kept), 1))",
             "self._wanted",
             "a refill does not ask for what is left",
-            "test_scheduler_rounds_rounds.py",
+            "test_batches_are_the_twins_whatever_the_order",
         ),
         (
             "by_completion",
@@ -31,7 +31,7 @@ FAULTS = (
             "key=lambda opened: opened.rank",
             "key=lambda opened: -opened.rank",
             "groups by another order than admission",
-            "test_scheduler_rounds_rounds.py",
+            "test_groups_are_scored_in_order_of_admission",
         ),
         (
             "kept_are_forgotten",
@@ -39,7 +39,7 @@ FAULTS = (
             'state["kept"]',
             "[]",
             "kept groups are lost at a restart",
-            *_PROPERTIES,
+            "test_the_base_of_the_planted_faults_is_sound",
         ),
         (
             "unscored_differ",
@@ -47,7 +47,7 @@ FAULTS = (
             "group.accuracies[group.scored]",
             "group.accuracies",
             "an unscored answer makes a group differ",
-            "test_scheduler_rounds_rounds.py",
+            "test_batches_are_the_twins_whatever_the_order",
         ),
     ),
     *in_file(
@@ -58,7 +58,7 @@ FAULTS = (
             "n == len(slices) - 1",
             "n == 0",
             "the first part publishes",
-            "test_scheduler_rounds_delivery.py",
+            "test_slices_of_a_whole_round_by_hand",
         ),
         (
             "streamed_early",
@@ -66,7 +66,7 @@ FAULTS = (
             "len(whole) >= self._size",
             "len(whole) > self._size",
             "a group more is waited for",
-            "test_scheduler_rounds_delivery.py",
+            "test_a_stream_hands_over_as_soon_as_a_piece_is_whole",
         ),
     ),
     *in_file(
@@ -77,7 +77,7 @@ FAULTS = (
             "self._queue_up(loser, clock)",
             "pass",
             "who loses a race is lost",
-            *_PROPERTIES,
+            "test_the_base_of_the_planted_faults_is_sound",
         ),
         (
             "last_come_first_served",
@@ -85,7 +85,7 @@ FAULTS = (
             "list(self._queue)[:need]",
             "list(self._queue)[-need:]",
             "the queue is served from its end",
-            "test_scheduler_rounds_tail_batching.py",
+            "test_batches_of_rollpacker_are_the_twins",
         ),
         (
             "long_too_late",
@@ -93,7 +93,7 @@ FAULTS = (
             "len(self._queue) >= self._most * self._size",
             "len(self._queue) > self._most * self._size",
             "a long round comes a group late",
-            "test_scheduler_rounds_tail_batching.py",
+            "test_batches_are_the_twins",
         ),
         (
             "the_queue_is_forgotten",
@@ -101,7 +101,7 @@ FAULTS = (
             "{opened.key: opened for opened in queue}",
             "{}",
             "who was put off is lost at a restart",
-            *_PROPERTIES,
+            "test_the_base_of_the_planted_faults_is_sound",
         ),
         (
             "over_rounded_up",
@@ -109,7 +109,7 @@ FAULTS = (
             "self._over * need - 1e-9",
             "self._over * need + 1",
             "a group too many is launched",
-            "test_scheduler_rounds_tail_batching.py",
+            "test_batches_are_the_twins",
         ),
     ),
     *in_file(
@@ -120,7 +120,7 @@ FAULTS = (
             'self._counts["num_tokens_discarded"] += sum(map(len, had))',
             "pass",
             "discarded tokens are not counted",
-            "test_scheduler_rounds_tail_batching.py",
+            "test_under_drift_verify_is_restart_and_recompute_keeps_versions",
         ),
         (
             "agreeing_off_by_one",
@@ -128,7 +128,7 @@ FAULTS = (
             "int(differ.argmax()) if differ.any() else size",
             "int(differ.argmax()) + 1 if differ.any() else size",
             "a token that differs counts as kept",
-            "test_scheduler_rounds_tail_batching.py",
+            "test_under_drift_verify_is_restart_and_recompute_keeps_versions",
         ),
     ),
     *in_file(
@@ -174,7 +174,7 @@ FAULTS = (
             "best.tensor > self._layout.tensor",
             "True",
             "one round is enough for fewer devices",
-            "test_scheduler_rounds_layout_planner.py",
+            "test_more_devices_at_once_fewer_after_four_rounds",
         ),
         (
             "move_is_free",
@@ -182,7 +182,7 @@ FAULTS = (
             "+ self._move_s >=",
             ">=",
             "what a relayout takes is left out",
-            "test_scheduler_rounds_layout_planner.py",
+            "test_more_devices_at_once_fewer_after_four_rounds",
         ),
     ),
     *in_file(
@@ -193,8 +193,7 @@ FAULTS = (
             "self._state.clock < self._state.until and not self._inside.full",
             "self._state.clock < self._state.until",
             "a round that is whole waits for the step before",
-            "test_scheduler_learner_pace.py",
-            "test_scheduler_rounds_lending.py",
+            "test_rounds_overlap_with_the_learner_and_stay_one_step_behind",
         ),
     ),
     *in_file(
@@ -221,7 +220,7 @@ FAULTS = (
             "if not self._ways[id].moved",
             "",
             "an answer moves again and again",
-            "test_scheduler_placement_histopipe.py",
+            "test_who_was_asked_to_move_is_not_asked_again",
         ),
         (
             "two_steps_of_one_kind",
@@ -229,8 +228,7 @@ FAULTS = (
             "(seconds + seconds[::-1]).max()",
             "(seconds + seconds).max()",
             "both steps ascend",
-            "test_scheduler_placement_placement.py",
-            "test_scheduler_placement_histopipe.py",
+            "test_what_a_step_takes",
         ),
     ),
     *in_file(
@@ -260,8 +258,7 @@ FAULTS = (
             "self._load[replica] += count",
             "self._load[replica] -= count",
             "the busiest replica gets more",
-            "test_scheduler_placement_placement.py",
-            "test_the_least_loaded_replica_after_a_relayout",
+            "test_a_group_goes_where_fewest_requests_are",
         ),
     ),
 )

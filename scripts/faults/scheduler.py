@@ -51,7 +51,7 @@ FAULTS = (
             "if opened.key in others:",
             "if False:",
             "a prompt may be open twice",
-            "test_scheduler_rounds_rounds.py",
+            "test_ids_twice_in_an_epoch_are_refused",
         ),
         (
             "prefix_of_another_sample",
@@ -59,7 +59,7 @@ FAULTS = (
             "opened.prefixes.get(id.sample)",
             "next(iter(opened.prefixes.values()), None)",
             "every sample goes on from the first one's tokens",
-            "test_scheduler_rounds_tail_batching.py",
+            "test_batches_are_the_twins",
         ),
         (
             "asked_stay_whole",
@@ -67,7 +67,7 @@ FAULTS = (
             "if not opened.asked",
             "",
             "a group is scored again and again",
-            *_PROPERTIES,
+            "test_the_base_of_the_planted_faults_is_sound",
         ),
     ),
     *in_file(
@@ -86,7 +86,7 @@ FAULTS = (
             "self._last_step - self._state.step + 1",
             "self._last_step - self._state.step + 2",
             "more groups are open than can be trained on in time",
-            *_PIPELINE,
+            "test_the_base_of_the_planted_faults_is_sound_and_reaches_its_bound",
         ),
         (
             "a_step_too_old",
@@ -94,7 +94,7 @@ FAULTS = (
             "self._state.version + self._bound",
             "self._state.version + self._bound + 1",
             "a token may be one step too old",
-            *_PIPELINE,
+            "test_the_base_of_the_planted_faults_is_sound_and_reaches_its_bound",
         ),
         (
             "nobody_is_waited_for",
@@ -102,7 +102,7 @@ FAULTS = (
             "number < self._size * (until - self._state.step)",
             "True",
             "late groups are left behind",
-            *_PIPELINE,
+            "test_the_base_of_the_planted_faults_is_sound_and_reaches_its_bound",
         ),
         (
             "ends_before_it_is_due",
@@ -110,7 +110,7 @@ FAULTS = (
             "works and self._state.clock < self._state.until",
             "False",
             "weights come before the learner has them",
-            "test_scheduler_pipeline.py",
+            "test_pieces_are_spread_over_the_step",
         ),
         (
             "filtered_ones_stay_open",
@@ -118,7 +118,7 @@ FAULTS = (
             "del self._open[opened.key]",
             "pass",
             "a filtered group takes up room",
-            "test_scheduler_pipeline.py",
+            "test_scheduler_pipeline.py::test_every_promise_holds",
         ),
         (
             "ahead_forgotten",
@@ -126,7 +126,7 @@ FAULTS = (
             "self._state.flying < self._state.slots + self._ahead",
             "self._state.flying < self._state.slots",
             "nobody waits for a slot",
-            *_PIPELINE,
+            "test_so_many_answers_wait_for_a_slot",
         ),
         (
             "staleness_of_the_other_ratio",
@@ -145,7 +145,7 @@ FAULTS = (
             "min(until, clock) if ended == clock else clock",
             "clock",
             "the learner rests between two steps",
-            "test_scheduler_learner_pace.py",
+            "test_a_step_begins_as_soon_as_the_learner_is_free",
         ),
         (
             "context_of_whole_answers",
@@ -153,7 +153,7 @@ FAULTS = (
             "sum(lengths) / 2",
             "0",
             "the KV is that of the answers' ends",
-            "test_scheduler_learner_pace.py",
+            "test_steps_of_a_split_learner_by_hand",
         ),
     ),
     *in_file(
@@ -164,7 +164,7 @@ FAULTS = (
             "self.replica.cost.prefill_s * (prompt + done)",
             "0.0",
             "prompts cost nothing",
-            "test_scheduler_forecast.py",
+            "test_a_replay_is_what_single_steps_give",
         ),
         (
             "oldest_is_parked",
@@ -172,7 +172,7 @@ FAULTS = (
             "max(self.running)",
             "min(self.running)",
             "the oldest waits for KV",
-            "test_scheduler_forecast.py",
+            "test_a_replay_is_what_single_steps_give",
         ),
         (
             "lag_off_by_one",
@@ -180,7 +180,7 @@ FAULTS = (
             "trained[k - 1 - lag] if k > lag",
             "trained[k - 1] if k > 0",
             "a barrier in spite of the lag",
-            "test_scheduler_forecast.py",
+            "test_pipelined_steps_by_hand",
         ),
     ),
 )

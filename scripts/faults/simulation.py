@@ -13,7 +13,7 @@ FAULTS = (
             "max(replica.running(), key=lambda one: one.order)",
             "min(replica.running(), key=lambda one: one.order)",
             "the oldest is put out",
-            "test_sim_engine.py",
+            "test_where_the_memory_is_full_the_youngest_waits",
         ),
         (
             "prefill_is_free",
@@ -21,7 +21,7 @@ FAULTS = (
             "self._pace.stall(forced)",
             "0",
             "a prefill takes no time",
-            "test_sim_engine.py",
+            "test_a_prefill_holds_its_replica_up",
         ),
         (
             "verify_keeps_all",
@@ -29,7 +29,7 @@ FAULTS = (
             "agreement(kept.tokens, self.answers.path(request.rollout_id, request.prompt, now))",
             "len(kept)",
             "candidates that the new weights refuse are kept",
-            "test_sim_engine.py",
+            "test_what_is_verified_costs_what_the_new_weights_refuse",
         ),
         (
             "the_slowest_event",
@@ -37,7 +37,7 @@ FAULTS = (
             "self._due.min()",
             "self._due[np.isfinite(self._due)].max() if np.isfinite(self._due).any() else np.inf",
             "the clock jumps over events",
-            "test_sim_engine.py",
+            "test_events_are_those_of_an_engine_that_goes_token_by_token",
         ),
     ),
     *in_file(
@@ -48,7 +48,7 @@ FAULTS = (
             "int(different.argmax()) if different.any() else count",
             "int(different.argmax()) + 1 if different.any() else count",
             "a token that differs is kept",
-            "test_sim_answers.py",
+            "test_the_first_difference_is_geometric_and_all_before_it_is_equal",
         ),
         (
             "changes_what_is_kept",
@@ -56,7 +56,7 @@ FAULTS = (
             "if first < kept:",
             "if False:",
             "weights change tokens that are there",
-            "test_sim_answers.py",
+            "test_what_is_written_is_kept_and_the_rest_is_sampled_by_the_new_version",
         ),
         (
             "noise_of_the_place_alone",
@@ -64,7 +64,7 @@ FAULTS = (
             "for word in (version, place, 0)",
             "for word in (place, 0)",
             "every version draws the same",
-            "test_sim_answers.py",
+            "test_noise_is_uniform_and_each_word_counts",
         ),
     ),
     *in_file(
@@ -75,8 +75,7 @@ FAULTS = (
             "running * (1 + self.width)",
             "running",
             "drafts take no rows",
-            "test_sim_engine.py",
-            "test_simulate.py",
+            "test_drafts_take_rows",
         ),
         (
             "mean_of_the_replicas",

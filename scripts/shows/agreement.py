@@ -1,7 +1,8 @@
 """Engine and learner give the same log-probs on the same weights, and at learning rate 0 the logged gap stays flat.
 
-In one process, on the real stories260K weights (JAXRL_DATA) and on the demo's policy: answers of the engine, scored by the
-learner. Then the demo config for 10 steps at learning rate 0: the gap that every run logs must neither grow nor move.
+In one process the learner scores rollouts of the engine, on the stories260K weights (JAXRL_DATA) and on the demo's
+policy. Then the demo config runs for 10 steps at learning rate 0. The gap that every run logs must neither grow nor
+move.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def show(record) -> None:
 
 
 def _gaps(model, params):
-    """|engine - learner| of every sampled token's log-prob, at temperature 1 and 0.7."""
+    """Returns |engine - learner| of every sampled token's log-prob, at temperature 1 and 0.7."""
     import engine_lab as lab
     import numpy as np
 
@@ -69,7 +70,10 @@ def _gaps(model, params):
 
 
 def _flat(record) -> None:
-    """First against last half of the steps: at equal weights they differ by which tokens were drawn, and by no more."""
+    """Compares the first half of the steps with the last half.
+
+    At equal weights they differ by which tokens were drawn, and by no more.
+    """
     from jaxrl_post.telemetry import metrics
 
     with tempfile.TemporaryDirectory() as folder:

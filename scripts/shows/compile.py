@@ -1,9 +1,9 @@
 """Kernels, row program and train step compile for real for v5e, v6e, tpu7x and sm_90, without such a device.
 
-Runs the second tier of tests (make test-compile, which makes its own environment) and writes its table: for every kernel or
-program and target the seconds of its compilation, temporary memory and its analytic bound, memory in all and of the chip,
-registers and spilled bytes. The row program has all 28 layers of Qwen2.5-7B, the train step 2, or 1 where a compiler takes
-minutes for each.
+Runs the second tier of tests (`make test-compile`, which makes its own environment) and writes its table. For every
+program and target the table has the seconds of compilation, temporary memory with its analytic bound, and memory in
+all. It also has the chip's memory, registers and spilled bytes. The row program has all 28 layers of Qwen2.5-7B. The
+train step has 2, or 1 where a compiler takes minutes for each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A policy visibly learns: configs/demo.py at three seeds, each from a cold compilation cache; two controls do not.
 
-Held-out prompts that neither the supervised training nor this one has seen; the reward is the exact answer and nothing
-else. The controls are one seed with 1,024 held-out prompts: learning rate 0, and every group's rewards handed to its
-answers in a random order.
+Neither the supervised training nor this one has seen the held-out prompts. The reward is the exact answer and nothing
+else. The controls are one seed with 1,024 held-out prompts: learning rate 0, and the rewards of every group handed to
+its rollouts in a random order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def show(record) -> None:
 
 
 def _run(record, *overrides: str) -> dict:
-    """One whole command, from a cold compilation cache; its figures, its seconds and what its held-out prompts met."""
+    """Runs one whole command from a cold compilation cache. Returns its figures and what its held-out prompts met."""
     with tempfile.TemporaryDirectory() as folder:
         run, cache = Path(folder) / "run", Path(folder) / "cache"
         seconds = record.run(
@@ -66,7 +66,7 @@ def _run(record, *overrides: str) -> dict:
 
 
 def _seen(record, run: Path) -> int:
-    """Held-out prompts of a run that its training rollouts, or the rows of the supervised training, contain."""
+    """Returns the held-out prompts that the training rollouts, or the rows of the supervised training, contain."""
     sys.path.insert(0, str(record.root))
     from jaxrl_post import config
     from jaxrl_post.data import prompts

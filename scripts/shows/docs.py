@@ -25,7 +25,7 @@ SHORT = (
 )
 # What a config needs beside, or instead, to be short.
 OWN = {
-    "stories": ("eval.at=[1]",),
+    "stories_elastic": ("eval.at=[1]",),
     "demo_partial": ("scheduler.stream=2",),
     "demo_lending": ("scheduler.stream=2",),
     "demo_pipeline": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
@@ -63,8 +63,7 @@ def show(record) -> None:
 
 
 def _current(record) -> None:
-    """Figures and options are what results files and schema give, and the map of the floors is drawn. tests/test_house.py
-    compares the map with the imports."""
+    """Figures, options and the map of the floors are what results files, schema and imports give."""
     import figures
 
     text = figures.PAGE.read_text()
@@ -72,9 +71,8 @@ def _current(record) -> None:
     done = subprocess.run([sys.executable, "-m", OPTIONS], capture_output=True, text=True, cwd=record.root)
     same = done.returncode == 0 and done.stdout.strip() == (record.root / "docs" / "options.md").read_text().strip()
     record.figure("options_current", same, equals=True)
-    page = (record.root / "docs" / "architecture.md").read_text()
-    drawn = re.search(r"<!-- floors:begin -->\s*(.*?)\s*<!-- floors:end -->", page, re.DOTALL)
-    record.figure("floors_drawn", bool(drawn and drawn[1]), equals=True)
+    done = subprocess.run([sys.executable, "scripts/floors.py", "--check"], capture_output=True, cwd=record.root)
+    record.figure("floors_current", done.returncode == 0, equals=True)
 
 
 def _blocks(record, pages, named: list[str]) -> None:
@@ -85,23 +83,23 @@ def _blocks(record, pages, named: list[str]) -> None:
 
 
 def _commands(record, pages, found) -> None:
-    """Each command once; those of one page in its order, as one may need the run of another."""
+    """Each command once; those of one page in its order, as one may need the run of another. A failure ends no other command."""
     ran, by_name, refused = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for command in dict.fromkeys(_key(one) for page in found for one in pages.commands(page)):
             environment, words = dict(command[0]), list(command[1])
-            told = pages.wrong_with(pages.Command(page="", text="", words=tuple(words)))
-            if told:
-                refused.append(f"{' '.join(words)}: {told}")
-            elif (
-                words[0] in BY_NAME or words[1] in BY_NAME or _inputs_missing(words) or "JAX_PROCESS_ID" in environment
-            ):
+            if why := pages.wrong_with(pages.Command(page="", text="", words=tuple(words))):
+                refused.append(f"{' '.join(words)}: {why}")
+            elif _checked_by_name(words) or "JAX_PROCESS_ID" in environment:
                 by_name.append(" ".join(words))
             else:
                 print(" ".join(words), flush=True)
-                record.run(*_shortened(words[1:], folder), timeout_s=900, env=environment)
-                ran.append(" ".join(words))
-    record.figure("commands_refused", refused, equals=[])
+                try:
+                    record.run(*_shortened(words[1:], folder), timeout_s=900, env=environment)
+                    ran.append(" ".join(words))
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    refused.append(f"{' '.join(words)}: {error}")
+    record.figure("commands_that_fail", refused, equals=[])
     record.figure("commands_run", len(ran), at_least=30)
     record.figure("commands_checked_by_name", len(by_name))
 
@@ -110,10 +108,12 @@ def _key(command) -> tuple:
     return tuple(sorted(command.environment.items())), command.words
 
 
-def _inputs_missing(words: list[str]) -> bool:
-    """Whether a config names a checkpoint that is not there."""
+def _checked_by_name(words: list[str]) -> bool:
+    """Whether a command is a show, says no config to run, or names a config whose checkpoint is not there."""
     from jaxrl_post import config
 
+    if words[0] in BY_NAME or words[1] in BY_NAME or words[-1] in ("train", "simulate", "jaxrl_post.simulate"):
+        return True
     for word in words:
         if word.startswith("--config=") and "configs/sim/" not in word:
             path = config.resolve(config.load(word.removeprefix("--config="))).model.path
@@ -126,7 +126,7 @@ def _shortened(words: list[str], folder: str) -> list[str]:
     words = [re.sub(r"(^|=)(runs|docs|scripts/results)/(?!.*\.py)", rf"\1{folder}/", word) for word in words]
     words = words[: words.index(">")] if ">" in words else words
     words += ["--out", f"{folder}/picture.svg"] if words[0] == "scripts/draw_two_rounds.py" else []
-    if words[:2] != ["-m", "jaxrl_post.main"]:
+    if words[:2] != ["-m", "jaxrl_post.main"] and words[:3] != ["-m", "jaxrl_post", "train"]:
         return words
     (stem,) = [os.path.splitext(os.path.basename(word))[0] for word in words if word.startswith("--config=")]
     own = [f"--config.{override}" for override in (*SHORT, *OWN.get(stem, ()))]

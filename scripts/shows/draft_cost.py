@@ -1,9 +1,11 @@
-"""Drafting costs about as much with a long past as with a short one: 256 slots, 1k, 8k and 128k tokens of history a prompt.
+"""Drafting costs about as much with a long past as with a short one: 256 slots, 1k, 8k and 128k tokens of history a
+prompt.
 
-Milliseconds of an engine step of 512 rows on a tiny random model, 256 answers running, each to a prompt of its own; past
-answers are texts of a Markov chain of order 2 over 512 words, in two epochs of 8. Engines of the three sizes, one that looks up
-nothing, and one without a drafter take turns; a figure is the median over the turns. The drafter alone, out of the step, is
-timed beside. Device memory: what is allocated for the prompts' tables, over all tokens of history.
+Measures milliseconds of an engine step of 512 rows on a tiny random model, with 256 rollouts running, each of a prompt
+of its own. Past rollouts are texts of a Markov chain of order 2 over 512 words, in two epochs of 8 each. Five engines
+take turns: one for each of the three sizes, one that looks nothing up, and one without a drafter. A figure is the
+median over the turns. The drafter alone, outside the step, is timed beside them. Device memory is what is allocated for
+the prompts' tables, over all tokens of history.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import time
 
 MINUTES = 3.0
 SLOTS, ROWS, STEPS, PROMPT, ANSWER = 256, 512, 8, 8, 160
-STATES = 4096  # of the chain
+STATES = 4096  # states of the chain
 SIZES = {"1k": 1 << 10, "8k": 1 << 13, "128k": 1 << 17}
-PASTS = 16  # different ones; prompts take them in turn, each in a place of its own
+PASTS = 16  # different pasts; prompts take them in turn, each in a place of its own
 EPOCHS, GROUP, TURNS, DISPATCHES = 2, 8, 15, 2
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -44,7 +46,7 @@ def show(record) -> None:
     for turn in range(1, TURNS + 2):
         for name, engine in list(engines.items())[turn % len(engines) :] + list(engines.items())[: turn % len(engines)]:
             seconds[name].append(_turn(engine, turn, config.vocab_size))
-    ms = {name: 1e3 * statistics.median(found[1:]) for name, found in seconds.items()}  # the first warms up
+    ms = {name: 1e3 * statistics.median(found[1:]) for name, found in seconds.items()}  # the first turn warms up
     for name in engines:
         record.figure(f"{name}.step_ms", round(ms[name], 3))
         record.figure(f"{name}.accepted_per_drafted", _accepted(engines[name]))
@@ -58,8 +60,11 @@ def show(record) -> None:
 
 
 def _chain(vocab: int):
-    """A sampler of texts: the next token hangs on the last two, which are in one of 4096 states of four continuations, the
-    first the likeliest; frequent words are frequent as in a language."""
+    """Returns a sampler of texts whose next token depends on the last two.
+
+    The last two tokens are in one of 4096 states. A state has four continuations, the first the likeliest. Frequent
+    words are frequent as in a language.
+    """
     import numpy as np
 
     noise = np.random.default_rng(0)
@@ -78,7 +83,7 @@ def _chain(vocab: int):
 
 
 def _pasts(chain, number: int, tokens: int) -> tuple:
-    """Two epochs of 8 answers, `tokens` in all, newest first. Those of one prompt begin alike."""
+    """Returns two epochs of 8 rollouts, `tokens` in all, newest first. Those of one prompt begin alike."""
     import numpy as np
 
     from jaxrl_post.history import Past
@@ -102,7 +107,7 @@ def _pasts(chain, number: int, tokens: int) -> tuple:
 
 
 def _build_ms(pasts: dict) -> float:
-    """What it takes the host to make a prompt's table."""
+    """Measures how long the host takes to make a prompt's table."""
     from jaxrl_post.types import Prompt
 
     seconds = []
@@ -114,7 +119,10 @@ def _build_ms(pasts: dict) -> float:
 
 
 def _engine(config, params, name: str, pasts: dict):
-    """`pasts` by number; without any, the tables are as small as can be. Rows are free, so that every step drafts."""
+    """Returns an engine with these past rollouts by prompt number; without any, its tables are as small as can be.
+
+    Rows are free in its step-cost table, so that every step drafts.
+    """
     from jaxrl_post.engine import step_cost
     from jaxrl_post.engine.host.wire import UPLOAD
     from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
@@ -150,7 +158,7 @@ def _engine(config, params, name: str, pasts: dict):
 
 
 def _turn(engine, turn: int, vocab: int) -> float:
-    """Seconds of a step with all slots running; every prompt finds its table where it was."""
+    """Returns the seconds of a step with all slots running. Every prompt finds its table where it was."""
     import numpy as np
 
     from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
@@ -185,7 +193,7 @@ def _accepted(engine) -> float:
 
 
 def _memory(record, size: str, engine, tokens: int) -> None:
-    """Of the tables that are on the device, every prompt's in a place of its own."""
+    """Writes the memory of the tables on the device, every prompt's in a place of its own."""
     regions = engine.drafting._shelves[0].regions
     record.figure(f"{size}.prompts_with_a_table", len(regions), equals=SLOTS)
     held = sum(region.room for region in regions.values()) * engine.device.tables.entries.dtype.itemsize
@@ -197,7 +205,7 @@ def _memory(record, size: str, engine, tokens: int) -> None:
 
 
 def _alone(jax, engines: dict) -> dict:
-    """Milliseconds of `propose` for all slots, by itself: what is looked up, not what is written."""
+    """Returns milliseconds of `propose` for all slots, by itself: looking up, without writing."""
     import numpy as np
 
     from jaxrl_post.engine.speculation.interface import OFFSET, ROW, SIZE

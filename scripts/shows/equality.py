@@ -1,8 +1,8 @@
 """What makes the engine fast changes no token: against an independent sampler, and bit for bit among engine runs.
 
-On the real stories260K weights (JAXRL_DATA): 200 requests over 16 slots with random lengths, temperatures and submit times.
-On a tiny random model: tensor parallel 1 and 2, and data 2 x tensor 2, on forced devices. Then the planted faults of DESIGN
-section 9.6, each of which must break an equality.
+On the stories260K weights (JAXRL_DATA) 200 requests go over 16 slots, with random lengths, temperatures and submit
+times. On a tiny random model the arms are tensor parallel 1 and 2, and data 2 x tensor 2, on forced devices. Then the
+planted faults follow, each of which must break an equality.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _among_engine_runs(record, lab, several, run, asked, plain, model) -> None:
 
 
 def _against_sampler(record, lab, plain, asked, config, params) -> list[str]:
-    """The sampler's draws are kept by commit; this run's answers are held against them every time."""
+    """Compares this run's rollouts with the sampler's draws, which are kept by commit."""
     import sampler
 
     def draws() -> list:

@@ -1,11 +1,13 @@
 """Tail batching that drops nothing, over synchronous rounds, on RollPacker's fitted workloads; and what each part adds.
 
-configs/sim/ours_8k.py, ours_16k.py and ours_32k.py, whose tokens drift by 0.001 from one version to the next; seconds of
-rollout as in RollPacker's figure 11 (arXiv 2509.21009), whose own speed-ups are 1.7, 3.1 and 4.0. recompute and verify are
-held to 1.8, 2.3 and 2.9 by tail batching alone. verify has to generate the long answers anew from their first difference on, so
-its long rounds last as long as synchronous ones; they take two batches at once (scheduler.long_batches), of which the second is
-trained on one step later: `staleness` says how old tokens are. The long lane needs prompts that were seen before: three epochs
-of the 16k workload.
+The workloads are configs/sim/ours_8k.py, ours_16k.py and ours_32k.py. Their tokens drift by 0.001 from one version to
+the next. Seconds are of rollout, as in RollPacker's figure 11 (arXiv 2509.21009), whose own speed-ups are 1.7, 3.1
+and 4.0 for all its parts. Tail batching alone must reach 1.8, 2.3 and 2.9 with recompute and with verify.
+
+verify generates the long rollouts anew from their first difference on, so its long rounds last as long as synchronous
+rounds. They take two batches at once (scheduler.long_batches), of which the second is trained on one step later. The
+figure `staleness` says how old tokens are. The long lane needs prompts that were seen before: three epochs of the 16k
+workload.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from __future__ import annotations
 import sys
 
 MINUTES = 8.0
-BOUNDS = {"8k": (1.8, 1.7), "16k": (2.3, 3.1), "32k": (2.9, 4.0)}  # tail batching alone; RollPacker's, for all parts
+BOUNDS = {
+    "8k": (1.8, 1.7),
+    "16k": (2.3, 3.1),
+    "32k": (2.9, 4.0),
+}  # of tail batching alone; of RollPacker, for all its parts
 MODES = {"recompute": 1, "verify": 2}  # batches of a long round
 ROUNDS = {"8k": (45, 48), "16k": (44, 44), "32k": (63, 42)}  # whole periods of either mode
 LANES = (0.0, 0.25, 0.5)

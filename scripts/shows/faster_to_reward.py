@@ -1,19 +1,23 @@
 """Seconds until the reward is there: pipelined generation against the best synchronous and tail-batched runs.
 
-Two workloads with long tails, five seeds: the demo's (configs/demo_long_tail.py), and stories260K (configs/stories.py), which
-tells the first paragraph of a story or ends as soon as it has said the word that pays. First a table of step costs is measured,
-which every arm is given. Then each arm takes the settings with the fewest seconds a step in short runs: slots and as
-many rows of 16, 32 or 64, over-subscription, all on one device or twice 16 slots on two, and for the pipeline also learner and
-engine each on a device of its own. `ours` is the fastest pipelined one, at a staleness of at most 4.
+There are two workloads with long tails and five seeds. One is the demo's (configs/demo_long_tail.py). The other is
+stories260K (configs/stories.py), which tells the first paragraph of a story or ends once it has said the word that
+pays. First a step-cost table is measured, which every arm is given. Then each arm takes the settings with the fewest
+seconds a step in short runs. Candidates differ in slots, with as many rows of 16, 32 or 64, and in over-subscription.
+They lie on one device, or have twice 16 slots on two. The pipeline may also have learner and engine on a device each.
+`ours` is the fastest pipelined arm, at a staleness of at most 4.
 
-Seconds are those of whole training steps (generation, rewards, learner, swaps, logs), without evaluation, until the mean reward
-of ten steps first reaches 90 % of the synchronous run's of that seed in its last ten; arms take turns, seed by seed. The ratio is
-of medians over seeds, with a bootstrap interval; final rewards are means of the last twenty steps, with Welch's interval of the
-difference. What had been trained on by then, in answers, stands beside it. `at_64_rows`: seconds a step of synchronous rounds over
-the pipeline's, both on one device with 64 slots and rows: nearer to an accelerator, where few rows take as long as many.
-`host_cores_busy`: CPU seconds of the run's process a second; graders are not among them, threads that spin are. Where all devices
-are threads of one host, `most_by_overlap`, the host's cores over those that synchronous rounds keep busy, estimates what overlap
-of the same work could gain at most.
+Seconds are those of whole training steps (generation, rewards, learner, swaps, logs), without evaluation. They count
+until the mean reward of ten steps first reaches 90 % of what the synchronous run of that seed has in its last ten. Arms
+take turns, seed by seed. The ratio is of medians over seeds, with a bootstrap interval. Final rewards are means of the
+last twenty steps, with Welch's interval of the difference. The number of rollouts trained on by then stands beside
+them.
+
+- `at_64_rows`: seconds a step of synchronous rounds over the pipeline's, both on one device with 64 slots and rows.
+  This is nearer to an accelerator, where few rows take as long as many.
+- `host_cores_busy`: CPU seconds of the run's process per second. Graders do not count; threads that spin do.
+- `most_by_overlap`: an estimate of what overlap of the same work could gain at most, where all devices are threads of
+  one host. It is the host's cores over those that synchronous rounds keep busy.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ TRIED = 16  # steps of the runs by which settings are chosen
 QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0")
 WORKLOADS = {
     "demo": ("configs/demo_long_tail.py", ("steps=70",)),
-    # 13 is the tokenizer's line feed
+    # 13 is the line feed of the tokenizer
     "stories": (
         "configs/stories.py",
         (
@@ -63,7 +67,7 @@ SIZES = (16, 32, 64)
 
 
 def shape(slots: int) -> tuple[str, ...]:
-    """As many rows; a dispatch of 16 steps ends early where half of the slots are free."""
+    """Returns overrides for as many rows as slots. A dispatch of 16 steps ends early where half of the slots are free."""
     return (
         f"engine.slots={slots}",
         f"engine.row_sizes=[{slots}]",
@@ -141,7 +145,7 @@ def _compare(record, workload: str, runs: dict, ours: str) -> None:
 
 
 def _reached(run: dict, target: float) -> dict[str, float]:
-    """Seconds and answers until the mean reward of WINDOW steps is there."""
+    """Returns the seconds and rollouts until the mean reward of WINDOW steps reaches the goal."""
     for step in range(WINDOW, len(run["rewards"]) + 1):
         if statistics.mean(run["rewards"][step - WINDOW : step]) >= target:
             return {"seconds": sum(run["seconds"][:step]), "answers": step * run["answers"]}
@@ -153,7 +157,7 @@ def _final(run: dict) -> float:
 
 
 def _curve(runs: list[dict]) -> dict[str, float]:
-    """Mean reward over seeds of each WINDOW steps, by the answers that were trained on."""
+    """Returns the mean reward over seeds of each WINDOW steps, by the rollouts that were trained on."""
     steps = range(WINDOW, len(runs[0]["rewards"]) + 1, WINDOW)
     return {
         str(step * runs[0]["answers"]): round(
@@ -164,7 +168,7 @@ def _curve(runs: list[dict]) -> dict[str, float]:
 
 
 def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
-    """Of medians, and its 95 % bootstrap interval, seeds of both drawn apart."""
+    """Returns the ratio of medians and its 95 % bootstrap interval. Seeds of the two arms are drawn apart."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -180,11 +184,11 @@ def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
     return float(found.low), float(found.high)
 
 
-# ---- settings, and runs
+# ---- settings and runs
 
 
 def _table(record, workload: str) -> dict:
-    """Step costs, as scripts/bench.py cost measures them for a run's settings."""
+    """Measures step costs for a run's settings, by scripts/bench.py cost."""
     file, changes = WORKLOADS[workload]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "cost.json"
@@ -203,7 +207,7 @@ def _table(record, workload: str) -> dict:
 
 
 def _settings(record, workload: str, table: dict) -> dict:
-    """Arm -> of its candidates the one that took the fewest seconds a step, and what all of them took."""
+    """Returns for each arm the candidate with the fewest seconds a step, and the seconds of all candidates."""
     out = {}
     for arm, candidates in CANDIDATES.items():
         taken = []
@@ -215,7 +219,7 @@ def _settings(record, workload: str, table: dict) -> dict:
 
 
 def _run(record, workload: str, table: dict, settings: Sequence[str], seed: int) -> dict:
-    """One run by the command: of each step reward and seconds, and how old tokens were."""
+    """Runs one arm by the command. Returns reward, seconds and staleness of each step."""
     from jaxrl_post.telemetry import metrics
 
     file, changes = WORKLOADS[workload]

@@ -1,10 +1,12 @@
 """RollPacker's 24 rollout times come out of the simulator, and what follows from the same parameters is predicted.
 
-Its figure 11 (arXiv 2509.21009): 128 prompts x 8 answers over-provisioned by eta on prompts, on answers or on both, answers
-of at most 8k, 16k and 32k. The length model and the seconds of a step were fitted to these 24 numbers, once and elsewhere, and
-are used as given: the parameters of configs/sim/rollpacker_*.py. Predicted, not fitted: the period, the longest answer of a
-short round, the seconds of short and long steps, and tail batching's share of the ablation; training and rewards are there
-the shares that its profile gives a synchronous step (23 and 5 of 72 parts of the rollout).
+Its figure 11 (arXiv 2509.21009) has 128 prompts x 8 rollouts, over-provisioned by eta on prompts, on rollouts or on
+both, of at most 8k, 16k and 32k tokens. The length model and the seconds of a step were fitted to these 24 numbers,
+once and elsewhere. They are used as given: the parameters of configs/sim/rollpacker_*.py.
+
+Predicted and not fitted are the period, the longest rollout of a short round, the seconds of short and long steps, and
+tail batching's share of the ablation. Training and rewards have the shares that its profile gives a synchronous step:
+23 and 5 of 72 parts of the rollout.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import sys
 
 MINUTES = 8.0
-TIMES = {  # (eta of prompts, eta of answers) -> seconds at 8k, 16k, 32k
+TIMES = {  # (eta of prompts, eta of rollouts) -> seconds at 8k, 16k, 32k
     (1.0, 1.0): (82, 277, 673),
     (1.0, 1.125): (77, 260, 658),
     (1.125, 1.0): (77, 244, 636),
@@ -26,10 +28,7 @@ TIMES = {  # (eta of prompts, eta of answers) -> seconds at 8k, 16k, 32k
 STEPS = {"8k": (106, 129), "16k": (134, 302), "32k": (261, 771)}  # short and long, of the whole system
 ABLATION = {"8k": 1.30, "16k": 1.48, "32k": 2.21}  # of steps, tail batching alone
 LONGEST = (1100, 2000)  # of a short round at 32k, read off its figure 10
-ROUNDS, MANY_ROUNDS = (
-    25,
-    160,
-)  # many where answers alone are over-provisioned: a round then lasts to the cap or ends early
+ROUNDS, MANY_ROUNDS = (25, 160)  # many, because with eta on rollouts alone a round lasts to the cap or ends early
 
 
 def show(record) -> None:
@@ -52,7 +51,7 @@ def show(record) -> None:
 
 
 def _cell(record, cap: str, prompts: float, answers: float) -> dict:
-    """The figures of whole periods."""
+    """Returns the figures of whole periods."""
     from jaxrl_post import config, simulate
     from jaxrl_post.sim import settings
 
@@ -73,7 +72,7 @@ def _cell(record, cap: str, prompts: float, answers: float) -> dict:
 
 
 def _predicted(record, cap: str, sync: dict, ours: dict) -> None:
-    """From both etas at 1.25. Errors are stated and not bounded."""
+    """Writes what follows with both etas at 1.25. Errors are stated and not bounded."""
     baseline = dict(zip(STEPS, TIMES[1.0, 1.0]))[cap]
     beside = baseline * 28 / 72
     for kind, published in zip(("short", "long"), STEPS[cap]):

@@ -1,11 +1,11 @@
 """A random Qwen2.5-0.5B runs configs/gsm8k_qwen2_5_0_5b.py on real GSM8K rows on the CPU, in the memory planned for it.
 
-The checkpoint is made here, in a temporary folder: random weights of the model's shape in bfloat16 (about 1 GB), a
-byte-level BPE tokenizer trained on GSM8K's own text, and a ChatML template. The run is the shipped config for 2 steps
-with smaller sizes: prompts, answers, slots, rows. Since random weights get nothing right and equal rewards have no
-gradient, a third reward function (of TRL's signature) pays for tokens with an odd id. Its highest resident memory
-(VmHWM of the process itself, which does not count the reward processes) is compared with the line that `--dry-run` of
-the same command prints.
+Makes the checkpoint in a temporary folder. It has random weights of the model's shape in bfloat16 (about 1 GB), a
+byte-level BPE tokenizer trained on GSM8K's own text, and a ChatML template. Then runs the shipped config for 2 steps
+with fewer prompts, rollouts, slots and rows. Random weights get nothing right, and equal rewards have no gradient. So a
+third reward function, of TRL's signature, pays for tokens with an odd id. The highest resident memory of the run is
+VmHWM of its process, without the reward processes. It is compared with the line that `--dry-run` of the same command
+prints.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _record_run(record, run: Path, seconds: float) -> None:
 
 
 def _planned(record, environment: dict, flags: list[str]) -> float:
-    """MiB on the line of the process that --dry-run prints."""
+    """Returns the MiB on the line of the process that --dry-run prints."""
     said, _ = _command(record, environment, *flags, "--dry-run")
     sys.stdout.write(said[said.index("Memory of the process") :])
     return float(re.search(r"process at its highest\s+([\d,.]+) MiB", said)[1].replace(",", ""))
@@ -132,7 +132,7 @@ def _free_gib() -> float:
 
 
 def make(folder: Path, gsm8k: Path, shape) -> None:
-    """The checkpoint: random weights of a shape, and a tokenizer made for GSM8K."""
+    """Writes the checkpoint: random weights of a shape, and a tokenizer made for GSM8K."""
     import tokenizers
 
     from jaxrl_post.models import decoder, hf

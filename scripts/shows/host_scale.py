@@ -1,9 +1,9 @@
 """A million rollouts of a hundred thousand prompts over 1,024 replicas: minutes and bytes on one core, at a flat cost.
 
-The real loop and tail batching (recompute, 1.25 times the prompts) over the simulated engine, 200 prompts x 10 answers of the
-fitted 8k workload a round: 500 rounds, and 5 rounds for the cost at 10,000 rollouts, the median of three. Each in a process
-that may use one core; minutes are of the turning ring by the clock, cost per rollout by the core's own time, bytes of the whole
-process.
+Runs the real loop and tail batching (recompute, 1.25 times the prompts) over the simulated engine. A round has 200
+prompts x 10 rollouts of the fitted 8k workload. There are 500 rounds, and, for the cost at 10,000 rollouts, the median
+of three runs of 5 rounds. Each runs in a process that may use one core. Minutes are of the loop by the wall clock, cost
+per rollout is by the core's own time, and bytes are of the whole process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _run(record, rounds: int) -> dict:
 
 
 def one(rounds: int) -> dict:
-    """A simulation of so many rounds, in this process."""
+    """Simulates the given number of rounds in this process."""
     from jaxrl_post import config, loop, simulate
     from jaxrl_post.sim import settings
 

@@ -1,11 +1,14 @@
-"""What becomes of answers under new weights: verify is exact to the bit; keep beside recompute, over staleness, while learning.
+"""What becomes of rollouts under new weights: verify is exact to the bit; keep beside recompute, over staleness, while
+learning.
 
-First the demo pipelined with `verify`: every answer that was trained on has one version throughout, and is, token for token and
-log-prob for log-prob, what the weights of that version give from the start on the same engine, long after the run. Then the
-demo's task at its own learning rate in batches of 32 answers, so that several optimizer steps pass under one answer: synchronous,
-and pipelined with `keep` and with `recompute` at bounds of 1, 2, 4 and 8 optimizer steps. Of each: reward at the end, staleness,
-KL (k3) of the newest policy to the one that sampled, total variation per version, effective sample size, and the share of rows
-that swaps cost. Published evidence on `keep` is one figure (PipelineRL, arXiv 2509.19128, at 2,048 tokens).
+First the demo runs pipelined with `verify`. Every rollout that was trained on has one version throughout. Long after
+the run, the weights of that version give it again on the same engine, token for token and log-prob for log-prob.
+
+Then the demo's task runs at its own learning rate in batches of 32 rollouts, so that several optimizer steps pass under
+one rollout. Arms are synchronous, and pipelined with `keep` and with `recompute` at bounds of 1, 2, 4 and 8 optimizer
+steps. Figures of each arm are reward at the end, staleness, KL (k3) of the newest policy to the one that sampled, and
+total variation per version. The effective sample size and the share of rows that swaps cost follow. Published evidence
+on `keep` is one figure (PipelineRL, arXiv 2509.19128, at 2,048 tokens).
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ def show(record) -> None:
     )
 
 
-# ---- verify is what its version gives from the start
+# ---- verify gives what its version gives from the start
 
 
 def _verified(record) -> dict[str, int]:
@@ -120,7 +123,7 @@ def _verified(record) -> dict[str, int]:
 
 
 def _again(run, rollouts) -> dict:
-    """The same requests, answered from the start by the weights in use."""
+    """Generates the same requests from the start with the weights in use."""
     from jaxrl_post.types import Request
 
     run.engine.submit(
@@ -151,7 +154,7 @@ def _rows(folder: Path) -> list[dict]:
 
 
 def _arm(record, overrides: tuple[str, ...]) -> dict[str, float]:
-    """Means over seeds and steps."""
+    """Returns means over seeds and steps."""
     told = []
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:

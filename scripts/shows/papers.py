@@ -1,14 +1,17 @@
 """PipelineRL's throughput and six measured stalenesses come out of closed forms and of the simulator's events alike.
 
-PipelineRL (arXiv 2509.19128, appendix A): 128 chips, batches of 128, lengths uniform; conventional training on all chips in
-turns, G = 133 steps on each generation, against 44 generators of 192 sequences beside 84 learners. A step of h sequences takes
-446.7 + 0.278 h flashes, which is backed out of the paper's two rates of generation, and 4.92 flashes train a token. The events:
-for the conventional one the real loop under synchronous rounds, for the other generation beside training
-(scripts/models/pipelinerl.py). Devices lent to the learner (RollPacker, arXiv 2509.21009, section 5.3): step seconds
-without over with lending, on its fitted workloads, beside its published gain; not bounded, because its training is known
-only as a share of a step.
-Staleness: six runs of Qwen3-8B (Applied Compute, July 2026), group size and law of the lengths assumed: 8, log-normal.
-Seer's and HistoPipe's numbers are of the show placements.
+PipelineRL (arXiv 2509.19128, appendix A) has 128 chips, batches of 128 and uniform lengths. Conventional training uses
+all chips in turns, with G = 133 steps on each generation. The pipeline has 44 generators of 192 sequences beside 84
+learners. A step of h sequences takes 446.7 + 0.278 h flashes, from the paper's two rates of generation. 4.92 flashes
+train a token. Events come from the real loop under synchronous rounds for the conventional case. For the pipeline they
+come from generation beside training (scripts/models/pipelinerl.py).
+
+Devices lent to the learner (RollPacker, arXiv 2509.21009, section 5.3): seconds of a step without lending over those
+with it, on its fitted workloads, beside the published gain. They have no bound, because training is known only as a
+share of a step.
+
+Staleness: six runs of Qwen3-8B (Applied Compute, July 2026). Groups of 8 and log-normal lengths are assumed. The
+numbers of Seer and HistoPipe belong to the show placements.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 
 MINUTES = 6.0
 CHIPS, BATCH, GENERATORS, SLOTS, TAU, UPDATES, LONGEST = 128, 128, 44, 192, 4.92, 133, 1024
-STEP = (446.66, 0.2778)  # flashes: of any step, and of each sequence in it
+STEP = (446.66, 0.2778)  # flashes of any step, and of each sequence in it
 PUBLISHED = {
     "pipelined.generated": 16.9,
     "pipelined.trained": 17.1,
@@ -123,13 +126,16 @@ def _engine(replicas: int, slots: int):
 
 
 def _pipelined() -> dict[str, float]:
-    """Events after a warm-up. What the generator puts into the queue while all its slots start together lasts long: until it is
-    used up both train a little faster than they generate."""
+    """Returns events after a warm-up.
+
+    While all slots start together, the generator fills the queue. Until that is used up, both systems train a little
+    faster than they generate, and it takes long.
+    """
     from models.pipelinerl import Stream
 
     from jaxrl_post.sim import workloads
 
-    flash = _step(SLOTS)  # of a step: all slots are always full
+    flash = _step(SLOTS)  # a step's, because all slots are always full
     stream = Stream(
         _engine(GENERATORS, SLOTS),
         workloads.Prompts(100_000, tokens=1),

@@ -1,10 +1,12 @@
 """Every model family scores as transformers does, planted faults do not, and a checkpoint of 1 GB loads in its size.
 
-Scores: the random checkpoints of tests/goldens (scripts/make_goldens.py) in float32, in both spellings of config.json,
-over plain attention, the trainer's and the engine's; then one by one mistakes a reader or a decoder could make. With
-JAXRL_ORACLE set to a python that has torch and transformers, also what transformers makes of what we write.
+Scores: the random checkpoints of tests/goldens (scripts/make_goldens.py) in float32, in both spellings of config.json.
+They run over plain attention, the trainer's and the engine's. Then come, one by one, mistakes that a reader or a
+decoder could make. With JAXRL_ORACLE set to a python that has torch and transformers, transformers also reads what we
+write.
+
 Memory: a random checkpoint of the shape of Qwen2.5-0.5B in several files, made in a temporary folder and loaded in a
-fresh process; peak resident memory over just before loading, against the bytes of what is loaded.
+fresh process. Peak resident memory over that just before loading is compared with the bytes of what is loaded.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def _planted(record, arms, family: str) -> None:
 
 
 def _written(record, oracle: str) -> None:
-    """Largest difference of transformers' scores, of directories written by models/hf.py and of the older spelling."""
+    """Returns the largest difference of transformers' scores on directories that models/hf.py wrote."""
     done = subprocess.run(
         [oracle, "scripts/make_goldens.py", "--check", sys.executable],
         cwd=record.root,
@@ -107,11 +109,11 @@ def _own_process(record, *arguments: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# ---- In a process of their own
+# ---- in a process of its own
 
 
 def make(folder: str) -> dict:
-    """The checkpoint, leaf by leaf in bfloat16."""
+    """Writes the checkpoint, leaf by leaf in bfloat16."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -133,7 +135,7 @@ def make(folder: str) -> dict:
 
 
 def load(folder: str, dtype: str) -> dict:
-    """bfloat16, which is the checkpoint's, or float32, as a run loads it; into the learner's sharding."""
+    """Loads in bfloat16, as the checkpoint is, or in float32, as a run does, into the learner's sharding."""
     import time
 
     import jax
@@ -157,7 +159,7 @@ def load(folder: str, dtype: str) -> dict:
 
 
 def digest(params) -> int:
-    """Of every weight in bfloat16, in the order of the tree."""
+    """Returns a hash of every weight in bfloat16, in the order of the tree."""
     import zlib
 
     import jax
@@ -171,7 +173,7 @@ def digest(params) -> int:
 
 
 def memory(word: str) -> int:
-    """Bytes of this process, from Linux's own count."""
+    """Returns bytes of this process, from Linux's own count."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{word}:"))
     return int(line.split()[1]) * 1024
 

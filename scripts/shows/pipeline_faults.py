@@ -1,11 +1,14 @@
 """Faults in the midst of pipelined generation: each is said, counted or survived, and none changes a token.
 
-Refused: weights of another tree, another shape, not finite, or of no later version leave the old ones running, the sentence says
-which check, and answers on their way end as if nothing had been tried; in two processes both say so, also of weights that are
-not finite in one of them alone. Torn: a swap that fails behind its checks ends the run with exit code 42, and resumed it ends bit
-for bit as the undisturbed one. Slow: a reward that takes ten times as long as generation
-changes seconds and nothing else: same clocks, tokens, versions, weights. Dead: a judge endpoint that stops answering in mid-run
-leaves samples unscored, which are masked and counted, and the run goes on.
+- Refused: weights of another tree, of another shape, not finite, or of no later version leave the old ones running. The
+  error names the check that failed. Running rollouts end as if nothing had been tried. In two processes both refuse,
+  also where weights are not finite in one of them alone.
+- Torn: a swap that fails after its checks ends the run with exit code 42. Resumed, it ends bit for bit as the
+  undisturbed run.
+- Slow: a reward that takes ten times as long as generation changes seconds and nothing else. Clocks, tokens, versions
+  and weights are the same.
+- Dead: a judge endpoint that stops answering in mid-run leaves samples unscored. They are masked and counted, and the
+  run goes on.
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ def _refused(record) -> None:
 
 
 def _refused_everywhere(record, here: Path) -> None:
-    """In two processes of four devices each, two of which learn and two generate."""
+    """Tries the refused weights in two processes of four devices each, two of which learn and two generate."""
     import processes
 
     split = [
@@ -174,7 +177,7 @@ def _torn(record, runs: Runs) -> None:
 
 
 def _slow(record, runs: Runs) -> None:
-    """As many seconds a reward as make all of them take ten times as long as generation."""
+    """Gives each reward as many seconds as make all rewards take ten times as long as generation."""
     rows = _rows(runs.here / "whole")
     generated = sum(row.get("timing_s/gen", 0.0) for row in rows)
     answers, workers = STEPS * 16 * 4, 1
@@ -190,7 +193,7 @@ def _slow(record, runs: Runs) -> None:
 
 
 def _dead(record, here: Path) -> None:
-    """An endpoint that judges right, for 5 batches, and then refuses."""
+    """Runs with an endpoint that judges correctly for 5 batches and then refuses."""
     asked = []
 
     class Judging(BaseHTTPRequestHandler):

@@ -1,8 +1,9 @@
-"""kill -9 at ten random moments in the midst of pipelined generation, resumed each time: bit for bit the uninterrupted run.
+"""kill -9 at ten random moments in the midst of pipelined generation, resumed each time: bit for bit the uninterrupted
+run.
 
-The demo's task, 32 prompts a step for 16 steps, with answers on their way at every publish, saved every 3 steps: what runs
-then has tokens of several versions, which a save makes re-enter by `recompute`, in the uninterrupted run too. Ten runs are each
-killed once, at a moment drawn from a fixed seed: three while they start, seven between start and end.
+Runs the demo's task with 32 prompts a step for 16 steps, saved every 3 steps, with rollouts running at every publish.
+They have tokens of several versions. A save makes them re-enter by `recompute`, in the uninterrupted run too. Ten runs
+are each killed once, at a moment drawn from a fixed seed: three while they start, seven between start and end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from killed import Runs
 MINUTES = 5.0
 
 SEEDS = tuple(range(10))
-STARTING = 3  # so many are killed while they start; the others each in its own part of the run
+STARTING = 3  # runs killed while they start; each of the others is killed in its own part of the run
 STEPS, EVERY = 16, 3
 COMMAND = [
     "--config=configs/demo_pipeline.py",

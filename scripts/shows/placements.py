@@ -1,15 +1,21 @@
 """Seer's order of placements comes out of the simulator; HistoPipe's on our lengths; and what lock-step leaves of both.
 
-Seer (arXiv 2511.14617): 400 prompts x 8 answers on 32 H800, KV bounded by the memory beside a model of Moonlight's size;
-lengths log-normal with a mean near its 22,386 tokens, at most 65,536; how much of their spread lies within a prompt is assumed.
-Each time the same answers: groups bound to replicas in order (FIFO); answers bound when a slot is free (divided); ours, with
-a probe of each prompt, the longest first, and answers that idle replicas take over; and an oracle that knows every length,
-with the same taking over. What taking over gives alone is shown too: nearly all of it, as slots are not short here. With 64
-slots a replica they are: there probes come too late, and answers of an epoch before take their place.
-HistoPipe (RhymeRL, arXiv 2508.18588): our fitted length model (RollPacker's, at most 16k; its own workload is private, so this
-is not a reproduction), 16 replicas that step on their own, past answers drawn like the present ones. Replicas that do not
-wait for each other use weights one step old: when each may begin follows from what each takes for each step, as if an
-answer that moved arrived at a replica which began that step at the same time.
+Seer (arXiv 2511.14617) has 400 prompts x 8 rollouts on 32 H800. The memory beside a model of Moonlight's size bounds
+the KV cache. Lengths are log-normal with a mean near its 22,386 tokens, at most 65,536. How much of their spread lies
+within a prompt is assumed. All arms have the same rollouts:
+
+- FIFO: groups are bound to replicas in order.
+- Divided: a rollout is bound when a slot is free.
+- Ours: a probe of each prompt, the longest first, and idle replicas take rollouts over.
+- Oracle: knows every length, and takes over as ours does.
+
+Taking over alone is shown too. It gives nearly all of the gain, as slots are not short here. With 64 slots a replica
+they are short: probes come too late there, and rollouts of an earlier epoch take their place.
+
+HistoPipe (RhymeRL, arXiv 2508.18588) runs on our fitted length model: RollPacker's, at most 16k. Its own workload is
+private, so this is no reproduction. 16 replicas step on their own, and past rollouts are drawn like the present ones.
+Replicas that do not wait for each other use weights one step old. When each may begin follows from what each takes for
+each step. A rollout that moved is taken to arrive at a replica which began that step at the same time.
 """
 
 from __future__ import annotations
@@ -58,7 +64,7 @@ def _seer(record) -> None:
 
 
 def _round(arm: str, *, seed: int, slots: int, bounded: bool = False, lockstep: bool = False) -> dict[str, float]:
-    """One synchronous round: seconds, seconds in which the last tenth finishes, engine clock, mean length."""
+    """Returns of one synchronous round: seconds, seconds in which the last tenth finishes, engine clock, mean length."""
     import numpy as np
 
     from jaxrl_post import loop
@@ -121,7 +127,7 @@ def _placement(arm: str, answers):
     from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
 
     class Oracle(Divided):
-        """Every answer's length is known beforehand, and the longest go first."""
+        """Knows every rollout's length beforehand and places the longest first."""
 
         def place(self, groups, round) -> None:
             known = {
@@ -143,8 +149,10 @@ def _placement(arm: str, answers):
 
 
 def _lockstep(record) -> None:
-    """One program over all replicas: where there are more answers than slots the order counts in engine steps too, where
-    there are not nothing does."""
+    """Measures one program over all replicas.
+
+    Where there are more rollouts than slots the order counts in engine steps too. Where there are not, nothing does.
+    """
     found = record.cached(
         "lockstep",
         lambda: {
@@ -230,7 +238,7 @@ def _law():
 
 
 def _past(answers):
-    """The lengths that each prompt had in another epoch."""
+    """Returns the lengths that each prompt had in another epoch."""
     from types import SimpleNamespace
 
     import numpy as np
@@ -254,7 +262,10 @@ def _past(answers):
 
 
 def _steps(placement, steps, lockstep: bool = False) -> dict:
-    """Of each step, seconds that each replica works; seconds of all steps with a barrier; share of answers that moved."""
+    """Returns for each step the seconds that each replica works.
+
+    Also returns the seconds of all steps with a barrier, and the share of rollouts that moved.
+    """
     from jaxrl_post.sim import pace
     from jaxrl_post.sim.engine import SimEngine
 

@@ -1,14 +1,18 @@
-"""Tail batching against the best synchronous rounds on the demo's policy: engine steps, seconds and curves of the same run.
+"""Tail batching against the best synchronous rounds on the demo's policy: engine steps, seconds and curves of the same
+run.
 
-configs/demo_long_tail.py, both ways, in turns, over five seeds or more. Each arm has its own settings, those of several (slots,
-row sizes, steps a dispatch and the freed slots that end one; `over` for tail batching) that took the least time a trained group
-in short runs here. Both arms stay among row sizes that give the same bits on a CPU, 64 and up, as a run does by default.
+Runs configs/demo_long_tail.py both ways, in turns, over five seeds or more. Each arm has its own settings: those that
+took the least time a trained group in short runs here. Candidates differ in slots, row sizes, steps a dispatch, the
+freed slots that end a dispatch, and for tail batching in `over`. Both arms stay among row sizes that give the same bits
+on a CPU, 64 and up, as a run does by default.
 
-Seconds are those of whole training steps (generation, reward, learner, swap, logs), without evaluation. On a CPU a row costs
-about the same in any company, so synchronous rounds of one small size waste less: `sync_of_any_size` is the best of those,
-measured too and without a bound. The curves: held-out accuracy at the same optimizer steps, its mean over the run, and Welch's
-95 % interval of the difference between the arms, a seed being a sample; seeds are added until it is narrow enough. Seed by
-seed the difference is told too: there even the order of what is trained may show.
+Seconds are those of whole training steps (generation, reward, learner, swap, logs), without evaluation. On a CPU a row
+costs about the same in any company, so synchronous rounds of one small size waste less. `sync_of_any_size` is the best
+of those, measured too and without a bound.
+
+Curves are held-out accuracy at the same optimizer steps, and its mean over the run. Their difference between the arms
+has Welch's 95 % interval, a seed being a sample. Seeds are added until it is narrow enough. The difference is also
+given seed by seed, where even the order of what is trained may show.
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ def show(record) -> None:
 
 
 def _speed(record, runs: dict) -> None:
-    """Medians over seeds; per trained group."""
+    """Writes medians over seeds, per trained group."""
     for name, bound in (("engine_steps", 1.5), ("seconds", 1.5), ("generation_s", None)):
         for arm, mine in runs.items():
             record.figure(f"{arm}.{name}_per_group", statistics.median(run[name] for run in mine))
@@ -112,12 +116,12 @@ def _curves(record, runs: dict) -> None:
 
 
 def _means(runs: list[dict]) -> list[float]:
-    """Of each run's curve."""
+    """Returns the mean of each run's curve."""
     return [statistics.mean(run["curve"]) for run in runs]
 
 
 def _interval(runs: dict) -> tuple[float, float]:
-    """Welch's 95 % interval of ours minus synchronous: the seeds of an arm are its sample."""
+    """Returns Welch's 95 % interval of ours minus synchronous. The seeds of an arm are its sample."""
     from scipy import stats
 
     found = stats.ttest_ind(_means(runs["tail_batching"]), _means(runs["sync"]), equal_var=False).confidence_interval(
@@ -135,7 +139,7 @@ def _width(runs: dict) -> float:
 
 
 def _settings(record) -> dict:
-    """Arm -> of its candidates the one that took the fewest seconds a group, and what all of them took."""
+    """Returns for each arm the candidate with the fewest seconds a group, and the seconds of all candidates."""
     out = {}
     for arm, candidates in CANDIDATES.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +155,7 @@ def _settings(record) -> dict:
 
 
 def _run(record, settings: list[str], seed: int) -> dict:
-    """A whole run by the command; what it took per trained group, its curve, its meter, its idle slots."""
+    """Runs one arm by the command. Returns its speed per trained group, curve, time shares and idle slots."""
     import plot_rounds
 
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +176,7 @@ def _run(record, settings: list[str], seed: int) -> dict:
 
 
 def _rows(record, run: Path, settings: Sequence[str], seed: int) -> tuple[list[dict], int]:
-    """The metrics of a run, and the prompts of a round."""
+    """Returns the metrics of a run and the prompts of a round."""
     from jaxrl_post.telemetry import metrics
 
     record.run(
@@ -189,7 +193,7 @@ def _rows(record, run: Path, settings: Sequence[str], seed: int) -> tuple[list[d
 
 
 def _speed_of(rows: list[dict], prompts: int) -> dict[str, float]:
-    """Per trained group: engine steps, seconds of training steps, seconds of generation."""
+    """Returns engine steps, seconds of training steps and seconds of generation, per trained group."""
     steps = [row for row in rows if "training/global_step" in row][WARM:]
     groups, apart = len(steps) * prompts, ("timing_s/testing", "timing_s/save_checkpoint")
     return {

@@ -1,8 +1,8 @@
-"""kill -9 at ten random moments, resumed each time: the run ends as the one that nothing happened to, bit for bit.
+"""kill -9 at ten random moments, resumed each time: the run ends as the undisturbed one, bit for bit.
 
-The demo config with 32 prompts a step for 12 steps, saved every 3. Ten runs are each killed once, at a moment drawn
-from a fixed seed: three while they start, seven between start and end; then one run is killed time and again. At last
-a bit of the newest checkpoint is flipped: the one before is used, and the run still ends alike.
+Runs the demo config with 32 prompts a step for 12 steps, saved every 3. Ten runs are each killed once, at a moment
+drawn from a fixed seed: three while they start, seven between start and end. Then one run is killed again and again. At
+last a bit of the newest checkpoint is flipped: the one before is used, and the run still ends alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from killed import Runs, end, steps
 MINUTES = 6.0
 
 SEEDS = tuple(range(10))
-STARTING = 3  # so many are killed while they start; the others each in its own part of the run
+STARTING = 3  # runs killed while they start; each of the others is killed in its own part of the run
 STEPS, EVERY = 12, 3
 COMMAND = [
     "--config=configs/demo.py",
@@ -39,7 +39,7 @@ def show(record) -> None:
 
 
 def _again_and_again(record, runs: Runs, whole: Path, seconds: float) -> None:
-    """One run, killed up to once for every seed, at some moment of a part of a run after each start that grows."""
+    """Kills one run up to once for every seed. The moment lies in a part of the run that grows with each start."""
     kills, seen, run = 0, [], runs.here / "again"
     for seed in SEEDS:
         kills += runs.kill(run.name, random.Random(100 + seed).random() * (0.4 + 0.06 * seed) * seconds, 0.0)
@@ -52,7 +52,7 @@ def _again_and_again(record, runs: Runs, whole: Path, seconds: float) -> None:
 
 
 def _flipped(record, runs: Runs, whole: Path) -> None:
-    """A whole run whose newest checkpoint then loses a bit: its end is lived through once more."""
+    """Flips one bit of a whole run's newest checkpoint and runs its end once more."""
     run = runs.here / "flipped"
     runs.finish(run.name)
     newest = run / "checkpoints" / f"step_{STEPS:06d}"

@@ -1,11 +1,15 @@
 """Schedulers train on every prompt exactly once, starve nobody, repeat themselves and go on from any point.
 
-Hypothesis draws cases: policy (synchronous, tail batching, RollPacker), how groups go on, over-provisioning, delivery (whole
-rounds or streamed), placement (least loaded, or one that releases, places and migrates as it likes), dynamic sampling, slots,
-dispatch lengths, random completion orders, weights that move, failing graders. Each case is lived through twice: undisturbed,
-and with the scheduler written and read by a new one before every few calls; both under a witness that objects to whatever
-breaks a promise, and both must decide alike. Planted faults must be found. On the real engine at frozen weights tail batching
-trains on the very (prompt, seed, tokens) of synchronous rounds.
+Hypothesis draws cases:
+
+- policy: synchronous, tail batching, RollPacker; how groups go on, and over-provisioning;
+- delivery: whole rounds or streamed; dynamic sampling;
+- placement: least loaded, or one that releases, places and migrates as it likes;
+- slots, dispatch lengths, random completion orders, weights that move, failing graders.
+
+Each case runs twice: undisturbed, and with the scheduler written and read by a new one before every few calls. A
+witness objects to whatever breaks a promise, and both runs must decide alike. Planted faults must be found. On the real
+engine at frozen weights tail batching trains on the very (prompt, seed, tokens) of synchronous rounds.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ def _planted(record) -> None:
     from test_scheduler_properties import FAULTS
 
     passed = record.passed("tests/test_scheduler_properties.py", "planted or drawn_anew")
-    record.figure("planted_faults_found", passed - 1, equals=len(FAULTS) + 1)  # one test is the sound base
+    record.figure("planted_faults_found", passed - 1, equals=len(FAULTS) + 1)  # one test has no fault, and passes
 
 
 def _on_the_real_engine(record) -> None:

@@ -1,9 +1,11 @@
-"""Drafts change no token: every drafter, right and wrong scripts, clones, preemption, swaps, and two whole runs, bit for bit.
+"""Drafts change no token: every drafter, right and wrong scripts, clones, preemption, swaps, and two whole runs, bit
+for bit.
 
-On stories260K (JAXRL_DATA) and on the demo's policy: answers of an engine that drafts against one without a drafter, through
-ends and limits inside drafts. Then configs/demo_speculation.py on fewer prompts for a dozen steps, with drafts and without:
-the same weights. Figures say how many drafts there were, so that no equality is empty. Last the planted faults of
-tests/test_engine_speculation.py, each of which must break an equality.
+Compares rollouts of an engine that drafts with those of an engine without a drafter, on stories260K (JAXRL_DATA) and on
+the demo's policy. Some drafts reach beyond an end or a limit. Then configs/demo_speculation.py runs on fewer prompts
+for a dozen steps, with drafts and without, to the same weights. Figures say how many drafts there were, so that no
+equality is empty. Last come the planted faults of tests/test_engine_speculation.py, each of which must break an
+equality.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 
 MINUTES = 4.0
 NAMED = ("ngram", "histospec", "histospec_rewards", "ours")
-LEAST = {"random": 0, "ngram": 10, "better_clones": 10}  # accepted drafts; of the others at least 200
+LEAST = {"random": 0, "ngram": 10, "better_clones": 10}  # least accepted drafts; at least 200 for the other drafters
 SHORT = (
     "--config.steps=12",
     "--config.data.size=64",
@@ -38,7 +40,10 @@ def show(record) -> None:
 
 
 def _stories(record) -> tuple:
-    """Model, weights, requests, and a token that ends an answer: here a full stop, as the end of a whole story is too far."""
+    """Returns model, weights, requests, and a token that ends a rollout.
+
+    The token is a full stop, as the end of a whole story is too far.
+    """
     import engine_lab as lab
 
     from jaxrl_post.data import tokenizer
@@ -51,7 +56,7 @@ def _stories(record) -> tuple:
 
 
 def _demo(record) -> tuple:
-    """The sums of the demo, 8 answers each."""
+    """Returns the sums of the demo, 8 rollouts each."""
     import engine_lab as lab
     import numpy as np
 
@@ -73,7 +78,7 @@ def _ending(request, eos_ids: tuple):
 
 
 def _arms(record, model: str, config, params, asked: list, eos: int) -> None:
-    """Every drafter, with clones, against an engine without; then few pages, then a swap."""
+    """Compares every drafter, with clones, with an engine without one; then with few pages, then through a swap."""
     import engine_lab as lab
     import numpy as np
     import scripted_drafter as scripted
@@ -124,7 +129,7 @@ def _arms(record, model: str, config, params, asked: list, eos: int) -> None:
 
 
 def _again(engine, asked: list) -> list:
-    """Answers once more, in which `drafted` says which tokens were accepted drafts."""
+    """Generates the rollouts once more. `drafted` says which tokens were accepted drafts."""
     import engine_lab as lab
 
     engine.reset()
@@ -148,7 +153,7 @@ def _compare(record, name: str, want: dict, out: dict, engine, least: int) -> No
 
 
 def _whole_runs(record) -> None:
-    """Sync: with drafts, with drafts and clones, and without, from the same file."""
+    """Runs synchronously from the same file: with drafts, with drafts and clones, and without."""
     import saved
 
     from jaxrl_post.telemetry import metrics

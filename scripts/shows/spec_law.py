@@ -1,9 +1,14 @@
 """What the engine emits follows the exact law: temperature, top-k and top-p, with and without candidates.
 
-Chi-square of the real engine's tokens against numpy's exact law, seeds fixed, at a family-wise level of 0.001: over 40 ids,
-every context of the first two tokens; over 2,053 ids (three tiles of the law) the first token; on a 3-token model whole
-answers against the product of conditionals, an end token among the three. Candidates are a few
-earlier answers to the same prompt, the same ones again and again. Then planted faults, each to be rejected at 1e-6.
+Compares the real engine's tokens with numpy's exact law by chi-square, with fixed seeds, at a family-wise level of
+0.001:
+
+- over 40 ids, every context of the first two tokens;
+- over 2,053 ids (three tiles of the law), the first token;
+- on a 3-token model, whole rollouts against the product of conditionals, with an end token among the three.
+
+Candidates are a few earlier rollouts of the same prompt, the same ones again and again. Then come planted faults, each
+of which must be rejected at 1e-6.
 """
 
 from __future__ import annotations
@@ -41,14 +46,14 @@ def show(record) -> None:
 
 
 def _pair(record, name: str, vocab: int, law, count: int, length: int, test) -> dict[str, float]:
-    """p-values without candidates and with them; how many candidates were right and wrong."""
+    """Returns p-values without candidates and with them, and how many candidates were right and wrong."""
     import law_arms as arms
 
     engine = arms.engine(vocab)
     alone = arms.answers(engine, law, count, length)
     drafted = arms.answers(engine, law, count, length, attempt=1, drafts=arms.drafts(alone))
     counts = engine.metrics()
-    # of 2,053 ids a second one is hardly ever guessed
+    # of 2,053 ids a second is hardly ever guessed
     record.figure(f"right_candidates_{name}", counts["spec/num_accepted"], at_least=100 if vocab < 100 else None)
     record.figure(f"wrong_candidates_{name}", counts["spec/num_drafted"] - counts["spec/num_accepted"], at_least=100)
     return {name: test(alone), f"{name}_with_candidates": test(drafted)}

@@ -1,14 +1,17 @@
-"""Drafting from history: rollouts of a recorded run answered again with each drafter, in steps and in seconds.
+"""Drafting from history: rollouts of a recorded run generated again with each drafter, in steps and in seconds.
 
-Two runs of several epochs come first, RL on stories260K (mean entropy above a nat) and on the demo policy (well below 0.3),
-then requests of the first round (cold: nothing remembered) and of the round behind the log (steady) are answered by every
-drafter, over 64 slots: `full_batch` while requests wait for a slot, `tail` from then on. The demo answers four such rounds, one
-after the other. All arms must give the same bits.
+Two runs of several epochs come first: RL on stories260K (mean entropy above a nat) and on the demo policy (well below
+0.3). Then every drafter generates requests of the first round (cold: nothing remembered) and of the round after the log
+(steady), over 64 slots. `full_batch` is while requests wait for a slot, `tail` from then on. The demo runs four such
+rounds, one after the other. All arms must give the same bits.
 
-Steps: rows are free up to 192, as on an accelerator below its balance point (a flat cost table), so that a step ratio says what
-a device bound by memory would gain. Seconds: of this CPU, where each row costs; the table of step costs is measured first,
-every arm chooses its row sizes from it, and the arms take turns dispatch by dispatch, since the machine's speed drifts. The
-oracle drafts the model's own most likely token; it is computed from the rollouts. Below an entropy of 0.3 nats ratios are
+Steps: rows are free up to 192 (a flat cost table), as on an accelerator below its balance point. So a step ratio says
+what a device bound by memory would gain.
+
+Seconds: those of this CPU, where each row costs. The step-cost table is measured first, and every arm chooses its row
+sizes from it. The arms take turns dispatch by dispatch, since the machine's speed drifts.
+
+The oracle drafts the model's own most likely token, computed from the rollouts. Below an entropy of 0.3 nats ratios are
 reported, not claimed.
 """
 
@@ -22,10 +25,10 @@ from pathlib import Path
 
 MINUTES = 30.0
 SLOTS, STEPS, PROMPTS = 64, 16, 16
-WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft: the demo's texts can be foretold further
+WIDTH = {"stories": 7, "demo": 11}  # longest chain of a draft; the demo's texts are more predictable
 PAIRS = {"stories": 15, "demo": 15}
-MORE = {"stories": 6, "demo": 30}  # of off and ours alone, as their ratio has a bound
-ROUNDS = {"stories": 1, "demo": 4}  # the demo's last answers drain in a few steps
+MORE = {"stories": 6, "demo": 30}  # only of off and ours, whose ratio has a bound
+ROUNDS = {"stories": 1, "demo": 4}  # the demo's last rollouts drain in a few steps
 SIZES = (64, 128, 192)
 ENTRIES = {"prompts": 1 << 20, "shared": 3 << 18, "live": 1 << 14}
 ARMS = ("off", "ngram", "histospec", "ours")
@@ -93,7 +96,10 @@ def show(record) -> None:
 
 
 def _flat(record) -> Path:
-    """A cost table in which rows and drafting are free, as where memory is the bound: the recorded runs draft by it."""
+    """Writes a cost table in which rows and drafting are free, as where memory is the bound.
+
+    The recorded runs draft by it.
+    """
     file = record.root / ".cache" / "speculation" / "flat.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"figures": {"step_s": {str(size): 1.0 for size in SIZES}}}))
@@ -101,7 +107,7 @@ def _flat(record) -> Path:
 
 
 def _log(record, folder: Path, file: str, overrides: list[str]) -> None:
-    """The run that is replayed, anew for every show."""
+    """Records the run that is replayed, anew for every show."""
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,7 +122,7 @@ def _log(record, folder: Path, file: str, overrides: list[str]) -> None:
 
 
 def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, steady: bool) -> dict:
-    """Both phases of one workload and stage, arm by arm, and their bounds."""
+    """Writes both phases of one workload and stage, arm by arm, with their bounds."""
     import numpy as np
     import replay
 
@@ -135,12 +141,12 @@ def _cells(record, name: str, folder: Path, file: str, overrides: list[str], *, 
     flat = StepCost(SIZES, (1.0,) * len(SIZES), "flat")
     free = {arm: _arm(where, arm, flat) for arm in ARMS}
     for arm in free.values():
-        arm.run()  # what drafts prove worth is counted
+        arm.run()  # counts what drafts prove to be worth
     counted = {name: arm.run() for name, arm in free.items()}
     record.figure(
         f"{name}.arms_with_other_bits", sum(run.bits != counted["off"].bits for run in counted.values()), equals=0
     )
-    free["ours"].engine.drafting.forced = True  # so that it looks for the likeliest token at every step
+    free["ours"].engine.drafting.forced = True  # so that it computes the argmax token at every step
     watched = free["ours"].run()
     del free
     best = replay.oracle(watched, where.rounds, rows=max(SIZES), slots=SLOTS, width=where.width)
@@ -185,8 +191,10 @@ def _cell(counted: dict, times: dict, arm: str, phase: str) -> dict:
 
 
 def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
-    """Seconds a token of each arm and phase in runs that take turns dispatch by dispatch, row sizes from a table measured
-    here."""
+    """Returns seconds a token of each arm and phase, in runs that take turns dispatch by dispatch.
+
+    Row sizes come from a table measured here.
+    """
     import replay
 
     cost = _measured(where)
@@ -217,7 +225,7 @@ def _times(record, name: str, where) -> dict[str, dict[str, list[float]]]:
 
 
 def _measured(where):
-    """The table of step costs, from the stage's own requests."""
+    """Measures the step-cost table on the stage's own requests."""
     from benches import cost
 
     from jaxrl_post.engine.step_cost import StepCost
@@ -228,7 +236,7 @@ def _measured(where):
 
 
 def _interval(values: list[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
+    """Returns a 95 % bootstrap interval of the median."""
     import numpy as np
 
     drawn = np.random.default_rng(0).choice(values, (4000, len(values)))

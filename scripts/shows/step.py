@@ -1,9 +1,9 @@
 """One training step on a tiny shape beside TRL's and Tunix's, all on this machine and in turns.
 
-Builds one environment per peer under .cache/peers/ (Python 3.11, a few minutes and 3 GB, once) and runs the peers' own
-benchmarks of the same shape: 8 prompts x 8 answers of at most 128 tokens, 3.7 million parameters, float32. A peer generates
-to the longest answer of its batch and masks the rest, so that its one figure is of both cases: the longest of the log-normal
-lengths has all 128 tokens too. In every round each takes its turn; figures are medians over the rounds.
+Builds one environment per peer under .cache/peers/ (Python 3.11, a few minutes and 3 GB, once). Runs the peers' own
+benchmarks of the same shape: 8 prompts x 8 rollouts of at most 128 tokens, 3.7
+million parameters in float32 each. A peer generates to the longest rollout of its batch and masks the rest, and the longest of the log-normal lengths has all 128
+tokens. So its one figure is of both cases. In every round each takes its turn. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from record import Missing, Record
 
 MINUTES = 12.0
 ROUNDS = 3
-PEERS = {  # what each is made of, a line per call of pip, since the order matters
+PEERS = {  # what each environment is made of; one line per call of pip, since the order matters
     "trl": ("torch==2.13.0", "trl==1.16.0 transformers"),
     "tunix": ("google-tunix==0.1.7 jax==0.10.2",),
 }
@@ -99,7 +99,7 @@ def _peer(root: Path, python: Path, script: Path) -> dict:
 
 
 def _environment(root: Path, peer: str) -> Path:
-    """The Python of a peer's environment, which is made where it is not there or is of other versions."""
+    """Returns the Python of a peer's environment. Makes it where it is not there or has other versions."""
     place = root / ".cache" / "peers" / peer
     python, done = place / "bin" / "python", place / "requirements.txt"
     wanted = "\n".join(PEERS[peer])

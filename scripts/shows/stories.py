@@ -1,9 +1,8 @@
-"""stories260K: its documented greedy story to the character, and RL that its held-out openings feel.
+"""stories260K: its documented greedy story to the character, and RL that shows on its held-out openings.
 
-The story comes out of the row engine. RL is configs/stories.py at 3 seeds: accuracy on the held-out openings (64 openings x 4
-answers at temperature 1), averaged over the evaluations at steps 0-9 and over those at 90-99; the second minus the
-first, in standard errors over openings, of the difference. At learning rate 0 every evaluation draws the same
-answers, so the difference must be none at all.
+The story comes out of the row engine. RL is configs/stories.py at 3 seeds. Its figure is accuracy on 64 held-out openings x 4 rollouts at temperature 1: the mean over the evaluations at steps 90-99 minus that over the
+first ten steps. It is given in standard errors of the difference, over openings. At learning rate 0 every evaluation draws the same
+rollouts, so the difference must be zero.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ def _record_gain(record, name: str, found: dict, at_least: float) -> None:
 
 
 def _golden(file: Path) -> str:
-    """The text between the fences of the greedy sample, without its command line."""
+    """Returns the text between the fences of the greedy sample, without its command line."""
     block = file.read_text().split("-t 0.0\n", 1)[1]
     return block.split("\n```", 1)[0]
 
 
 def _greedy(folder: Path) -> str:
-    """The engine's greedy answer to the begin token alone."""
+    """Returns the engine's greedy rollout of the begin token alone."""
     from jaxrl_post.data import tokenizer
     from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
     from jaxrl_post.models import decoder, llama2c
@@ -93,7 +92,7 @@ def _greedy(folder: Path) -> str:
 
 
 def _run(record, seed: int, *overrides: str) -> dict:
-    """One run; mean accuracy early and late, and how many standard errors apart."""
+    """Runs once. Returns mean accuracy early and late, and how many standard errors they are apart."""
     import numpy as np
 
     from jaxrl_post.telemetry import rollout_log

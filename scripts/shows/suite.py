@@ -1,9 +1,9 @@
 """The whole first tier of tests runs within minutes on two cores, from a fresh clone with nothing compiled before.
 
-Clones the project at its present commit into a temporary folder, makes the environment there (`make .venv/installed.stamp`),
-and runs `make test`, whose compilation cache lies in the clone and is empty. Writes the number of tests, seconds, and CPU seconds in all and by
-file, as the table at the end of the run tells them. Seconds count on two idle cores; CPU seconds hold elsewhere too, so
-one of the two bounds has to hold. Needs a package index, or what pip is told to use in its place.
+Clones the project at its present commit into a temporary folder and makes the environment there. Runs `make test`,
+whose compilation cache lies in the clone and is empty. Writes the number of tests, the seconds, and the CPU seconds in
+all and by file, as the table at the end of the run says. Seconds count on two idle cores. CPU seconds hold elsewhere
+too, so one of the two bounds has to hold. Needs a package index, or what pip is told to use in its place.
 """
 
 from __future__ import annotations

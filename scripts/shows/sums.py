@@ -1,10 +1,10 @@
 """The learner's gradient is a sum: packed == unpacked, k accumulates == one batch, 8 sharded devices == one.
 
-Per leaf, relative 2-norm, before the optimizer, with every term of the loss on (narrow clipping, k3, entropy) and the
-ratio away from 1. The unpacked side is plain code of tests/made_groups.py: one sequence per row, dense attention, the
-papers' formulas. Every aggregation with PPO's clipping; then the other losses (gspo's mean over a sequence inside a
-packed row among them), in x64. Then the planted faults, each of which must be far outside: the same distance, at least
-1e-3.
+Gradients are compared per leaf in relative 2-norm, before the optimizer. Every term of the loss is on (narrow clipping,
+k3, entropy), and the ratio is away from one. The unpacked side is plain code of tests/made_groups.py: one sequence per
+row, dense attention, the papers' formulas. Every aggregation runs with PPO's clipping. Then the other losses run in
+x64, among them gspo's mean over a sequence inside a packed row. Each planted fault must be far outside: the same
+distance, at least 1e-3.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def show(record) -> None:
 
 
 def _planted(record, groups) -> None:
-    """The distance each planted fault makes: measured here, not taken from a test's exit code."""
+    """Measures the distance that each planted fault makes, here and not by a test's exit code."""
     import gradient_arms as arms
     import numpy as np
     import pytest

@@ -1,9 +1,14 @@
-"""A swap in mid-generation: keep, recompute and verify are each what they say, and cost no more than a copy.
+"""A swap in mid-generation: keep, recompute and verify each do what they say, and cost no more than a copy.
 
-On a tiny random model, half-way through 48 answers. keep: every answer with tokens of both versions equals a cached
-one-sequence numpy reference that switches weights at the same token. recompute: the tokens after the swap equal a full
-forward of the new weights over the whole text. verify: every answer is, bit for bit, what an engine with the new weights
-gives, and agrees with the independent sampler. Then scripts/bench.py swap, with its bounds.
+Swaps on a tiny random model, half-way through 48 rollouts.
+
+- keep: every rollout with tokens of both versions equals a cached one-sequence numpy reference that switches weights at
+  the same token.
+- recompute: the tokens after the swap equal a full forward pass of the new weights over the whole text.
+- verify: every rollout is, bit for bit, what an engine with the new weights gives, and agrees with the independent
+  sampler.
+
+Then scripts/bench.py swap runs, with its bounds.
 """
 
 from __future__ import annotations

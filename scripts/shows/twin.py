@@ -1,13 +1,18 @@
-"""The simulator fed a run's lengths takes the run's decisions: admits, finishes and takes, each at its clock, byte for byte.
+"""The simulator fed a run's lengths takes the run's decisions: admits, finishes and takes, each at its clock, byte for
+byte.
 
-The real run: configs/demo.py, shortened, by the command. Its twin: the same loop, scheduler, evaluation and host's side of
-the engine over a device of numpy (jaxrl_post/sim/twin.py), which is told how long every answer of the rollout log is, and
-nothing of when anything happened. Pages plentiful and so few that answers are preempted; two dispatch lengths; with
-configs/demo_tail_batching.py the scheduler parks answers and lets them go on. Then configs/demo_speculation.py: there the
-twin is told too how many tokens each step of an answer settled (accept lengths), and what the drafts of each dispatch were
-worth, by which the engine chooses its row size. Equal: scheduler_log.jsonl, and dispatches.jsonl, in which every dispatch
-has its clock, steps, row size and the use of its rows.
-That this is no tautology: the twin of a run in which one answer is one token longer writes another log.
+The real run is configs/demo.py, shortened, by the command. Its twin has the same loop, scheduler, evaluation and host
+side of the engine, over a device of numpy (jaxrl_post/sim/twin.py). The twin knows how long every rollout of the log
+is, and nothing of when anything happened. Pages are plentiful in one case, and in another so few that rollouts are
+preempted. There are two dispatch lengths. With configs/demo_tail_batching.py the scheduler parks rollouts and lets them
+go on.
+
+Then comes configs/demo_speculation.py. There the twin also knows how many tokens each step of a rollout accepted. It
+knows what the drafts of each dispatch were worth, by which the engine chooses its row size. scheduler_log.jsonl must be
+equal, and dispatches.jsonl, which holds clock, steps, row size and the use of its rows for every dispatch.
+
+A planted difference shows that this is no tautology: the twin of a run in which one rollout is one token longer writes
+another log.
 """
 
 from __future__ import annotations
@@ -20,10 +25,10 @@ from pathlib import Path
 
 MINUTES = 6.0
 SHORT = ("--config.steps=8", "--config.eval.prompts=24", "--config.eval.every=4", "--config.checkpoint.every=4")
-FEW = "--config.engine.pages=140"  # for 64 slots, of which each wants two or three
+FEW = "--config.engine.pages=140"  # for 64 slots, each of which wants two or three
 DEMO, DRAFTING = "configs/demo.py", "configs/demo_speculation.py"
 TAIL = "configs/demo_tail_batching.py"
-AGAIN = ("--config.data.size=64", "--config.scheduler.prompts=32")  # every second step an epoch: there is a past
+AGAIN = ("--config.data.size=64", "--config.scheduler.prompts=32")  # an epoch is two steps, so there is a past
 DEFERRING = tuple(f"--config.scheduler.{put}" for put in ("name=tail_batching", "over=1.25", "prefix_mode=recompute"))
 ARMS = {
     "plentiful": (DEMO,),

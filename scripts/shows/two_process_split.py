@@ -1,10 +1,10 @@
 """Devices that learn and devices that generate, in two processes: both decide alike, and weights arrive as they left.
 
-configs/demo_pipeline.py for 5 steps on 8 forced devices, of which 4 learn (data 2 x fsdp 2) and 4 generate: as 2 processes of 4
-devices, each with two of either kind, and as 1 process of 8. Between the two processes scheduler log, rollouts and
-deterministic metrics are equal byte for byte. At every publish each process compares each piece of the weights that its
-engine got with what the learner has, bit for bit. Against the single process, whose weights are copied in another way, the
-decisions and tokens of step 1 are equal; what later steps do is reported.
+Runs configs/demo_pipeline.py for 5 steps on 8 forced devices, of which 4 learn (data 2 x fsdp 2) and 4 generate. One
+run has 2 processes of 4 devices, each with two of either kind. The other has 1 process with all 8 devices. Between the
+two processes scheduler log, rollouts and deterministic metrics are equal byte for byte. At every publish each process
+compares each piece of its engine's weights with what the learner has, bit for bit. The single process copies weights in
+another way. Against it the decisions and tokens of step 1 are equal; what later steps do is reported.
 """
 
 from __future__ import annotations

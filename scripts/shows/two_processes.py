@@ -1,9 +1,9 @@
-"""Two processes decide, sample and measure the same, byte for byte, without telling each other.
+"""Two processes decide, sample and measure the same, byte for byte, without messages about decisions.
 
-The demo config for 3 steps on a mesh of data 2 x fsdp 2: as 2 processes of 2 forced devices, and as 1 process of 4. Between
-the two processes scheduler log, rollouts and deterministic metrics are equal byte for byte. Against the single process the
-decisions and tokens of step 1 are equal and its gradient agrees per leaf to the order of additions; what later steps do is
-reported.
+Runs the demo config for 3 steps on a mesh of data x fsdp = 2 x 2 devices. One run has 2 processes of 2
+forced devices, the other 1 process with all four devices. Between the two processes scheduler log, rollouts and deterministic metrics are equal byte for byte.
+Against the single process the decisions and tokens of step 1 are equal. Its gradient agrees per leaf to the order of
+additions. What later steps do is reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def show(record) -> None:
 
 
 def _worst_leaf(one: str, two: str) -> float:
-    """Largest over leaves of |a - b| / |b| in 2-norm."""
+    """Returns the largest |a - b| / |b| over leaves, in 2-norm."""
     import numpy as np
 
     a, b = np.load(one), np.load(two)

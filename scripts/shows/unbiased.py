@@ -1,10 +1,13 @@
-"""At frozen weights tail batching trains on exactly what synchronous rounds do; under drift each way to go on has its price.
+"""At frozen weights tail batching trains on exactly what synchronous rounds do; under drift each way to go on has its
+price.
 
-Frozen: the multiset of (prompt, seed, tokens) equals that of synchronous rounds, on the simulator over 7 periods of the fitted
-16k workload, and on the real engine, for verify, recompute and restart. Drift: every token of an answer is another one under
-the next version with probability TV; 0, 0.001, 0.005, 0.02 and what a run of configs/demo.py has (its mean total variation of
-the next token's law between two steps, over the answers it trains on). Lengths trained are put beside what synchronous rounds
-launch and train under the same drift. RollPacker's own mode shows how much it shrinks.
+Frozen: the multiset of (prompt, seed, tokens) equals that of synchronous rounds. That holds on the simulator over 7
+periods of the fitted 16k workload, and on the real engine, for verify, recompute and restart.
+
+Drift: every token of a rollout changes under the next version with probability TV. TV is 0, 0.001, 0.005, 0.02, or what
+a run of configs/demo.py has. The latter is its mean total variation of the next token's law between two steps, over the
+rollouts it trains on. Lengths trained stand beside what synchronous rounds launch and train under the same drift.
+RollPacker's own mode shows how much it shrinks.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ def _frozen(record) -> None:
 
 
 def _trained(given) -> Counter:
-    """(prompt, seed, digest of the tokens) of everything the learner got."""
+    """Returns (prompt, seed, digest of the tokens) of everything the learner got."""
     from jaxrl_post import loop, simulate
 
     ring = simulate.assemble(given)
@@ -97,7 +100,7 @@ def _engine(record) -> None:
 
 
 def _under(record, tv: float) -> None:
-    """All ways to go on at one drift, beside synchronous rounds."""
+    """Writes all ways to go on at one drift, beside synchronous rounds."""
 
     def figures(*overrides: str) -> dict:
         from jaxrl_post import simulate
@@ -136,7 +139,7 @@ def _under(record, tv: float) -> None:
 
 
 def _measured(record) -> dict:
-    """Total variation of the next token's law between one version and the next, over the answers of a real run."""
+    """Measures the total variation of the next token's law between one version and the next, on a real run."""
     import tempfile
 
     import jax
@@ -186,7 +189,7 @@ class _Watched:
         return out
 
     def _apart(self, before, after) -> float:
-        """Mean over 64 answers' tokens of half the 1-norm between two laws of the next token."""
+        """Returns half the 1-norm between two laws of the next token, the mean over the tokens of 64 rollouts."""
         import numpy as np
         from dense_attend import dense
 

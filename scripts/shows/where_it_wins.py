@@ -1,13 +1,22 @@
-"""PipelineRL's case by the scheduler of a run, and where pipelining, tail batching and both win, by lengths and devices.
+"""PipelineRL's case by the scheduler of a run, and where pipelining, tail batching and both win, by lengths and
+devices.
 
-First PipelineRL's appendix A (arXiv 2509.19128): 44 generators of 192 sequences beside 84 learners, lengths uniform, in flashes,
-over conventional rounds of 133 steps on all 128 chips; the pipeline is the very object that a run uses (scheduler/pipeline.py).
-Then a table over four laws of lengths (uniform; RollPacker's fitted 8k and 32k, arXiv 2509.21009; log-normal with a thin tail)
-and 16 to 1,024 H800, Qwen2.5-7B on one device a replica, 8 where there are 1,024, 1,024 answers an optimizer step, each bound
-to a replica when a slot is free, seconds from the analytic cost. Six ways: synchronous and
-tail-batched rounds on shared devices; both with the learner on devices of its own, one step behind; the pipeline on shared
-devices, and split. Split ways get the better of two shares of the devices for generation. On shared devices time is decode plus
-training work, and the pipeline's gain is full slots; split, the slower side decides. `where-it-wins.svg` draws the table.
+First comes PipelineRL's appendix A (arXiv 2509.19128): 44 generators of 192 sequences beside 84 learners, with uniform
+lengths, in flashes. It is compared with conventional rounds of 133 steps on all 128 chips. The pipeline is the very
+object that a run uses (scheduler/pipeline.py).
+
+Then comes a table over four laws of lengths and 16 to 1,024 H800. The laws are uniform, RollPacker's fitted 8k and 32k
+(arXiv 2509.21009), and log-normal with a thin tail. The model is Qwen2.5-7B on one device a replica, or on 8 where
+there are 1,024 devices. An optimizer step trains on 1,024 rollouts, each bound to a replica when a slot is free.
+Seconds come from the analytic cost. There are six ways:
+
+- synchronous and tail-batched rounds on shared devices;
+- both with the learner on devices of its own, one step behind;
+- the pipeline on shared devices, and split.
+
+Split ways get the better of two shares of the devices for generation. On shared devices time is decode plus training
+work, and the pipeline's gain is full slots. Where devices are split, the slower side decides. `where-it-wins.svg` draws
+the table.
 """
 
 from __future__ import annotations
@@ -28,7 +37,7 @@ LAWS = {
     "thin_tail": ("workload.name=lognormal", "workload.mean=1000.0", "workload.tail=1.2", "workload.cap=8192"),
 }
 DEVICES = (16, 128, 1024)
-SHARES = (0.5, 0.7)  # of the devices that generate, where the learner has its own
+SHARES = (0.5, 0.7)  # of the devices, for generation, where the learner has its own
 TENSOR = {16: 1, 128: 1, 1024: 8}  # devices of a replica
 PROMPTS, GROUP, ROUNDS, WARM = 128, 8, 30, 10
 PEAK, MFU, ACTIVE = 9.9e14, 0.4, 7.62e9  # of an H800; a trained token takes 6 * ACTIVE operations
@@ -84,7 +93,7 @@ def _pipelinerl(record) -> None:
 
 
 def _piped() -> dict[str, float]:
-    """Tokens a flash, generated and trained, after as many steps as the longest answer lasts."""
+    """Returns tokens a flash, generated and trained, after as many steps as the longest rollout lasts."""
     import papers as p
 
     given = _settings(
@@ -116,7 +125,7 @@ def _piped() -> dict[str, float]:
 
 
 def _table(record) -> dict[tuple[str, int], dict]:
-    """Rows by law and devices, as many at a time as there are cores."""
+    """Returns rows by law and devices. As many are computed at a time as there are cores."""
     from shows import where_it_wins as mine  # under a name that another process knows it by
 
     cells = [(law, count) for law in LAWS for count in DEVICES]
@@ -133,7 +142,7 @@ def _table(record) -> dict[tuple[str, int], dict]:
 
 
 def _row(law: str, count: int) -> dict[str, dict]:
-    """Ways -> seconds an optimizer step, the speed-up over synchronous rounds, staleness."""
+    """Returns for each way seconds an optimizer step, the speed-up over synchronous rounds, and staleness."""
     out = {}
     for way in WAYS:
         out[f"{way}.shared"] = _way(law, way, count, 1.0)
@@ -176,14 +185,17 @@ def _way(law: str, way: str, count: int, share: float) -> dict[str, float]:
 
 
 def _behind(rounds: list, batches: int) -> list:
-    """Those after so many batches: a publish may follow several."""
+    """Returns the rounds after so many batches. One round may have several."""
     seen = itertools.accumulate(one.batches for one in rounds)
     return [one for one, count in zip(rounds, seen) if count > batches]
 
 
 def _slots(way: str, replicas: int) -> int:
-    """Of each replica: rounds get one for each of their answers; the pipeline so many that its bound leaves them full, about
-    three batches in all."""
+    """Returns the slots of each replica.
+
+    Rounds get a slot for each of their rollouts. The pipeline gets so many that its bound leaves them full, about three
+    batches in all.
+    """
     answers = PROMPTS * GROUP * (1.25 if way == "tail" else 3.0 if way == "pipeline" else 1.0)
     return min(256, math.ceil(answers / replicas))
 
@@ -195,7 +207,7 @@ def _settings(overrides: tuple[str, ...]):
 
 
 def _turned(given) -> tuple[list, int]:
-    """The rounds of a simulation that has run, and the age of its oldest trained token."""
+    """Returns the rounds of a simulation that has run, and the age of its oldest trained token."""
     from ages import Ages
 
     from jaxrl_post import loop, simulate

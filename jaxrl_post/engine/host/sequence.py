@@ -175,11 +175,13 @@ class SequenceState:
             setattr(self, name, [])
 
     def ending(self, stopped: bool = False) -> Finish | None:
-        """Returns how the tokens end the rollout, or None for an unfinished one. `stopped`: they complete a stop string."""
+        """Returns how the tokens end the rollout, or None for an unfinished one.
+
+        `stopped`: the last token completes a stop string."""
         sampling = self.request.sampling
         if self.tokens and self.tokens[-1] in sampling.eos_ids:
             return Finish.EOS
-        if stopped or self.tokens and self.tokens[-1] in sampling.stop_ids:
+        if stopped or (self.tokens and self.tokens[-1] in sampling.stop_ids):
             return Finish.STOP
         return Finish.LENGTH if self.num_tokens >= self.limit else None
 
