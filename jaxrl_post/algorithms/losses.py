@@ -146,7 +146,7 @@ def k2(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Floa
 
 def k3(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
     """ref/pi - 1 - log(ref/pi): unbiased and never negative (joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300,
-    equation 4). Log-ratio clamped to +-20 and value to +-10, as verl does."""
+    equation 4). Log-ratio clamped to +-20 and value to +-10, as verl does: a token above 10 has no gradient."""
     _assert_alike(logprobs, ref_logprobs)
     inverse = jnp.clip(ref_logprobs - logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return jnp.clip(jnp.exp(inverse) - inverse - 1.0, -K3_BOUND, K3_BOUND)

@@ -41,7 +41,7 @@ class EngineConfig:
         0,
         unit="rows",
         used_when=_ENGINE,
-        doc="Rows that may sample a token in one step. 0: as many as slots, or all rows where drafts are made.",
+        doc="Rows that may sample in one step. 0: as many as slots, or all rows with a drafter. No bits depend on it.",
     )
     steps_per_dispatch: int = at_least(
         8,

@@ -2,6 +2,8 @@
 
   keep       tokens and KV stay; the next token is sampled by the new weights over keys and values of the old ones
              (an in-flight update: PipelineRL, arXiv 2509.19128, section 4, measures its effect at 2,048 tokens)
+             A rollout that is preempted when pages run short loses its KV. The current weights then compute it again, and a
+             rollout of an older version goes on from another KV than it had (counted as sched/recomputed_older_versions).
   recompute  tokens, log-probs and versions stay; the new weights compute the KV again
   verify     tokens become candidates; the final rollout is what the new weights give from the start
   auto       verify where at least half of the tokens are expected to be accepted, by the acceptance so far; else
