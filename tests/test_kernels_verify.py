@@ -15,8 +15,8 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks as interpreted_gp
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
 from jaxrl_post.engine import row_program as device
-from jaxrl_post.engine.row_state import RowProgram
 from jaxrl_post.engine.compiled import Programs
+from jaxrl_post.engine.row_state import RowProgram
 from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, thresholds, tiles, verify
 from jaxrl_post.kernels.pallas_tpu import pltpu
 from jaxrl_post.models import decoder

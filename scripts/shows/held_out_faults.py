@@ -45,7 +45,9 @@ def _drafters(record) -> None:
 
     found = record.cached("runs", lambda: _runs(record))
     cases = {case.name: {d: found["cases"][f"{case.name} {d}"] for d in runs.DRAFTERS} for case in runs.CASES}
-    refused = [f"{name} {d}: {got['refused']}" for name, by in cases.items() for d, got in by.items() if "refused" in got]
+    refused = [
+        f"{name} {d}: {got['refused']}" for name, by in cases.items() for d, got in by.items() if "refused" in got
+    ]
     record.figure("drafters.cases", len(cases), equals=42)
     record.figure("drafters.runs", sum(map(len, cases.values())), equals=126)
     record.figure("drafters.refused", refused, equals=[])
@@ -67,7 +69,9 @@ def _drafters(record) -> None:
 
 
 def _differing(cases: dict, drafter: str, kind: str) -> list[str]:
-    return [name for name, by in cases.items() if by["off"].get(kind) is None or by["off"][kind] != by[drafter].get(kind)]
+    return [
+        name for name, by in cases.items() if by["off"].get(kind) is None or by["off"][kind] != by[drafter].get(kind)
+    ]
 
 
 def _runs(record) -> dict:
@@ -76,7 +80,9 @@ def _runs(record) -> dict:
     parts = [["planted"], ["asked"], *([str(part), str(cores)] for part in range(cores))]
     with tempfile.TemporaryDirectory() as folder:
         with ThreadPoolExecutor(cores) as pool:
-            done = [pool.submit(record.run, "scripts/drafted_runs.py", folder, *part, timeout_s=LIMIT_S) for part in parts]
+            done = [
+                pool.submit(record.run, "scripts/drafted_runs.py", folder, *part, timeout_s=LIMIT_S) for part in parts
+            ]
             for one in done:
                 one.result()
         read = {part[0]: json.loads((Path(folder) / f"{part[0]}.json").read_text()) for part in parts}
@@ -101,7 +107,12 @@ def _stop_strings(record) -> None:
 
 def _timings(record) -> None:
     changed = {
-        "mini_batches": ("demo", "--config.steps=12", "--config.scheduler.mini_batches=4", "--config.scheduler.prompts=32"),
+        "mini_batches": (
+            "demo",
+            "--config.steps=12",
+            "--config.scheduler.mini_batches=4",
+            "--config.scheduler.prompts=32",
+        ),
         "pipeline": ("demo_pipeline", "--config.steps=9", "--config.scheduler.prompts=16"),
     }
     from jaxrl_post.telemetry import metrics
