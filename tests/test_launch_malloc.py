@@ -14,15 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = """
 import gc, sys
 import numpy as np
-from jaxrl_post.launch import allocation, plan
-if sys.argv[1] == "set" and not allocation.return_large_blocks():
+from jaxrl_post.launch import malloc, memory_plan
+if sys.argv[1] == "set" and not malloc.return_large_blocks():
     sys.exit(3)
 np.ones(30 << 20, np.uint8)
 blocks = [np.ones(8 << 20, np.uint8) for _ in range(64)]
-before = plan.resident()
+before = memory_plan.resident()
 del blocks[::2]
 gc.collect()
-print((before - plan.resident()) >> 20)
+print((before - memory_plan.resident()) >> 20)
 """
 
 
@@ -47,14 +47,14 @@ def test_freed_blocks_go_back(way):
 
 SMALL = """
 import numpy as np
-from jaxrl_post.launch import allocation, plan
+from jaxrl_post.launch import malloc, memory_plan
 blocks = [np.ones(100 << 10, np.uint8) for _ in range(2000)]
 pin = blocks[-1]
 del blocks
-held = plan.resident()
-if not allocation.give_back():
+held = memory_plan.resident()
+if not malloc.give_back():
     raise SystemExit(3)
-print((held - plan.resident()) >> 20)
+print((held - memory_plan.resident()) >> 20)
 """
 
 

@@ -290,13 +290,14 @@ def test_flags():
 
 DYING = """
 import os, signal, sys
-from jaxrl_post import checkpoint, main
+from jaxrl_post import main
+from jaxrl_post.checkpoint import store
 
-save = checkpoint.Checkpoints.save
+save = store.Checkpoints.save
 def dying(self, step, *rest):
     if step == 2: os.kill(os.getpid(), signal.SIGKILL)
     save(self, step, *rest)
-checkpoint.Checkpoints.save = dying
+store.Checkpoints.save = dying
 sys.exit(main.main(sys.argv[1:]))
 """
 PAIR = (

@@ -13,8 +13,8 @@ from jaxrl_post.parallel.processes import share, share_text, start
 
 PROGRAM = """
 import os, numpy as np
-from jaxrl_post.launch.distributed import share, share_text, start
-from jaxrl_post.mesh import make_split
+from jaxrl_post.parallel.processes import share, share_text, start
+from jaxrl_post.parallel.mesh import make_split
 start(os.environ)
 import jax
 me = jax.process_index()

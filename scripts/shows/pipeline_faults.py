@@ -49,8 +49,9 @@ def score(data_source, solution_str, ground_truth, extra_info):
 TORN = """
 import sys
 import jax
-from jaxrl_post import main, weights
-sound, calls = weights.Layout._replaced, []
+from jaxrl_post import main
+from jaxrl_post.parallel import weight_sync
+sound, calls = weight_sync.Layout._replaced, []
 
 def fails(self, *given):
     calls.append(1)
@@ -58,7 +59,7 @@ def fails(self, *given):
         raise jax.errors.JaxRuntimeError("INTERNAL: planted")
     return sound(self, *given)
 
-weights.Layout._replaced = fails
+weight_sync.Layout._replaced = fails
 sys.exit(main.main(sys.argv[1:]))
 """
 
