@@ -203,7 +203,8 @@ def _keep_under_page_shortage(record) -> None:
         record.figure(f"keep.{name}_pages.preemptions", int(counts.get("sched/preemptions", 0)))
         least = {"equals": 0} if name == "enough" else {"at_least": 1}
         record.figure(f"keep.{name}_pages.recomputed_older_versions", counted, **least)
-        record.figure(f"keep.{name}_pages.off_the_law_of_keep", len(off), at_most=counted)
+        some = {} if name == "enough" else {"at_least": 1}
+        record.figure(f"keep.{name}_pages.off_the_law_of_keep", len(off), at_most=counted, **some)
 
 
 def _placed(params):
