@@ -53,7 +53,7 @@ def _drafters(record) -> None:
     record.figure("drafters.refused", refused, equals=[])
     record.figure("drafters.tokens", sum(by["off"].get("num_tokens", 0) for by in cases.values()), at_least=10000)
     for drafter in runs.DRAFTERS[1:]:
-        for count, least in (("drafted", 10000), ("accepted", 1000)):
+        for count, least in (("drafted", 5000), ("accepted", 500)):
             total = sum(by[drafter].get(count, 0) for by in cases.values())
             record.figure(f"drafters.{drafter}.{count}", int(total), at_least=least)
         for kind in KINDS:
