@@ -9,6 +9,7 @@ from test_main_resume import FLAGS as RESUMED
 from test_main_resume import final_state, here, kill, same_run, saved  # noqa: F401  `here` is a fixture
 
 from jaxrl_post.checkpoint import store
+from jaxrl_post.engine import row_engine
 from jaxrl_post.telemetry import metrics, rollout_log
 
 FLAGS = (

@@ -108,6 +108,7 @@ def _pasts(chain, number: int, tokens: int) -> tuple:
 
 def _build_ms(pasts: dict) -> float:
     """Measures how long the host takes to make a prompt's table."""
+    from jaxrl_post.engine.speculation import corpus
     from jaxrl_post.types import Prompt
 
     seconds = []
@@ -126,6 +127,7 @@ def _engine(config, params, name: str, pasts: dict):
     from jaxrl_post.engine import step_cost
     from jaxrl_post.engine.host.wire import UPLOAD
     from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
+    from jaxrl_post.engine.speculation import corpus
     from jaxrl_post.engine.speculation.registry import DRAFTERS
     from jaxrl_post.engine.speculation.speculation import Drafting
     from jaxrl_post.models import decoder
