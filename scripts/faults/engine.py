@@ -74,7 +74,7 @@ FAULTS = (
             "cost(size) + cost.drafting + opening",
             "cost(size)",
             "what the drafter takes is left out",
-            "test_engine_step_cost.py",
+            "test_drafts_are_made_where_they_bring_more_than_they_cost",
         ),
         (
             "too_small_a_size",
@@ -82,7 +82,7 @@ FAULTS = (
             "if size >= running",
             "if size >= running - 1",
             "a slot gets no row",
-            "test_engine_step_cost.py",
+            "test_the_choice_is_that_of_brute_force",
         ),
         (
             "memory_or_arithmetic",
@@ -90,7 +90,7 @@ FAULTS = (
             "np.maximum(self.weights_s + context * self.token_s, rows * self.row_s)",
             "np.minimum(self.weights_s + context * self.token_s, rows * self.row_s)",
             "the faster of both",
-            "test_engine_step_cost.py",
+            "test_a_decode_step_by_hand",
         ),
     ),
     *in_file(
@@ -101,8 +101,7 @@ FAULTS = (
             "-(-positions // self.size)",
             "positions // self.size",
             "the last, partly filled page is not counted",
-            "test_engine_host_pages.py",
-            "test_engine_host_replica.py",
+            "test_needed_and_double_release",
         ),
         (
             "released_while_held",
@@ -110,7 +109,7 @@ FAULTS = (
             "if self._counts[i] == 0:",
             "if self._counts[i] <= 1:",
             "a page that another holds is free",
-            "test_engine_host_pages.py",
+            "test_counts_balance",
         ),
         (
             "unfinished_prompts_stay",
@@ -118,8 +117,7 @@ FAULTS = (
             "e.leader == slot and not e.ready",
             "e.leader == slot and e.ready",
             "pages that nobody will compute are waited for",
-            "test_engine_host_pages.py",
-            "test_engine_host_replica.py",
+            "test_shared_prompts_live_as_long_as_somebody_needs_them",
         ),
     ),
     *in_file(
@@ -130,7 +128,7 @@ FAULTS = (
             "sequence.shared // pages.size if entry else 0",
             "pages.needed(sequence.shared) if entry else 0",
             "the partly filled page is shared, not copied",
-            "test_engine_host_replica.py",
+            "test_a_half_full_page_is_copied",
         ),
         (
             "oldest_is_the_victim",
@@ -138,7 +136,7 @@ FAULTS = (
             "[-1]",
             "[0]",
             "the oldest makes room",
-            "test_engine_host_replica.py",
+            "test_the_victim_is_the_youngest_that_is_younger_and_of_this_version",
         ),
     ),
     *in_file(
@@ -149,8 +147,7 @@ FAULTS = (
             "del getattr(self, name)[length:]",
             "del getattr(self, name)[length + 1 :]",
             "a token behind a stop string stays",
-            "test_engine_host_sequence.py",
-            "test_stop_strings_do_not_depend_on_the_dispatch_length",
+            "test_forced_tokens_keep_their_clocks_and_new_ones_get_their_own",
         ),
         (
             "checked_too_late",
