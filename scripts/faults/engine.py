@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from faults.fault import in_file
 
-_EQUAL = ("test_agrees_with_the_independent_sampler",)
-
 FAULTS = (
     *in_file(
         "jaxrl_post/engine/row_plan.py",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from faults.fault import in_file
 
-_PARITY = ("test_models_decoder.py",)
-
 FAULTS = (
     *in_file(
         "jaxrl_post/data/prompts.py",

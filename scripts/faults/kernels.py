@@ -1,4 +1,4 @@
-"""Faults of kernels/: the sampling law, thresholds, attention, the tiles of the kernels."""
+"""Faults of kernels/: thresholds."""
 
 from __future__ import annotations
 

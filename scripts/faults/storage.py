@@ -1,4 +1,4 @@
-"""Faults of what is kept and carried: checkpoint/, parallel/."""
+"""Faults of checkpoint/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of trainer/: packing, programs, optimizer, the learner and its gate."""
+"""Faults of trainer/: the learner."""
 
 from __future__ import annotations
 
