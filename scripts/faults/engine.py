@@ -34,8 +34,8 @@ FAULTS = (
         (
             "youngest_first",
             "counts",
-            "prefill[order]) - prefill[order]",
-            "prefill) - prefill",
+            "xp.cumsum(prefill[order]) - prefill[order]",
+            "xp.cumsum(prefill) - prefill",
             "prefill is served by slot, not by age",
             "test_counts_equal_the_rules_by_hand",
         ),
