@@ -1,10 +1,8 @@
-"""Faults of data/ and models/."""
+"""Faults of data/."""
 
 from __future__ import annotations
 
 from faults.fault import in_file
-
-_PARITY = ("test_models_decoder.py",)
 
 FAULTS = (
     *in_file(
@@ -97,63 +95,6 @@ FAULTS = (
             "enumerate(lines)",
             "an error names the line before",
             "test_parquet_says_what_jsonl_says",
-        ),
-    ),
-    *in_file(
-        "jaxrl_post/models/decoder.py",
-        (
-            "rotates_backwards",
-            "_rotate",
-            "[a * cos - b * sin, b * cos + a * sin]",
-            "[a * cos + b * sin, b * cos - a * sin]",
-            "positions turn the other way",
-            *_PARITY,
-        ),
-        ("norm_without_epsilon", "_norm", "+ config.norm_eps", "", "no epsilon in the norm", *_PARITY),
-        (
-            "gate_and_up_swapped",
-            "Layer.__call__",
-            "ACTIVATIONS[c.activation](gate) * up",
-            "ACTIVATIONS[c.activation](up) * gate",
-            "the gate is not what is activated",
-            *_PARITY,
-        ),
-        (
-            "cap_left_out",
-            "Decoder.logits",
-            "out if cap is None else cap * jnp.tanh(out / cap)",
-            "out",
-            "scores are not capped",
-            "test_models_decoder.py",
-            "test_models_families.py",
-        ),
-        (
-            "unused_ids_are_scored",
-            "Decoder.logits",
-            "jnp.arange(out.shape[-1]) < used",
-            "jnp.arange(out.shape[-1]) <= used",
-            "an id without meaning may be drawn",
-            "test_models_decoder.py",
-            "test_models_hf.py",
-        ),
-    ),
-    *in_file(
-        "jaxrl_post/models/tensor_file.py",
-        (
-            "gaps_go_through",
-            "entries",
-            "entry.start != end or",
-            "",
-            "a file with a gap is read",
-            "test_models_tensor_file.py",
-        ),
-        (
-            "cut_off_goes_through",
-            "entries",
-            "if end != size:",
-            "if end > size:",
-            "a file with more at its end is read",
-            "test_models_tensor_file.py",
         ),
     ),
 )

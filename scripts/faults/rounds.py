@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from faults.fault import in_file
 
-_PROPERTIES = ("test_the_base_of_the_planted_faults_is_sound",)
-
 FAULTS = (
     *in_file(
         "jaxrl_post/scheduler/rounds/rounds.py",

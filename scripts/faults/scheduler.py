@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from faults.fault import in_file
 
-_PROPERTIES = ("test_the_base_of_the_planted_faults_is_sound",)
-_PIPELINE = ("test_the_base_of_the_planted_faults_is_sound_and_reaches_its_bound",)
-
 FAULTS = (
     *in_file(
         "jaxrl_post/scheduler/groups.py",

@@ -83,7 +83,7 @@ FAULTS = (
             "self._cost(self._drafts.rows(running), context).max()",
             "self._cost(self._drafts.rows(running), context).mean()",
             "a step lasts as long as the average replica's",
-            "test_sim_engine.py",
+            "test_seconds_follow_the_cost_of_the_slowest_replica",
         ),
     ),
     *in_file(
@@ -94,7 +94,7 @@ FAULTS = (
             "and not ready",
             "",
             "a prompt that is ready is not waited for",
-            "test_sim_twin.py",
+            "test_the_twin_does_what_the_engine_does",
         ),
         (
             "mismatch_is_kept",
@@ -102,7 +102,7 @@ FAULTS = (
             "(sampled == guess) & ~ended & plan.head_real",
             "(guess >= 0) & ~ended & plan.head_real",
             "a candidate that is wrong goes on",
-            "test_sim_twin.py",
+            "test_candidates_that_are_right_and_wrong",
         ),
     ),
 )

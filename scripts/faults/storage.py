@@ -1,4 +1,4 @@
-"""Faults of what is kept and carried: checkpoint/, parallel/."""
+"""Faults of checkpoint/."""
 
 from __future__ import annotations
 
@@ -119,71 +119,6 @@ FAULTS = (
             "False",
             "a log that lost lines is gone on with",
             "test_a_log_that_lost_lines_is_refused_and_nothing_is_cut",
-        ),
-    ),
-    *in_file(
-        "jaxrl_post/parallel/weight_sync.py",
-        (
-            "not_finite_goes_through",
-            "Layout.check",
-            "if not bool(self._finite(new)):",
-            "if False:",
-            "NaN weights are published",
-            "test_parallel_weight_sync.py",
-        ),
-        (
-            "others_buffers_are_deleted",
-            "Layout._move",
-            "if owned:",
-            "if True:",
-            "the learner's own buffers are deleted",
-            "test_parallel_weight_sync.py",
-            "test_parallel_weight_sync_apart.py",
-            "test_engine_elastic.py",
-        ),
-        (
-            "shapes_unchecked",
-            "Layout.check",
-            "a.shape != b.shape",
-            "a.ndim != b.ndim",
-            "weights of other shapes go through",
-            "test_parallel_weight_sync.py",
-        ),
-        (
-            "relayout_taken_for_shared",
-            "Layout.case",
-            "if not all(x.sharding.is_equivalent_to(want, x.ndim) for x, want in pairs):",
-            "if False:",
-            "another sharding is not seen",
-            "test_parallel_weight_sync.py",
-        ),
-    ),
-    *in_file(
-        "jaxrl_post/parallel/mesh.py",
-        (
-            "kv_heads_are_copied",
-            "",
-            '{"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}',
-            '{"embed": FSDP, "heads": TENSOR, "kv_heads": FSDP, "ffw": TENSOR, "vocab": TENSOR}',
-            "kv heads lie along another axis",
-            "test_parallel_mesh.py",
-        ),
-        (
-            "remainders_go_through",
-            "check_divisible",
-            "if size % ways:",
-            "if size < ways:",
-            "a division with a remainder goes through",
-            "test_parallel_mesh.py",
-        ),
-        (
-            "fsdp_of_lent_devices",
-            "along",
-            "math.gcd(shards, fsdp)",
-            "min(shards, fsdp)",
-            "lent devices split weights in other pieces",
-            "test_parallel_mesh.py",
-            "test_trainer_lent_devices.py",
         ),
     ),
 )
