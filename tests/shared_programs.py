@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = str(Path(__file__).resolve().parents[1])
-KEPT = 40  # programs of so many engines and learners stay; a worker's memory is bounded
+KEPT = 16  # programs of so many engines and learners stay; a worker's memory is bounded
 UNTRACED = {
     "checkpoint",
     "chores",
