@@ -88,8 +88,8 @@ def again(one: Learner, dtype, **changes) -> Learner:
     with precision(dtype):
         one.compile()
         one._algorithm, one._sums = dataclasses.replace(one._algorithm, **changes), one._programs["zeros"]()
-        one._forget()
-        one._count_from_here()
+        one._begin_round()
+        one._begin_step()
         start = mesh.put(made_groups.weights(0, dtype), jax.tree.map(lambda x: x.sharding, one.params))
         one.state = dataclasses.replace(one.state, params={"policy": start})
     return one
