@@ -1,8 +1,8 @@
-"""What the policy answered before, per prompt: tokens, lengths, rewards and versions of the last epochs.
+"""Past rollouts of each prompt: tokens, lengths, rewards and versions of its last epochs.
 
-Invariant: it holds at most `max_bytes`; what was recorded first goes first, a prompt's groups one by one, and of one
-prompt never more than the groups of its last `epochs` epochs. It is a function of the groups recorded and their order,
-so every process of a job holds the same. Host numpy only; evaluation is never recorded.
+Invariant: the history holds at most `max_bytes`. What was recorded first is dropped first, one group at a time. A
+prompt keeps at most the groups of its last `epochs` epochs. The history is a function of the groups recorded and their
+order, so every process of a job holds the same. It is host numpy only. Evaluation is never recorded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,22 @@ import numpy as np
 
 from jaxrl_post.types import Group, Rollout, frozen
 
-OVERHEAD = 2048  # bytes: an upper bound of what Python and numpy add to the arrays of a group
+OVERHEAD = 2048  # bytes; an upper bound of what Python and numpy add to the arrays of a group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The G answers to a prompt in one epoch, by sample index: tokens and favourites int32[M] laid end to end, offsets
-    int64[G+1], rewards f32[G], scored bool[G] (False: the reward is no verdict), versions int32[G], of each last sampled
-    token."""
+    """The G rollouts of a prompt in one epoch, by sample index. M is the sum of their lengths.
+
+    Attributes:
+      epoch: the epoch of the group.
+      tokens: int32[M], laid end to end.
+      `favourites`: int32[M], the argmax token at each position.
+      offsets: int64[G + 1], where each rollout begins and ends.
+      rewards: f32[G].
+      scored: bool[G]. False: the reward is no verdict.
+      versions: int32[G], the version of each last sampled token.
+    """
 
     epoch: int
     tokens: np.ndarray
@@ -34,25 +42,26 @@ class Past:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[G]."""
+        """Returns int64[G], tokens of each rollout."""
         return np.diff(self.offsets)
 
     def answer(self, index: int) -> np.ndarray:
-        """int32[T], the tokens of one answer."""
+        """Returns int32[T], the tokens of one rollout."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     @property
     def texts_to_learn(self) -> list[np.ndarray]:
-        """The favourites of each answer."""
+        """Returns the argmax tokens of each rollout."""
         return np.split(self.favourites, self.offsets[1:-1])
 
     @property
     def answers(self) -> list[np.ndarray]:
-        """All of them, by sample index."""
+        """Returns the tokens of all rollouts, by sample index."""
         return [self.answer(index) for index in range(self.rewards.size)]
 
     @property
     def nbytes(self) -> int:
+        """Returns the bytes of the arrays."""
         return sum(getattr(self, name).nbytes for name in _KINDS)
 
 
@@ -67,24 +76,29 @@ _KINDS = {
 
 
 class History:
-    """Groups by (prompt id, epoch). `epochs` 0 records nothing."""
+    """Records by (prompt id, epoch).
+
+    Args:
+      epochs: epochs that a prompt keeps. 0 records nothing.
+      max_bytes: upper bound of all records.
+    """
 
     def __init__(self, *, epochs: int, max_bytes: int):
         self._epochs, self._max_bytes = epochs, max_bytes
         self._groups: OrderedDict[tuple[str, int], Past] = OrderedDict()  # in order of recording
-        self._of: dict[str, list[int]] = {}  # prompt -> its epochs here, oldest record first
+        self._of: dict[str, list[int]] = {}  # prompt -> epochs held, oldest record first
         self.nbytes = 0
 
     def __len__(self) -> int:
-        """Groups here."""
+        """Returns the number of groups held."""
         return len(self._groups)
 
     def of(self, prompt_id: str) -> tuple[Past, ...]:
-        """What is known of a prompt, newest record first."""
+        """Returns the records of a prompt, newest first."""
         return tuple(self._groups[prompt_id, epoch] for epoch in reversed(self._of.get(prompt_id, ())))
 
     def record(self, group: Group) -> None:
-        """Takes a scored group; one of the same prompt and epoch is replaced."""
+        """Records a scored group. It replaces a group of the same prompt and epoch."""
         if self._epochs > 0:
             self._keep(
                 group.prompt.id,
@@ -100,6 +114,7 @@ class History:
             )
 
     def _keep(self, prompt_id: str, past: Past) -> None:
+        """Stores a record and drops the oldest ones beyond the bounds."""
         if (prompt_id, past.epoch) in self._groups:
             self._drop(prompt_id, past.epoch)
         self._groups[prompt_id, past.epoch] = past
@@ -112,16 +127,18 @@ class History:
             self._drop(*next(iter(self._groups)))
 
     def _drop(self, prompt_id: str, epoch: int) -> None:
+        """Removes a record."""
         self.nbytes -= _cost(prompt_id, self._groups.pop((prompt_id, epoch)))
         self._of[prompt_id].remove(epoch)
         if not self._of[prompt_id]:
             del self._of[prompt_id]
 
     def metrics(self) -> dict[str, float]:
+        """Returns the number of groups and bytes held."""
         return {"history/num_groups": float(len(self)), "history/bytes": float(self.nbytes)}
 
     def state_dict(self) -> dict:
-        """Every group in order of recording, laid end to end: plain values and arrays."""
+        """Returns every group in order of recording, laid end to end, as plain values and arrays."""
         pasts = list(self._groups.values())
         out = {
             name: np.concatenate([np.zeros(0, kind), *(getattr(past, name) for past in pasts)]).astype(kind)
@@ -134,7 +151,9 @@ class History:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Takes the place of what is here. A smaller bound than that of the run that saved it drops the oldest."""
+        """Replaces all records. With a smaller bound than in the run that saved the state, the oldest groups are
+        dropped.
+        """
         self._groups, self._of, self.nbytes = OrderedDict(), {}, 0
         answer = token = offset = 0
         for prompt_id, epoch, size in zip(state["prompts"], state["epochs"], state["sizes"], strict=True):
@@ -147,10 +166,11 @@ class History:
 
 
 def _version(rollout: Rollout) -> int:
-    """-1 where nothing was sampled."""
+    """Returns the version of the last sampled token, or -1 if none was sampled."""
     sampled = rollout.versions[rollout.sampled]
     return int(sampled[-1]) if sampled.size else -1
 
 
 def _cost(prompt_id: str, past: Past) -> int:
+    """Returns the bytes that a record counts for."""
     return past.nbytes + len(prompt_id.encode()) + OVERHEAD

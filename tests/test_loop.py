@@ -149,7 +149,7 @@ def test_standing_still_is_an_error():
     with pytest.raises(
         RuntimeError,
         match="stands still at learner step 0 of 2.*12 requests pending.*sync round 1 of "
-        "2, wave 1: 0 of 3 groups kept, 3 on their way with 12 rollouts missing",
+        "2, wave 1: 0 of 3 groups kept, 3 open with 12 rollouts missing",
     ):
         run(Ring(), ToyEngine(stuck=True), scheduler, ToyRewards(accuracy), ToyLearner(), publish, 2)
 

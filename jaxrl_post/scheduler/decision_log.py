@@ -1,7 +1,7 @@
-"""A scheduler that writes down every decision of the scheduler inside it: scheduler_log.jsonl.
+"""A scheduler that logs every decision of the scheduler inside it to scheduler_log.jsonl.
 
-Invariant: the lines are a function of the decisions (sorted keys, no time of day), so two processes that decide alike
-write equal bytes. It decides nothing.
+Invariant: lines are a function of the decisions. Keys are sorted and no line holds the time of day. So two processes
+that decide alike write equal bytes. The recorder decides nothing itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from jaxrl_post.types import Capacity, Group, Layout, Part, Request, Rollout, St
 
 
 class Recorder:
-    """A protocols.Scheduler around `scheduler`; `write` gets whole lines. Each line carries the clock of its decision:
-    that of the last `admit`, or of a rollout that finished later."""
+    """A protocols.Scheduler around `scheduler`. `write` gets whole lines.
+
+    Each line carries the clock of its decision: that of the last `admit`, or of a rollout that finished later.
+    """
 
     def __init__(self, scheduler: Scheduler, write: Callable[[str], object]):
         self._scheduler, self._write = scheduler, write
@@ -26,6 +28,7 @@ class Recorder:
         return str(self._scheduler)
 
     def _line(self, event: str, fields: dict) -> None:
+        """Writes one line."""
         record = {"event": event, "clock": self._clock} | fields
         self._write(json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n")
 
@@ -112,10 +115,11 @@ class Recorder:
 
 
 def _told(request: Request) -> list:
-    """Whose, where, and what it goes on from."""
+    """Returns id and replica of a request, and for a prefix its mode and its length."""
     told = [list(request.rollout_id), request.replica]
     return told if request.prefix is None else [*told, request.prefix_mode, len(request.prefix)]
 
 
 def _name(group: Group) -> list:
+    """Returns epoch and prompt id of a group."""
     return [group.rollouts[0].id.epoch, group.prompt.id]

@@ -1,7 +1,7 @@
-"""What a round would take: answers of known lengths replayed on one replica, by a cost given beforehand.
+"""Predicts how long a round takes: rollouts of known lengths are replayed on one replica with a given step cost.
 
-Invariant: seconds are computed from lengths and a cost table, so every process of a job forecasts the same. A forecast
-advances all running answers by one token a step; it knows of no drafts and no shared prompts.
+Invariant: seconds follow from lengths and a cost table, so every process of a job predicts the same. A forecast
+advances all running rollouts by one token a step. It ignores speculation and shared prompts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,30 @@ import numpy as np
 
 
 class Cost(Protocol):
-    """Seconds of an engine step, as cost.DecodeCost and cost.TableCost give them."""
+    """Seconds of an engine step, for example a `step_cost.DecodeCost` or `step_cost.TableCost`. `prefill_s`: seconds
+    per prefilled token.
+    """
 
     prefill_s: float
 
     def __call__(self, rows: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Of a step with so many rows and tokens of KV behind them, elementwise."""
+        """Returns seconds of a step, elementwise.
+
+        Args:
+          rows: rollouts in the step.
+          context: tokens of KV cache that they read in total.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One replica of a layout: its slots, the tokens of KV that it holds, and what its steps cost."""
+    """One replica of a layout.
+
+    Attributes:
+      slots: rollouts that run at the same time.
+      kv_tokens: tokens of KV cache that fit.
+      cost: seconds of its steps.
+    """
 
     slots: int
     kv_tokens: int
@@ -34,8 +47,13 @@ class Replica:
 
 
 class Forecast(NamedTuple):
-    """Seconds until the last answer, how often one was parked for want of KV, and the most tokens of KV that the answers
-    which had a slot would have needed at once, as a share of what there is."""
+    """What a replay found.
+
+    Attributes:
+      seconds: until the last rollout finished.
+      preemptions: how often a rollout was preempted for lack of KV cache.
+      pressure: largest KV demand of running rollouts, as a share of the capacity.
+    """
 
     seconds: float
     preemptions: int
@@ -43,20 +61,26 @@ class Forecast(NamedTuple):
 
 
 class _Run:
-    """Of one replay: answers by order of their start. `ends`: a heap of (progress at which it finishes, order)."""
+    """The state of one replay. Rollouts are numbered by the order in which they start.
+
+    Attributes:
+      waiting: prompt tokens, rollout tokens, and tokens already generated of each waiting rollout.
+      running: start order -> prompt tokens, rollout tokens, and the progress at which it had no token.
+      ends: a heap of (progress at which a rollout finishes, its start order).
+    """
 
     def __init__(self, replica: Replica, work: Sequence[tuple[int, int]]):
         self.replica, self.waiting = replica, deque((prompt, length, 0) for prompt, length in work)
-        self.running: dict[
-            int, tuple[int, int, float]
-        ] = {}  # order -> prompt, length, progress at which it had no token
+        self.running: dict[int, tuple[int, int, float]] = {}
         self.ends: list[tuple[float, int]] = []
         self.order = 0
         self.progress = self.context = self.seconds = 0.0
         self.preemptions, self.most = 0, 0.0
 
     def seat(self) -> None:
-        """The first that wait take slots, while there is KV for what they come with and a token of each."""
+        """Gives slots to the first waiting rollouts. It stops when the KV cache lacks space for a rollout's tokens plus
+        one token of each running one.
+        """
         while self.waiting and len(self.running) < self.replica.slots:
             prompt, length, done = self.waiting[0]
             if self.running and self.context + prompt + done + len(self.running) >= self.replica.kv_tokens:
@@ -69,7 +93,7 @@ class _Run:
             self.seconds += self.replica.cost.prefill_s * (prompt + done)
 
     def park(self) -> None:
-        """While there is no KV for a token of each, the youngest waits."""
+        """Preempts the youngest rollouts until the KV cache has space for one more token of each running one."""
         while len(self.running) > 1 and self.context + len(self.running) > self.replica.kv_tokens:
             prompt, length, begun = self.running.pop(max(self.running))
             self.context -= prompt + self.progress - begun
@@ -77,7 +101,7 @@ class _Run:
             self.preemptions += 1
 
     def advance(self) -> None:
-        """Until somebody finishes or the KV is full."""
+        """Advances until a rollout finishes or the KV cache is full."""
         while self.ends[0][1] not in self.running:
             heapq.heappop(self.ends)
         rows = len(self.running)
@@ -90,14 +114,19 @@ class _Run:
         self.most = max(self.most, self.context)
 
     def finish(self) -> None:
-        """Those that have all their tokens leave."""
+        """Removes rollouts that have all their tokens."""
         while self.ends and (self.ends[0][1] not in self.running or self.ends[0][0] <= self.progress):
             prompt, length, _ = self.running.pop(heapq.heappop(self.ends)[1], (0, 0, 0.0))
             self.context -= prompt + length
 
 
 def replay(replica: Replica, work: Sequence[tuple[int, int]]) -> Forecast:
-    """Answers (prompt tokens, answer tokens) of one replica, started in this order."""
+    """Replays rollouts on one replica.
+
+    Args:
+      replica: slots, KV capacity and step cost.
+      work: (prompt tokens, rollout tokens) of each rollout, in the order in which they start.
+    """
     run = _Run(replica, work)
     while run.waiting or run.running:
         run.seat()
@@ -108,18 +137,25 @@ def replay(replica: Replica, work: Sequence[tuple[int, int]]) -> Forecast:
 
 
 def share(work: Sequence[tuple[int, int]], replicas: int) -> list[tuple[int, int]]:
-    """What the busiest of so many replicas gets when equal loads are dealt: of the answers by length every `replicas`-th,
-    the longest first, in their own order."""
+    """Returns the work of the busiest replica when rollouts are dealt evenly.
+
+    The busiest replica gets every `replicas`-th rollout by length, beginning with the longest. The result keeps the
+    given order.
+    """
     longest = sorted(range(len(work)), key=lambda i: (-work[i][1], i))[::replicas]
     return [work[i] for i in sorted(longest)]
 
 
 def pipelined(times: np.ndarray, train_s: float, lag: int = 1) -> np.ndarray:
-    """When each step's training ends, float64[K], if a replica begins its part of step k as soon as it is through with k - 1
-    and the weights of step k - 1 - `lag` are there. lag 0: rounds with a barrier.
+    """Returns float64[K], the time at which the training of each step ends.
+
+    A replica starts its part of step k after its part of step k - 1. It also waits for the weights of step k - 1 -
+    `lag`.
 
     Args:
-      times: [K, W] seconds that replica w works on step k.
+      times: float[K, W], seconds that replica w works on step k.
+      train_s: seconds of training per step.
+      lag: how many steps old the weights may be. 0: rounds with a barrier.
     """
     steps, replicas = times.shape
     free, trained = np.zeros(replicas), np.zeros(steps)

@@ -1,7 +1,7 @@
-"""A group on its way: admitted, not yet ended; and how it is written for a checkpoint.
+"""Groups between admission and their end, and their form in a checkpoint.
 
-Invariant: `revived(written(group))` decides every later step alike; its prompt is found again by its position in the
-order of prompts, and only values and arrays are written.
+Invariant: `revived(written(group))` leads to the same decisions as the group itself. A prompt is found again by its
+position in the order of prompts. Only plain values and arrays are written.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ class PromptOrder(Protocol):
     """The endless order of the training prompts."""
 
     def at(self, position: int) -> tuple[int, Prompt]:
-        """The epoch and the prompt at `position` >= 0: a pure function."""
+        """Returns the epoch and the prompt at `position` >= 0. This is a pure function."""
 
 
 @dataclass(kw_only=True)
 class Open:
-    """A group from its admission to its end.
+    """A group between its admission and its end.
 
-    `size`: rollouts of the group; `launched`: samples that are generated at once, at least `size`; `attempt`: of their ids;
-    `rank`: place in its round. `rollouts`: finished ones by sample index, whole with `size` of them; `prefixes`: what others
-    had when they were parked. `since`: clock at which it was put off. `until`: the last optimizer step, counted from 0, that may
-    train on it.
+    Attributes:
+      size: rollouts that make the group complete.
+      launched: samples that are generated at once, at least `size`.
+      attempt: the attempt number in the ids of its rollouts.
+      rank: its place in the order of admission within a round.
+      rollouts: finished rollouts by sample index.
+      prefixes: parked rollouts by sample index. Their tokens are the prefix of the next request.
+      since: the clock at which the group was deferred, in engine steps.
+      until: the last optimizer step that may train on the group. Steps count from 0.
+      asked: whether `due` has returned the group for scoring.
+      group: the scored group, or None.
     """
 
     position: int
@@ -43,27 +50,30 @@ class Open:
     prefixes: dict[int, Rollout] = field(default_factory=dict)
     since: int = 0
     until: int = 0
-    asked: bool = False  # handed out by `due`
-    group: Group | None = None  # scored
+    asked: bool = False
+    group: Group | None = None
 
     @property
     def key(self) -> tuple[int, str]:
+        """Returns epoch and prompt id, which identify the group."""
         return self.epoch, self.prompt.id
 
     @property
     def whole(self) -> bool:
+        """Whether the group is complete: it has `size` finished rollouts."""
         return len(self.rollouts) >= self.size
 
     @property
     def missing(self) -> list[int]:
-        """Sample indices that were launched and did not finish."""
+        """Returns sample indices that were launched and have not finished."""
         return [sample for sample in range(self.launched) if sample not in self.rollouts]
 
     def ids(self, run_seed: int, samples: Iterable[int]) -> list[RolloutId]:
+        """Returns the rollout ids of the given samples."""
         return [RolloutId(run_seed, "train", self.epoch, self.prompt.id, sample, self.attempt) for sample in samples]
 
     def unscored(self) -> Group:
-        """The whole group, by sample index."""
+        """Returns the complete group without scores, rollouts by sample index."""
         return Group(
             prompt=self.prompt,
             rollouts=tuple(self.rollouts[sample] for sample in sorted(self.rollouts)),
@@ -73,7 +83,7 @@ class Open:
 
 
 def written(opened: Open) -> dict:
-    """Plain values and arrays."""
+    """Returns the group as plain values and arrays, for a checkpoint."""
     group = opened.group
     scores = (
         None
@@ -96,6 +106,7 @@ def written(opened: Open) -> dict:
 
 
 def revived(state: Mapping, prompts: PromptOrder) -> Open:
+    """Returns the group that `written` described."""
     epoch, prompt = prompts.at(state["position"])
     out = Open(
         position=state["position"],
@@ -118,6 +129,7 @@ def revived(state: Mapping, prompts: PromptOrder) -> Open:
 
 
 def _rollout(rollout: Rollout) -> dict:
+    """Returns a rollout as plain values and arrays."""
     return {
         "id": list(rollout.id),
         "finish": rollout.finish.value,
@@ -128,6 +140,7 @@ def _rollout(rollout: Rollout) -> dict:
 
 
 def _revived(state: Mapping, prompt: Prompt) -> Rollout:
+    """Returns the rollout that `_rollout` described."""
     return Rollout(
         id=RolloutId(*state["id"]),
         prompt=prompt,

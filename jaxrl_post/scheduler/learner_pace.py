@@ -1,7 +1,7 @@
-"""How long the engine does without the weights of an optimizer step, and a scheduler that goes on meanwhile.
+"""How long an optimizer step keeps new weights from the engine.
 
-Invariant: it is counted in engine steps, foreseen from a cost given beforehand, never waited for: so weights change at the
-same clock in every process and in every repetition.
+Invariant: this time counts engine steps. It is computed from a cost table before the run, never measured. So weights
+change at the same clock in every process and in every repetition.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ class Pace(Protocol):
     """How long an optimizer step keeps new weights from the engine, in engine steps."""
 
     def steps(self, groups: Sequence[Group]) -> float:
-        """Of a step on these; 0: the engine rests until it is done."""
+        """Returns engine steps that pass during an optimizer step on these groups. 0: the engine rests until the step
+        is done.
+        """
 
     def pieces(self, groups: Sequence[Group]) -> int:
-        """In how many of like size the learner gets them over that time, the first at once."""
+        """Returns the number of pieces, of about equal size, in which the learner gets the groups. The first piece goes
+        at once.
+        """
 
 
 class TimeShared:
-    """A Pace: learner and engine share their devices, so one rests while the other works."""
+    """A Pace for shared devices: the engine rests while the learner works."""
 
     def steps(self, groups: Sequence[Group]) -> float:
         return 0.0
@@ -36,8 +40,13 @@ class TimeShared:
 
 
 class Split:
-    """A Pace: the learner has devices of its own. `step_s`, `token_s`: what an optimizer step takes it, and each trained token
-    more; `engine`: what the engine holds and what a step of it costs, taken with all slots full."""
+    """A Pace for a learner with devices of its own.
+
+    Args:
+      engine: slots and step cost of a replica. All slots are assumed full.
+      token_s: seconds of training per token.
+      step_s: seconds of an optimizer step beside its tokens.
+    """
 
     def __init__(self, engine: Replica, *, token_s: float, step_s: float = 0.0):
         self._engine, self._token_s, self._step_s = engine, token_s, step_s
@@ -53,9 +62,17 @@ class Split:
 
 
 class Interleaved:
-    """A Pace: learner and engine share their devices and take turns within an optimizer step, a micro-batch of `piece` tokens
-    and then engine steps of `ratio` times its seconds, which `work` foresees. Time is decode plus training work in any order: no
-    step of either is saved, but no answer stands still for a whole optimizer step, and new weights come that much later."""
+    """A Pace for shared devices on which micro-batches and engine steps alternate within one optimizer step.
+
+    After each micro-batch of `piece` tokens the engine runs for `ratio` times the seconds of that micro-batch. Total
+    time is decode work plus training work in any order, so no work is saved. The gain is that no rollout waits for a
+    whole optimizer step. The cost is that new weights arrive later.
+
+    Args:
+      work: predicts the seconds of training.
+      ratio: engine seconds per second of training.
+      piece: tokens of a micro-batch.
+    """
 
     def __init__(self, work: Split, *, ratio: float, piece: int):
         self._work, self._ratio, self._piece = work, ratio, piece
@@ -68,15 +85,19 @@ class Interleaved:
 
 
 def _tokens(groups: Sequence[Group]) -> int:
-    """That go through the learner."""
+    """Returns the number of trained tokens, prompts included."""
     return sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
 
 
 def begins(*, clock: int, until: float, ended: int) -> float:
-    """The engine clock at which an optimizer step begins whose batch is whole at `clock`: as soon as the learner is free, which it
-    is since `until` where the step before ended at this very clock.
+    """Returns the engine clock at which an optimizer step begins.
+
+    It begins when its batch is complete, and not before the learner is free. If the step before ended at this very
+    clock, the learner has been free since `until`.
 
     Args:
-      until: when the step before was due; ended: the clock at which its weights were published.
+      clock: when the batch is complete.
+      until: when the step before was due.
+      ended: when the weights of the step before were published.
     """
     return min(until, clock) if ended == clock else clock

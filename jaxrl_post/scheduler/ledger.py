@@ -1,7 +1,7 @@
-"""Groups on their way: what every scheduler has in common, with rounds or without.
+"""Open groups: what every scheduler does with them, with rounds or without.
 
-Invariant: an answer is generated once and kept by its sample index, so what a group holds never depends on who finished
-first. It refuses a prompt twice in an epoch and an answer that no group lacks.
+Invariant: a rollout is generated once and stored by its sample index. So the content of a group never depends on the
+order of completion. A ledger refuses a prompt that comes twice in an epoch, and a rollout that no group lacks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,20 @@ _COUNTERS = (
 
 @dataclass
 class LedgerState:
-    """Plain values that a checkpoint holds. `position`: of the next prompt. `opened`: groups entered since the policy last
-    started counting, the rank of the next one."""
+    """The plain values that a checkpoint holds.
+
+    - `position`: index of the next prompt.
+    - `opened`: groups entered since the policy last reset the count. It is the rank of the next group.
+    """
 
     position: int = 0
     opened: int = 0
 
 
 class Ledger:
-    """Opens groups in the order of prompts and takes their rollouts in; a policy says when, and what is trained on."""
+    """Opens groups in the order of prompts and stores their rollouts. Subclasses decide when to open groups and what to
+    train on.
+    """
 
     State: type[LedgerState] = LedgerState
 
@@ -53,17 +58,17 @@ class Ledger:
         self._prompts, self._run_seed, self._group_size = prompts, run_seed, group_size
         self._sampling, self._max_tokens, self._placement = sampling, max_tokens, placement
         self._state = self.State()
-        self._open: dict[tuple[int, str], Open] = {}  # by admission
-        self._whole: list[Open] = []  # of those, not asked for, by completion
+        self._open: dict[tuple[int, str], Open] = {}  # in order of admission
+        self._whole: list[Open] = []  # complete, and not requested for scoring; in order of completion
         self._counts: Counter[str] = Counter()
 
     @property
     def _missing(self) -> int:
-        """Rollouts that its groups lack."""
+        """Returns how many rollouts the open groups lack."""
         return sum(max(opened.size - len(opened.rollouts), 0) for opened in self._open.values())
 
     def _draw(self, launched: int) -> Open:
-        """The group of the next prompt in order."""
+        """Returns a new group of the next prompt. The group is not open yet."""
         epoch, prompt = self._prompts.at(self._state.position)
         opened = Open(
             position=self._state.position, epoch=epoch, prompt=prompt, size=self._group_size, launched=launched
@@ -73,7 +78,9 @@ class Ledger:
         return opened
 
     def _enter(self, opened: Open, prefix_mode: str = "recompute") -> list[Request]:
-        """Takes a group in; the requests of what it lacks, with what their samples had before."""
+        """Opens a group and returns a request for each missing rollout. A request carries the prefix of its sample, if
+        there is one.
+        """
         self._open[opened.key] = self._only(opened, self._open)
         opened.rank, opened.asked = self._state.opened, False
         self._state.opened += 1
@@ -93,6 +100,11 @@ class Ledger:
         ]
 
     def _only(self, opened: Open, others: Mapping[tuple[int, str], Open]) -> Open:
+        """Returns the group.
+
+        Raises:
+          ValueError: the prompt already has a group in this epoch.
+        """
         if opened.key in others:
             raise ValueError(
                 f"data: prompt id {opened.prompt.id!r} appears twice in epoch {opened.epoch}; ids must be unique"
@@ -100,10 +112,13 @@ class Ledger:
         return opened
 
     def _open_group(self) -> list[Request]:
+        """Opens a group of the next prompt and returns its requests."""
         return self._enter(self._draw(self._group_size))
 
     def complete(self, rollout: Rollout) -> Stop:
-        """Keeps it by sample index. Who loses a race is parked; so is what shall go on in another replica."""
+        """Stores a finished rollout by its sample index. Returns rollouts to park: losers of a race, and rollouts that
+        shall move to another replica.
+        """
         assert rollout.finish is not Finish.PARKED, f"{rollout.id} came back {rollout.finish}"
         self._counts["num_rollouts_completed"] += 1
         stop = list(self._placement.learn(rollout))
@@ -119,30 +134,31 @@ class Ledger:
         return Stop(park=tuple(dict.fromkeys(stop)))
 
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
-        """Ids that need not go on."""
+        """Returns ids of rollouts that need not continue, now that a group is complete."""
         return []
 
     def _late(self, rollout: Rollout) -> None:
-        """A rollout finished that nobody waits for any more."""
+        """Handles a finished rollout that no open group lacks. This is an error unless a subclass races groups."""
         raise AssertionError(f"{rollout.id} belongs to no group that lacks it")
 
     def parked(self, rollouts: Sequence[Rollout]) -> None:
-        """What `complete` asked for: it goes on in another replica."""
+        """Gives parked rollouts to the placement, so that they continue in another replica."""
         if rollouts:
             self._placement.moved(rollouts)
 
     def _ask(self, ready: Sequence[Open]) -> list[Group]:
-        """Their scores are needed now."""
+        """Marks groups as requested for scoring and returns them, unscored."""
         for opened in ready:
             opened.asked = True
         self._whole = [opened for opened in self._whole if not opened.asked]
         return [self._unscored(opened) for opened in ready]
 
     def _unscored(self, opened: Open) -> Group:
+        """Returns a group without scores."""
         return opened.unscored()
 
     def _keep_score(self, group: Group) -> Open:
-        """Of one that was asked for."""
+        """Stores the scores of a group that was requested, and returns its entry."""
         opened = self._open[group.rollouts[0].id.epoch, group.prompt.id]
         assert opened.asked and opened.group is None, f"group {group.prompt.id!r} was not due"
         opened.group = group
@@ -150,16 +166,17 @@ class Ledger:
         return opened
 
     def held(self) -> list[Rollout]:
+        """Returns finished rollouts of groups that have no scores yet."""
         return [
             rollout for opened in self._open.values() if opened.group is None for rollout in opened.rollouts.values()
         ]
 
     def layout(self) -> Layout | None:
-        """None: decisions are the same however the engine lies."""
+        """Returns None: decisions do not depend on the engine's layout."""
         return None
 
     def state_dict(self) -> dict:
-        """At any point."""
+        """Returns the state as plain values and arrays. It may be called at any point."""
         return asdict(self._state) | {
             "counts": dict(self._counts),
             "placement": self._placement.state_dict(),
@@ -168,6 +185,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
+        """Restores the state that `state_dict` gave."""
         self._state = self.State(**{field.name: state[field.name] for field in fields(self.State)})
         self._counts = Counter(state["counts"])
         self._placement.load_state_dict(state["placement"])
@@ -177,10 +195,11 @@ class Ledger:
         self._whole = [by_rank[rank] for rank in state["whole"]]
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call."""
+        """Returns counts since the last call."""
         counts, self._counts = self._counts, Counter()
         return {f"sched/{name}": float(counts[name]) for name in self._counters}
 
     @property
     def _counters(self) -> tuple[str, ...]:
+        """Returns the names of the counters that `metrics` reports."""
         return _COUNTERS

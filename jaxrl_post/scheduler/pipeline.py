@@ -1,18 +1,19 @@
-"""Generation that never stops: full slots, weights swapped under running answers, staleness bounded by admission.
+"""Generation without rounds: slots stay full, weights are swapped under running rollouts, and admission bounds
+staleness.
 
-PipelineRL (arXiv 2509.19128, section 3) keeps a number of answers on their way and trains on the first batch to be there.
-So does this, and bounds how old a token may be when it is trained on: a group that is admitted under version v is trained
-on by optimizer step v + max_staleness at the latest, so no token of it is ever older. Two rules keep that promise:
+PipelineRL (arXiv 2509.19128, section 3) keeps a number of rollouts running and trains on the first complete batch. This
+scheduler does the same and also bounds staleness. Optimizer step v + max_staleness is the last that may train on a
+group admitted under version v. So no trained token is older than max_staleness steps. Two rules ensure this, with B =
+`prompts_per_step`:
 
-  credit  a step trains on `prompts_per_step` groups, B, so the steps up to the last one that may train on a new group
-          train on B * (max_staleness + 1): never are more groups open. By Little's law that is the closed form of staleness
-          turned round: open groups over B are the steps that a group waits on average.
-  commit  the oldest B whole groups are trained on as soon as those that stay can still meet their own last steps; else the
-          ring waits for who is late, and admission pauses meanwhile, which is counted.
+- Credit: the steps up to the last one that may train on a new group train on B * (max_staleness + 1) groups. No more
+  groups are open at a time. By Little's law, open groups divided by B are the steps that a group waits on average.
+- Commit: the B oldest complete groups are trained on as soon as all other open groups can still meet their own last
+  steps. Until then the ring waits for late groups, admission pauses, and the pause is counted.
 
-Invariant: nothing is dropped for its age or length, and every group is trained on, or filtered, once; with filters, those open
-when the run ends are trained on by nobody and counted as open. What is decided follows
-from counts and engine clocks. With max_staleness 0 it trains as synchronous rounds do.
+Invariant: no group is dropped for its age or length. Every group is trained on or filtered exactly once. With filters,
+groups that are open at the end of a run are never trained on and are counted as open. Decisions depend on counts and
+engine clocks only. With max_staleness 0 the scheduler trains as synchronous rounds do.
 """
 
 from __future__ import annotations
@@ -34,11 +35,24 @@ _PAUSED = ("paused_steps", "paused_slot_steps")
 
 @dataclass
 class PipelineState(LedgerState):
-    """`step`: optimizer steps handed out. `version`: weights published. `clock`: engine steps. `slots`: of the engine.
-    `flying`: rollouts admitted and not finished. `left_out`: groups filtered since the last step. Of the last step: `busy`,
-    engine steps that it takes; `until`, the clock at which it is due; `ended`, the clock of its publish; `pieces`, in which
-    the learner gets its groups. `paused`: rollouts that the bound holds back since `clock`. Of whole groups so far:
-    `answers`, `groups`, and `longest`, the sum of each one's longest rollout in tokens."""
+    """The plain values that a checkpoint holds.
+
+    Attributes:
+      step: optimizer steps handed to the learner.
+      version: weights published.
+      clock: engine steps.
+      slots: slots of the engine.
+      flying: rollouts admitted and not finished.
+      left_out: groups filtered since the last step.
+      until: the clock at which the last step is due.
+      ended: the clock at which the last weights were published.
+      busy: engine steps that the last step takes.
+      pieces: pieces in which the learner gets the groups of the last step.
+      paused: rollouts that the staleness bound keeps from admission since `clock`.
+      `answers`: rollouts of all complete groups so far.
+      groups: complete groups so far.
+      longest: sum over complete groups of the longest rollout, in tokens.
+    """
 
     step: int = 0
     version: int = 0
@@ -57,22 +71,27 @@ class PipelineState(LedgerState):
 
 
 def expected_staleness(*, rate: float, longest: float, batch: int, ratio: float, most: int, held: float = 0.0) -> float:
-    """Mean optimizer steps between the weights that begin an answer and those that train on it, by Little's law:
-    rate * longest / batch + ratio + held, and never more than `most`. With full slots rate * E[answer] is their number, which
-    makes it slots * tail / batch + ratio (Applied Compute, July 2026).
+    """Returns the expected staleness of a rollout's first token in optimizer steps, by Little's law.
+
+    The value is rate * longest / batch + ratio + held, and at most `most`. With full slots, rate * E[length] is the
+    number of slots. The first term is then slots * tail / batch (Applied Compute, July 2026).
 
     Args:
-      rate: answers that end in an engine step; batch: those that an optimizer step trains on.
-      longest: mean of the longest answer of a group, tokens.
-      ratio: the time a step takes the learner over that in which the engine generates a batch; 0 where devices are shared,
-        since the engine rests meanwhile; from 1 on the learner is behind and answers wait until the bound stops admission.
-      held: batches that wait for their graders beyond the one that is next.
+      rate: rollouts that finish per engine step.
+      longest: mean over groups of the longest rollout, in tokens.
+      batch: rollouts that an optimizer step trains on.
+      ratio: learner time of a step over engine time of a batch. 0 for shared devices, where the engine rests meanwhile.
+        From 1 on, rollouts queue until the bound stops admission.
+      most: the bound of staleness.
+      held: batches that wait for their graders, beyond the next batch.
     """
     return float(most) if ratio >= 1 else min(rate * longest / batch + ratio + held, float(most))
 
 
 class Pipeline(Ledger):
-    """A protocols.Scheduler. A group that filters leave out makes room at once; the next ones take its place."""
+    """A protocols.Scheduler without rounds. A filtered group frees its credit at once, so that the next group is
+    admitted.
+    """
 
     name = "pipeline"
     State = PipelineState
@@ -93,16 +112,22 @@ class Pipeline(Ledger):
         pace: Pace | None = None,
         **ledger: Any,
     ):
-        """
+        """Makes a scheduler before its first admission.
+
         Args:
+          prompts: the endless order of training prompts.
           steps: optimizer steps of the run.
-          max_staleness: optimizer steps that any trained token may be old.
-          ahead: answers that wait for a slot, so that one that comes free is taken up at once; the slots are what `admit` is
-            first told of.
-          max_unscored: whole groups whose graders may still be at work; where there are so many the ring waits for the oldest.
-            At least `prompts_per_step`, which 0 stands for.
-          max_waves: groups left out for a batch, over its size, after which filters are said to leave nothing.
-          pace: None: TimeShared.
+          prompts_per_step: groups of a batch.
+          max_staleness: largest staleness of a trained token, in optimizer steps.
+          ahead: rollouts that wait for a slot, so that a free slot is filled at once. The first `admit` tells the
+            number of slots.
+          max_unscored: complete groups whose graders may still be running. Beyond it the ring waits for the oldest
+            group. 0 stands for `prompts_per_step`, which is also the least value.
+          filter_groups: whether groups with equal accuracies are left out (dynamic sampling).
+          max_waves: filtered groups per batch, as a multiple of its size, from which on the run stops with an error.
+          replicas: replicas of the engine.
+          placement: None: LeastLoaded.
+          pace: how long an optimizer step takes the learner. None: TimeShared.
           ledger: as Ledger.
         """
         if 0 < max_unscored < prompts_per_step:
@@ -115,23 +140,24 @@ class Pipeline(Ledger):
         self._unscored_most = max_unscored or prompts_per_step
         self._filter_groups, self._max_waves = filter_groups, max_waves
         self._pace = pace or TimeShared()
-        self._left: list[Open] = []  # groups of the last step that the learner has not got yet
-        self._kept: list[Open] = []  # scored and kept, to be trained on
+        self._left: list[Open] = []  # groups of the last step that the learner still lacks
+        self._kept: list[Open] = []  # scored, not filtered, and not trained on yet
         self._held_back = dict.fromkeys(_PAUSED, 0)
 
     def __str__(self) -> str:
         late = min((opened.until for opened in self._open.values()), default=self._state.step)
         return (
             f"{self.name} step {self._state.step + 1} of {self._steps}, weights {self._state.version}: {len(self._kept)} groups of "
-            f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._state.flying} answers on their way, "
+            f"{self._size} kept, {len(self._open)} open of at most {self._credit}, {self._state.flying} rollouts running, "
             f"the oldest group may wait until step {late + 1}, next position {self._state.position}"
         )
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
-        """Groups, until all slots are full and `ahead` answers wait, or the bound allows no more.
+        """Returns requests until slots are full and `ahead` rollouts wait, or until the staleness bound stops
+        admission.
 
         Raises:
-          RuntimeError: filters left too little of `max_waves` batches.
+          RuntimeError: filters left out `max_waves` batches of groups for one batch.
         """
         self._state.slots = self._state.slots or sum(capacity.slots)
         self._count_pause(clock)
@@ -148,25 +174,27 @@ class Pipeline(Ledger):
 
     @property
     def _last_step(self) -> int:
-        """That may train on a group admitted now."""
+        """Returns the last optimizer step that may train on a group admitted now."""
         return min(self._state.version + self._bound, self._steps - 1)
 
     @property
     def _credit(self) -> int:
-        """Groups that may be open."""
+        """Returns how many groups may be open."""
         return self._size * (self._last_step - self._state.step + 1)
 
     def _count_pause(self, clock: int) -> None:
+        """Counts the pause since the last call and advances the clock."""
         if self._state.paused:
             self._held_back["paused_steps"] += clock - self._state.clock
             self._held_back["paused_slot_steps"] += self._state.paused * (clock - self._state.clock)
         self._state.clock = max(self._state.clock, clock)
 
     def _check_filters(self) -> None:
+        """Raises RuntimeError when filters leave out too many groups."""
         if self._state.left_out >= self._max_waves * self._size:
             raise RuntimeError(
                 f"scheduler.filter_groups kept {len(self._kept)} of the {self._size} groups of step {self._state.step + 1} and left "
-                f"{self._state.left_out} out, scheduler.max_waves={self._max_waves} times as many: their answers were all right or "
+                f"{self._state.left_out} out, scheduler.max_waves={self._max_waves} times as many: their rollouts were all right or "
                 "all wrong; use prompts of fitting difficulty, a larger scheduler.group_size or scheduler.max_waves, or "
                 "scheduler.filter_groups=False"
             )
@@ -182,7 +210,7 @@ class Pipeline(Ledger):
         return []
 
     def expected_staleness(self) -> float:
-        """By what was counted so far, and what the latest step took."""
+        """Returns the expected staleness, from the counts so far and the duration of the last step."""
         if not self._state.groups or not self._state.clock:
             return 0.0
         batch, rate = self._size * self._group_size, self._state.answers / self._state.clock
@@ -196,7 +224,9 @@ class Pipeline(Ledger):
         )
 
     def due(self) -> list[Group]:
-        """The unscored ones of the next batches, once enough groups are whole; and the oldest of more than may be unscored."""
+        """Returns unscored groups of the next batches, once enough groups are complete. Also returns the oldest groups
+        beyond `max_unscored`.
+        """
         ready = sorted([*self._kept, *self._whole], key=_age)
         urgent = any(opened.until <= self._state.step for opened in ready)
         if len(ready) < self._size or not (urgent or self._state.flying == 0 or len(ready) >= self._unscored_most):
@@ -207,6 +237,7 @@ class Pipeline(Ledger):
         return self._ask([*asked, *others[: max(beyond, 0)]])
 
     def scored(self, group: Group) -> None:
+        """Stores a scored group, or leaves it out."""
         opened = self._keep_score(group)
         if self._filter_groups and not differs(group):
             self._counts["num_groups_filtered"] += 1
@@ -216,8 +247,12 @@ class Pipeline(Ledger):
             self._kept.append(opened)
 
     def take(self) -> list[Part]:
-        """The end of the step that is under way, once it is due; else steps on the oldest groups, as long as none of the
-        others comes too late by it. Several that take no time publish once."""
+        """Returns parts for the learner.
+
+        - A step is running: its next pieces, or its end once it is due.
+        - No step is running: new steps on the oldest groups, as long as every other open group can still meet its last
+          step. Several steps that take no time publish once.
+        """
         if self._state.version < self._state.step:
             works = self._state.flying > 0 or len(self._open) < self._credit
             if works and self._state.clock < self._state.until:
@@ -235,7 +270,9 @@ class Pipeline(Ledger):
 
     @property
     def _owed(self) -> int:
-        """Groups of the step under way that the learner need not have by now: pieces are spread evenly over its time."""
+        """Returns how many groups of the running step the learner need not have yet. Pieces are spread evenly over the
+        step.
+        """
         passed = (self._state.clock - self._state.until + self._state.busy) / self._state.busy
         return (
             self._size
@@ -243,19 +280,19 @@ class Pipeline(Ledger):
         )
 
     def _hand_over(self, keep: int) -> tuple[Group, ...]:
-        """What the learner gets so that no more than `keep` are left."""
+        """Returns groups for the learner, so that at most `keep` groups of the step remain."""
         at = max(len(self._left) - keep, 0)
         handed, self._left = self._left[:at], self._left[at:]
         return tuple(opened.group for opened in handed)
 
     def _can_wait(self) -> bool:
-        """Whether all that are open but the oldest kept ones can be trained on in time after the next step."""
+        """Whether all open groups outside the next batch can still be trained on in time after the next step."""
         batch = {opened.key for opened in self._kept[: self._size]}
         last = sorted(opened.until for key, opened in self._open.items() if key not in batch)
         return all(number < self._size * (until - self._state.step) for number, until in enumerate(last))
 
     def _train(self) -> Part:
-        """Begins a step on the oldest kept ones."""
+        """Begins a step on the oldest kept groups."""
         self._left, self._kept = self._kept[: self._size], self._kept[self._size :]
         groups = tuple(opened.group for opened in self._left)
         for opened in self._left:
@@ -283,8 +320,13 @@ class Pipeline(Ledger):
         }
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call; engine steps, and free slots times steps, in which the bound held admission back; groups
-        that are open now; the staleness to be expected."""
+        """Returns counts since the last call and current values.
+
+        - `paused_steps`, `paused_slot_steps`: engine steps, and free slots times steps, in which the staleness bound
+          stopped admission.
+        - `num_groups_open`: groups open now.
+        - `expected_staleness`: in optimizer steps.
+        """
         held_back, self._held_back = self._held_back, dict.fromkeys(_PAUSED, 0)
         return (
             super().metrics()
@@ -294,4 +336,5 @@ class Pipeline(Ledger):
 
 
 def _age(opened: Open) -> int:
+    """Returns the key that sorts groups from the oldest to the youngest."""
     return opened.rank

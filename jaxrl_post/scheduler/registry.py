@@ -1,4 +1,4 @@
-"""Round policies and placements by name, and what a config asks for."""
+"""Round policies and placements by name, and the scheduler that a config asks for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxrl_post.types import Layout, Sampling
 
 SCHEDULERS = {"sync": Sync, "tail_batching": TailBatching, "rollpacker": RollPacker, "pipeline": Pipeline}
 
-# What each takes of the config beside what all do.
+# The constructor arguments of each scheduler, beside the ones that all schedulers share.
 _OWN: dict[str, Callable] = {
     "sync": lambda c, past, pace: _rounds(c),
     "tail_batching": lambda c, past, pace: (
@@ -54,6 +54,7 @@ _OWN: dict[str, Callable] = {
 
 
 def _rounds(c: configs.Config) -> dict:
+    """Returns the arguments that every scheduler with rounds takes."""
     s = c.scheduler
     return {
         "steps": c.rounds,
@@ -82,12 +83,15 @@ def made(
     replica: Callable[[], Replica],
     pace: Pace | None = None,
 ) -> Ledger | Lending | Overlapped:
-    """The scheduler of a run.
+    """Builds the scheduler of a run.
 
     Args:
-      past: what is known of a prompt, newest record first.
-      replica: what one holds and costs; asked for by placements that compute with it.
-      pace: None: learner and engine share devices.
+      config: the config of a run, or the settings of a simulation.
+      prompts: the endless order of training prompts.
+      sampling: how tokens are drawn.
+      past: maps a prompt id to its records in the history, newest first.
+      replica: returns slots, KV capacity and step cost of one replica. Only placements and loans that forecast call it.
+      pace: how long an optimizer step takes the learner. None: learner and engine share devices.
     """
     s = config.scheduler
     scheduler = SCHEDULERS[s.name](
@@ -117,6 +121,11 @@ def made(
 
 
 def planned(rounds: RoundScheduler, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
-    """With a layout for each round. `replicas`: one of each layout, the first where the engine begins; `move_s`: seconds of
-    a relayout."""
+    """Wraps a scheduler in a planner that chooses the engine's layout for each round.
+
+    Args:
+      rounds: the scheduler to wrap.
+      replicas: the replica of each layout. The engine starts in the first layout.
+      move_s: seconds of one relayout.
+    """
     return Planner(rounds, replicas, move_s=move_s)

@@ -1,17 +1,18 @@
-"""HistoPipe: prompts ranked by the lengths of their past answers, each rank group on replicas of its own (RhymeRL, arXiv
-2508.18588, section 5).
+"""HistoPipe: prompts are ranked by the lengths of their past rollouts, and each rank group gets replicas of its own
+(RhymeRL, arXiv 2508.18588, section 5).
 
-Odd steps lay ascending ranks on the replicas in order, even steps descending ones, so that over two steps every replica
-works about equally long; rank groups of longer answers get more replicas (allocation.py); and outliers that a rank group
-did not expect go on among the longest.
+- Odd steps assign ascending ranks to the replicas in order, even steps descending ranks. So over two steps all replicas
+  work about equally long.
+- Rank groups with longer rollouts get more replicas (`allocate`).
+- Outliers, longer than their rank group expected, move to the rank group of the longest rollouts.
 
-What of it changes device time: only replicas that step on their own gain, and only where they begin the next step before the
-others are through with this one, on weights that are a step old. Behind a barrier the turn of the ranks gains nothing. In one
-program over all replicas (lock-step) a step lasts as long as that of the busiest replica, and the rank group of the longest is
-busiest to the end: there rank groups cost. On our fitted lengths answers run away unforeseen, so that ranks gain only
-together with the moves (scripts/results/placements.json).
+When this changes device time: only replicas that step independently gain. They gain only where they begin the next step
+before the others finish this one, on weights that are one step old. Behind a barrier, alternating the order gains
+nothing. With one program over all replicas (lock-step), a step lasts as long as that of the busiest replica. The rank
+group of the longest rollouts is busiest to the end, so rank groups cost time there. On our fitted lengths outliers are
+unpredictable. Ranks then gain only together with the moves (scripts/results/placements.json).
 
-Invariant: no placement changes a token, and all of this follows from history, lengths and costs.
+Invariant: no placement changes a token, and every decision follows from history, lengths and costs.
 """
 
 from __future__ import annotations
@@ -30,42 +31,55 @@ from jaxrl_post.scheduler.forecast import Replica, replay, share
 from jaxrl_post.scheduler.placement.placement import went_on
 from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 
-TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a line: its height at the first replica as a share of that at the last
-HALVINGS = 40
+RANKS = 4
+LAST = 0.1  # share of a rank group's rollouts; when so few remain they may be outliers
+TILTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # height of a line at the first replica, as a share of its height at the last
+HALVINGS = 40  # steps of the bisection
+
+# ---- 1. How many replicas each rank group gets
 
 
 def curve(replica: Replica, work: Sequence[tuple[int, int]], most: int) -> np.ndarray:
-    """float64[most]: seconds of 1, 2, .. replicas for answers (prompt tokens, answer tokens), non-increasing."""
+    """Returns float64[most], seconds of 1, 2, .. replicas, non-increasing.
+
+    Args:
+      replica: slots, KV capacity and step cost.
+      work: (prompt tokens, rollout tokens) of each rollout.
+      most: the largest number of replicas.
+    """
     return np.minimum.accumulate([replay(replica, share(work, count)).seconds for count in range(1, most + 1)])
 
 
 def spread(curves: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Seconds of each replica, when rank group m lies on `sizes[m]` of them."""
+    """Returns seconds of each replica when rank group m has `sizes[m]` replicas."""
     return np.repeat([seconds[size - 1] for seconds, size in zip(curves, sizes, strict=True)], sizes)
 
 
 def barrier(seconds: np.ndarray) -> float:
-    """What a step takes where the next one waits for it."""
+    """Returns seconds of a step where the next step waits for all replicas."""
     return float(seconds.max())
 
 
 def two_steps(seconds: np.ndarray) -> float:
-    """What an ascending and a descending step take together where replicas do not wait for each other."""
+    """Returns seconds of an ascending and a descending step together, where replicas do not wait for each other."""
     return float((seconds + seconds[::-1]).max())
 
 
 def allocate(curves: np.ndarray, replicas: int, objective: Callable[[np.ndarray], float]) -> list[int]:
-    """Replicas of each rank group, at least 1, all in use; as evenly as can be where the objective does not tell them apart.
+    """Returns the number of replicas of each rank group, at least 1 each. All replicas are used. If the objective is
+    indifferent, sizes are as even as possible.
 
     Args:
-      curves: [M, W] seconds of rank group m on 1 .. W of the replicas, non-increasing along W.
-      objective: of the seconds of each replica: `barrier` or `two_steps`.
+      curves: float[M, W], seconds of rank group m on 1 .. W replicas, non-increasing along W.
+      replicas: replicas to distribute.
+      objective: maps the seconds of each replica to the value to minimise: `barrier` or `two_steps`.
+
     Raises:
       ValueError: fewer replicas than rank groups.
     """
     if replicas < len(curves):
         raise ValueError(
-            f"balance: {len(curves)} rank groups for {replicas} replicas; the nearest valid number of rank groups "
+            f"rank_groups: {len(curves)} rank groups for {replicas} replicas; the nearest valid number of rank groups "
             f"is {replicas}"
         )
     starts = [[len(block) for block in np.array_split(np.arange(replicas), len(curves))]]
@@ -74,7 +88,9 @@ def allocate(curves: np.ndarray, replicas: int, objective: Callable[[np.ndarray]
 
 
 def _line(curves: np.ndarray, replicas: int, tilt: float) -> list[int] | None:
-    """The lowest line under which the rank groups fit, by bisection; what is left over goes to the longest."""
+    """Returns the sizes under the lowest line under which all rank groups fit, found by bisection. Replicas that remain
+    go to the last rank group.
+    """
     low, high = 0.0, float(curves.max()) * 2 * replicas
     found = _below(curves, replicas, tilt, high)
     for _ in range(HALVINGS):
@@ -85,7 +101,9 @@ def _line(curves: np.ndarray, replicas: int, tilt: float) -> list[int] | None:
 
 
 def _below(curves: np.ndarray, replicas: int, tilt: float, top: float) -> list[int] | None:
-    """The fewest replicas for each rank group whose middle then lies below the line; None where they are not enough."""
+    """Returns the fewest replicas for each rank group so that its middle lies below the line. None: there are not
+    enough replicas.
+    """
     sizes, counts = [], np.arange(1, curves.shape[1] + 1)
     for seconds in curves:
         allowed = top * (tilt + (1 - tilt) * (sum(sizes) + counts / 2) / replicas)
@@ -97,7 +115,7 @@ def _below(curves: np.ndarray, replicas: int, tilt: float, top: float) -> list[i
 
 
 def _climb(curves: np.ndarray, sizes: list[int], objective: Callable[[np.ndarray], float]) -> tuple[float, list[int]]:
-    """Moves one replica at a time from one rank group to another while that helps."""
+    """Moves one replica at a time from one rank group to another while the objective improves."""
     best = objective(spread(curves, sizes)), sizes
     while True:
         _, sizes = best
@@ -113,14 +131,20 @@ def _climb(curves: np.ndarray, sizes: list[int], objective: Callable[[np.ndarray
         best = better
 
 
-RANKS = 4
-LAST = 0.1  # of a rank group's answers: when so few are left they may be outliers
+# ---- 2. The placement
 
 
 @dataclass
 class Rank:
-    """Groups of like length: where they lie, the rank group of the longest, the answers not finished, how many there were,
-    the longest that was expected (inf: nothing was)."""
+    """A rank group: groups of similar length.
+
+    Attributes:
+      home: its replicas.
+      refuge: the rank group of the longest rollouts, to which outliers move.
+      size: rollouts that it had at first.
+      longest: longest rollout that was expected, in tokens. inf: none was expected.
+      left: unfinished requests by rollout id.
+    """
 
     home: list[int]
     refuge: Rank | None = None
@@ -131,7 +155,15 @@ class Rank:
 
 @dataclass
 class Way:
-    """Of an answer on its way: `mean`, the length expected of its group; `known`, whether that has a past."""
+    """Where an unfinished rollout runs.
+
+    Attributes:
+      rank: its rank group.
+      replica: its replica.
+      mean: expected mean length of its group, in tokens.
+      known: whether its prompt has a history.
+      moved: whether it has moved.
+    """
 
     rank: Rank
     replica: int
@@ -141,7 +173,7 @@ class Way:
 
 
 class Expected(NamedTuple):
-    """A group that waits for a place, and the lengths expected of its answers."""
+    """A group that waits for a place, and the expected lengths of its rollouts in tokens."""
 
     requests: Sequence[Request]
     lengths: np.ndarray
@@ -149,17 +181,18 @@ class Expected(NamedTuple):
 
     @property
     def mean(self) -> float:
+        """The mean expected length."""
         return float(self.lengths.mean())
 
 
 class RankGroups:
-    """A Placement that releases all at once, the longest expected first.
+    """A Placement that releases all requests at once, longest expected rollout first.
 
     Args:
-      replica: one of them, with its cost: what curves are computed with.
-      past: of a prompt's id, what is known, newest first (history.History.of).
-      ranks: rank groups; fewer where there are fewer replicas or groups, one while no prompt has a past.
-      objective: of the seconds of each replica: what the allocation makes small (allocation.two_steps or barrier).
+      replica: a replica with its step cost, for the curves.
+      past: maps a prompt id to its records, newest first (history.History.of).
+      ranks: number of rank groups. It is lower with fewer replicas or groups, and 1 while no prompt has a history.
+      objective: what the allocation minimises (`two_steps` or `barrier`).
       migrate: whether outliers move.
     """
 
@@ -173,24 +206,26 @@ class RankGroups:
         migrate: bool = True,
     ):
         if ranks < 1:
-            raise ValueError(f"balance: ranks={ranks} must be at least 1")
+            raise ValueError(f"rank_groups: ranks={ranks} must be at least 1")
         self._replica, self._past, self._most, self._objective = replica, past, ranks, objective
         self._migrate = migrate
         self._round = -1
-        self._growth = 1.0  # of the answers' lengths, from the past to the last round
-        self._sums = [0.0, 0.0]  # tokens of this round's answers with a past: expected, found
+        self._growth = 1.0  # of lengths, from the history to the last round
+        self._sums = [0.0, 0.0]  # tokens of this round's rollouts with a history: expected, found
         self._placed: list[Sequence[Request]] = []
         self._waiting: list[Request] = []
         self._ways: dict[RolloutId, Way] = {}
         self._load: Counter[int] = Counter()
 
     def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
+        """Queues the requests of a wave. A new round updates the growth of lengths."""
         if round != self._round and self._sums[0]:
             self._growth, self._sums = max(1.0, self._sums[1] / self._sums[0]), [0.0, 0.0]
         self._round = round
         self._placed += groups
 
     def release(self, capacity: Capacity) -> list[Request]:
+        """Assigns replicas to the queued requests and returns them."""
         if self._placed:
             self._lay(self._expected([group for group in self._placed if group]), len(capacity.slots))
             self._placed = []
@@ -198,7 +233,9 @@ class RankGroups:
         return out
 
     def _expected(self, groups: Sequence[Sequence[Request]]) -> list[Expected]:
-        """Shortest first. Of a prompt without a past the middle of the others is expected."""
+        """Returns groups with their expected lengths, shortest first. A prompt without history is expected to have the
+        median length.
+        """
         past = [self._past(group[0].prompt.id) for group in groups]
         known = [own[0].lengths for own in past if own]
         middle = float(np.median([lengths.mean() for lengths in known])) if known else 1.0
@@ -209,6 +246,7 @@ class RankGroups:
         return sorted(found, key=lambda group: group.mean)
 
     def _lay(self, groups: list[Expected], replicas: int) -> None:
+        """Divides the groups into rank groups and assigns replicas."""
         count = min(self._most, replicas, len(groups)) if any(group.known for group in groups) else 1
         parts = [[groups[i] for i in part] for part in np.array_split(np.arange(len(groups)), count)]
         ranks = [Rank(home) for home in self._homes(parts, replicas)]
@@ -218,7 +256,9 @@ class RankGroups:
         self._waiting.sort(key=lambda request: -self._ways[request.rollout_id].mean)
 
     def _homes(self, parts: list[list[Expected]], replicas: int) -> list[list[int]]:
-        """Replicas of each rank group: side by side, from the left in odd steps, from the right in even ones."""
+        """Returns the replicas of each rank group, side by side: from the left in odd steps, from the right in even
+        steps.
+        """
         if len(parts) <= 1:
             return [list(range(replicas))]
         work = [[(0, int(length)) for group in part for length in group.lengths] for part in parts]
@@ -228,7 +268,9 @@ class RankGroups:
         return homes if self._round % 2 == 0 else [[replicas - 1 - at for at in home] for home in homes]
 
     def _fill(self, rank: Rank, groups: list[Expected]) -> None:
-        """Deals its groups to its replicas, the longest first, each to the least expected load."""
+        """Distributes groups over the replicas of a rank group. The longest goes first, each to the replica with the
+        least expected load.
+        """
         tokens = dict.fromkeys(rank.home, 0.0)
         for group in reversed(groups):
             at = min(rank.home, key=lambda home: (tokens[home], self._load[home], home))
@@ -239,19 +281,25 @@ class RankGroups:
         rank.longest = max((float(group.lengths.max()) for group in groups if group.known), default=np.inf)
 
     def _enter(self, request: Request, way: Way) -> None:
+        """Adds a request to its replica."""
         self._ways[request.rollout_id] = way
         way.rank.left[request.rollout_id] = request
         self._load[way.replica] += 1
         self._waiting.append(dataclasses.replace(request, replica=way.replica))
 
     def _leave(self, id: RolloutId) -> Way:
+        """Removes a rollout from its replica and returns where it ran."""
         way = self._ways.pop(id)
         del way.rank.left[id]
         self._load[way.replica] -= 1
         return way
 
     def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
-        """Where a rank group is all but through and its answers are longer than it ever expected, the others move."""
+        """Removes a finished rollout.
+
+        Returns the unfinished rollouts of its rank group if only outliers remain. This requires that at most `LAST` of
+        the rank group remains and that this rollout was longer than expected.
+        """
         if rollout.id not in self._ways:
             return ()
         way = self._leave(rollout.id)
@@ -267,7 +315,7 @@ class RankGroups:
         return chosen
 
     def moved(self, rollouts: Sequence[Rollout]) -> None:
-        """They go on among the longest, where the fewest are."""
+        """Moves parked rollouts to the refuge, into the replica with the fewest rollouts."""
         for rollout in rollouts:
             request = self._ways[rollout.id].rank.left[rollout.id]
             way = self._leave(rollout.id)
@@ -284,8 +332,8 @@ class RankGroups:
         self._placed = [[request for request in group if request.rollout_id not in gone] for group in self._placed]
 
     def state_dict(self) -> dict:
-        """Between two rounds nothing is on its way."""
-        assert not self._ways and not self._placed, f"{len(self._ways)} answers are on their way"
+        """Returns the state between two rounds, when no rollout is unfinished."""
+        assert not self._ways and not self._placed, f"{len(self._ways)} rollouts are unfinished"
         return {"round": self._round, "growth": self._growth, "sums": self._sums}
 
     def load_state_dict(self, state: Mapping) -> None:

@@ -1,7 +1,8 @@
-"""Which replica a request goes to, and when: the contract, and the least loaded replica.
+"""Which replica a request goes to, and when: the contract of placements, and the least loaded replica.
 
-Invariant: where and when a rollout is generated never changes its tokens, so any placement goes with any round policy. The
-samples of a group share the prompt's pages in a replica; a placement that binds them one by one lets each replica compute it.
+Invariant: where and when a rollout is generated never changes its tokens. So any placement goes with any round policy.
+The samples of a group share their prompt's pages within a replica. A placement that binds samples one by one lets each
+replica compute the prompt.
 """
 
 from __future__ import annotations
@@ -15,41 +16,58 @@ from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 
 
 class Placement(Protocol):
-    """Between what a round wants generated and the engine, which starts waiting requests in order of submission."""
+    """Stands between a round policy and the engine. The engine starts waiting requests in order of submission."""
 
     def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
-        """Takes a wave in: requests by group, groups in order of admission. `round` counts from 0."""
+        """Takes the requests of a wave.
+
+        Args:
+          groups: requests by group, groups in order of admission.
+          round: the number of the round, from 0.
+        """
 
     def release(self, capacity: Capacity) -> list[Request]:
-        """What to submit now, with `replica` set, in the order in which the engine shall start them."""
+        """Returns requests to submit now, with `replica` set, in the order in which the engine shall start them."""
 
     def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
-        """A rollout finished. Ids of running ones to be parked, so that they can go on elsewhere."""
+        """Records a finished rollout. Returns ids of running rollouts to park, so that they continue in another
+        replica.
+        """
 
     def moved(self, rollouts: Sequence[Rollout]) -> None:
-        """Those, parked: they go on in another replica, their tokens as prefix. Same weights, so no token changes."""
+        """Takes parked rollouts. They continue in another replica with their tokens as prefix. The weights are the
+        same, so no token changes.
+        """
 
     def withdraw(self, ids: Iterable[RolloutId]) -> None:
-        """They are asked to stop: those not released yet never are, the others take no more room. Unknown ids are
-        no-ops."""
+        """Removes rollouts that are asked to stop. Requests that were not released never will be. Unknown ids are
+        ignored.
+        """
 
     def state_dict(self) -> Mapping:
-        """Everything that later decisions depend on, as plain values and arrays."""
+        """Returns everything that later decisions depend on, as plain values and arrays."""
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Decides from now on as the one that gave the state."""
+        """Restores the state that `state_dict` gave."""
 
 
 class LeastLoaded:
-    """A Placement that releases all at once, each group into the replica with the fewest requests on their way, the lowest
-    of equals. It migrates nothing; where the engine does, in the midst of a round, that is the engine's matter."""
+    """A Placement that releases all requests at once.
+
+    Each group goes to the replica with the fewest unfinished requests. Among equals it takes the lowest number. This
+    placement moves no rollout. Where the engine itself migrates rollouts within a round, the placement does not know
+    it.
+    """
 
     def __init__(self, replicas: int):
         self._empty(replicas)
 
     def _empty(self, replicas: int) -> None:
+        """Resets the state for the given number of replicas."""
         self._load = [0] * replicas
-        self._ranked = [(0, replica) for replica in range(replicas)]  # a heap; an entry of another load is out of date
+        self._ranked = [
+            (0, replica) for replica in range(replicas)
+        ]  # a heap of (load, replica); entries with another load are stale
         self._of: dict[RolloutId, int] = {}
         self._waiting: list[Request] = []
 
@@ -68,7 +86,9 @@ class LeastLoaded:
         return out
 
     def _deal_again(self, replicas: int) -> None:
-        """The engine lies in another way since the last round: what waits, which is all there is, goes to new replicas."""
+        """Distributes waiting requests again, after the engine changed its layout between rounds. No request is running
+        then.
+        """
         groups: dict[tuple, list[Request]] = {}
         for request in self._waiting:
             groups.setdefault(request.rollout_id[:4], []).append(dataclasses.replace(request, replica=0))
@@ -101,11 +121,13 @@ class LeastLoaded:
             self._add(replica, 1)
 
     def _least(self) -> int:
+        """Returns the replica with the lowest load."""
         while self._ranked[0][0] != self._load[self._ranked[0][1]]:
             heapq.heappop(self._ranked)
         return self._ranked[0][1]
 
     def _add(self, replica: int, count: int) -> None:
+        """Changes the load of a replica."""
         self._load[replica] += count
         if len(self._ranked) < 4 * len(self._load):
             heapq.heappush(self._ranked, (self._load[replica], replica))
@@ -114,5 +136,7 @@ class LeastLoaded:
 
 
 def went_on(request: Request, rollout: Rollout) -> Request:
-    """The request of a rollout that was parked to go on elsewhere under the same weights: its tokens are forced."""
+    """Returns the request with which a parked rollout continues elsewhere under the same weights. Its tokens are
+    forced.
+    """
     return dataclasses.replace(request, prefix=rollout if len(rollout) else None, prefix_mode="recompute")

@@ -1,12 +1,18 @@
-"""Requests that are bound to a replica only when a slot is free there, in order of admission or the longest first.
+"""Requests that are bound to a replica only when a slot is free there, in order of admission or longest first.
 
-Seer (arXiv 2511.14617, section 3): groups are divided, one answer of each goes ahead as a probe, and what is known of a group
-by its longest finished answer orders the rest. A prompt with a past needs no probe.
+Seer (arXiv 2511.14617, section 3) divides groups. One rollout of each group goes ahead as a probe. The longest finished
+rollout of a group is the estimate that orders the rest. A prompt with a history needs no probe.
 
-What of it changes device time: with more requests than slots the order does, in one program over all replicas (lock-step) as
-with replicas of their own; else it does nothing in lock-step, where a step lasts as long as that of the busiest replica, but
-for the rows and the KV of that one. Replicas of their own gain from taking over even then (scripts/results/placements.json).
-Invariant: no placement changes a token. A group's answers may lie in several replicas, each of which computes the prompt once.
+When this changes device time:
+
+- More requests than slots: the order changes it, with one program over all replicas (lock-step) and with independent
+  replicas.
+- Otherwise, lock-step: a step lasts as long as the step of the busiest replica, so only rows and KV cache of that
+  replica count.
+- Otherwise, independent replicas: they still gain from taking rollouts over (scripts/results/placements.json).
+
+Invariant: no placement changes a token. The rollouts of a group may run in several replicas, and each of these computes
+the prompt once.
 """
 
 from __future__ import annotations
@@ -23,30 +29,33 @@ from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 Key = tuple[int, str]  # epoch and prompt
 UNKNOWN = float("inf")
 STEAL = 0.75
-OLDEST_EVERY = 64  # of so many answers one is the oldest that waits: nobody starves
+OLDEST_EVERY = 64  # every 64th request is the oldest waiting one, so that none starves
 
 
 class Divided:
-    """A Placement: a request goes to the replica with the most free slots, then pages, in order of admission. When nobody
-    waits, a replica that runs out of work takes an answer over from the one with the most.
+    """A Placement that fills free slots in order of admission.
+
+    A request goes to the replica with the most free slots, then the most free pages. When no request waits, a replica
+    that runs out of work takes over a rollout from the most loaded replica.
 
     Args:
-      steal: at which share of the most loaded replica's answers that happens; 0: never.
+      steal: a replica takes over a rollout once its load is at most this share of the largest load. 0: never.
     """
 
     def __init__(self, *, steal: float = STEAL):
         self._steal = steal
-        self._waiting: dict[RolloutId, Request] = {}  # by admission
-        self._running: dict[int, dict[RolloutId, Request]] = {}  # by replica, in order of release
+        self._waiting: dict[RolloutId, Request] = {}  # in order of admission
+        self._running: dict[int, dict[RolloutId, Request]] = {}  # replica -> requests in order of release
         self._at: dict[RolloutId, int] = {}
         self._stolen: set[RolloutId] = set()
 
     def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
+        """Queues the requests of a wave."""
         for group in groups:
             self._waiting |= {request.rollout_id: request for request in group}
 
     def release(self, capacity: Capacity) -> list[Request]:
-        """As many as there are free slots."""
+        """Returns as many requests as there are free slots."""
         self._running = {at: self._running.get(at, {}) for at in range(len(capacity.slots))}
         free = [
             (-slots, -pages, at) for at, (slots, pages) in enumerate(zip(capacity.slots, capacity.pages)) if slots > 0
@@ -62,10 +71,11 @@ class Divided:
         return out
 
     def _next(self) -> RolloutId:
-        """Of those that wait."""
+        """Returns the waiting request to start next."""
         return next(iter(self._waiting))
 
     def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
+        """Removes a finished rollout. Returns the id of a rollout to move to the replica where it ran, if there is one."""
         at = self._at.get(rollout.id)
         if at is None:
             return ()
@@ -79,11 +89,11 @@ class Divided:
         return chosen
 
     def _spare(self, running: Mapping[RolloutId, Request]) -> tuple[RolloutId, ...]:
-        """One that had not moved."""
+        """Returns the id of the youngest rollout that has not moved yet."""
         return tuple(islice((id for id in reversed(running) if id not in self._stolen), 1))
 
     def moved(self, rollouts: Sequence[Rollout]) -> None:
-        """They go on before all others."""
+        """Puts parked rollouts before all other requests."""
         again = {}
         for rollout in rollouts:
             request = self._running[self._at[rollout.id]][rollout.id]
@@ -99,13 +109,12 @@ class Divided:
                 self._forget(id)
 
     def _forget(self, id: RolloutId) -> None:
+        """Removes a rollout from its replica."""
         del self._running[self._at.pop(id)][id]
         self._stolen.discard(id)
 
     def state_dict(self) -> dict:
-        assert not self._waiting and not self._at, (
-            f"{len(self._waiting)} answers wait, {len(self._at)} are on their way"
-        )
+        assert not self._waiting and not self._at, f"{len(self._waiting)} rollouts wait, {len(self._at)} are running"
         return {}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -113,12 +122,15 @@ class Divided:
 
 
 class LongestFirst(Divided):
-    """Probes first, then the groups with the longest estimate: the longest answer that is known of this round and of the
-    past; a group of which none is known may be as long as any.
+    """A Placement that starts probes first, then the groups with the longest estimate.
+
+    The estimate is the longest rollout known from this round and from the history. A group without known rollouts comes
+    first, as it may be as long as any.
 
     Args:
-      past: of a prompt's id, what is known, newest first (history.History.of).
-      probes: answers of a group without a past that go ahead.
+      past: maps a prompt id to its records, newest first (history.History.of).
+      probes: rollouts that go ahead, of a group without records.
+      steal: as Divided.
     """
 
     def __init__(self, *, past: Callable[[str], Sequence[Past]], probes: int = 1, steal: float = STEAL):
@@ -128,13 +140,15 @@ class LongestFirst(Divided):
         self._turn = 0
 
     def _clear(self) -> None:
-        self._ahead: list[RolloutId] = []  # probes, the first one last
-        self._groups: dict[Key, list[RolloutId]] = {}  # the others of a group, the first one last
+        """Resets estimates and queues."""
+        self._ahead: list[RolloutId] = []  # probes in reverse order
+        self._groups: dict[Key, list[RolloutId]] = {}  # other requests of each group, in reverse order
         self._estimates: dict[Key, float] = {}
-        self._ranks: dict[Key, int] = {}  # of admission
-        self._order: list[tuple[float, int, Key]] = []  # a heap; an entry of another estimate is out of date
+        self._ranks: dict[Key, int] = {}  # order of admission
+        self._order: list[tuple[float, int, Key]] = []  # a heap; entries with another estimate are stale
 
     def place(self, groups: Sequence[Sequence[Request]], round: int) -> None:
+        """Queues the requests of a wave, with the estimates of their groups."""
         if not self._waiting and not self._at:
             self._clear()
         super().place(groups, round)
@@ -150,10 +164,14 @@ class LongestFirst(Divided):
         self._ahead = [*reversed(ahead), *self._ahead]
 
     def _estimate(self, key: Key, length: float) -> None:
+        """Sets the estimate of a group, in tokens."""
         self._estimates[key] = length
         heapq.heappush(self._order, (-length, self._ranks[key], key))
 
     def _next(self) -> RolloutId:
+        """Returns a probe, else a request of the group with the longest estimate. Every `OLDEST_EVERY`-th call returns
+        the oldest request.
+        """
         self._turn += 1
         if self._turn % OLDEST_EVERY == 0:
             return super()._next()
@@ -170,6 +188,7 @@ class LongestFirst(Divided):
             heapq.heappop(self._order)
 
     def learn(self, rollout: Rollout) -> tuple[RolloutId, ...]:
+        """Raises the estimate of the rollout's group."""
         key = _key(rollout.id)
         known = self._estimates.get(key)
         if known is not None and (known == UNKNOWN or len(rollout) > known):
@@ -177,11 +196,12 @@ class LongestFirst(Divided):
         return super().learn(rollout)
 
     def moved(self, rollouts: Sequence[Rollout]) -> None:
+        """Puts parked rollouts before all other requests."""
         super().moved(rollouts)
         self._ahead += [rollout.id for rollout in reversed(rollouts)]
 
     def _spare(self, running: Mapping[RolloutId, Request]) -> tuple[RolloutId, ...]:
-        """Of those that had not moved, the one that may still be longest."""
+        """Returns the id of the rollout with the longest estimate that has not moved yet."""
         free = [id for id in running if id not in self._stolen]
         return tuple(sorted(free, key=lambda id: -self._estimates[_key(id)])[:1])
 
@@ -195,4 +215,5 @@ class LongestFirst(Divided):
 
 
 def _key(id: RolloutId) -> Key:
+    """Returns epoch and prompt id, which identify the group."""
     return id.epoch, id.prompt_id

@@ -1,4 +1,4 @@
-"""A scheduler around one that works in rounds: what both must offer, and a base that hands every call on."""
+"""The contract of schedulers with rounds, and a wrapper that delegates every call to the scheduler inside it."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from jaxrl_post.types import Capacity, Group, Layout, Part, Request, Rollout, St
 
 
 class RoundScheduler(Scheduler, Protocol):
-    """A protocols.Scheduler that works in rounds, and says how far the present one is."""
+    """A protocols.Scheduler that works in rounds and reports the progress of the current round."""
 
     @property
     def over(self) -> bool:
-        """Whether no further round comes."""
+        """Whether no further round begins."""
 
     @property
     def full(self) -> bool:
-        """Whether the round has all its groups and not all of them were taken."""
+        """Whether every group of the round is scored and kept, and some of them were not taken yet."""
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts of the round."""
+        """The number of rollouts in the round."""
 
     @property
     def max_tokens(self) -> int:
-        """Longest rollout allowed."""
+        """The most tokens of a rollout."""
 
     def late(self) -> list[Open]:
-        """Returns admitted groups that lack rollouts and that the round waits for; none in a race."""
+        """Returns admitted groups that lack rollouts and that the round waits for. In a race there are none."""
 
     def kind(self) -> str:
-        """Returns which sort of round opens next."""
+        """Returns the kind of the next round: `short`, `long`, or an empty string where all rounds are alike."""
 
     def metrics(self) -> dict[str, float]:
-        """Counters since the last call, by metric name."""
+        """Returns counters since the last call, by metric name."""
 
 
 class AroundRounds:
-    """A RoundScheduler that hands every call on to the one inside. Subclasses change some of the calls."""
+    """A RoundScheduler that delegates every call to the scheduler inside it. Subclasses override some of the calls."""
 
     def __init__(self, inside: RoundScheduler):
         self._inside = inside

@@ -1,11 +1,13 @@
-"""Which layout the engine shall have in the next round, from what the last ones would have taken in each.
+"""Chooses the engine's layout for each round, from forecasts of the last rounds in every layout.
 
-RollPacker's parallelism planner (arXiv 2509.21009, section 4.2) doubles the tensor parallelism of its replicas when
-preemptions rise by more than 1.05x and halves it after four rounds without any; its paper and its code disagree on which
-rounds gain. Here the lengths of a round are replayed in every layout with the cost table and the KV of its replicas, and
-the same hysteresis acts on the seconds forecast. Invariant: a plan follows from lengths and tables alone, so every process
-of a job plans the same. It changes the layout between two rounds only. On one program over all replicas a layout changes
-device time as it does with replicas of their own: each replica has other devices, slots and pages.
+RollPacker's parallelism planner (arXiv 2509.21009, section 4.2) doubles tensor parallelism when preemptions rise by
+more than 1.05x. It halves tensor parallelism after four rounds without preemptions. Its paper and its code disagree on
+which rounds gain. This planner replays the lengths of a round in every layout, with the step cost and the KV capacity
+of its replicas. It applies the same hysteresis to the predicted seconds.
+
+Invariant: a plan follows from lengths and cost tables alone, so every process of a job plans the same. The layout
+changes between rounds only. Each replica has its own devices, slots and pages. So a layout also changes device time
+where one program runs all replicas.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ from jaxrl_post.scheduler.forecast import Replica, replay, share
 from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
 from jaxrl_post.types import Layout, Part, Rollout, Stop
 
-GAIN = 1.05  # a layout must be so many times faster
-QUIET = 4  # rounds in a row that must say so before replicas get fewer devices
+GAIN = 1.05  # speed-up that a layout must reach
+QUIET = 4  # rounds in a row that must agree before replicas get fewer devices
 
 
 class Planner(AroundRounds):
-    """A protocols.Scheduler around `scheduler` that chooses a layout for each of its rounds.
+    """A RoundScheduler around `scheduler` that chooses a layout for each of its rounds.
 
-    More devices a replica: as soon as one round says so. Fewer: when the last `quiet` rounds of that kind agree.
+    More devices per replica are chosen as soon as the last round of a kind would have gained. Fewer devices are chosen
+    when the last `quiet` rounds of that kind agree.
 
     Args:
-      replicas: a replica of each layout; the first is where the engine begins.
-      move_s: seconds of a relayout, which a round must gain beside.
+      scheduler: the scheduler to wrap.
+      replicas: the replica of each layout. The engine starts in the first layout.
+      move_s: seconds of a relayout. A round must gain more than this.
+      gain: how many times faster a layout must be.
+      quiet: rounds in a row that must agree before replicas get fewer devices.
     """
 
     def __init__(
@@ -44,17 +50,17 @@ class Planner(AroundRounds):
         self._replicas = dict(replicas)
         self._move_s, self._gain, self._quiet = move_s, gain, quiet
         self._layout = next(iter(replicas))
-        self._work: list[tuple[int, int]] = []  # of this round: prompt and answer tokens, by completion
-        self._now = ""  # the kind of this round
-        self._better: dict[str, list] = {}  # of a kind: the layout its last round was best in, and rounds in a row
-        self._fresh = True  # nothing of this round was admitted yet
+        self._work: list[tuple[int, int]] = []  # prompt and rollout tokens of this round, in order of completion
+        self._now = ""  # kind of this round
+        self._better: dict[str, list] = {}  # kind -> fastest layout, rounds in a row
+        self._fresh = True  # whether this round has admitted nothing yet
         self._counts: Counter[str] = Counter()
 
     def __str__(self) -> str:
         return f"{self._inside}, {self._layout}"
 
     def layout(self) -> Layout:
-        """Decided once a round, before its first request."""
+        """Returns the layout of the round. It is chosen before the first request of the round."""
         if self._fresh:
             self._fresh, self._now = False, self.kind()
             best, rounds = self._better.get(self._now, (self._layout, 0))
@@ -64,17 +70,21 @@ class Planner(AroundRounds):
         return self._layout
 
     def complete(self, rollout: Rollout) -> Stop:
+        """Records the lengths of a rollout for the forecast."""
         self._work.append((int(rollout.prompt.tokens.size), len(rollout)))
         return self._inside.complete(rollout)
 
     def take(self) -> list[Part]:
+        """Returns the parts of the scheduler inside. A publish ends the round."""
         parts = self._inside.take()
         if any(part.publish for part in parts):
             self._judge()
         return parts
 
     def _judge(self) -> None:
-        """Which layout this round would have been best in; the present one, unless another gains enough."""
+        """Records the layout in which this round would have been fastest. That is the current one, unless another one
+        gains enough.
+        """
         seconds = {
             layout: replay(replica, share(self._work, layout.replicas)).seconds
             for layout, replica in self._replicas.items()
@@ -87,7 +97,7 @@ class Planner(AroundRounds):
         self._work, self._fresh = [], True
 
     def state_dict(self) -> dict:
-        """Between two rounds."""
+        """Returns the state as plain values. It is called between rounds."""
         return {
             "layout": list(self._layout),
             "better": {kind: [list(layout), rounds] for kind, (layout, rounds) in self._better.items()},
@@ -106,6 +116,7 @@ class Planner(AroundRounds):
         self._inside.load_state_dict(state["scheduler"])
 
     def metrics(self) -> dict[str, float]:
+        """Returns counts since the last call, and the current tensor parallelism."""
         counts, self._counts = self._counts, Counter()
         return self._inside.metrics() | {
             "sched/num_layout_changes": float(counts["num_layout_changes"]),

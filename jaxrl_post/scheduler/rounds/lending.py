@@ -1,11 +1,16 @@
-"""Devices that a draining round no longer needs, lent to the learner until the round is over.
+"""Lends engine devices to the learner while a round drains, until the round is over.
 
-RollPacker's stream trainer (arXiv 2509.21009, section 5.3) halves the replicas of a long round once 20 to 50 % of its answers
-are done, if the KV of the others fits, and trains on groups that are whole meanwhile. So does this, at counts: from a given share
-on, as soon as every answer that is not done finds a slot in half of the replicas. Invariant: devices are lent at most once a
-round, never in a race, whose losers leave anyway, and they are back before a round's last groups are handed out and the next one
-admits anything; which groups a round trains on is decided without it. Where weights come in the midst of rounds, they come at
-other clocks with loans than without, and an answer that moves gets the KV of its older tokens anew (counted by the engine).
+RollPacker's stream trainer (arXiv 2509.21009, section 5.3) halves the replicas of a long round once 20 to 50 % of its
+rollouts have finished. It requires that the KV cache of the running rollouts fits into the remaining replicas. The
+freed devices train on complete groups. This scheduler does the same by counts. A loan begins when a given share of
+rollouts has finished and every running rollout finds a slot in half of the replicas.
+
+Invariant: devices are lent at most once per round, and never in a race, whose losers leave anyway. They return before
+the last groups of a round are handed out and before the next round admits anything. Loans never change which groups a
+round trains on.
+
+Where weights are published within a round, loans change the clock of the publish. A rollout that moves gets its older
+KV cache recomputed, which the engine counts.
 """
 
 from __future__ import annotations
@@ -23,7 +28,12 @@ from jaxrl_post.types import Capacity, Layout, Part, Request
 
 @dataclass
 class LendingState:
-    """`lent`: whether devices are on loan. `clock`: of the latest step; `away`: whether they were on loan from there on."""
+    """The plain values that a checkpoint holds.
+
+    - `lent`: whether devices are on loan.
+    - `clock`: the clock of the latest `admit`, in engine steps.
+    - `away`: whether devices were on loan from that clock on.
+    """
 
     lent: bool = False
     clock: int = 0
@@ -31,15 +41,17 @@ class LendingState:
 
 
 class Lending(AroundRounds):
-    """A protocols.Scheduler around rounds that are streamed.
+    """A RoundScheduler around streamed rounds that lends devices to the learner.
 
     Args:
-      all_of_them: how the engine lies while it has all its devices; half: while the others are lent.
-      share: of a round's answers, that must be done before.
-      replica: slots and KV of one.
-      past: what is known of a prompt, newest record first.
-      apart: the learner has devices of its own too, for groups that are whole before. Else those wait for a loan: trained on by
-        devices that generate, they would only hold the round up.
+      rounds: the scheduler to wrap.
+      all_of_them: the layout with all engine devices.
+      half: the layout while devices are lent.
+      share: share of a round's rollouts that must have finished before a loan.
+      replica: slots and KV capacity of one replica.
+      past: maps a prompt id to its records in the history, newest first.
+      apart: whether the learner also has devices of its own. If so, it trains on complete groups before a loan. If not,
+        complete groups wait for a loan, since training on generating devices would only delay the round.
     """
 
     def __init__(
@@ -64,7 +76,7 @@ class Lending(AroundRounds):
         return f"{self._inside}, {self._told}"
 
     def layout(self) -> Layout | None:
-        """Where it changes."""
+        """Returns the layout where it changes, else None."""
         if not self._state.lent and self._may_be_lent():
             self._state.lent = True
             self._counts["num_lendings"] += 1
@@ -75,7 +87,7 @@ class Lending(AroundRounds):
         return layout
 
     def _may_be_lent(self) -> bool:
-        """Whether enough answers are done, and half of the replicas hold the others."""
+        """Whether enough rollouts have finished, and half of the replicas have slots and KV cache for all others."""
         late = self._inside.late()
         missing, half = sum(len(opened.missing) for opened in late), self._layouts[True].replicas
         if not 0 < missing <= half * self._replica.slots:
@@ -84,19 +96,26 @@ class Lending(AroundRounds):
         return done >= self._share and sum(map(self._expected, late)) <= half * self._replica.kv_tokens
 
     def _expected(self, opened: Open) -> int:
-        """Tokens of KV that a group's missing answers will need: as many as its longest sibling has, or had when it was put off,
-        or last time's longest, and where nobody knows as many as can be."""
+        """Returns tokens of KV cache that a group's missing rollouts will need.
+
+        Each is expected to be as long as the longest known rollout of its prompt. Known are finished siblings, prefixes
+        from before a deferral, and the newest record in the history. Without any, the largest allowed length is
+        expected.
+        """
         here = [*opened.rollouts.values(), *opened.prefixes.values()]
         known = [*map(len, here), *(int(max(record.lengths)) for record in self._past(opened.prompt.id)[:1])]
         return len(opened.missing) * (opened.prompt.tokens.size + max(known, default=self._inside.max_tokens))
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
+        """Counts the engine steps of a loan and delegates."""
         self._counts["lent_steps"] += self._state.away * (clock - self._state.clock)
         self._state.clock, self._state.away = clock, self._state.lent
         return self._inside.admit(capacity, clock)
 
     def take(self) -> list[Part]:
-        """A round that is full gets its devices back first, then its last groups are trained on."""
+        """Returns parts for the learner. Once a round is full, its devices return first and its last groups follow in
+        the next call.
+        """
         away = self._told == self._layouts[True]
         if self._inside.full:
             self._state.lent = False
@@ -116,7 +135,7 @@ class Lending(AroundRounds):
         self._inside.load_state_dict(state["rounds"])
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call: loans, and engine steps that they lasted."""
+        """Returns counts since the last call. They include loans and the engine steps that they lasted."""
         counts, self._counts = self._counts, Counter()
         return self._inside.metrics() | {
             f"sched/{name}": float(counts[name]) for name in ("num_lendings", "lent_steps")

@@ -1,14 +1,15 @@
-"""Short and long rounds: what tail batching of every kind has in common (RollPacker, arXiv 2509.21009, section 4.1).
+"""Short and long rounds: what all kinds of tail batching share (RollPacker, arXiv 2509.21009, section 4.1).
 
-A short round launches more prompts than it trains on; the first groups to become whole, by finish_clock, are its batch,
-and the others queue. As soon as the queue holds a batch, a long round takes it, first come first served, and waits for all
-of it. The period of the two is 1/(over - 1) short rounds and one long one. A long round may take several batches at once,
-`long_batches`: it lasts as long, and is trained on one optimizer step after the other, so the tokens of its n-th batch are
-n - 1 steps old, as those of the mini-batches of a larger round are.
+A short round launches more prompts than it trains on. The groups that are complete first, by `finish_clock`, are its
+batch. The others join a queue. When the queue holds enough groups, a long round takes them in their order and waits for
+all of them. A period is 1/(over - 1) short rounds and one long round.
 
-Invariant: no prompt is put off twice, because a long round races nobody. Without filters the run launches exactly as many
-prompts as it trains on: its last rounds race no more than what is left, so the queue is empty at the end and nothing is
-refused. Races are decided by engine clocks, never by the time a reward takes.
+A long round may take `long_batches` batches at once. It lasts as long as one batch would. It then trains on one batch
+after the other, so the tokens of its n-th batch are n - 1 steps old. The same holds for mini-batches of a larger round.
+
+Invariant: no prompt is deferred twice, because a long round is no race. Without filters a run launches exactly as many
+prompts as it trains on. Its last rounds race only the prompts that are left, so the queue is empty at the end and no
+group is refused. Engine clocks decide races, never the time that a reward takes.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ _COUNTERS = (
     "num_tokens_deferred",
     "num_tokens_discarded",
 )
-_UNKNOWN = 1 << 31  # tokens: no answer is longer
+_UNKNOWN = 1 << 31  # tokens; no rollout is longer
 
 
 @dataclass
 class RaceState(RoundState):
-    """`long`: whether this is a long round. Tokens of the longest rollout: `limit`, that the last short round trained on;
-    `longest`, of this round so far. `parked_steps`: longest wait of a group that resumed since the last `metrics`."""
+    """The plain values that a checkpoint holds.
+
+    - `long`: whether this is a long round.
+    - `limit`: longest rollout that the last short round trained on, in tokens.
+    - `longest`: longest rollout that this round trained on so far, in tokens.
+    - `parked_steps`: longest wait of a group that resumed since the last `metrics`, in engine steps.
+    """
 
     long: bool = False
     limit: int = _UNKNOWN
@@ -46,8 +52,9 @@ class RaceState(RoundState):
 
 
 class Races(Rounds):
-    """The machine of short and long rounds; what becomes of a group that loses a race is its heir's matter (`_put_off`,
-    `_keep`, `_again`)."""
+    """Short and long rounds. Subclasses decide what happens to a group that loses a race (`_put_off`, `_keep`,
+    `_again`).
+    """
 
     State = RaceState
 
@@ -62,16 +69,19 @@ class Races(Rounds):
         past: Callable[[str], Sequence[Past]] = lambda prompt_id: (),
         **rounds: Any,
     ):
-        """
+        """Makes a scheduler before its first round.
+
         Args:
-          over: prompts that a short round launches for every one it trains on, >= 1; with 1 all rounds are synchronous.
+          prompts: the endless order of training prompts.
+          over: prompts that a short round launches per prompt that it trains on, >= 1. With 1 all rounds are
+            synchronous.
           launched: samples of a group that a short round generates.
           long_batches: batches of a long round, >= 1.
-          lane: share of the prompts beyond the batch that history may send to the queue at once, 0 to 1: those of a short
-            round's prompts whose last answers were longer than any that the last short round trained on, longest first.
-            They would probably lose the race; not racing them saves slots, pages and, in `restart`, tokens. It costs time where
-            slots are free: a race knows who is long, and history only guesses, so the queue fills with short ones too.
-          past: what is known of a prompt, newest record first (history.History.of).
+          lane: between 0 and 1, the share of the surplus prompts that history may send to the queue without a race. It
+            chooses prompts whose newest record is longer than any rollout of the last short round, longest first. This
+            saves slots, pages and, in `restart`, tokens. It costs time where slots are free: history only predicts
+            lengths, so short groups join the queue too.
+          past: maps a prompt id to its records, newest first (history.History.of).
           rounds: as Rounds.
         """
         super().__init__(prompts, **rounds)
@@ -92,7 +102,7 @@ class Races(Rounds):
         return f"{super().__str__()}, a {'long' if self._state.long else 'short'} one, {len(self._queue)} groups queue"
 
     def _open_round(self) -> int:
-        """A long one takes from the queue first; the run's last ones take all that is left, however little."""
+        """Returns how many batches the next round makes. The last rounds of a run take all groups that are left."""
         self._state.long = self.kind() == "long"
         batches = self._most
         if self._left < self._size:
@@ -101,6 +111,7 @@ class Races(Rounds):
         return batches if self._state.long else 1
 
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
+        """Opens the groups of a long round from the queue, or those of a race from the prompts."""
         need = self._wave_size()
         if self._state.long:
             keys = list(self._queue)[:need]
@@ -114,21 +125,23 @@ class Races(Rounds):
         return [self._enter(opened) for opened in drawn if opened.key not in self._queue], need
 
     def kind(self) -> str:
-        """Of the round that comes: short or long."""
+        """Returns the kind of the next round: `short` or `long`."""
         return "long" if len(self._queue) >= self._most * self._size or self._left < self._size else "short"
 
     @property
     def _most(self) -> int:
-        """Batches of a long round that begins now."""
+        """Returns how many batches a long round would take now."""
         return min(self._long_batches, self._steps - self._state.round)
 
     @property
     def _left(self) -> int:
-        """Prompts that may still be drawn: filters take an unknown number of them, without filters it is fixed."""
+        """Returns how many prompts may still be drawn. With filters this is unlimited, as filters leave out an unknown
+        number of groups.
+        """
         return self._steps * self._size - self._state.position if not self._filter_groups else 1 << 62
 
     def _foreseen(self, drawn: Sequence[Open], surplus: int) -> list[Open]:
-        """Those that history foresees to lose the race, by admission."""
+        """Returns groups that history predicts to lose the race, in order of admission."""
         lengths = {}
         for opened in drawn if self._lane else ():
             past = self._past(opened.prompt.id)
@@ -138,23 +151,28 @@ class Races(Rounds):
         return [opened for opened in drawn if opened.key in slowest]
 
     def _draw(self, launched: int) -> Open:
+        """Returns a new group of the next prompt. ValueError: the prompt is in the queue."""
         return self._only(super()._draw(launched), self._queue)
 
     def _queue_up(self, opened: Open, clock: int) -> None:
+        """Puts a group into the queue."""
         opened.since = clock
         self._queue[opened.key] = opened
 
     def _take_up(self, opened: Open, clock: int) -> list[Request]:
-        """A long round's turn for a group that queued."""
+        """Returns the requests of a queued group that joins a long round."""
         self._state.parked_steps = max(self._state.parked_steps, clock - opened.since)
         opened.launched = opened.size
         return self._again(opened)
 
     def late(self) -> list[Open]:
+        """Returns groups that a long round waits for. In a race there are none."""
         return super().late() if self._state.long else []
 
     def _became_whole(self, opened: Open, clock: int) -> list[RolloutId]:
-        """The last one that the wave waits for ends the race."""
+        """Ends the race when the last group that the wave needs is complete. Returns ids of the losers' running
+        rollouts.
+        """
         stop = super()._became_whole(opened, clock)
         if self._state.to_finish == 0:
             for loser in [racing for racing in self._open.values() if not racing.whole]:
@@ -167,22 +185,26 @@ class Races(Rounds):
         return stop
 
     def _put_off(self, loser: Open) -> None:
-        """What becomes of its finished rollouts."""
+        """Handles the finished rollouts of a group that is deferred."""
         raise NotImplementedError
 
     def _keep(self, opened: Open, rollout: Rollout) -> None:
-        """What becomes of a rollout that was parked when the race ended, or finished in the same dispatch."""
+        """Stores or discards a rollout of a deferred group: it was parked at the end of the race, or finished in the
+        same dispatch.
+        """
         raise NotImplementedError
 
     def _again(self, opened: Open) -> list[Request]:
-        """How a group goes on in its long round."""
+        """Returns the requests with which a deferred group resumes in its long round."""
         raise NotImplementedError
 
     def _late(self, rollout: Rollout) -> None:
+        """Gives a rollout to its deferred or complete group."""
         key = rollout.id.epoch, rollout.id.prompt_id
         self._keep(self._queue[key] if key in self._queue else self._open[key], rollout)
 
     def parked(self, rollouts: Sequence[Rollout]) -> None:
+        """Separates rollouts of deferred groups from rollouts that move to another replica."""
         moved = []
         for rollout in rollouts:
             key = rollout.id.epoch, rollout.id.prompt_id
@@ -194,6 +216,7 @@ class Races(Rounds):
         super().parked(moved)
 
     def take(self) -> list[Part]:
+        """Returns parts for the learner, and updates the longest trained rollout."""
         parts = super().take()
         for part in parts:
             self._state.longest = max(
@@ -214,8 +237,10 @@ class Races(Rounds):
         self._queue = {opened.key: opened for opened in queue}
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call, the groups that queue now, and the engine steps that the longest waiting one of those
-        that went on since the last call had waited."""
+        """Returns counts since the last call, the groups in the queue, and the longest wait.
+
+        The wait counts engine steps of groups that resumed since the last call.
+        """
         waited, self._state.parked_steps = self._state.parked_steps, 0
         return super().metrics() | {
             "sched/num_groups_queued": float(len(self._queue)),

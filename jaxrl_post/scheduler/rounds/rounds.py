@@ -1,9 +1,14 @@
-"""Rounds: what every policy with a round barrier has in common, and the synchronous one.
+"""Rounds: what all policies with a round barrier share, and the synchronous policy.
 
-Invariant: what a round trains on is a function of (prompts, run seed, rewards) and, where groups race, of the engine
-clocks at which rollouts finished: never of how fast rewards came back. Every (epoch, prompt) that was admitted ends
-exactly once: trained, filtered (all its accuracies equal) or refused (kept, but after the round was full). It refuses to
-train on a group that lacks a rollout.
+Invariant: what a round trains on is a function of (prompts, run seed, rewards). Where groups race, it also depends on
+the engine clocks at which rollouts finished. It never depends on how fast rewards arrive. Every admitted (epoch,
+prompt) ends exactly once:
+
+- trained
+- filtered: all its accuracies are equal
+- refused: it was kept, but the round was already full
+
+A round never trains on an incomplete group.
 """
 
 from __future__ import annotations
@@ -25,8 +30,17 @@ _COUNTERS = ("num_rounds", "num_waves", "num_groups_refused", "num_groups_stream
 
 @dataclass
 class RoundState(LedgerState):
-    """`round`: batches trained on. `batches`: of this round. Of this round: `waves`, groups `seen` (scored) and `taken`
-    (handed out). Of this wave: groups `to_finish` (not whole yet) and `to_score` (asked for and not scored)."""
+    """The plain values that a checkpoint holds.
+
+    Attributes:
+      round: batches trained on.
+      batches: batches of this round.
+      waves: waves of this round.
+      seen: groups scored in this round.
+      taken: groups handed out in this round.
+      to_finish: groups of this wave that are still incomplete.
+      to_score: groups of this wave that were requested for scoring and have no scores yet.
+    """
 
     round: int = 0
     batches: int = 1
@@ -38,12 +52,12 @@ class RoundState(LedgerState):
 
 
 class Rounds(Ledger):
-    """The machine: waves of whole groups, until a round's batch is full.
+    """Waves of whole groups, until the batch of a round is full.
 
-    A policy says which groups a wave opens and how many of them end it (`_next_wave`). With `filter_groups` a group whose
-    scored accuracies are all equal is left out, and when a whole wave is scored another one refills the round, as large as
-    the round's own keep rate asks for; the first `prompts_per_round` kept groups by admission are the batch (dynamic
-    sampling, DAPO, arXiv 2503.14476, section 3.2). `steps` counts rounds.
+    Subclasses decide which groups a wave opens and how many complete groups end it (`_next_wave`). With
+    `filter_groups`, a group whose scored accuracies are all equal is left out. After a whole wave is scored, another
+    wave refills the round. Its size follows from the share of groups that the round has kept so far. The first
+    `prompts_per_round` kept groups by admission are the batch (dynamic sampling, DAPO, arXiv 2503.14476, section 3.2).
     """
 
     name = "rounds"
@@ -64,11 +78,23 @@ class Rounds(Ledger):
         delivery: Delivery | None = None,
         **ledger: Any,
     ):
-        """
+        """Makes a scheduler before its first round.
+
         Args:
-          delivery: None: the whole round at once, in `mini_batches` x `ppo_epochs` parts; another one has its own.
-          placement: None: the least loaded of `replicas`.
+          prompts: the endless order of training prompts.
+          steps: rounds of the run.
+          prompts_per_round: groups of a batch.
+          filter_groups: whether groups with equal accuracies are left out.
+          max_waves: waves after which a round that is not full is an error.
+          replicas: replicas of the engine.
+          mini_batches: optimizer steps per batch. Only the default delivery reads it.
+          ppo_epochs: passes over a round. Only the default delivery reads it.
+          placement: None: LeastLoaded.
+          delivery: None: WholeRounds.
           ledger: as Ledger.
+
+        Raises:
+          ValueError: `mini_batches` does not divide `prompts_per_round`.
         """
         if prompts_per_round % mini_batches:
             raise ValueError(f"scheduler.mini_batches={mini_batches} must divide scheduler.prompts={prompts_per_round}")
@@ -76,17 +102,18 @@ class Rounds(Ledger):
         self._delivery = delivery or WholeRounds(mini_batches, ppo_epochs)
         self._steps, self._size = steps, prompts_per_round
         self._filter_groups, self._max_waves = filter_groups, max_waves
-        self._kept: list[Open] = []  # of this round, not handed out
+        self._kept: list[Open] = []  # groups of this round that are not handed out yet
 
     def __str__(self) -> str:
         return (
             f"{self.name} round {self._state.round + 1} of {self._steps}, wave {self._state.waves}: {self._state.taken + len(self._kept)} "
-            f"of {self._wanted} groups kept, {len(self._open)} on their way with {self._missing} rollouts missing, next "
+            f"of {self._wanted} groups kept, {len(self._open)} open with {self._missing} rollouts missing, next "
             f"position {self._state.position}"
         )
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
-        """A whole wave at once, when nothing is on its way and rounds are left; the engine queues what does not fit.
+        """Returns the requests of a whole wave when no group is open and rounds are left. The engine queues requests
+        that find no slot.
 
         Raises:
           RuntimeError: `max_waves` waves did not fill the round.
@@ -103,34 +130,37 @@ class Rounds(Ledger):
         return self._placement.release(capacity)
 
     def _next_wave(self, clock: int) -> tuple[list[list[Request]], int]:
-        """Enters the groups of the next wave; their requests, by group, and how many whole groups end the wave."""
+        """Opens the groups of the next wave. Returns their requests by group, and how many complete groups end the
+        wave.
+        """
         raise NotImplementedError
 
     def _open_round(self) -> int:
-        """How many batches the next round makes."""
+        """Returns how many batches the next round makes."""
         return 1
 
     @property
     def _wanted(self) -> int:
-        """Groups of the round."""
+        """Returns how many groups the round trains on."""
         return self._size * self._state.batches
 
     @property
     def _room(self) -> int:
-        """Those that are still to come."""
+        """Returns how many kept groups the round still lacks."""
         return self._wanted - self._state.taken - len(self._kept)
 
     def _check_waves(self) -> None:
+        """Raises RuntimeError when all waves of the round were used."""
         if self._state.waves == self._max_waves:
             raise RuntimeError(
                 f"scheduler.filter_groups kept {len(self._kept)} of the {self._wanted} groups of round {self._state.round + 1} "
                 f"after scheduler.max_waves={self._max_waves} waves ({self._state.seen} groups scored): the other groups' "
-                "answers were all right or all wrong; use prompts of fitting difficulty, a larger "
+                "rollouts were all right or all wrong; use prompts of fitting difficulty, a larger "
                 "scheduler.group_size or scheduler.max_waves, or scheduler.filter_groups=False"
             )
 
     def _wave_size(self) -> int:
-        """Groups that the next wave shall make whole."""
+        """Returns how many groups the next wave shall complete."""
         if self._state.waves <= 1:
             return self._wanted
         return min(self._wanted, -(-self._room * self._state.seen // max(len(self._kept), 1)))
@@ -140,12 +170,13 @@ class Rounds(Ledger):
         return []
 
     def due(self) -> list[Group]:
+        """Returns groups to score now, in order of admission."""
         ready = sorted(self._delivery.due(self._whole, self._state.to_finish == 0), key=lambda opened: opened.rank)
         self._state.to_score += len(ready)
         return self._ask(ready)
 
     def scored(self, group: Group) -> None:
-        """Keeps the score; groups that settle by it are filtered and fill the round in order."""
+        """Stores the scores of a group. Groups that leave the wave are filtered, kept or refused in order."""
         opened = self._keep_score(group)
         self._state.to_score -= 1
         last = self._state.to_score == self._state.to_finish == 0 and not self._whole
@@ -160,30 +191,30 @@ class Rounds(Ledger):
 
     @property
     def over(self) -> bool:
-        """Whether there is no further round."""
+        """Whether no further round begins."""
         return self._state.round >= self._steps
 
     @property
     def full(self) -> bool:
-        """Whether all groups of the round are there, and not all were taken."""
+        """Whether every group of the round is scored and kept, and some of them were not taken yet."""
         return bool(self._kept) and self._room == 0
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts of the round."""
+        """The number of rollouts in the round."""
         return self._wanted * self._group_size
 
     @property
     def max_tokens(self) -> int:
-        """Of an answer."""
+        """The most tokens of a rollout."""
         return self._max_tokens
 
     def late(self) -> list[Open]:
-        """Groups on their way that lack answers, where the round waits for all of them: in a race it does not."""
+        """Returns admitted groups that lack rollouts and that the round waits for. In a race there are none."""
         return [opened for opened in self._open.values() if not opened.whole]
 
     def take(self) -> list[Part]:
-        """What the delivery hands out now; groups by admission."""
+        """Returns what the delivery hands out now, groups in order of admission."""
         parts = self._delivery.parts(self._kept, self._room == 0, self._state.batches)
         if parts:
             self._counts["num_groups_trained"] += len(self._kept)
@@ -199,11 +230,11 @@ class Rounds(Ledger):
         return parts
 
     def kind(self) -> str:
-        """What sort of round opens next, for who expects like of like: here all are alike."""
+        """Returns the kind of the next round. Here all rounds are alike."""
         return ""
 
     def state_dict(self) -> dict:
-        """Between two rounds little more than the cursor, the round and the counters."""
+        """Returns the state as plain values and arrays. Between rounds it holds little more than counters."""
         return super().state_dict() | {"kept": [written(opened) for opened in self._kept]}
 
     def load_state_dict(self, state: Mapping) -> None:
@@ -216,7 +247,7 @@ class Rounds(Ledger):
 
 
 class Sync(Rounds):
-    """A protocols.Scheduler: every round waits for all of its prompts, the next ones in order."""
+    """A protocols.Scheduler whose rounds take the next prompts in order and wait for all of them."""
 
     name = "sync"
 
@@ -226,6 +257,6 @@ class Sync(Rounds):
 
 
 def differs(group: Group) -> bool:
-    """Whether the scored accuracies of a group are not all equal; False with fewer than two of them."""
+    """Whether the scored accuracies of a group are not all equal. False with fewer than two scored rollouts."""
     accuracies = group.accuracies[group.scored]
     return bool(np.any(accuracies != accuracies[:1])) if accuracies.size else False

@@ -1,16 +1,19 @@
-"""Tail batching that trains on every sample it drew: groups are put off whole and go on with the same seeds.
+"""Tail batching that trains on every rollout it sampled: whole groups are deferred and resume with the same seeds.
 
-Against RollPacker (arXiv 2509.21009), which redraws a slow prompt and drops the slow answers of a fast one, and so learns
-from shorter answers than the policy gives: here only prompts are over-provisioned, and at frozen weights a run trains on
-exactly the tokens that synchronous rounds would, in another order. When weights move, three ways to go on:
+RollPacker (arXiv 2509.21009) draws a slow prompt anew and drops the slow rollouts of a fast prompt. So it trains on
+shorter rollouts than the policy samples. This scheduler over-provisions prompts only. At frozen weights a run trains on
+exactly the tokens of synchronous rounds, in another order.
 
-  verify     what the group had becomes candidates: kept as far as the new weights give the same tokens. The group is what
-             the new weights would have given from the start. Finished rollouts are candidates too, their end like any token.
-  recompute  what was generated stays, with its log-probs and versions; only what is missing is generated.
-  restart    it begins again with the same seeds: the tokens of `verify`, without its saving.
+When weights change, a deferred group resumes in one of three ways:
 
-Which groups are put off was decided by answers of the older weights. So under drift verify and restart train on shorter answers
-than the policy gives, by as much as one draws anew; recompute does not (scripts/shows/unbiased.py measures both).
+- verify: its tokens become candidates, and are kept as far as the new weights sample the same ones. The result is what
+  the new weights sample from the start. Finished rollouts are candidates too, and so is the token that ended them.
+- recompute: generated tokens stay, with their log-probs and versions. Only missing tokens are generated.
+- restart: the group starts again with the same seeds. It yields the tokens of verify without its savings.
+
+Lengths under older weights decide which groups are deferred. So while weights change, verify and restart train on
+shorter rollouts than the policy samples. The bias is as large as with groups drawn anew. recompute has no such bias
+(scripts/shows/unbiased.py measures both).
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from jaxrl_post.types import PREFIX_MODES, Finish, Request, Rollout, Stop
 
 
 class TailBatching(Races):
-    """A protocols.Scheduler. With filters, groups in the queue when the run ends are trained by nobody and counted as
-    queued."""
+    """A protocols.Scheduler. With filters, groups in the queue at the end of a run are never trained on and are counted
+    as queued.
+    """
 
     name = "tail batching"
 
@@ -42,11 +46,16 @@ class TailBatching(Races):
         group_size: int,
         **rounds: Any,
     ):
-        """
+        """Makes a scheduler before its first round.
+
         Args:
+          prompts: the endless order of training prompts.
           over, long_batches, lane, past: as Races.
-          prefix_mode: how a group that was put off goes on, one of PREFIX_MODES.
+          prefix_mode: how a deferred group resumes, one of PREFIX_MODES.
           group_size, rounds: as Rounds.
+
+        Raises:
+          ValueError: an unknown `prefix_mode`.
         """
         if prefix_mode not in PREFIX_MODES:
             raise ValueError(f"scheduler.prefix_mode must be one of {', '.join(PREFIX_MODES)}, got {prefix_mode!r}")
@@ -63,9 +72,11 @@ class TailBatching(Races):
         self._prefix_mode = prefix_mode
 
     def _put_off(self, loser: Open) -> None:
+        """Counts the tokens of finished rollouts, which stay with the group."""
         self._counts["num_tokens_deferred"] += sum(map(len, loser.rollouts.values()))
 
     def _keep(self, opened: Open, rollout: Rollout) -> None:
+        """Stores a rollout with its group: a parked one as a prefix, a finished one as finished."""
         kept = opened.prefixes if rollout.finish is Finish.PARKED else opened.rollouts
         assert rollout.id.sample not in opened.rollouts, f"{rollout.id} came back twice"
         self._counts["num_tokens_deferred"] += len(rollout)
@@ -73,6 +84,7 @@ class TailBatching(Races):
             kept[rollout.id.sample] = rollout
 
     def _again(self, opened: Open) -> list[Request]:
+        """Returns the requests with which the group resumes, as `prefix_mode` says."""
         if self._prefix_mode == "verify":
             opened.prefixes |= opened.rollouts
             opened.rollouts = {}
@@ -83,10 +95,16 @@ class TailBatching(Races):
         return self._enter(opened, self._prefix_mode)
 
     def held(self) -> list[Rollout]:
-        waiting = self._queue.values() if self._prefix_mode == "recompute" else ()  # else they are generated once more
+        """Returns finished rollouts of groups that have no scores yet. In recompute mode this includes the queue, since
+        its finished rollouts are not generated again.
+        """
+        waiting = (
+            self._queue.values() if self._prefix_mode == "recompute" else ()
+        )  # other modes generate these rollouts again
         return super().held() + [rollout for opened in waiting for rollout in opened.rollouts.values()]
 
     def complete(self, rollout: Rollout) -> Stop:
+        """Counts the tokens of a prefix that verification rejected, and stores the rollout."""
         opened = self._open.get((rollout.id.epoch, rollout.id.prompt_id))
         if opened is not None and rollout.id.sample in opened.prefixes:
             before = opened.prefixes.pop(rollout.id.sample).tokens
@@ -95,7 +113,7 @@ class TailBatching(Races):
 
 
 def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens up to the first difference."""
+    """Returns the number of tokens before the first difference."""
     size = min(len(one), len(other))
     differ = one[:size] != other[:size]
     return int(differ.argmax()) if differ.any() else size
