@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from jaxrl_post.protocols import Scheduler
+from jaxrl_post.protocols import Scheduler, Source
 from jaxrl_post.types import Capacity, Group, Layout, Part, Request, Rollout, Stop
+
+
+class Counted(Scheduler, Source, Protocol):
+    """A scheduler that counts what it does."""
 
 
 class Recorder:
@@ -19,7 +24,7 @@ class Recorder:
     Each line carries the clock of its decision: that of the last `admit`, or of a rollout that finished later.
     """
 
-    def __init__(self, scheduler: Scheduler, write: Callable[[str], object]):
+    def __init__(self, scheduler: Counted, write: Callable[[str], object]):
         self._scheduler, self._write = scheduler, write
         self._clock = 0
         self._layout: Layout | None = None
@@ -110,7 +115,7 @@ class Recorder:
         self._layout = Layout(*state["layout"]) if state["layout"] is not None else None
         self._scheduler.load_state_dict(state["scheduler"])
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Mapping[str, float]:
         return self._scheduler.metrics()
 
 

@@ -70,7 +70,8 @@ class _Run:
     """
 
     def __init__(self, replica: Replica, work: Sequence[tuple[int, int]]):
-        self.replica, self.waiting = replica, deque((prompt, length, 0) for prompt, length in work)
+        self.replica = replica
+        self.waiting: deque[tuple[int, int, float]] = deque((prompt, length, 0) for prompt, length in work)
         self.running: dict[int, tuple[int, int, float]] = {}
         self.ends: list[tuple[float, int]] = []
         self.order = 0

@@ -68,6 +68,12 @@ class Open:
         """Returns sample indices that were launched and have not finished."""
         return [sample for sample in range(self.launched) if sample not in self.rollouts]
 
+    @property
+    def scored_group(self) -> Group:
+        """Returns the group with its scores."""
+        assert self.group is not None, f"{self.key} has no scores yet"
+        return self.group
+
     def ids(self, run_seed: int, samples: Iterable[int]) -> list[RolloutId]:
         """Returns the rollout ids of the given samples."""
         return [RolloutId(run_seed, "train", self.epoch, self.prompt.id, sample, self.attempt) for sample in samples]

@@ -44,6 +44,7 @@ class Ledger:
     """
 
     State: type[LedgerState] = LedgerState
+    _state: LedgerState
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class PipelineState(LedgerState):
       busy: engine steps that the last step takes.
       pieces: pieces in which the learner gets the groups of the last step.
       paused: rollouts that the staleness bound keeps from admission since `clock`.
-      `answers`: rollouts of all complete groups so far.
+      answers: rollouts of all complete groups so far.
       groups: complete groups so far.
       longest: sum over complete groups of the longest rollout, in tokens.
     """
@@ -95,6 +95,7 @@ class Pipeline(Ledger):
 
     name = "pipeline"
     State = PipelineState
+    _state: PipelineState
 
     def __init__(
         self,
@@ -283,7 +284,7 @@ class Pipeline(Ledger):
         """Returns groups for the learner, so that at most `keep` groups of the step remain."""
         at = max(len(self._left) - keep, 0)
         handed, self._left = self._left[:at], self._left[at:]
-        return tuple(opened.group for opened in handed)
+        return tuple(opened.scored_group for opened in handed)
 
     def _can_wait(self) -> bool:
         """Whether all open groups outside the next batch can still be trained on in time after the next step."""
@@ -294,7 +295,7 @@ class Pipeline(Ledger):
     def _train(self) -> Part:
         """Begins a step on the oldest kept groups."""
         self._left, self._kept = self._kept[: self._size], self._kept[self._size :]
-        groups = tuple(opened.group for opened in self._left)
+        groups = tuple(opened.scored_group for opened in self._left)
         for opened in self._left:
             del self._open[opened.key]
         self._counts["num_groups_trained"] += len(groups)

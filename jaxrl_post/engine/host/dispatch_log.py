@@ -48,7 +48,7 @@ _PLAIN = dict.fromkeys(("purpose", "clock", "rows", "steps", "uses"))
 
 def of(purpose: str, clock: int, rows: int, drafts: bool, result: DispatchResult) -> Dispatch:
     """Returns the Dispatch of a device's result."""
-    drafting = (
+    drafting: dict[str, Any] = (
         {
             "drafts": True,
             "offers": tuple(result.offers.sum(axis=0).tolist()),

@@ -71,7 +71,8 @@ class Replica:
             o for o in self.running if o is not sequence and (o.age > sequence.age or o.request.purpose != purpose)
         ]
         current = [o for o in others if all(v == version for v in o.versions)]
-        return (current or others or [None])[-1]
+        youngest = (current or others)[-1:]
+        return youngest[0] if youngest else None
 
     def leads(self, sequence: SequenceState) -> bool:
         """Returns whether the sequence computes prompt pages that others can share afterwards."""

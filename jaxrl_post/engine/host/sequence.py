@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -203,7 +203,7 @@ class SequenceState:
         return Rollout(
             id=self.request.rollout_id,
             prompt=self.request.prompt,
-            sampled=[True] * len(self.tokens),
+            sampled=np.ones(len(self.tokens), bool),
             finish=finish,
             start_clock=max(self.start_clock, 0),
             finish_clock=clock,
@@ -231,13 +231,14 @@ def to_state(sequence: SequenceState) -> dict:
 
 def from_state(state: Mapping, prompts: Mapping[str, Prompt]) -> SequenceState:
     """Returns the sequence of a saved state. Its tokens are forced when it enters a slot again."""
-    id, law = RolloutId(*state["id"]), state["sampling"]
+    id = RolloutId(*state["id"])
+    law: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in state["sampling"].items()}
     request = Request(
         rollout_id=id,
         prompt=prompts[id.prompt_id],
         seed=state["seed"],
         max_tokens=state["max_tokens"],
-        sampling=Sampling(**{name: tuple(v) if isinstance(v, list) else v for name, v in law.items()}),
+        sampling=Sampling(**law),
         replica=state["replica"],
     )
     return SequenceState(

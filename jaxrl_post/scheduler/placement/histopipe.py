@@ -104,7 +104,8 @@ def _below(curves: np.ndarray, replicas: int, tilt: float, top: float) -> list[i
     """Returns the fewest replicas for each rank group so that its middle lies below the line. None: there are not
     enough replicas.
     """
-    sizes, counts = [], np.arange(1, curves.shape[1] + 1)
+    sizes: list[int] = []
+    counts = np.arange(1, curves.shape[1] + 1)
     for seconds in curves:
         allowed = top * (tilt + (1 - tilt) * (sum(sizes) + counts / 2) / replicas)
         fitting = np.flatnonzero(seconds <= allowed)
@@ -147,7 +148,7 @@ class Rank:
     """
 
     home: list[int]
-    refuge: Rank | None = None
+    refuge: Rank = field(init=False)
     size: int = 0
     longest: float = np.inf
     left: dict[RolloutId, Request] = field(default_factory=dict)

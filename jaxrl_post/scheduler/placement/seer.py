@@ -90,7 +90,7 @@ class Divided:
 
     def _spare(self, running: Mapping[RolloutId, Request]) -> tuple[RolloutId, ...]:
         """Returns the id of the youngest rollout that has not moved yet."""
-        return tuple(islice((id for id in reversed(running) if id not in self._stolen), 1))
+        return tuple(islice((id for id in reversed(tuple(running)) if id not in self._stolen), 1))
 
     def moved(self, rollouts: Sequence[Rollout]) -> None:
         """Puts parked rollouts before all other requests."""

@@ -67,7 +67,7 @@ class WholeRounds:
         """Returns the slices of a full round, or nothing."""
         if not full:
             return []
-        batch = tuple(opened.group for opened in kept)
+        batch = tuple(opened.scored_group for opened in kept)
         size = len(batch) // (batches * self._mini_batches)
         slices = [batch[at : at + size] for _ in range(self._ppo_epochs) for at in range(0, len(batch), size)]
         return [
@@ -98,5 +98,5 @@ class Streamed:
     def parts(self, kept: Sequence[Open], full: bool, batches: int) -> list[Part]:
         """Returns one part with all kept groups, in order of admission."""
         assert batches == 1, f"a streamed round of {batches} batches"
-        groups: tuple[Group, ...] = tuple(opened.group for opened in sorted(kept, key=lambda opened: opened.rank))
+        groups = tuple(opened.scored_group for opened in sorted(kept, key=lambda opened: opened.rank))
         return [Part(fresh=groups, groups=groups, commit=full, publish=full)] if groups else []

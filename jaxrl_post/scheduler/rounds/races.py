@@ -57,6 +57,7 @@ class Races(Rounds):
     """
 
     State = RaceState
+    _state: RaceState
 
     def __init__(
         self,

@@ -62,6 +62,7 @@ class Rounds(Ledger):
 
     name = "rounds"
     State = RoundState
+    _state: RoundState
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class Rounds(Ledger):
         self._state.to_score -= 1
         last = self._state.to_score == self._state.to_finish == 0 and not self._whole
         settled = self._delivery.settled(opened, self._open.values(), last)
-        kept = [done for done in settled if not self._filter_groups or differs(done.group)]
+        kept = [done for done in settled if not self._filter_groups or differs(done.scored_group)]
         room = self._room
         self._kept += kept[:room]
         self._state.seen += len(settled)

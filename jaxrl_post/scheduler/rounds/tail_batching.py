@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxrl_post.history import Past
 from jaxrl_post.scheduler.groups import Open, PromptOrder
 from jaxrl_post.scheduler.rounds.races import Races
@@ -112,7 +114,7 @@ class TailBatching(Races):
         return super().complete(rollout)
 
 
-def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+def _agreeing(one: np.ndarray, other: np.ndarray) -> int:
     """Returns the number of tokens before the first difference."""
     size = min(len(one), len(other))
     differ = one[:size] != other[:size]
