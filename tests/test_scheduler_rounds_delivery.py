@@ -114,7 +114,7 @@ def test_mini_batches_still_divide_with_another_delivery():
 
 def test_slices_of_a_whole_round_by_hand():
     """Two mini-batches of four groups, twice: all are fresh once, every slice commits, the last one publishes."""
-    kept = [SimpleNamespace(group=number) for number in range(4)]
+    kept = [SimpleNamespace(scored_group=number) for number in range(4)]
     assert WholeRounds(2, 2).parts(kept, False, 1) == []
     parts = WholeRounds(2, 2).parts(kept, True, 1)
     assert [part.groups for part in parts] == [(0, 1), (2, 3)] * 2

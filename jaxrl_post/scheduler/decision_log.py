@@ -14,7 +14,7 @@ from jaxrl_post.protocols import Scheduler, Source
 from jaxrl_post.types import Capacity, Group, Layout, Part, Request, Rollout, Stop
 
 
-class Counted(Scheduler, Source, Protocol):
+class CountingScheduler(Scheduler, Source, Protocol):
     """A scheduler that counts what it does."""
 
 
@@ -24,7 +24,7 @@ class Recorder:
     Each line carries the clock of its decision: that of the last `admit`, or of a rollout that finished later.
     """
 
-    def __init__(self, scheduler: Counted, write: Callable[[str], object]):
+    def __init__(self, scheduler: CountingScheduler, write: Callable[[str], object]):
         self._scheduler, self._write = scheduler, write
         self._clock = 0
         self._layout: Layout | None = None
