@@ -4,10 +4,10 @@ Consecutive rows of a slot, with the query heads of one KV head, are packed into
 of the grid takes one tile, one KV head and one stretch of positions. It loads pages one by one into a ring in shared
 memory, multiplies on the tensor cores, and keeps an online softmax in registers. Stretches are combined afterwards.
 
-Invariant: that of the reference (attention.py). Stretches start at fixed positions, pages are walked in order, and
-masked entries weigh exactly zero. So other rows of its tile, its place there, and longer slots change no bit of a row.
-One exception needs a model that is broken already: an infinite value of a later row of its tile (a draft's) makes a row
-NaN. It refuses shapes for which `serves` is False.
+Invariant: the same as the reference's (attention.py). Stretches start at fixed positions, pages are walked in order,
+and masked entries weigh exactly zero. So a row's bits do not depend on other rows of its tile, on its place in the
+tile, or on longer slots. The one exception needs a model that is broken already: a row becomes NaN if a later row of
+its tile (a draft's) has an infinite value. Refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations

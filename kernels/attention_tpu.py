@@ -1,9 +1,9 @@
 """Paged attention on TPU: jax's ragged paged attention (version 2), with every row as a sequence of its own.
 
-Invariant: that of the reference (attention.py). It is the reason for sequences of one row. With the rows of a slot as
-one sequence, the kernel would read the slot's pages once. But it divides its output by the mass after every block of
-pages. A block that only later rows see would still round an earlier row's output, (mass * out) / mass, so a draft could
-change a token. It refuses shapes for which `serves` is False.
+Invariant: the same as the reference's (attention.py). It requires sequences of one row. With the rows of a slot as one
+sequence, the kernel would read the slot's pages once. But the kernel divides its output by the mass after every block
+of pages. A block that only later rows see would still round an earlier row's output, (mass * out) / mass. So a draft
+could change a token. Refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Statistics of the sampling law's tiles on NVIDIA GPUs (Mosaic GPU, Hopper and later): one warpgroup a row and group
-of tiles.
+"""Statistics of the sampling law's tiles on NVIDIA GPUs (Mosaic GPU, Hopper and later).
 
-Tiles are independent, so no program waits for another. Logits are loaded into registers, eight a thread. Invariant:
-that of the tile math (tiles.of_tile). It refuses shapes for which `serves` is False.
+One warpgroup computes a row's group of tiles. Tiles are independent, so no program waits for another. Logits are
+loaded into registers, eight a thread. Invariant: the same as that of the tile math (tiles.of_tile). Refuses shapes for
+which `serves` is False.
 """
 
 from __future__ import annotations

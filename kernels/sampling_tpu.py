@@ -1,6 +1,6 @@
 """Statistics of the sampling law's tiles on TPU: a grid of 8 rows x 8 tiles, every logit read once.
 
-Invariant: that of the tile math (tiles.of_tile). It refuses shapes for which `serves` is False.
+Invariant: the same as that of the tile math (tiles.of_tile). Refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations

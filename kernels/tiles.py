@@ -1,12 +1,10 @@
-"""Sampling law 1 by tiles: the statistics that a kernel computes of each tile of 1024 ids, and how a row samples from
-them.
+"""Sampling law 1 by tiles: a kernel computes statistics of each tile of 1024 ids, and rows sample from the statistics.
 
-The kernel reads the vocabulary once and needs no noise; it returns four numbers a tile. The rest touches a thousandth
+The kernel reads the vocabulary once and needs no noise. It returns four numbers a tile. The rest touches a thousandth
 of the vocabulary: noise for every tile, then for the ids of the winning tile. A device that holds a part of the
 vocabulary (whole tiles) samples among its own ids. Eight numbers a row from each device then decide.
 
-Invariant: that of kernels/sampling.py, whose law and noise these are. A row's result depends on that row's inputs
-alone.
+Law, noise and invariant are those of kernels/sampling.py: a row's result depends on that row's inputs alone.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ def part(
 
 
 def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
-    """Returns what a tile's score has above its scaled peak: the log of its mass, and its Gumbel number."""
+    """Returns each tile's score minus its scaled peak: the log of its mass plus its Gumbel number."""
     rows, tiles = found.mass.shape
     words = jnp.uint32(sampling.TILE_TAG) + jnp.arange(tiles, dtype=jnp.uint32) + jnp.asarray(first).astype(jnp.uint32)
     noise = sampling.gumbel(seeds, positions, jnp.broadcast_to(words, (rows, tiles)))

@@ -231,10 +231,11 @@ class ActiveDrafting:
 
 
 def moved(rollouts: Sequence[tuple[Sequence, int]], replicas: int) -> list[int]:
-    """Returns the new replica, of `replicas`, of each rollout (id, replica), in order.
+    """Returns the new replica of each rollout (id, replica), in order. `replicas` is the number of new replicas.
 
     Samples of a prompt that shared a replica still share one. Each such group goes to the replica with the fewest
-    rollouts so far."""
+    rollouts so far.
+    """
     groups = Counter((RolloutId(*id).prompt_id, replica) for id, replica in rollouts)
     load, home = [0] * replicas, {}
     for group, size in groups.items():  # in order of first appearance

@@ -244,8 +244,8 @@ def _follow(
 def _drawn(program: RowProgram, params: Any, h: Array, packed: Array, after: Array) -> sampling.Drawn:
     """Returns what the heads draw, computed in tiles of one size. `h` [places, D] belongs to the head rows.
 
-    A drafter needs more tiles, of the same size. The barriers keep a compiler from merging tiles with each other or with
-    the operations around them.
+    A drafter needs more tiles, of the same size. The barriers keep a compiler from merging tiles with each other or
+    with the operations around them.
     """
     sizes, config = program.sizes, program.config
     size, tiles = sizes.head_tile(program.rows), []

@@ -1,4 +1,4 @@
-"""Values of the row program: what stays on the device, what changes from step to step, and what is fixed at compilation."""
+"""Values of the row program: what stays on the device, what changes in each step, and what is fixed at compilation."""
 
 from __future__ import annotations
 

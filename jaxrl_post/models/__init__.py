@@ -1,1 +1,1 @@
-"""The policy's network: one decoder, presets of its shape, and the file formats its weights come in."""
+"""The policy's network: one decoder, presets of its shape, and the file formats of its weights."""

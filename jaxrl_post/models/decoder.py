@@ -1,13 +1,15 @@
-"""One decoder-only transformer, whose families (Llama, Qwen, Mistral, Gemma) are fields of `ModelConfig`.
+"""One decoder-only transformer. Its families (Llama, Qwen, Mistral, Gemma) are fields of `ModelConfig`.
 
-Outside this file `params` is a plain nested dict of arrays, {"embed" [V,D], "layers": {"0": {...}, ...}, "final_norm"
-[D], "head" [D,V] unless tied}; a layer holds attn_norm [D], q [D,N,H], k and v [D,K,H], o [N,H,D], ffw_norm [D], gate
-and up [D,F], down [F,D], and where the config says so q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H],
-attn_post_norm and ffw_post_norm [D].
+Outside this file `params` is a plain nested dict of arrays:
+- embed [V,D], final_norm [D], and head [D,V] unless tied
+- layers: {"0": {...}, ...}, where each layer holds
+  - attn_norm [D], q [D,N,H], k and v [D,K,H], o [N,H,D]
+  - ffw_norm [D], gate and up [D,F], down [F,D]
+  - by the config: q_bias [N,H], k_bias and v_bias [K,H], q_norm and k_norm [H], attn_post_norm and ffw_post_norm [D]
 
-Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone, so its value cannot
-depend on its company. Norms, rotation and scores work in float32 or wider. No cache, mask or page is known here: the
-caller's `attend` brings them.
+Invariant: apart from `attend`, a row (one token at one position) is computed from that row alone. So its value cannot
+depend on the other rows of the batch. Norms, rotation and scores are computed in float32 or wider. Cache, mask and
+pages belong to the caller's `attend`.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ ACTIVATIONS: dict[str, Callable] = {
 }
 
 
-NOT_ALLOWED = -1e30  # the score of an id that has no meaning: its probability is exactly 0, and no 0 * inf arises
+NOT_ALLOWED = -1e30  # score of an id without a meaning: its probability is exactly 0, and no 0 * inf arises
 
 
 class RopeScaling(NamedTuple):
-    """How rotation frequencies are stretched for longer texts: "linear" divides all by `factor`; "llama3" (Llama 3.1,
-    arXiv 2407.21783) only those of long wavelengths, blended between original_length/high and original_length/low."""
+    """The rule that stretches rotation frequencies for longer texts.
+
+    - "linear" divides all frequencies by `factor`.
+    - "llama3" (Llama 3.1, arXiv 2407.21783) divides only those of long wavelengths. Between original_length/high and
+      original_length/low it blends.
+    """
 
     kind: str
     factor: float
@@ -47,13 +53,19 @@ class RopeScaling(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape and variant of a decoder. `ffw`: hidden width of the gated feed-forward. `windows`: one entry per layer,
-    the number of latest positions a token sees (itself included) or None for all; empty: None everywhere.
-    `query_scale`: factor of q.k, None for head_dim ** -0.5. Soft caps: None, or c in c * tanh(x / c).
-    `local_rope_theta`: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
-    `norm_offset` 1.0: norms multiply by 1 + weight; `post_norms`: what attention and feed-forward add to the stream is
-    normed too; `embed_scale`: factor of the embedded tokens, rounded to the dtype of the computation (all Gemma).
-    `family`: the one it was read as (models/families.py), as which it is written again; it changes nothing that is computed."""
+    """Shape and variant of a decoder.
+
+    - ffw: hidden width of the gated feed-forward.
+    - windows: one entry per layer, the number of latest positions that a token sees (itself included) or None for all.
+      Empty: None everywhere.
+    - query_scale: factor of q.k; None means head_dim ** -0.5.
+    - attn_soft_cap, final_soft_cap: None, or c in c * tanh(x / c).
+    - local_rope_theta: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
+    - norm_offset: 1.0 makes norms multiply by 1 + weight (Gemma).
+    - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
+    - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
+    - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
+    """
 
     vocab_size: int
     embed: int
@@ -75,7 +87,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()
     attn_soft_cap: float | None = None
     final_soft_cap: float | None = None
-    used_vocab: int = 0  # ids from here on have rows but no meaning and are never scored; 0: all have
+    used_vocab: int = 0  # ids from here on have rows but no meaning, and are never sampled; 0: no such ids
     qk_norm: bool = False
     qkv_bias: bool = False
     query_scale: float | None = None
@@ -107,12 +119,12 @@ class ModelConfig:
 
     @property
     def scale(self) -> float:
-        """The factor of q.k."""
+        """Returns the factor of q.k."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
 
 def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
-    """float64[H/2]: angle per position of each rotated pair (rotary, arXiv 2104.09864 eq. 15; then scaled)."""
+    """Returns float64[H/2]: the scaled angle per position of each rotated pair (rotary, arXiv 2104.09864 eq. 15)."""
     steps = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     local = config.local_rope_theta is not None and config.windows[layer] is not None
     base = (config.local_rope_theta if local else config.rope_theta) ** -steps
@@ -132,7 +144,10 @@ def _wide(x: Array) -> Array:
 
 
 def _norm(x: Array, weight: Array, config: ModelConfig) -> Array:
-    """Root-mean-square norm over the last axis (arXiv 1910.07467 eq. 4), in float32 or wider, back in x's dtype."""
+    """Returns the root-mean-square norm over the last axis (arXiv 1910.07467 eq. 4) in x's dtype.
+
+    It is computed in float32 or wider.
+    """
     wide = _wide(x)
     unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
     return (unit * (weight.astype(wide.dtype) + config.norm_offset)).astype(x.dtype)
@@ -150,8 +165,10 @@ def _param(shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float =
 
 
 class Layer(nnx.Module):
-    """Attention and gated feed-forward, each normed before (and after, where the config says so) and added to the
-    stream."""
+    """Attention and gated feed-forward, each added to the stream.
+
+    The input of each is normed. Where the config says so, the output is normed too.
+    """
 
     def __init__(self, config: ModelConfig, index: int):
         c = config
@@ -180,7 +197,10 @@ class Layer(nnx.Module):
         self.down = _param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
 
     def __call__(self, h: Array, turn: tuple[Array, Array], attend: Callable, cache: Any) -> tuple[Array, Any]:
-        """h [..., D]; turn: cosines and sines, [..., H/2] each."""
+        """Returns the stream after this layer, and the cache.
+
+        h is [..., D]. turn holds cosines and sines, [..., H/2] each.
+        """
         c, dtype = self.config, h.dtype
         with jax.named_scope("qkv"):
             q, k, v = self._qkv(_norm(h, self.attn_norm[...], c), turn)
@@ -213,12 +233,12 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """The whole stack. Built without arrays (shapes only); weights are merged in by the functions below."""
+    """The whole stack of layers. It is built without arrays (shapes only); the functions below merge the weights in."""
 
     def __init__(self, config: ModelConfig):
         c = config
         self.config = config
-        # Rows of the table, not a one-hot product, which on CPU is the slower at every vocabulary tried
+        # Rows of the table instead of a one-hot product, which was slower on CPU at every vocabulary tried
         # (scripts/results/choices.json, by scripts/bench.py choices).
         self.embed = _param((c.vocab_size, c.embed), ("vocab", "embed"), std=c.embed**-0.5)
         self.layers = nnx.Dict({str(index): Layer(config, index) for index in range(c.layers)})
@@ -253,7 +273,7 @@ class Decoder(nnx.Module):
 
 
 def _turns(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array, Array]]:
-    """Cosines and sines of each layer, [..., H/2]; layers that rotate alike share theirs."""
+    """Returns cosines and sines of each layer, [..., H/2]. Layers with equal frequencies share theirs."""
     made: dict[bytes, tuple[Array, Array]] = {}
     keys = []
     for layer in range(config.layers):
@@ -266,7 +286,10 @@ def _turns(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array
 
 
 def _remat(layer: Layer, attend: Callable) -> Callable:
-    """The layer, keeping only its inputs for the backward pass. `attend` must be pure: all it changes is the cache."""
+    """Returns the layer such that only its inputs are kept for the backward pass.
+
+    `attend` must be pure: it may change nothing but the cache.
+    """
     graph, state = nnx.split(layer)
     run = jax.checkpoint(lambda state, h, turn, cache: nnx.merge(graph, state)(h, turn, attend, cache))
     return lambda h, turn, attend, cache: run(nnx.to_pure_dict(state), h, turn, cache)
@@ -278,7 +301,7 @@ def _skeleton(config: ModelConfig) -> tuple:
 
 
 def _leaves(config: ModelConfig, function: Callable) -> dict:
-    """The tree of params with `function(path, shape, metadata)` as leaves."""
+    """Returns the tree of params with `function(path, shape, metadata)` as leaves."""
     _, state = _skeleton(config)
     out: dict = {}
     for path, leaf in nnx.to_flat_state(state):
@@ -291,20 +314,28 @@ def _leaves(config: ModelConfig, function: Callable) -> dict:
 
 
 def abstract(config: ModelConfig) -> dict:
-    """The tree of params as float32 ShapeDtypeStructs."""
+    """Returns the tree of params as float32 ShapeDtypeStructs."""
     return _leaves(config, lambda path, shape, about: jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 def axes(config: ModelConfig) -> dict:
-    """The tree of params, each leaf the tuple of its logical axis names: vocab, embed, heads, kv_heads, head_dim, ffw,
-    or None for an axis that is never sharded."""
+    """Returns the tree of params, where each leaf is the tuple of its logical axis names.
+
+    Names are vocab, embed, heads, kv_heads, head_dim and ffw, or None for an axis that is never sharded.
+    """
     return _leaves(config, lambda path, shape, about: about["axes"])
 
 
 def init(config: ModelConfig, seed: int) -> dict:
-    """Random float32 params as host numpy: the same on every process, and the noise of each leaf a function of (seed,
-    its path, its shape) alone. Matrices are normal with variance 1/inputs (embedding and head 1/D; those that write to
-    the stream divided by 2L more, so that its variance does not grow with depth), norms multiply by 1, biases are 0."""
+    """Returns random float32 params as host numpy, the same on every process.
+
+    The noise of a leaf is a function of (seed, its path, its shape) alone.
+    - Matrices are normal with variance 1/inputs.
+    - Embedding and head have variance 1/D.
+    - Matrices that write to the stream have a variance divided by 2L, so that the stream's variance does not grow with
+      depth.
+    - Norms multiply by 1, and biases are 0.
+    """
 
     def draw(path, shape, about):
         if not about["std"]:
@@ -326,10 +357,12 @@ def hidden(
     dtype: Any = jnp.float32,
     remat: bool = False,
 ) -> tuple[Float[Array, "*rows D"], Any]:
-    """The last layer's normed output, and what `attend` made of `cache`. Any leading shape: [R], [replicas, R], [B, T].
+    """Returns the last layer's normed output, and the cache after all calls of `attend`.
+
+    Any leading shape works: [R], [replicas, R], [B, T].
 
     attend(layer, q [..., N, H], k [..., K, H], v [..., K, H], cache, *, scale, window, soft_cap) -> (out [..., N, H],
-    cache); q and k are rotated by `positions`. It is called once per layer, in order.
+    cache). q and k are rotated by `positions`. `attend` is called once per layer, in order.
 
     Args:
       dtype: of the computation; params of another dtype are cast where they are used.
@@ -340,6 +373,9 @@ def hidden(
 
 
 def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
-    """float32 (float64 for a float64 h) scores of every token, final soft cap included; sums run in that dtype."""
+    """Returns scores of every token, after the final soft cap: float32, or float64 for a float64 h.
+
+    Sums run in the same dtype.
+    """
     graph, _ = _skeleton(config)
     return nnx.merge(graph, params).logits(h)

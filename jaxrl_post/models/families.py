@@ -1,10 +1,11 @@
-"""Model families as Hugging Face names them: config.json to ModelConfig and back, and the names of their tensors.
+"""Model families of Hugging Face: config.json to ModelConfig and back, and the names of their tensors.
 
-Read are both spellings of config.json (transformers 4: rope_theta, rope_scaling, rope_local_base_freq, torch_dtype; 5:
-rope_parameters, dtype), and an absent key means what it means to transformers. The older spelling is written, which
-both read. Their matrices are [out, in] and rotate pairs (i, i + H/2) as the decoder does, so a transpose is all that
-lies between. Refuses other architectures, what changes the scores and is not known here (biases of Llama, YaRN,
-quantisation, ...), and to write what no family expresses.
+Reads the keys of transformers 4 (rope_theta, rope_scaling, rope_local_base_freq, torch_dtype) and of 5
+(rope_parameters, dtype). An absent key means the same as in transformers. Writes the older keys, which both versions
+read. Matrices in the files are [out, in] and rotate pairs (i, i + H/2) like the decoder, so a transpose converts them.
+
+Refuses other architectures, and settings that change the scores and are not supported (biases of Llama, YaRN,
+quantisation, ...). Also refuses to write a variant that no family expresses.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _OFF = ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_
 
 
 class Family(NamedTuple):
-    """`kind`: model_type. `fixed`: what the architecture decides of a ModelConfig. `absent`: what a key that is not
-    there means; None for num_key_value_heads: as many as heads, for head_dim: hidden_size / heads."""
+    """One architecture: `kind` is its model_type, `fixed` the fields of ModelConfig that it decides.
+
+    `absent`: the value of an absent key. None means: num_key_value_heads as heads, head_dim hidden_size / heads.
+    """
 
     architecture: str
     kind: str
@@ -96,7 +99,7 @@ ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
 
 
 def read(file: Path) -> ModelConfig:
-    """The shape and variant that a config.json describes, in either spelling.
+    """Returns the shape and variant that a config.json describes, in either spelling.
 
     Raises:
       ValueError: one sentence with the file, the key and its value.
@@ -145,7 +148,7 @@ def read(file: Path) -> ModelConfig:
 
 
 def read_json(file: Path) -> dict:
-    """The object in a JSON file; ValueError where there is none."""
+    """Returns the object in a JSON file. Raises ValueError where there is none."""
     try:
         given = json.loads(file.read_text())
     except FileNotFoundError:
@@ -192,8 +195,9 @@ def _activation(file: Path, given: Mapping, key: str) -> str:
 
 
 def _rope(file: Path, family: Family, given: Mapping) -> dict[str, Any]:
-    """Theta and scaling, from rope_parameters where there are any, else from rope_theta and rope_scaling. Gemma 3 has
-    two sets: nested in the newer spelling, rope_local_base_freq in the older."""
+    """Returns theta and scaling, from rope_parameters if present, else from rope_theta and rope_scaling. Gemma 3 has
+    two sets: nested in the newer spelling, rope_local_base_freq in the older.
+    """
     about, local = given.get("rope_parameters") or given.get("rope_scaling") or {}, None
     if "rope_local_base_freq" in family.absent:
         nested = about.get("sliding_attention") or {}
@@ -230,7 +234,7 @@ def _scaling(file: Path, about: Mapping) -> RopeScaling | None:
 
 
 def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[int | None, ...]:
-    """By layer_types where they are given, else by the rule of the family."""
+    """Returns the window of each layer, by layer_types if present, else by the family's rule."""
     slides = _slides(file, family, given, layers)
     kinds = given.get("layer_types")
     if kinds is not None:
@@ -267,10 +271,10 @@ def _slides(file: Path, family: Family, given: Mapping, layers: int) -> list[boo
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """config.json of a decoder, as far as it says what is computed.
+    """Returns the config.json of a decoder: the keys that decide the computation.
 
     Raises:
-      ValueError: no family computes the same; the sentence names the nearest and what keeps them apart.
+      ValueError: no family computes the same. The sentence names the nearest family and the fields that differ.
     """
     family = _expressing(config)
     scaling = config.rope_scaling
@@ -316,7 +320,7 @@ def _gemma_json(family: Family, config: ModelConfig) -> dict[str, Any]:
 
 
 def _windows_json(family: Family, config: ModelConfig) -> dict[str, Any]:
-    """The kind of every layer, and the rule that readers from before layer_types go by, where one fits."""
+    """Returns the kind of every layer, and for readers older than layer_types the family's rule, where one fits."""
     slides = [window is not None for window in config.windows]
     out: dict[str, Any] = {"sliding_window": next(filter(None, config.windows), None)}
     if family.kind == "llama":
@@ -334,7 +338,7 @@ def _windows_json(family: Family, config: ModelConfig) -> dict[str, Any]:
 
 
 def _expressing(config: ModelConfig) -> Family:
-    """A family that computes what `config` says: the one it was read as, else the first."""
+    """Returns a family that computes what `config` says: the one it was read as, else the first."""
     reasons = [_differs(family, config) for family in FAMILIES]
     for family, differs in zip(FAMILIES, reasons):
         if family.kind == config.family and not differs:
@@ -349,7 +353,7 @@ def _expressing(config: ModelConfig) -> Family:
 
 
 def _differs(family: Family, config: ModelConfig) -> list[str]:
-    """Fields of `config` that the family cannot have."""
+    """Returns the fields of `config` that the family cannot have."""
     gemma = "query_pre_attn_scalar" in family.absent
     plain = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
     expected = {
@@ -378,7 +382,7 @@ def _differs(family: Family, config: ModelConfig) -> list[str]:
 
 
 class Tensor(NamedTuple):
-    """Where a leaf of params lies in the files. `shape` is theirs, `ours` the leaf's."""
+    """The place of a leaf of params in the files. `shape` is the shape in the files, `ours` the leaf's."""
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
@@ -402,7 +406,7 @@ _IN_LAYER = {
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
-# The same name means another place where the outputs are normed too.
+# Where outputs are normed too, the same name means another norm.
 _POST_NORMED = _IN_LAYER | {
     "attn_post_norm": "post_attention_layernorm.weight",
     "ffw_norm": "pre_feedforward_layernorm.weight",
@@ -412,7 +416,7 @@ _OUTSIDE = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weig
 
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
-    """Every tensor of the files by its name there: embedding, layers, last norm, head."""
+    """Returns every tensor of the files by its name there: embedding, layers, last norm, head."""
     shapes = decoder.abstract(config)
     names = _POST_NORMED if config.post_norms else _IN_LAYER
     out = {_OUTSIDE["embed"]: _tensor(("embed",), shapes["embed"].shape)}

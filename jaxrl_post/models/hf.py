@@ -1,9 +1,13 @@
-"""Hugging Face directories, read and written: config.json beside model.safetensors, or several files with an index.
+"""Reads and writes Hugging Face directories: config.json and model.safetensors, or several files with an index.
 
-Tensors go one by one, the largest first, from the file to their place, so that loading costs little more than what is
-loaded, and saving one tensor. Invariant: a tensor is used or refused, never skipped; a directory appears whole or not
-at all. Which families, and what they are called there: models/families.py. Refuses pickled weights (a pickle runs
-code), with the way to convert them, and quantised ones.
+Tensors are read one by one, the largest first, and placed at once. So loading needs little memory beyond the result,
+and saving needs the memory of one tensor. Families and their names of tensors: models/families.py.
+
+Invariants:
+- Every tensor is used or refused, never skipped.
+- A directory appears whole or not at all.
+
+Refuses quantised weights, and pickled weights (a pickle can run code) with a hint how to convert them.
 """
 
 from __future__ import annotations
@@ -33,16 +37,16 @@ _OWN = ("config.json", "generation_config.json", _ONE, _INDEX)
 
 
 def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = None) -> tuple[ModelConfig, dict]:
-    """The shape and the params of a Hugging Face directory.
+    """Returns the shape and the params of a Hugging Face directory.
 
     Args:
-      dtype: what every tensor is cast to; None keeps the files'.
-      shardings: where each leaf goes as soon as it is read (a tree like params, or one for all; every process gives the
-        same); None: host numpy.
+      dtype: what every tensor is cast to; None keeps the files' dtype.
+      shardings: placement of each leaf as soon as it is read: a tree like params, or one sharding for all. Every
+        process gives the same. None: host numpy.
 
     Raises:
-      ValueError: no such directory or file, an architecture or format that is not read, or a tensor that is missing,
-        left over or of another shape than config.json says; one sentence with its name, shape and expected shape.
+      ValueError: a directory or file is missing, or an architecture or format is not read. Or a tensor is missing,
+        left over or of another shape than config.json says. One sentence with name, shape and expected shape.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -51,7 +55,7 @@ def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = Non
     expected, present = families.tensors(config), _entries(directory)
     _matching(directory, config, expected, present)
     params: dict = {}
-    # The largest first: the copy that is made on the way then adds least to what is there already.
+    # The largest first: its temporary copy then adds least to the leaves that are loaded already.
     for name in sorted(expected, key=lambda name: -present[name].bytes):
         *parents, leaf = expected[name].path
         where = params
@@ -63,20 +67,21 @@ def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = Non
 
 
 def read_config(file: str | Path) -> ModelConfig:
-    """The shape that a config.json describes, in either spelling. ValueError as in `load`."""
+    """Returns the shape that a config.json describes, in either spelling. Raises ValueError as in `load`."""
     return families.read(Path(file))
 
 
 def check_savable(config: ModelConfig) -> None:
-    """
+    """Raises an error for a config that `save` cannot write. Call it before a run trains such a model.
+
     Raises:
-      ValueError: no family that `save` writes computes what `config` says; to be asked before a run trains it.
+      ValueError: no family that `save` writes computes what `config` says.
     """
     families.write(config)
 
 
 def _placed(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    # Waits: copies under way would pile up in host memory.
+    # Waits, because unfinished copies would pile up in host memory.
     return jax.block_until_ready(mesh.put(value, sharding))
 
 
@@ -89,7 +94,7 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _entries(directory: Path) -> dict[str, Entry]:
-    """Every tensor of the directory."""
+    """Returns every tensor of the directory."""
     if (directory / _ONE).is_file():
         return tensor_file.entries(directory / _ONE)
     if (directory / _INDEX).is_file():
@@ -126,7 +131,7 @@ def _indexed(directory: Path) -> dict[str, Entry]:
 
 def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tensor], given: Mapping[str, Entry]) -> None:
     """Refuses tensors that are not what `config` says."""
-    # Old exports carry the rotation's frequencies, tied ones sometimes the embedding twice: both say nothing new.
+    # Old exports hold the rotation's frequencies, and tied ones sometimes the embedding twice. Both are redundant.
     present = {name for name in given if not name.endswith("rotary_emb.inv_freq")}
     if config.tied and "lm_head.weight" in present:
         if "model.embed_tokens.weight" not in present or not tensor_file.same(
@@ -157,7 +162,7 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
 
 
 def _ours(tensor: Tensor, value: np.ndarray, dtype: Any) -> np.ndarray:
-    # Transposed in the file's dtype: there is less to move.
+    # Transposed before the cast: the file's dtype has usually fewer bytes.
     value = np.ascontiguousarray(value.T) if tensor.transposed else value
     value = value.reshape(tensor.ours)
     return value if dtype is None else value.astype(dtype, copy=False)
@@ -176,12 +181,12 @@ def save(
 ) -> None:
     """Writes a directory that Hugging Face tools load: weights in `dtype`, config, and copies of `tokenizer_files`.
 
-    The whole directory appears at once under its name, replacing an earlier export; float32 comes back to the bit.
-    Weights of more than `max_file_bytes` go into several files with an index.
+    The whole directory appears at once under its name and replaces an earlier export. Weights saved as float32 are
+    read back bit for bit. Weights of more than `max_file_bytes` go into several files with an index.
 
     Raises:
-      ValueError: a variant that no family expresses, params of another shape than config says, a tokenizer file that is
-        missing, or a directory that exists and is no export.
+      ValueError: no family expresses the variant, or params have another shape than config says. Or a tokenizer file
+        is missing, or the directory exists and is no export.
     """
     directory = Path(directory)
     files = [Path(file) for file in tokenizer_files]
@@ -231,7 +236,7 @@ def _complete(tensors: Mapping[str, Tensor], params: Mapping) -> None:
 
 
 def _write_tensors(made: Path, tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype, limit: int) -> None:
-    """One file, or several of at most `limit` bytes (or one tensor) with an index."""
+    """Writes one file, or several with an index, each of at most `limit` bytes (or one tensor)."""
     parts, room = [[]], limit
     sizes = {name: int(np.prod(tensor.shape)) * dtype.itemsize for name, tensor in tensors.items()}
     for name, size in sizes.items():
@@ -266,7 +271,7 @@ def _theirs(tensors: Mapping[str, Tensor], names: list[str], params: Mapping, dt
 
 
 def _ids(eos_ids: tuple[int, ...], bos_id: int | None) -> dict:
-    # Written even when empty: readers take an absent id for Llama's own 1 and 2.
+    # Written even when empty: for an absent id, readers take Llama's own 1 and 2.
     return {"bos_token_id": bos_id, "eos_token_id": list(eos_ids) if len(eos_ids) > 1 else next(iter(eos_ids), None)}
 
 
@@ -275,7 +280,7 @@ def _write_json(file: Path, value: Mapping) -> None:
 
 
 def _swap_in(made: Path, directory: Path) -> None:
-    """Renames `made` to `directory`; an earlier export steps aside first and is then deleted."""
+    """Renames `made` to `directory`. An earlier export is renamed first, and then deleted."""
     if not directory.exists():
         os.rename(made, directory)
         return

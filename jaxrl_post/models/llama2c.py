@@ -1,10 +1,16 @@
-"""Reads weights of karpathy/llama2.c: its export "version 0", as stories260K.bin has it.
+"""Reads weights of karpathy/llama2.c in its export "version 0", the format of stories260K.bin.
 
-Seven little-endian int32 (embed, ffw, layers, heads, kv_heads, vocab_size, max_length; a negative vocab_size says that
-the head is not the embedding), then float32 matrices [out, in], each kind for all layers at once, two tables of cosines
-and sines that are not used here, and the head where there is one. The format rotates neighbouring pairs (2i, 2i+1) of a
-head; q and k are reordered on the way in to the decoder's pairs (i, i + H/2), which changes no score. Refuses the
-later, versioned exports and any file whose length is not exactly what its header asks for.
+The file holds, in this order:
+- Seven little-endian int32: embed, ffw, layers, heads, kv_heads, vocab_size, max_length. A negative vocab_size means
+  that the head is not the embedding.
+- float32 matrices [out, in], each kind for all layers at once.
+- Two tables of cosines and sines, which are not used here.
+- The head, if it is separate.
+
+The format rotates neighbouring pairs (2i, 2i+1) of a head. q and k are reordered for the decoder's pairs (i, i + H/2),
+which changes no score.
+
+Refuses the later, versioned exports, and any file whose length differs from what its header requires.
 """
 
 from __future__ import annotations
@@ -16,12 +22,12 @@ import numpy as np
 from jaxrl_post.models.decoder import ModelConfig
 
 _HEADER = 7
-_VERSIONED = 0x616B3432  # "ak42", first word of the exports this reader does not know
+_VERSIONED = 0x616B3432  # "ak42", the first word of exports that are not read here
 _SANE = 1 << 24  # no field of a real header is larger
 
 
 def load(path: str | Path) -> tuple[ModelConfig, dict]:
-    """The shape and the float32 params (host numpy) of a llama2.c file.
+    """Returns the shape and the float32 params (host numpy) of a llama2.c file.
 
     Raises:
       ValueError: the file is missing, of another format, or shorter or longer than its header says.

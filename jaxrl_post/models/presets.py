@@ -1,11 +1,11 @@
-"""Named shapes for random weights. Of published models they give the shape; the weights come through models/hf.py."""
+"""Named shapes for random weights. For published models only the shape is here; models/hf.py reads their weights."""
 
 from __future__ import annotations
 
 from jaxrl_post.models.decoder import ModelConfig, RopeScaling
 
 PRESETS: dict[str, ModelConfig] = {
-    # For tests: every kind of weight, nothing to wait for.
+    # For tests: small, so that nothing takes long.
     "tiny": ModelConfig(
         vocab_size=64, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=64, max_length=256, tied=True
     ),

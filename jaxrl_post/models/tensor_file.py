@@ -1,9 +1,12 @@
-"""Files in the safetensors format, one tensor at a time: 8 bytes of length, a JSON header, then the bytes.
+"""Reads and writes safetensors files one tensor at a time: 8 bytes of length, a JSON header, then the bytes.
 
-Invariant: no file is mapped into memory and only the tensor asked for is read, so reading costs the memory of that
-tensor and nothing that stays. The whole header is checked before anything is read: what it promises lies in the file,
-without gaps and overlaps, to the last byte. The library of that name maps whole files, and writes only what is in
-memory at once.
+Invariants:
+- No file is mapped into memory, and only the requested tensor is read. So reading needs the memory of that tensor
+  alone.
+- The whole header is checked before any tensor is read. Its tensors must fill the file without gaps and overlaps, to
+  the last byte.
+
+The safetensors library maps whole files, and writes only tensors that are all in memory at once.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ _BYTES = {
     "F8_E4M3FNUZ": 1,
     "F8_E5M2FNUZ": 1,
 }
-_LIMIT = 100_000_000  # bytes of a header: the format's own
+_LIMIT = 100_000_000  # most bytes of a header, by the format
 _BLOCK = 1 << 24
 
 
 class Entry(NamedTuple):
-    """One tensor of a file; `type` is the format's word for its dtype, `start` its first byte in the file."""
+    """One tensor of a file. `type` is the format's name of its dtype, `start` its first byte in the file."""
 
     file: Path
     type: str
@@ -59,10 +62,10 @@ class Entry(NamedTuple):
 
 
 def entries(file: Path) -> dict[str, Entry]:
-    """Every tensor of the file by name.
+    """Returns every tensor of the file by name.
 
     Raises:
-      ValueError: the file is cut off, or its header is none of this format.
+      ValueError: the file is cut off, or its header is not of this format.
     """
     size = file.stat().st_size
     with open(file, "rb") as opened:
@@ -99,7 +102,7 @@ def _entry(file: Path, about: Mapping, origin: int) -> Entry:
 
 
 def read(entry: Entry) -> np.ndarray:
-    """The tensor, which must be of one of FLOATS, in memory of its own."""
+    """Returns the tensor in memory of its own. Its type must be one of FLOATS."""
     raw = np.empty(entry.bytes, np.uint8)
     with open(entry.file, "rb", buffering=0) as opened:
         opened.seek(entry.start)
@@ -108,7 +111,7 @@ def read(entry: Entry) -> np.ndarray:
 
 
 def same(one: Entry, other: Entry) -> bool:
-    """Whether two tensors agree in type, shape and every byte; compared in blocks."""
+    """Returns whether two tensors agree in type, shape and every byte. Compares them in blocks."""
     if (one.type, one.shape) != (other.type, other.shape):
         return False
     with open(one.file, "rb", buffering=0) as left, open(other.file, "rb", buffering=0) as right:
@@ -124,7 +127,7 @@ def same(one: Entry, other: Entry) -> bool:
 
 
 def _fill(opened, raw: np.ndarray, file: Path) -> None:
-    # The system reads at most 2 GiB at once.
+    # One system call reads at most 2 GiB.
     view = memoryview(raw)
     while len(view):
         count = opened.readinto(view[: 1 << 30])
@@ -134,7 +137,7 @@ def _fill(opened, raw: np.ndarray, file: Path) -> None:
 
 
 def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, values: Iterable[np.ndarray]) -> None:
-    """Writes tensors of one dtype, in order, taking each from `values` when its turn comes."""
+    """Writes tensors of one dtype in order. Takes each from `values` only when it is written."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
         end = at + math.prod(shape) * dtype.itemsize
@@ -146,5 +149,5 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, va
         opened.write(len(text).to_bytes(8, "little") + text)
         for (name, shape), value in zip(shapes.items(), values, strict=True):
             assert value.shape == shape and value.dtype == dtype, (name, value.shape, shape, value.dtype)
-            # The bytes as they lie in memory: a view would come out scrambled.
+            # Contiguous first: the bytes of a transposed view would be in another order.
             opened.write(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))

@@ -1,9 +1,10 @@
-"""Where arrays live: one mesh, or one for learning and one for generating, three axes, and the only PartitionSpecs of the
-project.
+"""The placement of arrays: meshes of three axes, and the only PartitionSpecs of the project.
 
-Axes: `data` copies weights and splits the batch; `fsdp` splits both; `tensor` splits heads, kv_heads, ffw and vocab.
-Rooms ask by logical axis name and never write a spec themselves. All axes are Auto: the compiler (GSPMD) places what is
-not constrained. What it refuses: a division that leaves a remainder, with one sentence.
+Learner and engine have one mesh together or one each. Axes: `data` copies weights and splits the batch, `fsdp` splits
+both, and `tensor` splits heads, kv_heads, ffw and vocab.
+
+Other modules ask by logical axis name and never write a spec. All axes are Auto: the compiler (GSPMD) places what is
+not constrained. A division with a remainder is refused in one sentence.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
-REPLICAS = (DATA, FSDP)  # the engine's replicas lie along both
+REPLICAS = (DATA, FSDP)  # the engine's replicas are spread over both
 
-# Logical axis name -> mesh axis, by room. A name that is absent (and None) is replicated.
+# Logical axis name -> mesh axis, by room. A name that is absent, or None, is replicated.
 LEARNER_RULES = {"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
 ENGINE_RULES = {"heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
 RULES = {"learner": LEARNER_RULES, "engine": ENGINE_RULES}
@@ -27,10 +28,10 @@ LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "layer
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """The mesh over the first data*fsdp*tensor devices of all processes.
+    """Returns the mesh over the first data*fsdp*tensor devices of all processes.
 
     Raises:
-      ValueError: a size below 1, or more devices asked for than there are.
+      ValueError: a size is below 1, or more devices are asked for than exist.
     """
     sizes = (data, fsdp, tensor)
     if min(sizes) < 1:
@@ -45,13 +46,15 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
 
 
 def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Mesh]:
-    """Two meshes without a common device: of the learner, data*fsdp*tensor, and of the engine, `engine` devices in replicas
-    of `tensor`. Every process has its part of both, so all that its host must read lies with it; of several processes each has as
-    many of one kind as of the other.
+    """Returns two meshes without a common device: the learner's and the engine's.
+
+    The learner's has data*fsdp*tensor devices. The engine's has `engine` devices in replicas of `tensor`. Every
+    process has an equal part of both meshes, so that its host can read all it needs from local devices. With several
+    processes, each has as many learner devices as engine devices.
 
     Raises:
-      ValueError: there are too few devices, or processes cannot have equal parts, or of several processes the learner has
-        not as many devices as the engine, which hand weights over in pairs.
+      ValueError: there are too few devices, or processes cannot have equal parts. With several processes also: learner
+        and engine differ in their number of devices, which hand weights over in pairs.
     """
     processes, learner = jax.process_count(), data * fsdp * tensor
     if processes > 1 and engine != learner:
@@ -79,12 +82,14 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Me
 
 
 def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
-    """An engine's mesh in two: of `stay` replicas, the first of each process, which go on generating, and of the others, lent to
-    that learner (`along`).
+    """Returns an engine's mesh in two parts: `stay` replicas that keep generating, and the others, lent to `learner`.
+
+    Each process keeps its first replicas. The lent part has the shape of `along`.
 
     Raises:
-      ValueError: of several processes each must have as many replicas that stay as that go, and all that they need from the
-        learner's weights.
+      ValueError: with several processes, a process has an odd number of replicas, so that it cannot lend half. Or it
+        cannot bring the lent replicas their weights by itself. It cannot if learner and engine have separate devices,
+        if fsdp is above 1, or if a replica spans processes.
     """
     tensor, processes = engine.shape[TENSOR], jax.process_count()
     homes: dict[int, list[np.ndarray]] = {}
@@ -108,30 +113,33 @@ def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
 
 
 def along(shards: int, fsdp: int) -> tuple[int, int]:
-    """(data, fsdp) of so many shards of devices that are lent: weights split as a learner's with `fsdp` are, or in fewer pieces
-    that are whole numbers of those, so that what it divides they do."""
+    """Returns (data, fsdp) for `shards` lent shards of devices, given the learner's `fsdp`.
+
+    Weights are split as the learner's are, or into fewer pieces, each a whole number of the learner's pieces. So every
+    size that the learner's mesh divides is divided here too.
+    """
     ways = math.gcd(shards, fsdp)
     return shards // ways, ways
 
 
 def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:
-    # Spelled out: the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
+    # Explicit, because the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
     return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
 
 
 def one_each(mesh: Mesh) -> Mesh:
-    """The first of its devices in each process, along data."""
+    """Returns a mesh of the first device of each process, along data."""
     first = {device.process_index: device for device in reversed(list(mesh.devices.flat))}
     return _mesh([first[process] for process in sorted(first)], (len(first), 1, 1))
 
 
 def replicas(mesh: Mesh) -> int:
-    """Blocks of slots of the engine, and shards of a batch: data x fsdp."""
+    """Returns data x fsdp: the number of the engine's replicas, and of the shards of a batch."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
 def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
-    """The sharding of every weight.
+    """Returns the sharding of every weight.
 
     Args:
       axes: nested dict, each leaf a tuple of logical names, one per dimension.
@@ -148,11 +156,12 @@ def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: M
     """Refuses weights that the mesh cannot split evenly.
 
     Args:
-      axes: as in `param_shardings`; shapes: the same tree with arrays or ShapeDtypeStructs.
-      counts: units that a dimension is made of and that may not be cut, by logical name: {"heads": 4, "kv_heads": 2}
-        where a weight holds heads*head_dim in one dimension.
+      axes: as in `param_shardings`.
+      shapes: the same tree with arrays or ShapeDtypeStructs.
+      counts: indivisible units of a dimension, by logical name. Example: {"heads": 4, "kv_heads": 2} where a weight
+        holds heads*head_dim in one dimension.
     Raises:
-      ValueError: one sentence naming axis, size, bound and the nearest valid size of the mesh axis.
+      ValueError: one sentence with axis, size, bound and the nearest valid size of the mesh axis.
     """
     rules = RULES[room]
     sizes = dict(counts or {})
@@ -174,43 +183,53 @@ def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: M
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """[B, ...]: rows of a batch over data x fsdp, all else whole."""
+    """Returns the sharding of [B, ...]: rows of a batch over data x fsdp, all other axes whole."""
     return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
 
 
 def heads_sharding(mesh: Mesh) -> NamedSharding:
-    """[B, T, N or K, H] inside the learner's attention: rows over data x fsdp, heads over tensor."""
+    """Returns the sharding of the learner's [B, T, N or K, H]: rows over data x fsdp, heads over tensor."""
     return NamedSharding(mesh, PartitionSpec((DATA, FSDP), None, TENSOR))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same whole value on every device."""
+    """Returns the sharding that puts the same whole value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def slot_sharding(mesh: Mesh) -> NamedSharding:
-    """[replica, ...]: the engine's slots, rows and pages; replicas lie along data x fsdp."""
+    """Returns the sharding of [replica, ...] for the engine's slots, rows and pages: replicas over data x fsdp."""
     return NamedSharding(mesh, PartitionSpec((DATA, FSDP)))
 
 
 def cache_sharding(mesh: Mesh) -> NamedSharding:
-    """[replica, pages, page, 2K, H]: the engine's KV pages; pairs of a key and a value head over tensor."""
+    """Returns the sharding of [replica, pages, page, 2K, H], the engine's KV pages.
+
+    Pairs of a key head and a value head are split over tensor.
+    """
     return NamedSharding(mesh, PartitionSpec(REPLICAS, None, None, TENSOR))
 
 
 def by_heads(mesh: Mesh, attend: Callable) -> Callable:
-    """`attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]` of one replica, run by every device on its own
-    heads. A kernel written by hand needs it, which the compiler cannot split; and so does a loop over pages, which vmap would make
-    one loop for all replicas: as long as the longest, with a collective at every turn. To be mapped over replicas by
-    vmap(..., spmd_axis_name=REPLICAS)."""
+    """Returns `attend` of one replica such that every device runs it on its own heads.
+
+    `attend(q [R, N, H], cache of [pages, page, 2K, H], rows) -> [R, N, H]`. Two kinds of `attend` need this:
+    - A kernel written by hand, which the compiler cannot split.
+    - A loop over pages. vmap would make one loop for all replicas: as long as the longest, with a collective in every
+      iteration.
+
+    Map over replicas by vmap(..., spmd_axis_name=REPLICAS).
+    """
     heads, pages = PartitionSpec(None, TENSOR), PartitionSpec(None, None, TENSOR)
     return jax.shard_map(attend, mesh=mesh, in_specs=(heads, pages, PartitionSpec()), out_specs=heads, check_vma=False)
 
 
 def by_vocab(mesh: Mesh, draw: Callable) -> Callable:
-    """`draw(logits [R, V], four values a row)` of one replica, run by every device on its own ids of V, as it must be where
-    the compiler cannot split it: a kernel written by hand. To be mapped over replicas by
-    vmap(..., spmd_axis_name=REPLICAS)."""
+    """Returns `draw` of one replica such that every device runs it on its own ids of V.
+
+    `draw(logits [R, V], four values a row)`. A kernel written by hand needs this, because the compiler cannot split
+    it. Map over replicas by vmap(..., spmd_axis_name=REPLICAS).
+    """
     rows = PartitionSpec()
     return jax.shard_map(
         draw, mesh=mesh, in_specs=(PartitionSpec(None, TENSOR), rows, rows, rows, rows), out_specs=rows, check_vma=False
@@ -218,14 +237,15 @@ def by_vocab(mesh: Mesh, draw: Callable) -> Callable:
 
 
 def put(tree: Any, shardings: Any) -> Any:
-    """Host values, the same in every process, as global arrays.
+    """Returns host values, the same in every process, as global arrays.
 
     Args:
-      tree: numpy arrays (or what numpy can read); shardings: the same tree, or one sharding for all leaves.
+      tree: numpy arrays, or values that numpy can read.
+      shardings: the same tree, or one sharding for all leaves.
     """
     if isinstance(shardings, jax.sharding.Sharding):
         one = shardings
-        if one.is_fully_addressable:  # one call for all: small leaves cost little beside a call
+        if one.is_fully_addressable:  # one call for all leaves: the call costs more than small leaves
             return jax.device_put(jax.tree.map(_host, tree), one)
         return jax.tree.map(lambda leaf: _place(leaf, one), tree)
     return jax.tree.map(_place, tree, shardings)
@@ -240,8 +260,8 @@ def _place(leaf, sharding) -> jax.Array:
     host = _host(leaf)
     if sharding.is_fully_addressable:
         return jax.device_put(host, sharding)
-    # An explicit transfer, though jax counts this way as an implicit one. dtype is given because a process that owns no
-    # shard never calls the callback.
+    # The transfer is intended, but jax counts this call as an implicit one. dtype is given because a process that owns
+    # no shard never calls the callback.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index], dtype=host.dtype)
 
@@ -257,5 +277,5 @@ def _spec(names: tuple, rules: Mapping[str, str]) -> PartitionSpec:
                 f"mesh: unknown logical axis {name!r}; valid names are {', '.join(str(n) for n in LOGICAL_AXES)}"
             )
     parts = [rules.get(name) for name in names]
-    # A mesh axis may split only one dimension of an array: the first one that asks keeps it.
+    # A mesh axis may split only one dimension of an array: the first one that names it gets it.
     return PartitionSpec(*(p if p is not None and p not in parts[:i] else None for i, p in enumerate(parts)))

@@ -1,6 +1,6 @@
-"""Start-up of one process among many, and the two things they tell each other: a score, a folder.
+"""Start-up of one process among several, and exchange of small host values between processes.
 
-Invariant: every process calls `share` and `share_text` in the same order; what process 0 gives is what all get.
+Invariant: every process calls `share` and `share_text` in the same order. All processes get the value of process 0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _BLOCK = 4096  # bytes
 
 
 def start(environment: Mapping[str, str]) -> None:
-    """Joins the job that JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe; without
-    them the process is alone. To be called before anything touches a device.
+    """Joins the job that JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe.
+
+    Without them the process is alone. Call this before any other use of a device.
 
     Raises:
-      ValueError: some of the three are missing, no numbers, or the id is outside [0, number of processes).
+      ValueError: some of the three are missing or are no numbers, or the id is outside [0, number of processes).
     """
     given = [name for name in _NAMES if environment.get(name)]
     if not given:
@@ -49,11 +50,14 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def share(array: np.ndarray, mesh: jax.sharding.Mesh | None = None) -> np.ndarray:
-    """Process 0's array, on every process: same dtype and bits. All processes give the same shape and dtype.
+    """Returns process 0's array on every process, with the same dtype and bits.
 
-    The bytes travel, because a device array would lose half of a float64, and in blocks of one size, so that one
-    program is compiled for all. `mesh`: whose devices they travel over, which has some in every process and need wait for no
-    others; None: all of the job's.
+    All processes give the same shape and dtype. The array is sent as bytes, because a device array would lose half of
+    a float64. Blocks have one size, so that one program is compiled for all.
+
+    Args:
+      mesh: the devices that carry the bytes, so that no other devices are waited for. It has some in every process.
+        None: all devices of the job.
     """
     if jax.process_count() == 1:
         return array
@@ -62,14 +66,14 @@ def share(array: np.ndarray, mesh: jax.sharding.Mesh | None = None) -> np.ndarra
     blocks = np.zeros((-(-data.size // _BLOCK), _BLOCK), np.uint8)
     blocks.reshape(-1)[: data.size] = data
     one = meshes.one_each(mesh or meshes.make_mesh(jax.device_count()))
-    with jax.transfer_guard_host_to_device("allow"):  # meant, though jax counts what this does as implicit
+    with jax.transfer_guard_host_to_device("allow"):  # intended, but jax counts it as implicit
         for block in blocks:
             block[:] = _first(block, one)
     return np.frombuffer(blocks.reshape(-1)[: data.size].tobytes(), array.dtype).reshape(array.shape)
 
 
 def _first(block: np.ndarray, one: jax.sharding.Mesh) -> np.ndarray:
-    """Process 0's block, over a mesh of one device of each."""
+    """Returns process 0's block. `one` is a mesh of one device of each process."""
     rows = meshes.put(np.broadcast_to(block, (one.size, block.size)), meshes.batch_sharding(one))
     return np.asarray(_of_process_0(rows, meshes.replicated(one)).addressable_data(0))
 
@@ -80,7 +84,7 @@ def _of_process_0(rows: jax.Array, home: jax.sharding.Sharding) -> jax.Array:
 
 
 def share_text(text: str, *, limit: int = _BLOCK) -> str:
-    """Process 0's text, of at most `limit` bytes, on every process."""
+    """Returns process 0's text, of at most `limit` bytes, on every process."""
     raw = text.encode()
     assert len(raw) <= limit, f"text of {len(raw)} bytes, limit {limit}"
     data = np.zeros(limit, np.uint8)
@@ -89,13 +93,13 @@ def share_text(text: str, *, limit: int = _BLOCK) -> str:
 
 
 def whole(tree: Any) -> Any:
-    """Every leaf as one host array, on every process."""
+    """Returns every leaf as one host array, on every process."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def say(text: str) -> None:
-    """To the screen, once per job."""
+    """Prints the text once per job."""
     if jax.process_index() == 0:
         print(text, flush=True)

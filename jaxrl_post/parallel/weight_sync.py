@@ -1,9 +1,12 @@
-"""Learner layout to engine layout.
+"""Weight sync: from the learner's layout to the engine's.
 
-Three cases, told apart by looking at the arrays: `shared` (same dtype and layout: the engine uses the learner's buffers),
-`cast` (another dtype, same layout: one compiled program writes into the buffers of the old weights) and `relayout` (another
-sharding, or devices of its own: leaf by leaf, each old leaf given up before its successor is made). In the last two the
-engine owns its copy, and at no time does more than one leaf exist beside the learner's weights and the engine's.
+The arrays decide between three cases:
+- `shared`: same dtype and layout. The engine uses the learner's buffers.
+- `cast`: another dtype, same layout. One compiled program writes into the buffers of the old weights.
+- `relayout`: another sharding or other devices. Leaf by leaf, each old leaf is freed before the new one is made.
+
+In the last two cases the engine owns its copy. At most one leaf exists at any time besides the weights of learner and
+engine.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from jax.sharding import NamedSharding
 
 
 class Torn(RuntimeError):
-    """A swap failed when its checks were behind it: the old weights may be used up, so there is nothing to go on with."""
+    """A swap failed after its checks. The old weights may be used up, so the engine cannot continue."""
 
 
 class Layout:
-    """Where and as what the engine wants its weights: `shardings`, a tree like the weights, and `dtype`."""
+    """The engine's placement of weights: `shardings`, a tree like the weights, and `dtype`."""
 
     def __init__(self, shardings: Any, dtype: Any):
         self.shardings, self.dtype = shardings, dtype
@@ -40,14 +43,18 @@ class Layout:
         return jax.tree.map(lambda x: x.astype(self.dtype), tree)
 
     def case(self, params: Any) -> str:
-        """shared, cast or relayout."""
+        """Returns "shared", "cast" or "relayout"."""
         pairs = list(zip(jax.tree.leaves(params), jax.tree.leaves(self.shardings), strict=True))
         if not all(x.sharding.is_equivalent_to(want, x.ndim) for x, want in pairs):
             return "relayout"
         return "shared" if all(x.dtype == self.dtype for x, _ in pairs) else "cast"
 
     def check(self, old: Any, new: Any) -> None:
-        """ValueError when trees or shapes differ or a value is not finite."""
+        """Checks new weights before a swap.
+
+        Raises:
+          ValueError: trees or shapes differ, or a value is not finite.
+        """
         was, now = jax.tree.structure(old), jax.tree.structure(new)
         if was != now:
             raise ValueError(
@@ -60,21 +67,21 @@ class Layout:
             raise ValueError("swap: the new weights are not finite")
 
     def place(self, params: Any) -> Any:
-        """The first weights; the engine's own copy unless shared."""
+        """Returns the first weights: the engine's own copy, unless shared."""
         if self._apart(params):
             return jax.tree.map(self._sent, params, self.shardings)
         return params if self.case(params) == "shared" else self._first(params)
 
     def _apart(self, params: Any) -> bool:
-        """Whether they lie on other devices."""
+        """Returns whether the weights are on other devices than this layout's."""
         return jax.tree.leaves(params)[0].sharding.device_set != jax.tree.leaves(self.shardings)[0].device_set
 
     def memory(self, old: Any, new: Any) -> Any:
-        """What the compiler says of the program that `replace` runs in case `cast` (`memory_analysis()`)."""
+        """Returns the compiler's `memory_analysis()` of the program that `replace` runs in case `cast`."""
         return self._into.lower(old, new).compile().memory_analysis()
 
     def replace(self, old: Any, new: Any, owned: bool = True) -> Any:
-        """The next weights; `old` is used up unless shared, or not `owned`: others use its buffers too.
+        """Returns the next weights. `old` is used up, unless shared or not `owned` (others use its buffers too).
 
         Raises:
           Torn: the device or its runtime failed.
@@ -95,9 +102,12 @@ class Layout:
         return jax.tree.map(lambda old, new, sharding: self._move(old, new, sharding, owned), old, new, self.shardings)
 
     def bring(self, held: Any, owned: bool) -> tuple[Any, bool]:
-        """Weights that lie as another layout wants them, of the same dtype, and whether nobody but the engine uses them. Where
-        `owned`, each leaf is given up once its successor is there. On fewer devices or on more, the two share what stays where it
-        is, so old leaves are only let go of, and weights that were not the engine's own are not now."""
+        """Returns the weights in this layout, of the same dtype, and whether the engine alone uses them.
+
+        Where `owned`, each old leaf is freed once the new one exists. If the old and new devices differ but overlap,
+        new leaves share the pieces that stay in place. Then old leaves are only dropped, and a result of weights that
+        were not `owned` is not owned either.
+        """
         if not owned and self.case(held) == "shared":
             return held, False
         shares = _shares(jax.tree.leaves(held)[0].sharding, jax.tree.leaves(self.shardings)[0])
@@ -114,14 +124,17 @@ class Layout:
         return brought
 
     def _move(self, old: jax.Array, new: jax.Array, sharding: Any, owned: bool) -> jax.Array:
-        """The successor of one leaf."""
+        """Returns the successor of one leaf. Frees the old leaf first where `owned`."""
         if owned:
             old.delete()
         return self._sent(new, sharding)
 
     def _sent(self, new: jax.Array, sharding: Any) -> jax.Array:
-        """One leaf onto another sharding. `device_put` copies between devices directly, where a compiled program would use
-        collectives, which on CPU is slower (scripts/results/swap-live.json holds the times); between processes it cannot."""
+        """Returns one leaf in another sharding.
+
+        `device_put` copies between devices directly. A compiled program would use collectives, which are slower on CPU
+        (scripts/results/swap-live.json holds the times). Between processes `device_put` cannot copy.
+        """
         narrow = (
             self._narrow(new)
             if new.dtype != self.dtype
@@ -134,21 +147,25 @@ class Layout:
 
 
 def _shares(one: Any, other: Any) -> bool:
-    """Whether `device_put` from one sharding to the other takes pieces over that lie on devices of both, whatever may_alias says
-    (jax 0.10)."""
+    """Returns whether `device_put` between two shardings reuses pieces on common devices.
+
+    It does so whatever may_alias says (jax 0.10).
+    """
     return one.device_set != other.device_set and not one.device_set.isdisjoint(other.device_set)
 
 
 def brought_to(leaf: jax.Array, sharding: Any) -> jax.Array:
-    """`leaf` as `sharding` wants it. On other devices, some of them the same, it takes over pieces that stay where they are."""
+    """Returns `leaf` in `sharding`. If the device sets differ but overlap, pieces that stay in place are reused."""
     if jax.process_count() == 1 or leaf.sharding.device_set == sharding.device_set:
         return jax.device_put(leaf, sharding, may_alias=False)
     return within_processes(leaf, sharding)
 
 
 def within_processes(leaf: jax.Array, sharding: Any) -> jax.Array:
-    """As `brought_to` between processes, where jax.device_put cannot: each device gets its piece from one of its own process that
-    has it, itself first."""
+    """Does the same as `brought_to` between processes, where jax.device_put cannot.
+
+    Each device gets its piece from a device of its own process, preferably from itself.
+    """
     there = {shard.device: shard.data for shard in leaf.addressable_shards}
     having = {_bounds(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
     before = leaf.sharding.addressable_devices_indices_map(leaf.shape)
@@ -166,12 +183,12 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple:
 
 
 def handed_over(new: jax.Array, home: NamedSharding) -> jax.Array:
-    """`new`, which stays where it is, as `home` on other devices, of which there are equally many, wants it.
+    """Returns `new` in the sharding `home`, on equally many other devices. `new` stays in place.
 
-    Each learning device is paired with a generating one of the same process, which gets a copy of its piece; then a program
-    over the generating devices, which every process enters, puts the pieces of a replica together. Between processes
-    jax.device_put cannot do that, and a program over both kinds would make each wait for the other. Bits arrive as they were:
-    they are copied, never added.
+    Each learner device is paired with an engine device of the same process, which gets a copy of its piece. Then a
+    program over the engine's devices, which every process enters, assembles the pieces of each replica. Between
+    processes jax.device_put cannot do this. A program over both kinds of devices would make each wait for the other.
+    Bits arrive unchanged: they are copied, never added.
     """
     learner = new.sharding.mesh
     twin = dict(zip(learner.devices.flat, home.mesh.devices.flat, strict=True))

@@ -1,1 +1,1 @@
-"""From groups to new weights: state, optimizer, packed attention and the learner."""
+"""Turns groups into new weights: state, optimizer, packed attention and the learner."""

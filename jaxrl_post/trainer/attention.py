@@ -1,11 +1,13 @@
 """The trainer's `attend`: causal attention inside the segments of packed rows.
 
-Invariant: a token sees itself and earlier tokens of its own segment, nothing else; masked pairs weigh exactly zero.
-Padding (segment 0) is a segment like any other, so no softmax is empty. Queries go in blocks, each against the keys up
-to its end and recomputed in the backward pass: the scores of one block exist at a time, and the upper triangle is not
-computed.
+Invariant: a token sees itself and the earlier tokens of its own segment only. Masked pairs have weight exactly zero.
+Padding is segment 0 and sees itself, so no softmax is empty.
 
-On CPU it takes about half the time of all pairs at once: scripts/results/choices.json, by scripts/bench.py choices.
+Queries are processed in blocks. Each block sees the keys up to its own end and is recomputed in the backward pass. So
+the scores of only one block exist at a time, and the upper triangle is not computed.
+
+On CPU this takes about half the time of computing all pairs at once. Source: scripts/results/choices.json, by
+scripts/bench.py choices.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 BLOCK = 64  # smallest block of queries
-BLOCKS = 8  # most blocks in a row: each is unrolled in every layer
+BLOCKS = 8  # most blocks of a row, as every block is unrolled in every layer
 
 
 def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.Sharding | None = None) -> Callable:
-    """`attend` for hidden states whose tokens are flattened to [B*T], as the decoder wants it (q [B*T, N, H]).
+    """Returns `attend` for hidden states whose tokens are flattened to [B*T], as the decoder wants them.
+
+    Queries q are [B*T, N, H].
 
     Args:
       sharding: of q, k and v as [B, T, N, H] (mesh.heads_sharding), or None on one device.
@@ -60,7 +64,10 @@ def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.Sharding | Non
 
 
 def _mask(segment_ids: jax.Array, start: int, end: int, first: int, window: int | None) -> jax.Array:
-    """bool[B, queries, keys]. Positions rise by one inside a segment, so distances are those of the row."""
+    """Returns bool[B, queries, keys]: True where the query sees the key.
+
+    Positions rise by one inside a segment, so distances in the row are distances in the segment.
+    """
     behind = jnp.arange(start, end)[:, None] - jnp.arange(first, end)[None, :]
     near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
     return (segment_ids[:, start:end, None] == segment_ids[:, None, first:end]) & near
@@ -74,7 +81,10 @@ def _block(
     scale: float,
     soft_cap: float | None,
 ) -> Float[Array, "B T N H"]:
-    """Softmax attention of one block of queries; scores in float32 or wider, divided by their sum at the end."""
+    """Returns softmax attention of one block of queries.
+
+    Scores are float32 or wider. The output is divided by the sum of the softmax weights at the end.
+    """
     B, T, N, H = q.shape
     K = k.shape[2]
     wide = jnp.promote_types(q.dtype, jnp.float32)

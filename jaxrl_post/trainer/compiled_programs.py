@@ -1,6 +1,6 @@
 """The learner's programs as jitted functions, each with the shapes that it is compiled for.
 
-Invariant: a program is compiled for one shape; every micro-batch of a run has it.
+Invariant: a program is compiled for one shape, and every micro-batch of a run has that shape.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Jitted = dict[str, tuple[Any, tuple]]  # name -> jitted function, shapes of its 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """What micro-batches look like: rows, tokens, the floating type, and which leaves they have."""
+    """The shape of every micro-batch: rows, tokens, the floating dtype, and which optional leaves exist."""
 
     rows: int
     tokens: int
@@ -31,11 +31,11 @@ class Shapes:
     prox: bool
 
     def batch(self, mesh: jax.sharding.Mesh) -> packing.Batch:
-        """Returns a micro-batch of the gradient as shapes, placed on `mesh`."""
+        """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
         return self._placed(mesh, old=self.old, reference=self.reference, corrected=self.corrected, prox=self.prox)
 
     def bare(self, mesh: jax.sharding.Mesh) -> packing.Batch:
-        """Returns a micro-batch that is only scored, as shapes, placed on `mesh`."""
+        """Returns the shapes of a micro-batch that is only scored, placed on `mesh`."""
         return self._placed(mesh, old=False, reference=False, corrected=False)
 
     def _placed(self, mesh: jax.sharding.Mesh, **leaves: bool) -> packing.Batch:
@@ -57,7 +57,10 @@ def learning(
     *,
     measures: bool,
 ) -> Jitted:
-    """Programs of the learner's own mesh: zeros, accumulate, measure, score, divided, commit."""
+    """Returns the programs of the learner's own mesh.
+
+    They are zeros, accumulate, score, divided and commit. With `measures`, also measure.
+    """
     one = meshes.replicated(mesh)
     state = abstract(state)
     own = adding(state.params["policy"], mesh, shardings, shapes, recipe, measures=measures)
@@ -83,7 +86,10 @@ def learning(
 def lending(
     own: Jitted, policy: Any, guest: lent_devices.Guest, shapes: Shapes, recipe: programs.Recipe, *, measures: bool
 ) -> Jitted:
-    """Programs of lent devices, whose names begin with "lent ", and the one that joins their sums to the learner's."""
+    """Returns the programs of lent devices, with names that begin with "lent ", and the program `join`.
+
+    `join` adds the sums of the lent devices to the learner's sums.
+    """
     sums = own["accumulate"][1][1]
     home = jax.tree.map(lambda x: x.sharding, sums)
     lent = adding(policy, guest.mesh, guest.shardings, shapes, recipe, measures=measures)
@@ -94,7 +100,10 @@ def lending(
 def adding(
     policy: Any, mesh: jax.sharding.Mesh, shardings: Any, shapes: Shapes, recipe: programs.Recipe, *, measures: bool
 ) -> Jitted:
-    """Programs that make and fill sums on `mesh`. `measures`: one that only measures a batch without gradient, too."""
+    """Returns the programs that make and fill sums on `mesh`: zeros, accumulate, and with `measures` also measure.
+
+    `measure` computes the metrics of a micro-batch whose gradient is 0.
+    """
     one, batch = meshes.replicated(mesh), shapes.batch(mesh)
     recipe = dataclasses.replace(recipe, rows=meshes.batch_sharding(mesh), heads=meshes.heads_sharding(mesh))
     policy = jax.tree.map(struct, policy, shardings)

@@ -1,10 +1,17 @@
-"""The learner: groups in, new weights out, on one mesh, which at times gets help of devices that are lent.
+"""The learner: groups in, new weights out. It runs on one mesh, at times with the help of lent devices.
 
-Invariant: every program is compiled once, for one shape, before it first runs; another shape is an error, never a
-second compilation. Gradients are sums until `commit` divides once. What `prepare` found stays until the first groups of
-the next round, so a round may take several optimizer steps against the policy of its start, and its groups may come in
-several pieces before the first. What it refuses: groups that were not prepared, pieces where the advantage is one of the
-whole round, a KL term without a reference, and a mesh that cannot divide the model.
+Invariants:
+- Every program is compiled once, for one shape, before its first run. Another shape raises an error and is never
+  compiled.
+- Gradients are sums until `commit` divides them once.
+- The results of `prepare` are kept until the first groups of the next round. So a round may take several optimizer
+  steps against the policy of its start. Its groups may arrive in several pieces before the first step.
+
+Refuses:
+- groups that were not prepared
+- groups in several pieces, where the advantage is computed over the whole round
+- a KL term without a reference
+- a mesh that cannot divide the model
 """
 
 from __future__ import annotations
@@ -31,12 +38,15 @@ from jaxrl_post.trainer.state import TrainState, abstract, is_abstract, owned, s
 from jaxrl_post.trainer.update_gate import Gate
 from jaxrl_post.types import Group, Rollout, RolloutId
 
-GRADIENT = 3  # what a micro-batch's gradient costs, in forward passes
+GRADIENT = 3  # cost of a micro-batch's gradient, in forward passes
 
 
 class Learner:
-    """Satisfies protocols.Learner. `state` is the only tree that changes; it is donated at every commit, so arrays
-    taken from `params` die at the next commit unless they were copied."""
+    """Satisfies protocols.Learner.
+
+    `state` is the only tree that changes. It is donated at every commit. Arrays taken from `params` are invalid after
+    the next commit, unless they were copied.
+    """
 
     def __init__(
         self,
@@ -55,17 +65,20 @@ class Learner:
         compute_dtype: str = "float32",
         lent: jax.sharding.Mesh | None = None,
     ):
-        """
+        """Builds the learner's state and checks the model against its meshes.
+
         Args:
-          params: the policy, host or device arrays; kept as float32 (float64 if given so and x64 is on). Of
-            ShapeDtypeStructs the learner is a plan: it compiles, and has no weights to train. Or a function from
-            shardings to float32 arrays placed so, which the learner then owns: nothing is copied.
-          temperature: of the sampling law; 0 stands for 1, as in the engine's log-probs.
+          params: the policy in one of three forms:
+            - host or device arrays, which are copied as float32 (float64 if given so and x64 is on);
+            - ShapeDtypeStructs: the learner compiles, but has no weights to train;
+            - a function from shardings to float32 arrays with these shardings, which the learner owns without a copy.
+          temperature: of the sampling distribution. 0 stands for 1, as in the engine's log-probs.
           steps: commits of the whole run, for the schedule.
-          max_tokens: longest answer of the run: of seq-mean-token-sum-norm and of the penalty for length.
-          reference: frozen weights like `params`, or None.
-          compute_dtype: of activations; weights, gradients and moments stay wide.
-          lent: devices that alone, or beside others, add up gradients between `borrow` and `give_back` (trainer/lent_devices.py).
+          max_tokens: longest rollout of the run, for seq-mean-token-sum-norm and for the length penalty.
+          reference: frozen weights in one of the forms of `params`, or None.
+          compute_dtype: of activations. Weights, gradients and moments stay float32 or wider.
+          lent: devices that add up gradients between `borrow` and `give_back`, alone or together with the learner's
+            own devices (trainer/lent_devices.py).
         """
         for one in (mesh, lent) if lent else (mesh,):
             _check(model, one, algorithm, batch, reference)
@@ -104,22 +117,25 @@ class Learner:
 
     @property
     def step(self) -> int:
-        """Commits so far, skipped ones included: the version of `params`."""
+        """Returns the number of commits so far, skipped ones included. It is the version of `params`."""
         return self._step
 
     @property
     def at_work(self) -> bool:
-        """Whether its devices are, lent ones among them: a look, which waits for nothing."""
+        """Returns whether any of the learner's devices, lent ones included, is still computing. Does not wait."""
         newest = (self._newest, self._guest.newest if self._guest else None)
         return any(result is not None and not result.is_ready() for result in newest)
 
     @property
     def params(self) -> Any:
-        """The policy's weights, in the learner's layout; dead after the next commit."""
+        """Returns the policy's weights in the learner's layout. They are invalid after the next commit."""
         return self.state.params["policy"]
 
     def jitted(self) -> compiled_programs.Jitted:
-        """Every program by name, not compiled, with the shapes of its arguments; names of lent devices begin with "lent "."""
+        """Returns every program by name, not compiled, with the shapes of its arguments.
+
+        Names of programs for lent devices begin with "lent ".
+        """
         made = dict(shapes=self._shapes, recipe=self._recipe, measures=self._of_advantages)
         own = compiled_programs.learning(
             self.state, self._mesh, self._shardings, transform=self._transform, rate=self._rate, **made
@@ -143,25 +159,29 @@ class Learner:
             self._sums = self._programs["zeros"]()
 
     def temporaries(self) -> dict[str, int]:
-        """Bytes that each program needs on a device beside what it is given and gives back, as the compiler says."""
+        """Returns the bytes of temporary memory that each program needs on a device, as the compiler reports them.
+
+        Arguments and results of the program are not included.
+        """
         self.compile()
         return {name: program.memory_analysis().temp_size_in_bytes for name, program in self._programs.items()}
 
     def logprobs(self, groups: Sequence[Group]) -> dict[RolloutId, np.ndarray]:
-        """Log-probs of every answer at the current weights, float[T] on the host, by rollout id."""
+        """Returns log-probs of every rollout at the current weights: float[T] on the host, by rollout id."""
         self.compile()
         return self._scored(groups, self.params)
 
     def prepare(self, groups: Sequence[Group]) -> None:
-        """Reference log-probs of these groups, and what each rollout is worth. Kept over the commits of the round; the first
-        groups after a commit begin another round, and those before are forgotten.
+        """Computes reference log-probs and advantages of these groups, and keeps them over the commits of the round.
 
-        Old log-probs are those of the round's first weights. Where the worth of a rollout depends on them they are computed
-        here; else the gradient's own pass gives them to groups that are accumulated before the first commit, without a
-        pass of their own, and that commit computes the others' before it moves the weights.
+        The first groups after a commit begin a new round, and the results of the last round are discarded.
+
+        Old log-probs come from the weights of the round's start. They are computed here only where the advantage
+        depends on them. Otherwise the gradient's own pass computes them for groups accumulated before the first
+        commit. That commit computes the old log-probs of all other groups before it changes the weights.
 
         Raises:
-          ValueError: these are not the round's first groups, and the advantage is whitened over all of them.
+          ValueError: the round already has groups, and the advantage is whitened over the whole round.
         """
         self.compile()
         if not groups:
@@ -184,12 +204,14 @@ class Learner:
         self._found.append(found)
 
     def accumulate(self, groups: Sequence[Group]) -> None:
-        """Adds these groups' undivided gradient and counts. A group whose answers are all worth nothing (equal rewards under
-        GRPO, say) has no gradient where the loss is of advantages alone: of it a forward pass tells its metrics. It is
-        packed apart where that saves passes.
+        """Adds these groups' undivided gradient and counts.
+
+        Some groups have no gradient: all their advantages are 0 (equal rewards under GRPO, say), and every loss term
+        is a multiple of the advantage. Such a group needs only a forward pass, for its metrics. It is packed
+        separately where that saves passes.
 
         Raises:
-          ValueError: a group that `prepare` has not seen in this round, or a sequence longer than batch.tokens.
+          ValueError: `prepare` has not seen a group in this round, or a sequence is longer than batch.tokens.
         """
         self.compile()
         if not groups:
@@ -236,7 +258,7 @@ class Learner:
 
     @property
     def _of_advantages(self) -> bool:
-        """Whether every term of the loss is a multiple of the advantage."""
+        """Returns whether every term of the loss is a multiple of the advantage."""
         a = self._algorithm
         return a.loss_mode != "sft" and a.entropy_coef == 0 and not (self._kl_in_loss and a.kl_loss_coef > 0)
 
@@ -244,25 +266,30 @@ class Learner:
         return self._of_advantages and not any(self._credits[rollout.id].advantages.any() for rollout in group.rollouts)
 
     def borrow(self) -> None:
-        """From now on the lent devices take their share of what is accumulated."""
+        """Lets the lent devices take their share of the micro-batches from now on."""
         self._guest.borrow()
 
     def give_back(self) -> None:
-        """What was summed on the lent devices is added to its own; then these hold nothing of the learner's but
-        log-probs that the commit will read."""
+        """Adds the sums of the lent devices to the learner's own and stops using these devices.
+
+        Afterwards they hold nothing of the learner's except log-probs that the commit will read.
+        """
         self._join()
         self._guest.here = False
 
     def restore(self, read: Callable[[TrainState], TrainState], step: int) -> None:
-        """Goes on from a checkpoint taken between two rounds. `read` gets the state as ShapeDtypeStructs and gives the
-        saved one; the buffers of the present one are freed before it is called."""
+        """Continues from a checkpoint that was taken between two rounds.
+
+        `read` gets the state as ShapeDtypeStructs and returns the saved state. The buffers of the current state are
+        freed before `read` is called.
+        """
         shapes = abstract(self.state)
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
         self.state, self._step = read(shapes), step
 
     def gradient(self) -> Any:
-        """What `commit` would step along, before clipping: the divided gradient, in the learner's layout."""
+        """Returns the divided gradient before clipping, in the learner's layout. `commit` would step along it."""
         self.compile()
         self._join()
         return self._programs["divided"](self._sums)
@@ -272,7 +299,10 @@ class Learner:
             self._sums = self._guest.joined(self._sums)
 
     def commit(self) -> Mapping[str, Any]:
-        """One optimizer step from what was accumulated. Device scalars, and host floats for what the host knew."""
+        """Takes one optimizer step from the accumulated sums.
+
+        Returns metrics: device scalars, and floats that were computed on the host.
+        """
         self.compile()
         self._old.settle(self.logprobs)
         self._join()
@@ -291,7 +321,10 @@ class Learner:
 
     @property
     def _kl_in_loss(self) -> bool:
-        """Also at coefficient 0, where the reference is there for nothing else: then it is only reported."""
+        """Returns whether the loss has a KL term.
+
+        With coefficient 0 it has one only if the reference serves nothing else. The term is then only reported.
+        """
         return self._reference is not None and (
             self._algorithm.kl_loss_coef > 0 or not self._algorithm.use_kl_in_reward
         )
@@ -312,13 +345,13 @@ class Learner:
         return TrainState(params={"policy": policy}, opt_state=moments, step=meshes.put(np.int32(0), one))
 
     def _begin_round(self) -> None:
-        """Forgets what was prepared for the round before."""
+        """Discards what was prepared for the last round."""
         self._old.begin_round()
         self._ref: dict[RolloutId, np.ndarray] = {}
         self._credits: dict[RolloutId, credit.Credit] = {}
 
     def _begin_step(self) -> None:
-        """Begins what the next commit reports. The round's first commit reports what `prepare` found, once."""
+        """Resets what the next commit reports. Only the round's first commit reports the results of `prepare`."""
         self._old.begin_step()
         self._found: list[credit.Found] = []
         self._seen: list[tuple[Rollout, credit.Credit]] = []
@@ -342,7 +375,7 @@ class Learner:
         )
 
     def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:
-        """Log-probs of every answer under `policy`, on the host."""
+        """Returns log-probs of every rollout under `policy`, on the host."""
         batches, places = door.pack(
             groups, None, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype
         )
@@ -366,7 +399,7 @@ def _rollouts(groups: Sequence[Group]) -> list[Rollout]:
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:
-    """verl's three statistics; none of nothing."""
+    """Returns verl's three statistics (mean, max, min), or an empty dict for no values."""
     found = {"mean": values.mean(), "max": values.max(), "min": values.min()} if values.size else {}
     return {f"{name}/{statistic}": float(value) for statistic, value in found.items()}
 

@@ -1,9 +1,12 @@
-"""A second mesh for a learner's gradient sums: devices that are lent to it for a part of a round.
+"""A second mesh for a learner's gradient sums: devices that are lent to the learner for a part of a round.
 
-RollPacker's stream trainer (arXiv 2509.21009, section 5.3) lets devices that generation needs no more train on groups that are
-whole. Here they hold the policy and sums of their own, which are added to the learner's before these are divided: so which
-devices made a term of the sum is a matter of its order alone. Invariant: which micro-batches go there follows from counts, and a
-guest that is not here holds nothing on its devices but log-probs that are still to be read.
+In RollPacker's stream trainer (arXiv 2509.21009, section 5.3), devices that generation no longer needs train on
+complete groups. Here the lent devices hold a copy of the policy and sums of their own. These sums are added to the
+learner's sums before the division. So the choice of device changes only the order of the sum.
+
+Invariants:
+- Which micro-batches go to the lent devices follows from counts.
+- Between loans the lent devices hold nothing except log-probs that are still to be read.
 """
 
 from __future__ import annotations
@@ -22,9 +25,12 @@ from jaxrl_post.trainer.programs import Sums
 
 
 class Guest:
-    """Devices of `mesh`, in the learner's layout of weights, while they are here. `host`: the learner's own mesh. Where that has
-    them too, as it shares all devices with an engine, the others generate meanwhile and all micro-batches go here; passes for
-    reference and old log-probs do not, and wait for a dispatch to end."""
+    """The lent devices of `mesh`, with the learner's layout of weights.
+
+    `host` is the learner's own mesh. If the meshes overlap, learner and engine share all devices. Then all
+    micro-batches go to the lent devices, while the other devices generate. Passes for reference and old log-probs
+    still run on the learner's mesh, and wait for a dispatch to end.
+    """
 
     def __init__(self, mesh: jax.sharding.Mesh, model: decoder.ModelConfig, *, host: jax.sharding.Mesh):
         self.mesh = mesh
@@ -35,24 +41,29 @@ class Guest:
         self._join: Any = None
         self._policy = self._sums = None
         self.here = False
-        self.newest: jax.Array | None = None  # of what was begun last
+        self.newest: jax.Array | None = None  # a result of the program that was launched last
         self._begin()
 
     def compiled(self, programs: Mapping[str, Any], join: Any) -> None:
-        """Takes `zeros`, `accumulate` and `measure`, compiled for its mesh, and `join(sums, sums)` for the learner's."""
+        """Takes the programs compiled for this mesh: `zeros`, `accumulate` and `measure`.
+
+        `join(sums, sums)` is compiled for the learner's mesh.
+        """
         self._programs, self._join = programs, join
 
     def _begin(self) -> None:
-        self._done = [0, 0]  # micro-batches since it came or the last commit: the learner's own, and here
+        self._done = [0, 0]  # micro-batches since the loan or the last join: own devices, lent devices
 
     def borrow(self) -> None:
-        """The devices come; they get nothing before there is something to do."""
+        """Marks the devices as lent. They receive nothing before their first micro-batch."""
         self.here = True
         self._begin()
 
     def takes(self) -> bool:
-        """Whether the next micro-batch is for these devices: it goes where it makes the lesser share of micro-batches a
-        device."""
+        """Returns whether the next micro-batch goes to the lent devices.
+
+        It goes to the side that would then have fewer micro-batches per device.
+        """
         if not self.here or self._alone:
             return self.here
         own, mine = ((done + 1) / size for done, size in zip(self._done, self._sizes))
@@ -60,7 +71,10 @@ class Guest:
         return mine < own
 
     def add(self, program: str, policy: Any, batch: door.Batch, start: Any) -> jax.Array:
-        """A micro-batch, from the host, at the learner's `policy`, which is not to change before `joined`; its log-probs."""
+        """Runs one micro-batch from the host at the learner's `policy`. Returns its log-probs.
+
+        `policy` must not change before `joined`.
+        """
         if self._policy is None:
             self._policy = jax.tree.map(brought_to, policy, self.shardings)
             self._sums = self._programs["zeros"]()
@@ -70,17 +84,19 @@ class Guest:
         return self.newest
 
     def joined(self, sums: Sums) -> Sums:
-        """`sums`, of the learner's own devices, plus what was summed here since the last time, of which nothing is kept: the
-        weights are about to change, or the devices to go."""
+        """Returns `sums` of the learner's own devices plus the sums of the lent devices since the last call.
+
+        The lent devices then drop their sums and weights, because the weights will change or the devices will leave.
+        """
         self._begin()
         if self._policy is None:
             return sums
         whole = self._join(sums, jax.tree.map(lambda one, home: brought_to(one, home.sharding), self._sums, sums))
-        # Let go of, not deleted: pieces that lie where they shall are taken over, so some may be the learner's.
+        # Dropped, not deleted: `brought_to` reuses pieces that are already in place, so some may be the learner's.
         self._policy = self._sums = None
         return whole
 
 
 def join(sums: Sums, more: Sums) -> Sums:
-    """Both together; `sums` may be donated."""
+    """Returns the sum of both. `sums` may be donated."""
     return jax.tree.map(jnp.add, sums, more)

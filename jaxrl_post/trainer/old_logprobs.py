@@ -1,10 +1,11 @@
-"""Old log-probs of a round: those of the policy that the round started with.
+"""Old log-probs of a round: log-probs under the policy that the round started with.
 
-They come from one of three places. Where the advantage depends on them, a forward pass computes them before training. Else
-the gradient's own pass gives those of groups that are accumulated before the first commit. That commit computes the rest
-in a forward pass, before it moves the weights.
+They come from one of three passes:
+- Where the advantage depends on them, a forward pass computes them before training.
+- Otherwise the gradient's own pass gives them for groups that are accumulated before the first commit.
+- That commit computes the rest in a forward pass, before it changes the weights.
 
-Invariant: every old log-prob is one of the weights at the round's start, whichever pass computed it.
+Invariant: every old log-prob is computed with the weights of the round's start, whichever pass computed it.
 """
 
 from __future__ import annotations
@@ -36,37 +37,40 @@ class OldLogprobs:
         self.begin_step()
 
     def begin_round(self) -> None:
-        """Forgets the round before."""
+        """Discards the old log-probs of the last round."""
         self.committed = False
         self.of: dict[RolloutId, np.ndarray] = {}
-        self._unscored: dict[RolloutId, Group] = {}  # by their first rollout
+        self._unscored: dict[RolloutId, Group] = {}  # by the id of the group's first rollout
         self._unread: list[tuple[list[Group], list[jax.Array], list[packing.Place]]] = []
 
     def begin_step(self) -> None:
-        """Forgets the pairs of the step before. A pair is (old, rollout) log-probs of one rollout's sampled tokens."""
+        """Discards the pairs of the last step. A pair is (old, rollout) log-probs of one rollout's sampled tokens."""
         self.pairs: list[tuple[np.ndarray, np.ndarray]] = []
 
     @property
     def from_gradient(self) -> bool:
-        """Whether the gradient's pass gives them: before the round's first commit, where nothing needs them earlier."""
+        """Returns whether the gradient's pass gives old log-probs.
+
+        It does so before the round's first commit, where nothing needs them earlier.
+        """
         recomputes = self._method == "recompute"
         return recomputes and self.needed and not self.in_credits and not self.committed
 
     def prepare(self, groups: Sequence[Group], score: Callable[[Sequence[Group]], LogProbs]) -> None:
-        """Takes in groups of this round; `score` computes log-probs at the present weights, by a forward pass."""
+        """Registers groups of this round. `score` computes log-probs at the current weights by a forward pass."""
         if self.in_credits:
             self._record(groups, score(groups))
         elif self.needed:
             self._unscored.update((group.rollouts[0].id, group) for group in groups)
 
     def accumulated(self, groups: Sequence[Group], results: list[jax.Array], places: list[packing.Place]) -> None:
-        """Keeps what a gradient's pass gave, unread, for groups that have no old log-probs yet."""
+        """Keeps the log-probs of a gradient's pass, unread, for groups that have no old log-probs yet."""
         fresh = [group for group in groups if self._unscored.pop(group.rollouts[0].id, None)]
         if fresh:
             self._unread.append((fresh, results, places))
 
     def settle(self, score: Callable[[Sequence[Group]], LogProbs]) -> None:
-        """Completes them, while the weights are still those of the round's start."""
+        """Completes the old log-probs of all groups, while the weights are still those of the round's start."""
         for groups, results, places in self._unread:
             self._record(groups, packing.answers(jax.device_get(results), places))
         if self._unscored:
@@ -75,7 +79,10 @@ class OldLogprobs:
         self._unread, self._unscored = [], {}
 
     def for_loss(self, rollouts: Sequence[Rollout]) -> LogProbs | None:
-        """Returns what the loss is packed with, or None where it needs none. Zeros stand where the pass itself gives them."""
+        """Returns the old log-probs to pack for the loss, or None where the loss needs none.
+
+        They are zeros where the gradient's pass itself computes them.
+        """
         if not self.needed:
             return None
         if self.from_gradient:

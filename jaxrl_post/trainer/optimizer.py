@@ -1,6 +1,7 @@
-"""Clipping, AdamW, its schedule, and which weights decay. The learning rate is applied by the learner, by its own step.
+"""The optimizer: clipping, AdamW, its learning-rate schedule, and which weights decay.
 
-Invariant: the rate is a function of the optimizer step alone, so a skipped update does not shift the schedule.
+The learner applies the learning rate, by its own step. Invariant: the rate is a function of the optimizer step alone,
+so a skipped update does not shift the schedule.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from jaxrl_post.config import OptimizerConfig
 
 
 def rate(optimizer: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
-    """The learning rate of step 0, 1, ..., steps - 1.
+    """Returns the learning rate as a function of the step: 0, 1, ..., steps - 1.
 
-    Warm-up: lr (step + 1) / warmup_steps, so that the first step already moves and step warmup_steps - 1 has all of
-    lr. Then constant; or over the progress p = (step - warmup_steps) / (steps - warmup_steps) in [0, 1], from lr at p
-    = 0 to final_lr_ratio lr at p = 1, along a line or half a cosine (SGDR, arXiv 1608.03983, equation 5).
+    Warm-up: lr (step + 1) / warmup_steps. So the first step already has a rate above 0, and step warmup_steps - 1 has
+    the full lr. After it, "constant" stays at lr. The other schedules use the progress p = (step - warmup_steps) /
+    (steps - warmup_steps) in [0, 1]. They go from lr at p = 0 to final_lr_ratio lr at p = 1, along a line or half a
+    cosine (SGDR, arXiv 1608.03983, equation 5).
 
     Raises:
-      ValueError: a warm-up that is longer than the run.
+      ValueError: the warm-up is longer than the run.
     """
     warmup, floor = optimizer.warmup_steps, optimizer.final_lr_ratio
     if warmup > steps:
@@ -47,8 +49,9 @@ SCHEDULES = {
 
 
 def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransformation:
-    """Clip by global norm, Adam, decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2): a step's direction, to
-    be multiplied by -rate.
+    """Returns a transformation from gradient to step direction, which is to be multiplied by -rate.
+
+    It clips by global norm, then applies Adam and decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2).
 
     Args:
       decayed: a tree of bool like the params (see `matrices`).
@@ -61,8 +64,9 @@ def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransfo
 
 
 def matrices(axes: Mapping) -> Any:
-    """True for weights that decay: those with an `embed` axis and another one. Norms are vectors; a bias is a vector
-    too, also where it is stored per head as [N, H].
+    """Returns True for each weight that decays: it has an `embed` axis and another axis.
+
+    Norms are vectors. A bias also counts as a vector, even where it is stored per head as [N, H].
 
     Args:
       axes: nested dict, each leaf a tuple of logical axis names.

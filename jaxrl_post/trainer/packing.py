@@ -1,10 +1,14 @@
-"""The door from host to device on the training side: groups in, packed arrays of one static shape out.
+"""Packing for training: groups in, arrays of one static shape out.
 
-A row holds several sequences (prompt and answer) one after another, each a segment with its own positions. Everything
-is indexed AT the token: loss_mask[b, t] says that tokens[b, t] was sampled and is trained on, and the log-probs,
-advantage and version there belong to that very token. The model predicts it from the position before (same segment):
-whoever computes log-probs shifts, nobody else. Placing is first-fit-decreasing and a function of the lengths alone.
-What it refuses: a sequence longer than a row, and a parked rollout.
+A row holds several sequences (prompt and rollout) one after another. Each sequence is a segment with its own
+positions.
+
+Everything is indexed AT the token. loss_mask[b, t] means that tokens[b, t] was sampled and is trained on. Log-probs,
+advantage and version at [b, t] belong to the same token. The model predicts the token from the position before, in the
+same segment. Only the code that computes log-probs shifts.
+
+Placement is first-fit-decreasing and a function of the lengths alone. Refuses a sequence longer than a row, and a
+parked rollout.
 """
 
 from __future__ import annotations
@@ -46,15 +50,23 @@ from jaxrl_post.types import Finish, Group, Rollout, RolloutId
 )
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A micro-batch, all leaves [B, T]: a pytree of numpy arrays here and of jax arrays on the device.
+    """A micro-batch with leaves [B, T]: a pytree of numpy arrays on the host and of jax arrays on the device.
 
-    tokens, positions (restart in each segment), segment_ids (from 1 in each row; 0 is padding), group_ids (of the
-    packed list of groups; -1 is padding), versions (-1 where nothing was sampled) int32; loss_mask bool; the others
-    floating, 0 where the mask is not set. The loss is the sum of loss_weights times the tokens' losses, divided by the
-    sum of loss_counts (int32: a rollout's count lies on its first trained token); corrections are further weights of
-    the policy's loss, prox_weights how far old_logprobs, the engine's then, are moved towards the learner's
-    (algorithms/correction.py). Leaves without a critic, reference, old policy or correction are None,
-    the same in every batch of a run.
+    - tokens, int32
+    - positions, int32: restart in each segment
+    - segment_ids, int32: from 1 in each row; 0 is padding
+    - group_ids, int32: index in the packed list of groups; -1 is padding
+    - versions, int32: -1 where nothing was sampled
+    - loss_mask, bool
+    - loss_weights, floating: factor of the token's loss in the sum
+    - loss_counts, int32: the loss is divided by their sum. A rollout's count stands at its first trained token.
+    - corrections, floating: further weights of the policy's loss
+    - prox_weights, floating: how far old_logprobs (then the engine's) are moved towards the learner's
+      (algorithms/correction.py)
+    - the others, floating
+
+    Floating leaves are 0 where the mask is not set. Leaves of a critic, reference, old policy or correction that the
+    run does not have are None, in every batch alike.
     """
 
     tokens: Any
@@ -76,7 +88,7 @@ class Batch:
 
 
 class Place(NamedTuple):
-    """Where a rollout's answer lies: answer[i] is at [batch][row, start + i], i < length."""
+    """The place of a rollout's tokens: token i is at [batch][row, start + i], i < length."""
 
     rollout_id: RolloutId
     batch: int
@@ -86,7 +98,9 @@ class Place(NamedTuple):
 
 
 def place(lengths: Int[np.ndarray, " n"], tokens: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], int]:
-    """First-fit-decreasing: each sequence, longest first (ties by index), goes into the first row with room.
+    """Places sequences in rows by first-fit-decreasing.
+
+    The longest sequence comes first (ties by index). Each goes into the first row with enough space.
 
     Returns:
       row and start of each sequence, and the number of rows. No length may exceed `tokens`.
@@ -115,17 +129,19 @@ def pack(
     prox_weights: Mapping[RolloutId, np.ndarray] | None = None,
     dtype: Any = np.float32,
 ) -> tuple[list[Batch], list[Place]]:
-    """Micro-batches of static shape [rows, tokens] holding every rollout of `groups` once, whole.
+    """Returns micro-batches of static shape [rows, tokens] that hold every rollout of `groups` once, whole.
 
     Args:
-      credits: what each rollout is worth to the loss; None where the batch is only read: then no mask is set.
-      old_logprobs, ref_logprobs, prox_weights: per rollout float[T] over its answer; None where the run has none.
-      corrected: whether credits hold corrections. dtype: of the floating leaves.
+      credits: each rollout's advantages, weight and count for the loss, by id. None: no mask is set, the batch is only
+        scored.
+      old_logprobs, ref_logprobs, prox_weights: per rollout float[T] over its tokens; None where the run has none.
+      corrected: whether credits hold corrections.
+      dtype: of the floating leaves.
     Returns:
-      the batches, and where each rollout's answer lies, in the order of groups and rollouts. A rollout of weight 0
-      (unscored, say) is placed with its mask unset: it is neither in the numerator nor in the count of any loss.
+      the batches, and the place of each rollout, in the order of groups and rollouts. A rollout of weight 0 (for
+      example an unscored one) is placed with its mask unset. It enters neither numerator nor count of any loss.
     Raises:
-      ValueError: a sequence longer than `tokens`, or a rollout that did not finish.
+      ValueError: a sequence is longer than `tokens`, or a rollout did not finish.
     """
     members = [(g, i, rollout) for g, group in enumerate(groups) for i, rollout in enumerate(group.rollouts)]
     for _, _, rollout in members:
@@ -159,17 +175,21 @@ def pack(
 
 
 def _place(rollout: Rollout, row: int, start: int, rows: int) -> Place:
-    """Where a rollout's answer lies, from the row among all micro-batches and the start of its segment."""
+    """Returns a rollout's place from its row among all micro-batches and the start of its segment."""
     return Place(rollout.id, row // rows, row % rows, start + rollout.prompt.tokens.size, len(rollout))
 
 
 def count(groups: Sequence[Group], rows: int, tokens: int) -> int:
-    """Micro-batches that `pack` makes of these groups."""
+    """Returns the number of micro-batches that `pack` makes of these groups."""
     return -(-place(check_lengths(groups, tokens), tokens)[2] // rows)
 
 
 def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]:
-    """Prompt and answer of each rollout together, in order; ValueError when one is longer than a row of `tokens`."""
+    """Returns the length of prompt and rollout together, for each rollout in order.
+
+    Raises:
+      ValueError: a length exceeds a row of `tokens`.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = np.array([rollout.prompt.tokens.size + len(rollout) for rollout in rollouts], np.int64)
     if lengths.size and lengths.max() > tokens:
@@ -184,12 +204,12 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
 def blank(
     rows: int, tokens: int, dtype: Any, *, old: bool, reference: bool, corrected: bool, prox: bool = False
 ) -> Batch:
-    """A batch of padding with the leaves that `pack` would make: the shape to compile for."""
+    """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
     return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox))
 
 
 def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
-    """The [rows, tokens] results of each batch, cut back into one vector per rollout, over its answer."""
+    """Cuts the [rows, tokens] results of each batch into one vector per rollout, over its tokens."""
     return {p.rollout_id: np.array(arrays[p.batch][p.row, p.start : p.start + p.length]) for p in places}
 
 
@@ -231,7 +251,7 @@ def _empty(
 
 
 def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout, segment: int, group: int) -> None:
-    """What was said, and by whom."""
+    """Writes a rollout's tokens, positions, segment, group, versions and log-probs."""
     prompt, answer = rollout.prompt.tokens.size, len(rollout)
     whole, tail = slice(start, start + prompt + answer), slice(start + prompt, start + prompt + answer)
     arrays["tokens"][row, whole] = np.concatenate([rollout.prompt.tokens, rollout.tokens])
@@ -243,7 +263,7 @@ def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout
 
 
 def _credit(arrays: dict[str, np.ndarray], row: int, tail: slice, sampled: np.ndarray, credit: Credit) -> None:
-    """What it is worth to the loss."""
+    """Writes a rollout's mask, weights, count, advantages and corrections for the loss."""
     arrays["loss_mask"][row, tail] = sampled
     arrays["loss_weights"][row, tail] = np.where(sampled, credit.weight, 0.0)
     if sampled.any():

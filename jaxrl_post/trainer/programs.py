@@ -1,7 +1,7 @@
-"""What the learner runs on the device: score, accumulate, measure, commit. Pure functions of (weights, sums, batch).
+"""The learner's device programs: score, accumulate, measure, commit. Pure functions of (weights, sums, batch).
 
-Invariant: `Sums` holds plain sums. Adding micro-batches (and devices, which the compiler does) and dividing once by
-`count` gives the loss of the whole batch and its gradient; no micro-batch is ever divided by its own count.
+Invariant: `Sums` holds plain sums over micro-batches and devices (the compiler adds over devices). One division by
+`count` gives the loss of the whole batch and its gradient. No micro-batch is ever divided by its own count.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from jaxrl_post.trainer.state import TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that is fixed in a run. `head_chunk`: tokens whose logits exist at once; `rows`, `heads`: shardings of [B,
-    ...] and of [B, T, N, H]."""
+    """All settings that are fixed in a run.
+
+    - head_chunk: tokens whose logits exist at once
+    - rows, heads: shardings of [B, ...] and of [B, T, N, H]
+    """
 
     model: decoder.ModelConfig
     algorithm: AlgorithmConfig
@@ -68,8 +71,13 @@ def recipe(
 )
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Sums since the last commit: `grads` of the numerator, like the params; `count`, what the aggregation divides by;
-    `tokens`, trained tokens; metrics to be divided by the one or the other."""
+    """Sums since the last commit.
+
+    - grads: of the loss's numerator, a tree like the params
+    - count: the divisor of the loss, by the aggregation
+    - tokens: trained tokens
+    - by_count, by_token: metrics to be divided by `count` and by `tokens`
+    """
 
     grads: Any
     count: Any
@@ -79,12 +87,15 @@ class Sums:
 
 
 def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Log-prob and entropy of every token given those before it in its segment, at the token. The first token of a row
-    gets 0; the first of a segment is given the last of the segment before: no mask is ever set there."""
+    """Returns log-prob and entropy of every token, stored at the token, given the earlier tokens of its segment.
+
+    The first token of a row gets 0. The first token of a later segment is computed from the last token of the segment
+    before. Neither value has a meaning, and no mask is ever set there.
+    """
     B, T = batch.tokens.shape
     attend = attention.packed(batch.segment_ids, recipe.heads)
-    # Tokens flattened to one axis: with [B, T] the weight gradients contract two axes, and XLA:CPU transposes a copy of
-    # every activation for it.
+    # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
+    # a copy of every activation.
     h, _ = decoder.hidden(
         policy,
         recipe.model,
@@ -108,10 +119,14 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
 
 
 def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Float[Array, ""], tuple]:
-    """The undivided loss of a micro-batch, and (count, tokens, by_count, by_token, log-probs). `at_start`, a bool scalar:
-    `policy` is the old policy itself, so its log-probs stand for batch.old_logprobs. With prox_weights those lie between
-    batch.old_logprobs, which are the engine's, and the policy's, and pi_old / mu weighs here (decoupled PPO, arXiv 2505.24298,
-    equation 5, approximated)."""
+    """Returns the undivided loss of a micro-batch, and (count, tokens, by_count, by_token, log-probs).
+
+    With `at_start`, a bool scalar, `policy` is the old policy itself: its log-probs replace batch.old_logprobs.
+
+    With prox_weights, old log-probs lie between batch.old_logprobs (then the engine's) and the policy's. With
+    algorithm.rollout_is "token", pi_old / mu is then applied here as a weight (decoupled PPO, arXiv 2505.24298,
+    equation 5, approximated).
+    """
     algorithm, mask, old = recipe.algorithm, batch.loss_mask, batch.old_logprobs
     logps, entropies = score(policy, batch, recipe)
     if old is not None:
@@ -153,7 +168,7 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
 
 
 def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
-    """Zeros of the shape that `accumulate` adds to; arrays or ShapeDtypeStructs in."""
+    """Returns zeros of the shape that `accumulate` adds to. Arguments are arrays or ShapeDtypeStructs."""
     grads, (count, tokens, by_count, by_token, _) = jax.eval_shape(
         lambda p, b: jax.grad(numerator, has_aux=True)(p, b, recipe), policy, batch
     )
@@ -164,7 +179,7 @@ def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
 def accumulate(
     policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
 ) -> tuple[Sums, Float[Array, "B T"]]:
-    """`sums` plus one micro-batch, and the log-probs of its tokens; `at_start` as in `numerator`."""
+    """Returns `sums` plus one micro-batch, and the log-probs of its tokens. `at_start` is as in `numerator`."""
     grads, (count, tokens, by_count, by_token, logps) = jax.grad(numerator, has_aux=True)(
         policy, batch, recipe, at_start
     )
@@ -173,7 +188,7 @@ def accumulate(
 
 
 def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
-    """As `accumulate`, of a micro-batch whose gradient is 0: a forward pass alone."""
+    """Does the same as `accumulate` for a micro-batch whose gradient is 0: a forward pass alone."""
     _, (count, tokens, by_count, by_token, logps) = numerator(policy, batch, recipe, at_start)
     added = dict(count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return replace(
@@ -182,15 +197,18 @@ def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
 
 
 def divided(sums: Sums) -> Any:
-    """The gradient of the loss: the one division. Zeros where nothing was counted."""
+    """Returns the gradient of the loss by the one division, or zeros where nothing was counted."""
     return jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1).astype(g.dtype), sums.grads)
 
 
 def commit(
     state: TrainState, sums: Sums, transform: optax.GradientTransformation, rate: Callable[[Any], jax.Array]
 ) -> tuple[TrainState, Sums, dict[str, jax.Array]]:
-    """One optimizer step, or none where the gradient is not finite or nothing was counted: then weights and moments
-    stay, bit for bit, and the step still counts. Returns the new state, emptied sums, and metrics."""
+    """Takes one optimizer step. Returns the new state, emptied sums, and metrics.
+
+    The update is skipped where the gradient is not finite or nothing was counted. Weights and moments then keep every
+    bit, and the step still counts.
+    """
     policy = state.params["policy"]
     with jax.named_scope("commit"):
         grads = divided(sums)

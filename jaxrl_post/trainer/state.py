@@ -1,4 +1,7 @@
-"""The one tree that changes over time, and trees of weights: as shapes, and as copies that the learner owns."""
+"""The learner's state, and helpers for trees of weights: shapes, and copies that the learner owns.
+
+The state is the only tree that changes over time.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,14 @@ from jaxrl_post.parallel import mesh as meshes
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "step"], meta_fields=[])
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """`params`: {"policy": tree} (a critic would stand beside it); `opt_state`: optax's, sharded like the weights it
-    belongs to; `step`: int32, optimizer steps taken or skipped. A reference model is a constant, not state."""
+    """The weights, the optimizer's state, and the step.
+
+    - params: {"policy": tree}; a critic would be a second entry
+    - opt_state: optax's, sharded like the weights that each part belongs to
+    - step: int32, optimizer steps taken or skipped
+
+    A reference model is a constant and not part of the state.
+    """
 
     params: Any
     opt_state: Any
@@ -25,23 +34,26 @@ class TrainState:
 
 
 def abstract(tree: Any) -> Any:
-    """Shapes, and where they lie."""
+    """Returns the tree as ShapeDtypeStructs with the shardings of its arrays."""
     return jax.tree.map(lambda x: struct(x, x.sharding), tree)
 
 
 def struct(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    """The shape of one leaf, if it lay so."""
+    """Returns the shape of one leaf with the given sharding."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def is_abstract(tree: Any) -> bool:
-    """Whether it has shapes alone."""
+    """Returns whether every leaf is a ShapeDtypeStruct."""
     return all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
 
 
 def owned(tree: Any, shardings: Any) -> Any:
-    """A copy of `tree` as float32 or wider in the learner's layout: the state is donated, the caller's arrays are
-    not."""
+    """Returns a copy of `tree` as float32 or wider in the learner's layout.
+
+    A copy is needed because the state is donated and the caller's arrays are not. A function of shardings is called
+    instead. ShapeDtypeStructs stay shapes.
+    """
 
     def host(leaf, sharding):
         return meshes.put(np.array(leaf, np.promote_types(leaf.dtype, np.float32)), sharding)

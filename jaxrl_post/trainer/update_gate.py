@@ -1,10 +1,11 @@
-"""Whether a batch may move the weights: a gate that falls when tokens come from a policy too far from the learner's.
+"""The gate that decides whether a batch may change the weights. It closes when tokens come from a too distant policy.
 
-Below an effective sample size, or above a KL budget, a batch is left out, and so is every other one until one comes whose
-tokens are all of the weights in use (the safety valve of PipelineRL's first version, arXiv 2509.19128). A batch that is left out
-counts as an optimizer step that moves nothing, so versions go on and staleness stays bounded as it was.
+A batch below the least effective sample size, or above the KL budget, is skipped. Then every batch is skipped until
+one arrives whose tokens are all from the weights in use. This is the safety valve of PipelineRL's first version (arXiv
+2509.19128). A skipped batch counts as an optimizer step without an update. So versions still advance, and the bound on
+staleness holds.
 
-Invariant: a decision follows from log-probs and versions alone, so every process of a job decides alike.
+Invariant: a decision depends on log-probs and versions alone, so every process of a job decides the same.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from jaxrl_post.algorithms import mismatch
 
 
 class Gate:
-    """`min_ess`: least share of the tokens that would do on-policy; `max_kl`: nats a token, by k3 of KL(mu || pi_old). 0: no
-    bound."""
+    """Decides by two bounds; 0 means no bound.
+
+    - min_ess: least effective sample size, as a share of the tokens
+    - max_kl: most nats per token, by k3 of KL(mu || pi_old)
+    """
 
     def __init__(self, min_ess: float = 0.0, max_kl: float = 0.0):
         self._min_ess, self._max_kl = min_ess, max_kl
@@ -26,14 +30,15 @@ class Gate:
 
     @property
     def watches(self) -> bool:
-        """Whether it ever falls."""
+        """Returns whether any bound is set."""
         return self._min_ess > 0 or self._max_kl > 0
 
     def lets(self, pairs: Sequence[mismatch.Pair], versions: Sequence[np.ndarray], step: int) -> bool:
-        """Whether the batch may move the weights, which are then new from version step + 1 on.
+        """Returns whether the batch may change the weights. If so, they are new from version step + 1 on.
 
         Args:
-          pairs: (old, rollout) log-probs of the sampled tokens of each answer; versions: of those tokens.
+          pairs: (old, rollout) log-probs of the sampled tokens of each rollout.
+          versions: of the same tokens.
           step: optimizer steps so far.
         """
         if not self.watches:

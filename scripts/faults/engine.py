@@ -131,8 +131,8 @@ FAULTS = (
         (
             "oldest_is_the_victim",
             "Replica.victim",
-            "[-1]",
-            "[0]",
+            "[-1:]",
+            "[:1]",
             "the oldest makes room",
             "test_the_victim_is_the_youngest_that_is_younger_and_of_this_version",
         ),

@@ -28,9 +28,10 @@ class Demand:
 
 
 def load(sequences: Sequence[SequenceState], replicas: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns, as int[replicas] each, the sequences in slots and the rows they need beside one for each.
+    """Returns, as int[replicas] each, the sequences in slots and the further rows that they need.
 
-    The latter are positions to prefill or to recompute, and candidates to verify."""
+    Each sequence has one row. Further rows are positions to prefill or to recompute, and candidates to verify.
+    """
     running, backlog = np.zeros(replicas, int), np.zeros(replicas, int)
     for one in sequences:
         running[one.request.replica] += 1

@@ -1,17 +1,18 @@
 """The rule for running rollouts when new weights arrive, bounded by a share of all rows.
 
-  keep       tokens and KV stay; the next token is sampled by the new weights over keys and values of the old ones
-             (an in-flight update: PipelineRL, arXiv 2509.19128, section 4, measures its effect at 2,048 tokens)
-             A rollout that is preempted when pages run short loses its KV. The current weights then compute it again, and a
-             rollout of an older version goes on from another KV than it had (counted as sched/recomputed_older_versions).
-  recompute  tokens, log-probs and versions stay; the new weights compute the KV again
-  verify     tokens become candidates; the final rollout is what the new weights give from the start
-  auto       verify where at least half of the tokens are expected to be accepted, by the acceptance so far; else
-    recompute
+- keep: tokens and KV stay. The new weights sample the next token over keys and values of the old weights. This is an
+  in-flight update. PipelineRL (arXiv 2509.19128, section 4) measures its effect at 2,048 tokens.
+- recompute: tokens, log-probs and versions stay. The new weights compute the KV again.
+- verify: tokens become candidates. The final rollout is the one that the new weights give from the start.
+- auto: verify where at least half of the tokens are expected to be accepted, by the acceptance so far. Otherwise
+  recompute.
+
+Under keep, a rollout that is preempted when pages are short loses its KV. The current weights then compute the KV
+again. So a rollout of an older version continues with another KV (counted as sched/recomputed_older_versions).
 
 Invariant: a choice depends on counts alone. Rows computed again are at most `share` of all rows so far (share 1: no
-bound). The shortest rollouts are served first; a rollout beyond the bound keeps. A rollout without a token starts
-again, so that all its tokens are of the new weights.
+bound). The shortest rollouts are served first. A rollout beyond the bound keeps its tokens and KV. A rollout without a
+token starts again, so that the new weights sample all its tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class SwapPolicy:
     def modes(self, sequences: Iterable[SequenceState]) -> list[tuple[SequenceState, str]]:
         """Returns each sequence with its mode: keep, recompute, verify, or again.
 
-        Mode `again` is of a sequence in a slot without a token."""
+        Mode `again` is for a sequence in a slot that has no token yet.
+        """
         out = []
         for sequence in sorted(sequences, key=lambda sequence: (sequence.num_tokens, sequence.age)):
             mode = self._mode(sequence)

@@ -85,10 +85,10 @@ class Sizes:
         return -(-self.max_length // self.page)
 
     def head_tile(self, rows: int) -> int:
-        """Returns for how many head rows at once a step of `rows` rows computes logits and draws tokens.
+        """Returns the number of head rows in a tile. A step computes logits and draws tokens one tile at a time.
 
-        Sums round differently in a tile of another size. The size follows from slots and rows alone. The number of head
-        rows depends on the drafter, so it must not decide the size.
+        Sums round differently in a tile of another size. So the size follows from slots and `rows` (the rows of the
+        step) alone. It must not follow from the number of head rows, which depends on the drafter.
         """
         least = max(LEAST_TILE, -(-self.slots // TILE_STEP) * TILE_STEP)
         return rows if rows <= LEAST_TILE else least

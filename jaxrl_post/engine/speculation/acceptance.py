@@ -21,7 +21,8 @@ class Estimates:
     """Decaying counts of C classes, and their acceptance rates.
 
     A class starts at its prior, which weighs as much as `strength` drafts. Adding n drafts of a class scales its old
-    counts by span / (span + n), which every machine rounds alike; after about `span` drafts a count weighs 1/e."""
+    counts by span / (span + n). Every machine rounds this factor alike. After about `span` drafts a count weighs 1/e.
+    """
 
     def __init__(self, priors: Float[np.ndarray, " C"], *, strength: float = 16.0, span: float = 4096.0):
         if not (np.all((priors > 0) & (priors < 1)) and strength > 0 and span > 0):
@@ -61,8 +62,9 @@ class Estimates:
 class Value:
     """The value of a row given to a draft or to a clone, and when to try drafts that do not seem to pay.
 
-    Counts the drafts offered to a slot in a step, in bins of equal width by estimated chance, and the tokens that a
-    step of a clone wins. Each trial in vain doubles the wait for the next one."""
+    Counts the drafts offered to a slot in a step, in bins of equal width by estimated chance. Also counts the tokens
+    that a step of a clone wins. Each unsuccessful trial doubles the wait for the next one.
+    """
 
     def __init__(self, ranges: int):
         self._offers, self._steps, self.clone_gain = np.zeros(ranges), float(FIRST_STEPS), FIRST_GAIN

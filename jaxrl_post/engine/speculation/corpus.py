@@ -1,9 +1,10 @@
 """One n-gram table over past rollouts of all prompts: a sliding window over the last groups.
 
-The table is rebuilt when new tokens amount to a share of the table. So early rollouts soon help the next prompts, and a
-large window is not counted again for every group. Invariant: the table, and the times of its changes, follow from the
-groups added and their order. It takes at most 12 bytes for each token that the window has room for. `state_dict` keeps
-texts, not the table.
+The table is rebuilt when new tokens amount to a share of the table. So early rollouts soon help the next prompts, and
+a large window is not counted again for every group. `state_dict` keeps texts, not the table.
+
+Invariant: the table, and the times of its changes, follow from the groups added and their order. The table takes at
+most 12 bytes for each token that the window can hold.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ def grams(pasts: Sequence[Past], prompt: Prompt) -> UInt32[np.ndarray, " size"]:
 
 
 def sorted_suffixes(pasts: Sequence[Past], prompt: Prompt, *, by_reward: bool) -> suffix_array.Suffixes:
-    """Returns the suffix array over the last epoch of a prompt. `by_reward`: rollouts weigh by their rewards, else
-    alike."""
+    """Returns the suffix array over the last epoch of a prompt.
+
+    `by_reward`: rollouts weigh by their rewards. Otherwise all weigh the same.
+    """
     if not pasts:
         return suffix_array.build([], prompt.tokens)
     last = pasts[0]

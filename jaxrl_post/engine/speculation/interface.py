@@ -38,9 +38,12 @@ class Drafts(NamedTuple):
 class Drafter(Protocol):
     """A frozen object with static settings. It keeps arrays of two kinds, both pytrees.
 
-    `tables` are constant during a dispatch: flat arrays of `entries` entries, then `rates` f32[C]. `memory` goes from
-    step to step; `memory.counts` int32[2, C] counts judged and right drafts of each class. Argmax tokens are what to
-    learn: at each position the likeliest token by the model, or the token itself where that is not at hand."""
+    `tables` are constant during a dispatch: flat arrays of `entries` entries, then `rates` f32[C]. `memory` passes
+    from step to step; `memory.counts` int32[2, C] counts judged and right drafts of each class.
+
+    A drafter learns argmax tokens: at each position the likeliest token by the model, or the sampled token where the
+    likeliest is not at hand.
+    """
 
     @property
     def width(self) -> int:
@@ -48,7 +51,7 @@ class Drafter(Protocol):
 
     @property
     def classes(self) -> int:
-        """Returns C, the number of classes of drafts, whose acceptance is counted apart."""
+        """Returns C, the number of classes of drafts. Acceptance is counted for each class."""
 
     @property
     def entries(self) -> int:

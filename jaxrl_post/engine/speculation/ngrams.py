@@ -30,9 +30,11 @@ LIVE, OWN, ALL = 0x243F6A88, 0x85A308D3, 0x13198A2E  # salts of the three kinds 
 class Texts(NamedTuple):
     """Rollouts of one prompt.
 
-    end: the end of the prompt, at least its last 6 tokens where it has as many. answers: tokens of the rollouts,
-    int32[T] each. argmax_tokens: what to learn as the continuation at each token of `answers`, in the same shapes;
-    None: the tokens themselves. At temperature 1 the likeliest token teaches more than the sampled one."""
+    - `end`: the end of the prompt, at least its last 6 tokens where it has as many.
+    - `answers`: tokens of the rollouts, int32[T] each.
+    - `argmax_tokens`: the continuation to learn at each token of `answers`, in the same shapes. None: the tokens
+      themselves. At temperature 1 the likeliest token teaches more than the sampled one.
+    """
 
     end: np.ndarray
     answers: Sequence[np.ndarray]
@@ -103,8 +105,12 @@ def unpack(xp, entries: Array) -> tuple[Array, Array, Array]:
 class Counted(NamedTuple):
     """The contexts of one order, by ascending key: uint32[n] each, `seen` int64[n].
 
-    key: of the context. parent: key of the context one token shorter. token: the most frequent token after it; of
-    several, the lowest id. confidence: of that token. seen: occurrences of the context."""
+    - key: of the context.
+    - parent: key of the context one token shorter.
+    - token: the most frequent token after the context; with a tie, the lowest id.
+    - confidence: of that token.
+    - seen: occurrences of the context.
+    """
 
     key: np.ndarray
     parent: np.ndarray
@@ -165,8 +171,10 @@ def _runs(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _confidence(times: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Returns uint32 0 to 3: times / (seen + 1) below 2/5, below 3/5, below 4/5, above. The 1 keeps one sighting from
-    being sure."""
+    """Returns uint32 by times / (seen + 1): 0 below 2/5, 1 below 3/5, 2 below 4/5, else 3.
+
+    The 1 keeps a single sighting from being sure.
+    """
     return sum((5 * times >= part * (seen + 1)).astype(np.uint32) for part in (2, 3, 4))
 
 

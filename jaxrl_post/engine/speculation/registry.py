@@ -1,9 +1,11 @@
 """The drafters by name. For the contract of a drafter, see `jaxrl_post.engine.speculation.interface`.
 
-off        never drafts ngram      hashed n-grams of the sequence's own text, prompt included histospec,
-histospec_rewards  suffix array of the prompt's last epoch (RhymeRL, arXiv 2508.18588) ours       hashed n-grams with
-back-off over three sources: running rollouts of the prompt, its past rollouts, past rollouts
-           of all prompts
+- off: never drafts
+- ngram: hashed n-grams of the sequence's own text, prompt included
+- histospec: suffix array of the prompt's last epoch (RhymeRL, arXiv 2508.18588)
+- histospec_rewards: the same, with branches chosen by reward
+- ours: hashed n-grams with back-off over three sources: running rollouts of the prompt, its past rollouts, and past
+  rollouts of all prompts
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def off(*, vocab: int, width: int, entries: int, live: int) -> Off:
 
 
 def ngram(*, vocab: int, width: int, entries: int, live: int) -> Backoff:
-    """Returns a drafter with a live table alone, of one row a slot."""
+    """Returns a drafter with a live table alone, in which every slot has its own row."""
     ngrams.check_vocab(vocab)
     return Backoff(width=width, entries=0, live=live, sources=("live",), siblings=False, watches=False)
 

@@ -1,8 +1,10 @@
 """The host side of speculative decoding: each prompt's part of the tables, their contents, and acceptance rates.
 
-A prompt's table is built from its past before one of its sequences drafts. It stays until its room is needed. Where
-drafting does not pay, it costs nothing. Invariant: everything follows from the groups recorded, the order of admission
-and counts of drafts, so every process of a job has the same state. No token depends on it.
+A prompt's table is built from its past before one of its sequences drafts. The table stays until its space is needed.
+Where drafting does not pay, it costs nothing.
+
+Invariant: everything follows from the groups recorded, the order of admission and counts of drafts, so every process
+of a job has the same state. No token depends on it.
 """
 
 from __future__ import annotations
@@ -162,25 +164,26 @@ class Drafting:
         return self._trying if self.forced is None else self.forced
 
     def worth(self, rows: float, running: int, free: int = 0) -> float:
-        """Returns the expected tokens a step from `rows` rows beside those of `running` sequences.
+        """Returns the expected tokens a step from `rows` rows, besides the rows of `running` sequences.
 
-        Rows go to the most promising drafts first, then to clones in `free` slots."""
+        Rows go to the most promising drafts first, then to clones in `free` slots.
+        """
         if self.forced is False or not self.drafter.width:
             return 0.0
         return self.value.drafts(rows, running) + self.clones_of(rows, running, free) * self.value.clone_gain
 
     def clones_of(self, rows: float, running: int, free: int) -> int:
-        """Returns the clones that fit into the rows which the drafts of running sequences leave.
+        """Returns the number of clones that fit into the rows left by the drafts of running sequences.
 
-        A clone takes one row and drafts like its leader."""
+        A clone takes one row and drafts like its leader.
+        """
         if not self.clones:
             return 0
         offered = self.value.offered
         return min(free, MOST_BRANCHES * running, max(0, int((rows - offered * running) / (1.0 + offered))))
 
     def metrics(self) -> dict[str, float]:
-        """Returns the number of prompts with a table, and the accepted drafts that a step of a slot is expected to
-        bring."""
+        """Returns the number of prompts with a table, and the expected accepted drafts of a slot in a step."""
         if not self.drafter.width:
             return {}
         return {

@@ -64,10 +64,10 @@ def sort(pool: np.ndarray) -> Int[np.ndarray, " n"]:
 
 
 def priorities(rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"]) -> Int[np.ndarray, " G"]:
-    """Returns int64[G]: 1 for the lowest reward to 16 for the highest, linear between; 1 for all where rewards are
-    equal.
+    """Returns int64[G]: 1 for the lowest reward to 16 for the highest, linear between.
 
-    A rollout without a score counts like the lowest."""
+    All are 1 where rewards are equal. A rollout without a score counts like the lowest.
+    """
     out = np.ones(rewards.size, np.int64)
     known = rewards[scored].astype(np.float64)
     if known.size and known.max() > known.min():

@@ -1,10 +1,14 @@
 """The drafter of RhymeRL (arXiv 2508.18588, HistoSpec) on the device: the suffix array of the prompt's last epoch.
 
-It searches the last 7 tokens, then 6, down to 3. The longest match with a continuation gives the draft, which is read
-on from the suffix in the weighted middle of its interval. The window starts at 2. It grows by 2, up to 32, when a whole
-window was given and accepted, and falls back to 2 at a rejection. A right draft that was shorter, or got fewer rows,
-leaves it alone. The priorities of the arrays (`suffix_array`) decide whether the middle is the most frequent branch or
-the one of the highest rewards.
+The drafter searches for the last 7 tokens, then for the last 6, and so on down to 3. The longest match with a
+continuation gives the draft. The matching suffixes form an interval of the array. The draft is read from the suffix in
+the interval's weighted middle.
+
+The window (the longest draft) starts at 2. It grows by 2, up to 32, when a draft of a whole window was accepted. It
+falls back to 2 at a rejection. An accepted draft that was shorter, or got fewer rows, does not change the window.
+
+The priorities of the arrays (`suffix_array`) decide which branch has the middle: the most frequent one, or the one of
+the highest rewards.
 """
 
 from __future__ import annotations
@@ -49,9 +53,12 @@ class Memory(NamedTuple):
 class Histospec:
     """A Drafter on suffix arrays.
 
-    Column and class k of 5: a match of 7 - k tokens; 5 more classes count only chosen drafts. `entries`: pool tokens of
-    all prompts. `width`: largest window. `reward_aware`: of several branches the one of the highest rewards is chosen,
-    else the most frequent one."""
+    Column and class k of 5 stand for a match of 7 - k tokens. 5 more classes count only chosen drafts.
+
+    - `entries`: pool tokens of all prompts.
+    - `width`: largest window.
+    - `reward_aware`: of several branches, the one of the highest rewards is chosen. Otherwise the most frequent one.
+    """
 
     width: int
     entries: int
