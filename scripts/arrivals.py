@@ -20,11 +20,11 @@ def run(file: str, arguments: list[str]) -> int:
     import jax
 
     from jaxrl_post import main
-    from jaxrl_post.parallel.weight_sync import Layout
+    from jaxrl_post.parallel.weight_sync import WeightLayout
 
-    replace = Layout.replace
+    replace = WeightLayout.replace
 
-    def watched(layout: Layout, old, new, owned):
+    def watched(layout: WeightLayout, old, new, owned):
         jax.block_until_ready(new)
         begun = time.perf_counter()
         arrived = jax.block_until_ready(replace(layout, old, new, owned))
@@ -40,7 +40,7 @@ def run(file: str, arguments: list[str]) -> int:
             out.write(json.dumps(line) + "\n")
         return arrived
 
-    Layout.replace = watched
+    WeightLayout.replace = watched
     return main.main(arguments)
 
 

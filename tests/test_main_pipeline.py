@@ -55,7 +55,7 @@ def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F
 
 def test_a_swap_that_fails_in_its_midst_says_restart_and_is_resumed(here, monkeypatch, capsys):  # noqa: F811
     whole, torn = whole_run(here, "piped_kept_whole", *KEPT), here / "piped_torn"
-    calls, sound = [], weight_sync.Layout._replaced
+    calls, sound = [], weight_sync.WeightLayout._replaced
 
     def fails(self, *given):
         calls.append(1)
@@ -63,7 +63,7 @@ def test_a_swap_that_fails_in_its_midst_says_restart_and_is_resumed(here, monkey
             raise jax.errors.JaxRuntimeError("INTERNAL: planted")
         return sound(self, *given)
 
-    monkeypatch.setattr(weight_sync.Layout, "_replaced", fails)
+    monkeypatch.setattr(weight_sync.WeightLayout, "_replaced", fails)
     assert resume(here, torn, *KEPT) == 42
     assert "the swap to new weights failed after its checks" in capsys.readouterr().err
     monkeypatch.undo()

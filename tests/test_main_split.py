@@ -14,7 +14,7 @@ from jaxrl_post.checkpoint import store
 from jaxrl_post.engine import row_engine
 from jaxrl_post.engine.step_cost import StepCost, TableCost
 from jaxrl_post.launch import build
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.telemetry import rollout_log
 from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.trainer import learner
@@ -109,7 +109,7 @@ def test_how_long_a_step_is_foreseen_to_take():
     """By hand: a row of the largest size takes 2 ms / 32, so a trained token on 4 learning devices 3 / 4 of that of an engine
     over 2: 2 * 3 / 4 / 16 ms."""
     given = config.resolve(config.default(), ["model.preset=tiny", "mesh.fsdp=2", "mesh.tensor=2", "mesh.engine=4"])
-    replica = Replica(slots=8, kv_tokens=99, cost=TableCost(table=StepCost((16, 32), (1e-3, 2e-3), "by hand")))
+    replica = ReplicaCapacity(slots=8, kv_tokens=99, cost=TableCost(table=StepCost((16, 32), (1e-3, 2e-3), "by hand")))
     assert given.replicas == 2 and given.devices == 8 and build.layouts(given)[0] == (2, 2)
     assert build.pace(given, lambda: replica, None)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
     measured = StepCost((64,), (0.01,), "hand", training=0.5)

@@ -10,11 +10,11 @@ import pytest
 
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel.weight_sync import Layout
+from jaxrl_post.parallel.weight_sync import WeightLayout
 
 
 def _layout(mesh, dtype=np.float32):
-    return Layout(meshes.param_shardings(mesh, decoder.axes(lab.TINY), "engine"), dtype)
+    return WeightLayout(meshes.param_shardings(mesh, decoder.axes(lab.TINY), "engine"), dtype)
 
 
 def _learner(mesh, seed=0):

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel.weight_sync import Layout, handed_over
+from jaxrl_post.parallel.weight_sync import WeightLayout, handed_over
 
 AWKWARD = np.array([0x80000000, 0x00000001, 0x7FC00001, 0xFF800000, 0x3F800000, 0xBF7FFFFF], np.uint32).view(np.float32)
 
@@ -38,7 +38,7 @@ def test_it_arrives_in_the_engines_dtype(monkeypatch):
     learner, engine = meshes.make_split(1, 2, 1, 2)
     host = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
     new = meshes.put(host, meshes.param_shardings(learner, {"w": ("embed", "ffw")}, "learner")["w"])
-    layout = Layout({"w": meshes.param_shardings(engine, {"w": ("embed", "ffw")}, "engine")["w"]}, jnp.bfloat16)
+    layout = WeightLayout({"w": meshes.param_shardings(engine, {"w": ("embed", "ffw")}, "engine")["w"]}, jnp.bfloat16)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     arrived = layout.place({"w": new})["w"]
     np.testing.assert_array_equal(bits(np.asarray(arrived)), bits(host.astype(jnp.bfloat16)))
@@ -49,7 +49,7 @@ def test_a_whole_model_arrives_as_a_copy_between_devices_brings_it():
     model = PRESETS["tiny"]
     learner, engine = meshes.make_split(1, 2, 2, 4)
     params = meshes.put(decoder.init(model, 0), meshes.param_shardings(learner, decoder.axes(model), "learner"))
-    layout = Layout(meshes.param_shardings(engine, decoder.axes(model), "engine"), np.float32)
+    layout = WeightLayout(meshes.param_shardings(engine, decoder.axes(model), "engine"), np.float32)
     assert layout.case(params) == "relayout"
     copied = layout.place(params)
     other = jax.tree.map(lambda leaf, home: handed_over(leaf, home), params, layout.shardings)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_post.engine.step_cost import DecodeCost
-from jaxrl_post.scheduler.forecast import Replica, pipelined, replay, share
+from jaxrl_post.scheduler.forecast import ReplicaCapacity, pipelined, replay, share
 from jaxrl_post.scheduler.placement.histopipe import allocate, barrier, curve, spread, two_steps
 from jaxrl_post.sim.pace import Independent
 
@@ -42,11 +42,11 @@ def step_by_step(replica, work):
 
 @given(work=WORK, slots=st.integers(1, 6), kv_tokens=st.sampled_from([40, 70, 10_000]))
 def test_a_replay_is_what_single_steps_give(work, slots, kv_tokens):
-    replica = Replica(slots=slots, kv_tokens=kv_tokens, cost=COST)
+    replica = ReplicaCapacity(slots=slots, kv_tokens=kv_tokens, cost=COST)
     found, want = replay(replica, work), step_by_step(replica, work)
     assert found.preemptions == want[1] and found.pressure == pytest.approx(want[2])
     # Within a stretch the context grows evenly, so its mean is that of its middle; the larger of two lines is not even.
-    linear = Replica(
+    linear = ReplicaCapacity(
         slots=slots, kv_tokens=kv_tokens, cost=DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.0, prefill_s=0.001)
     )
     assert replay(linear, work).seconds == pytest.approx(step_by_step(linear, work)[0])
@@ -61,7 +61,7 @@ def test_a_replay_agrees_with_the_simulated_engine(kv_tokens):
     engine.submit(asked)
     while engine.pending:
         engine.step()
-    replica = Replica(slots=4, kv_tokens=kv_tokens or 1 << 40, cost=COST)
+    replica = ReplicaCapacity(slots=4, kv_tokens=kv_tokens or 1 << 40, cost=COST)
     found = replay(replica, [(2, length) for length in lengths])
     # The simulated engine counts parts of tokens and parks when the KV is full, a replay when one more of each would not fit.
     assert found.seconds == pytest.approx(engine.seconds, rel=0.05 if kv_tokens else 1e-3)
@@ -111,9 +111,9 @@ def test_long_ranks_get_more_replicas():
 @settings(max_examples=30)
 @given(work=WORK.filter(len), most=st.integers(1, 6))
 def test_a_curve_never_rises(work, most):
-    seconds = curve(Replica(slots=2, kv_tokens=10_000, cost=COST), work, most)
+    seconds = curve(ReplicaCapacity(slots=2, kv_tokens=10_000, cost=COST), work, most)
     assert seconds.shape == (most,) and np.all(np.diff(seconds) <= 0)
-    assert seconds[0] == replay(Replica(slots=2, kv_tokens=10_000, cost=COST), work).seconds
+    assert seconds[0] == replay(ReplicaCapacity(slots=2, kv_tokens=10_000, cost=COST), work).seconds
 
 
 def test_pipelined_steps_by_hand():

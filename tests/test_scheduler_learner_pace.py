@@ -10,7 +10,7 @@ from toy_ring import ToyPrompts
 from witness import Restarting
 
 from jaxrl_post.engine import step_cost
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Split, TimeShared, begins
 from jaxrl_post.scheduler.rounds.overlapped import Overlapped
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
@@ -37,7 +37,7 @@ def test_steps_of_a_split_learner_by_hand():
         for i, n in enumerate((3, 5))
     )
     group = Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(2), scored=np.ones(2, bool))
-    engine = Replica(slots=6, kv_tokens=999, cost=step_cost.DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.0))
+    engine = ReplicaCapacity(slots=6, kv_tokens=999, cost=step_cost.DecodeCost(weights_s=1.0, token_s=0.01, row_s=0.0))
     work = Split(engine, token_s=0.5, step_s=2.0)
     assert work.steps([group]) == pytest.approx(10 / 1.36)
     assert TimeShared().steps([group]) == 0

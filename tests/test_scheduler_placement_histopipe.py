@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_ring import SAMPLING, ToyPrompts
 
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.placement import seer
 from jaxrl_post.scheduler.placement.histopipe import RankGroups, barrier, two_steps
 from jaxrl_post.scheduler.placement.placement import LeastLoaded
@@ -19,7 +19,7 @@ from jaxrl_post.scheduler.placement.seer import Divided, LongestFirst
 from jaxrl_post.types import Capacity, Finish, Request, Rollout, RolloutId
 
 PROMPTS = ToyPrompts(400)
-REPLICA = Replica(slots=8, kv_tokens=10_000, cost=sim_arms.FLAT)
+REPLICA = ReplicaCapacity(slots=8, kv_tokens=10_000, cost=sim_arms.FLAT)
 NOTHING = lambda prompt_id: ()  # noqa: E731
 
 

@@ -6,15 +6,15 @@ import racing_ring as ring
 
 from jaxrl_post.engine.step_cost import DecodeCost
 from jaxrl_post.scheduler.decision_log import Recorder
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.rounds.layout_planner import Planner
 from jaxrl_post.types import Finish, Layout, Part, Prompt, Rollout, RolloutId, Stop
 
 MANY, FEW = Layout(4, 1), Layout(2, 2)
 # One device reads its weights in 1 s; two read half each and need 0.1 s more for every step. 100 tokens of KV a device.
 REPLICAS = {
-    MANY: Replica(slots=8, kv_tokens=100, cost=DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.2)),
-    FEW: Replica(slots=16, kv_tokens=300, cost=DecodeCost(weights_s=0.5, token_s=0.0, row_s=0.1, fixed_s=0.1)),
+    MANY: ReplicaCapacity(slots=8, kv_tokens=100, cost=DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.2)),
+    FEW: ReplicaCapacity(slots=16, kv_tokens=300, cost=DecodeCost(weights_s=0.5, token_s=0.0, row_s=0.1, fixed_s=0.1)),
 }
 
 
@@ -103,7 +103,9 @@ def test_pressure_on_the_kv_asks_for_more_devices():
     are parked and the steps are no slower."""
     scarce = [40] * 32
     assert turn(Planner(Scripted([]), REPLICAS), [scarce, scarce]) == [MANY, FEW]
-    plenty = {layout: Replica(slots=way.slots, kv_tokens=10_000, cost=way.cost) for layout, way in REPLICAS.items()}
+    plenty = {
+        layout: ReplicaCapacity(slots=way.slots, kv_tokens=10_000, cost=way.cost) for layout, way in REPLICAS.items()
+    }
     assert turn(Planner(Scripted([]), plenty), [scarce, scarce]) == [MANY, MANY]
 
 
@@ -150,7 +152,7 @@ def test_a_run_that_changes_its_layout_trains_on_the_same(policy):
     lines, engine = [], Layouts()
     quick = {
         MANY: REPLICAS[MANY],
-        FEW: Replica(slots=16, kv_tokens=300, cost=DecodeCost(weights_s=0.1, token_s=0, row_s=0.0)),
+        FEW: ReplicaCapacity(slots=16, kv_tokens=300, cost=DecodeCost(weights_s=0.1, token_s=0, row_s=0.0)),
     }
     scheduler = Recorder(Planner(ring.policy(policy, replicas=4), quick), lines.append)
     assert ring.trained(ring.turn(scheduler, engine, 6)) == plain

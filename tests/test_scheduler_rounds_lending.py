@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_post.history import Past
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.rounds.delivery import Streamed
 from jaxrl_post.scheduler.rounds.lending import Lending
 from jaxrl_post.scheduler.rounds.overlapped import Overlapped
@@ -57,7 +57,7 @@ def lending(share=0.25, slots=4, kv_tokens=1000, past=lambda prompt_id: (), roun
         share=share,
         past=past,
         apart=apart,
-        replica=Replica(slots=slots, kv_tokens=kv_tokens, cost=None),
+        replica=ReplicaCapacity(slots=slots, kv_tokens=kv_tokens, cost=None),
     )
 
 

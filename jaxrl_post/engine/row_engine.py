@@ -83,7 +83,9 @@ class MeshDevice:
     ):
         self._steps = sizes.steps
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
-        self._sync = weight_sync.Layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype)
+        self._sync = weight_sync.WeightLayout(
+            meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype
+        )
         self.case = self._sync.case(params)  # how weights reach the engine: shared, cast or relayout
         self.params = self._sync.place(params)
         self.owned = self.params is not params

@@ -27,7 +27,7 @@ from jaxrl_post.launch import malloc, memory_plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
 from jaxrl_post.trainer.learner import GRADIENT, Learner
 from jaxrl_post.types import Layout
@@ -105,7 +105,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
     )
 
 
-def pace(config: Config, replica: Callable[[], Replica], table: step_cost.StepCost | None) -> Pace | None:
+def pace(config: Config, replica: Callable[[], ReplicaCapacity], table: step_cost.StepCost | None) -> Pace | None:
     """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests. `table`: the run's
     own costs. Where it does not tell that of a trained token, this is GRADIENT forward passes."""
     ratio, batch = config.scheduler.interleave, config.batch
@@ -133,7 +133,9 @@ def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
     )
 
 
-def replicas(config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None) -> dict[Layout, Replica]:
+def replicas(
+    config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None
+) -> dict[Layout, ReplicaCapacity]:
     """What the scheduler forecasts with, of each layout: by the run's own cost table, else by the analytic one.
 
     Raises:
@@ -156,11 +158,11 @@ def replicas(config: Config, model: decoder.ModelConfig, table: step_cost.StepCo
                 per_collective_s=2 * model.layers * COLLECTIVE_S,
             )
         )
-        out[layout] = Replica(slots=sizes["slots"], kv_tokens=sizes["pages"] * sizes["page_size"], cost=steps)
+        out[layout] = ReplicaCapacity(slots=sizes["slots"], kv_tokens=sizes["pages"] * sizes["page_size"], cost=steps)
     return out
 
 
-def replica(config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None) -> Replica:
+def replica(config: Config, model: decoder.ModelConfig, table: step_cost.StepCost | None) -> ReplicaCapacity:
     """Of the layout where the engine begins."""
     return replicas(config, model, table)[layouts(config)[0]]
 

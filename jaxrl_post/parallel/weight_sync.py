@@ -24,7 +24,7 @@ class Torn(RuntimeError):
     """A swap failed after its checks. The old weights may be used up, so the engine cannot continue."""
 
 
-class Layout:
+class WeightLayout:
     """The engine's placement of weights: `shardings`, a tree like the weights, and `dtype`."""
 
     def __init__(self, shardings: Any, dtype: Any):

@@ -32,7 +32,7 @@ class Cost(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replica:
+class ReplicaCapacity:
     """One replica of a layout.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Run:
       ends: a heap of (progress at which a rollout finishes, its start order).
     """
 
-    def __init__(self, replica: Replica, work: Sequence[tuple[int, int]]):
+    def __init__(self, replica: ReplicaCapacity, work: Sequence[tuple[int, int]]):
         self.replica = replica
         self.waiting: deque[tuple[int, int, float]] = deque((prompt, length, 0) for prompt, length in work)
         self.running: dict[int, tuple[int, int, float]] = {}
@@ -121,7 +121,7 @@ class _Run:
             self.context -= prompt + length
 
 
-def replay(replica: Replica, work: Sequence[tuple[int, int]]) -> Forecast:
+def replay(replica: ReplicaCapacity, work: Sequence[tuple[int, int]]) -> Forecast:
     """Replays rollouts on one replica.
 
     Args:

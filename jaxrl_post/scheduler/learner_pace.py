@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.types import Group
 
 
@@ -48,7 +48,7 @@ class Split:
       step_s: seconds of an optimizer step beside its tokens.
     """
 
-    def __init__(self, engine: Replica, *, token_s: float, step_s: float = 0.0):
+    def __init__(self, engine: ReplicaCapacity, *, token_s: float, step_s: float = 0.0):
         self._engine, self._token_s, self._step_s = engine, token_s, step_s
 
     def steps(self, groups: Sequence[Group]) -> float:

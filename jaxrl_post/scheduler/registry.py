@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxrl_post import config as configs
 from jaxrl_post.history import Past
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.groups import PromptOrder
 from jaxrl_post.scheduler.learner_pace import Pace
 from jaxrl_post.scheduler.ledger import Ledger
@@ -67,7 +67,7 @@ def _rounds(c: configs.Config) -> dict:
 
 Pasts = Callable[[str], Sequence[Past]]
 
-PLACEMENTS: dict[str, Callable[[int, Pasts, Callable[[], Replica]], Placement]] = {
+PLACEMENTS: dict[str, Callable[[int, Pasts, Callable[[], ReplicaCapacity]], Placement]] = {
     "least_loaded": lambda count, past, replica: LeastLoaded(count),
     "divided": lambda count, past, replica: Divided(),
     "longest_first": lambda count, past, replica: LongestFirst(past=past),
@@ -80,7 +80,7 @@ def made(
     prompts: PromptOrder,
     sampling: Sampling,
     past: Pasts,
-    replica: Callable[[], Replica],
+    replica: Callable[[], ReplicaCapacity],
     pace: Pace | None = None,
 ) -> Ledger | Lending | Overlapped:
     """Builds the scheduler of a run.
@@ -120,7 +120,7 @@ def made(
     return scheduler if pace is None or s.name == "pipeline" else Overlapped(scheduler, pace)
 
 
-def planned(rounds: RoundScheduler, replicas: Mapping[Layout, Replica], *, move_s: float = 0.0) -> Planner:
+def planned(rounds: RoundScheduler, replicas: Mapping[Layout, ReplicaCapacity], *, move_s: float = 0.0) -> Planner:
     """Wraps a scheduler in a planner that chooses the engine's layout for each round.
 
     Args:

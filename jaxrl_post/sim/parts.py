@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxrl_post.engine import step_cost as cost
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
 from jaxrl_post.sim import pace as paces
 from jaxrl_post.sim import workloads
@@ -72,18 +72,18 @@ def step_cost(given: Cluster) -> paces.Cost:
     return cost.decode(given.device, cost.SHAPES[given.model], tensor=given.tensor, per_collective_s=given.collective_s)
 
 
-def replicas(given: Cluster) -> dict[Layout, Replica]:
+def replicas(given: Cluster) -> dict[Layout, ReplicaCapacity]:
     """What a replica of each layout holds and costs, the first where the engine begins."""
     out = {}
     for tensor in (given.tensor, *given.layouts):
         at = replace(given, tensor=tensor)
         kv = cost.kv_tokens(at.device, cost.SHAPES[at.model], tensor=tensor) if at.bounded else _ENDLESS
         layout = Layout(given.replicas * given.tensor // tensor, tensor)
-        out[layout] = Replica(slots=given.slots * tensor // given.tensor, kv_tokens=kv, cost=step_cost(at))
+        out[layout] = ReplicaCapacity(slots=given.slots * tensor // given.tensor, kv_tokens=kv, cost=step_cost(at))
     return out
 
 
-def replica(given: Cluster) -> Replica:
+def replica(given: Cluster) -> ReplicaCapacity:
     """Of the layout where the engine begins."""
     return next(iter(replicas(given).values()))
 

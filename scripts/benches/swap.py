@@ -25,7 +25,7 @@ def bench(record) -> None:
 
     from jaxrl_post.models import decoder
     from jaxrl_post.parallel import mesh as meshes
-    from jaxrl_post.parallel.weight_sync import Layout
+    from jaxrl_post.parallel.weight_sync import WeightLayout
 
     model = decoder.ModelConfig(
         vocab_size=8192,
@@ -43,13 +43,13 @@ def bench(record) -> None:
     one, four = meshes.make_mesh(), meshes.make_mesh(1, 2, 2)
     engine = meshes.param_shardings(one, axes, "engine")
 
-    shared = Layout(engine, jnp.float32)
+    shared = WeightLayout(engine, jnp.float32)
     new = _tree(model, meshes.param_shardings(one, axes, "learner"))
     record.figure("shared_case", shared.case(new), equals="shared")
     old = shared.place(new)
     record.figure("shared_buffers_equal", _addresses(shared.replace(old, new)) == _addresses(new), equals=True)
 
-    cast = Layout(engine, jnp.bfloat16)
+    cast = WeightLayout(engine, jnp.bfloat16)
     record.figure("cast_case", cast.case(new), equals="cast")
     copy = jax.jit(
         lambda old, tree: jax.tree.map(lambda x: jnp.array(x, copy=True), tree), donate_argnums=0, keep_unused=True
@@ -64,7 +64,7 @@ def bench(record) -> None:
     _report(record, "cast", times, "plain", "plain_copy", cast.memory(cast.place(new), new).temp_size_in_bytes, 2)
 
     home, away = (meshes.param_shardings(four, axes, room) for room in ("learner", "engine"))
-    relayout = Layout(away, jnp.float32)
+    relayout = WeightLayout(away, jnp.float32)
     new = _tree(model, home)
     record.figure("relayout_case", relayout.case(new), equals="relayout")
     times = _race(

@@ -51,7 +51,7 @@ import sys
 import jax
 from jaxrl_post import main
 from jaxrl_post.parallel import weight_sync
-sound, calls = weight_sync.Layout._replaced, []
+sound, calls = weight_sync.WeightLayout._replaced, []
 
 def fails(self, *given):
     calls.append(1)
@@ -59,7 +59,7 @@ def fails(self, *given):
         raise jax.errors.JaxRuntimeError("INTERNAL: planted")
     return sound(self, *given)
 
-weight_sync.Layout._replaced = fails
+weight_sync.WeightLayout._replaced = fails
 sys.exit(main.main(sys.argv[1:]))
 """
 

@@ -203,12 +203,12 @@ def _histopipe(record) -> None:
 
 def _arms() -> dict:
     from jaxrl_post.engine import step_cost as cost
-    from jaxrl_post.scheduler.forecast import Replica
+    from jaxrl_post.scheduler.forecast import ReplicaCapacity
     from jaxrl_post.scheduler.placement.histopipe import RankGroups, two_steps
     from jaxrl_post.scheduler.placement.placement import LeastLoaded
 
     steps = cost.decode("h800", cost.SHAPES["qwen2.5-14b"], tensor=2)
-    replica, past = Replica(slots=1024, kv_tokens=1 << 40, cost=steps), _past(_law()[1])
+    replica, past = ReplicaCapacity(slots=1024, kv_tokens=1 << 40, cost=steps), _past(_law()[1])
 
     def ranks(objective, migrate):
         return lambda: RankGroups(replica, past=past, ranks=4, objective=objective, migrate=migrate)

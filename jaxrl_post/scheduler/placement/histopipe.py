@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_post.history import Past
-from jaxrl_post.scheduler.forecast import Replica, replay, share
+from jaxrl_post.scheduler.forecast import ReplicaCapacity, replay, share
 from jaxrl_post.scheduler.placement.placement import went_on
 from jaxrl_post.types import Capacity, Request, Rollout, RolloutId
 
@@ -39,7 +39,7 @@ HALVINGS = 40  # steps of the bisection
 # ---- 1. How many replicas each rank group gets
 
 
-def curve(replica: Replica, work: Sequence[tuple[int, int]], most: int) -> np.ndarray:
+def curve(replica: ReplicaCapacity, work: Sequence[tuple[int, int]], most: int) -> np.ndarray:
     """Returns float64[most], seconds of 1, 2, .. replicas, non-increasing.
 
     Args:
@@ -199,7 +199,7 @@ class RankGroups:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: ReplicaCapacity,
         *,
         past: Callable[[str], Sequence[Past]],
         ranks: int = RANKS,

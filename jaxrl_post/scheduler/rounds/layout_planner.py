@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from jaxrl_post.scheduler.forecast import Replica, replay, share
+from jaxrl_post.scheduler.forecast import ReplicaCapacity, replay, share
 from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
 from jaxrl_post.types import Layout, Part, Rollout, Stop
 
@@ -40,7 +40,7 @@ class Planner(AroundRounds):
     def __init__(
         self,
         scheduler: RoundScheduler,
-        replicas: Mapping[Layout, Replica],
+        replicas: Mapping[Layout, ReplicaCapacity],
         *,
         move_s: float = 0.0,
         gain: float = GAIN,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from jaxrl_post.history import Past
-from jaxrl_post.scheduler.forecast import Replica
+from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.groups import Open
 from jaxrl_post.scheduler.rounds.around import AroundRounds, RoundScheduler
 from jaxrl_post.types import Capacity, Layout, Part, Request
@@ -61,7 +61,7 @@ class Lending(AroundRounds):
         all_of_them: Layout,
         half: Layout,
         share: float,
-        replica: Replica,
+        replica: ReplicaCapacity,
         past: Callable[[str], Sequence[Past]],
         apart: bool,
     ):
