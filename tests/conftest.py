@@ -5,6 +5,7 @@ A variable that is already set wins, so `JAX_PLATFORMS=cuda pytest tests/test_ke
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -33,6 +34,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 array_annotations.install("jaxrl_post")
+
+# Tracing makes millions of objects that live on: to look through them again and again took 8 % of the CPU seconds.
+gc.set_threshold(100_000, 50, 100)
 
 # The same examples on every machine, however slow it is.
 hypothesis.settings.register_profile("house", derandomize=True, deadline=None)

@@ -13,26 +13,27 @@ from collections import defaultdict
 import pytest
 
 OUTSIDE = "(start, imports and collection)"
+DEAREST = int(os.environ.get("CPU_SECONDS_TESTS", "15"))  # tests in the second table
 KEY = "cpu_seconds"  # in a report, and in what a worker hands over at its end
 
 
-def spent() -> float:
+def spent(children: bool = True) -> float:
     """Returns the CPU seconds of this process so far, with those of the children it waited for."""
-    return sum(os.times()[:4])
+    return sum(os.times()[: 4 if children else 2])
 
 
 class CpuSeconds:
     """Counts in every process; prints in the one that has a terminal."""
 
-    def __init__(self):
+    def __init__(self, children: bool):
+        self.children = children  # False in a controller, whose children are workers that count themselves
         self.last = 0.0
         self.outside = 0.0
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.tests: dict[str, set[str]] = defaultdict(set)
+        self.seconds: dict[str, float] = defaultdict(float)  # by test
 
     def lap(self) -> float:
         """Returns the CPU seconds since the last lap, the first one since the process began."""
-        last, self.last = self.last, spent()
+        last, self.last = self.last, spent(self.children)
         return self.last - last
 
     @pytest.hookimpl(hookwrapper=True)
@@ -47,9 +48,7 @@ class CpuSeconds:
 
     def pytest_runtest_logreport(self, report):
         """Called in the worker and, with the same report, in the controller."""
-        file = report.nodeid.partition("::")[0]
-        self.seconds[file] += getattr(report, KEY, 0.0)  # the report of a crashed worker carries none
-        self.tests[file].add(report.nodeid)
+        self.seconds[report.nodeid] += getattr(report, KEY, 0.0)  # the report of a crashed worker carries none
 
     def pytest_sessionfinish(self, session):
         self.outside += self.lap()
@@ -66,10 +65,16 @@ class CpuSeconds:
         terminalreporter.section("CPU seconds by test file")
         for line in self.table():
             terminalreporter.write_line(line)
+        terminalreporter.section("Tests that take the most CPU seconds")
+        for name, seconds in sorted(self.seconds.items(), key=lambda row: -row[1])[:DEAREST]:
+            terminalreporter.write_line(f"{seconds:6.1f}  {name}")
 
     def table(self) -> list[str]:
         """Returns one line per file, the most expensive first, and the sum."""
-        rows = [(file, len(self.tests[file]), seconds) for file, seconds in self.seconds.items()]
+        files: dict[str, list[float]] = defaultdict(list)
+        for name, seconds in self.seconds.items():
+            files[name.partition("::")[0]].append(seconds)
+        rows = [(file, len(seconds), sum(seconds)) for file, seconds in files.items()]
         rows = [*sorted(rows, key=lambda row: -row[2]), (OUTSIDE, 0, self.outside)]
         rows.append(("sum", sum(row[1] for row in rows), sum(row[2] for row in rows)))
         width = max(len(row[0]) for row in rows)
@@ -80,4 +85,5 @@ class CpuSeconds:
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(CpuSeconds(), "counter of CPU seconds")
+    controls = not hasattr(config, "workerinput") and config.getoption("tx", None)
+    config.pluginmanager.register(CpuSeconds(children=not controls), "counter of CPU seconds")

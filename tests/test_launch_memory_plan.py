@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_post.config import default, resolve
 from jaxrl_post.launch import build, memory_plan
+from jaxrl_post.launch.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
@@ -60,14 +61,16 @@ def test_arithmetic_of_rounds_of_several_steps():
     assert rows["most micro-batches per step"] == 2  # 8 rollouts, 4 in a micro-batch
 
 
+def table(*overrides: str) -> dict[str, int]:
+    return memory_plan.table(memory_plan.memory(config(*overrides), TINY))
+
+
 @pytest.mark.parametrize("data, fsdp, tensor", [(1, 1, 1), (2, 2, 2)])
 def test_weights_are_what_a_device_really_holds(data, fsdp, tensor):
     mesh = meshes.make_mesh(data, fsdp, tensor)
     params = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "learner"))
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
-    got = memory_plan.memory(
-        config(f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}", "engine.dtype=bfloat16"), TINY
-    )
+    got = table(f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}", "engine.dtype=bfloat16")
     assert got["weights (learner, float32)"] == got["gradient (float32)"] == held
     assert got["optimizer (two moments, float32)"] == 2 * held
     engine = meshes.put(decoder.init(TINY, 0), meshes.param_shardings(mesh, decoder.axes(TINY), "engine"))
@@ -79,35 +82,38 @@ def test_weights_are_what_a_device_really_holds(data, fsdp, tensor):
 
 
 def test_pages_by_hand():
-    got = memory_plan.memory(config("engine.pages=10", "engine.page_size=16"), TINY)
+    got = table("engine.pages=10", "engine.page_size=16")
     # 2 layers, keys and values, 160 positions, 2 heads of 8, 4 bytes
     assert got["KV pages (10 of 16 tokens, float32)"] == 2 * 2 * 160 * 2 * 8 * 4
     assert got["weights (engine, float32, shared)"] == 0 and got["weights (reference, float32)"] == 0
-    assert memory_plan.memory(config("algorithm.kl_loss_coef=0.1"), TINY)["weights (reference, float32)"] > 0
+    assert table("algorithm.kl_loss_coef=0.1")["weights (reference, float32)"] > 0
 
 
 def test_remat_and_a_smaller_head_chunk_need_less():
-    plain, remat = (
-        memory_plan.memory(config(f"model.remat={r}"), TINY)["activations (estimate)"] for r in (False, True)
-    )
-    chunked = memory_plan.memory(config("batch.head_chunk=16"), TINY)["activations (estimate)"]
+    plain, remat = (table(f"model.remat={r}")["activations (estimate)"] for r in (False, True))
+    chunked = table("batch.head_chunk=16")["activations (estimate)"]
     assert remat < plain and chunked < plain
 
 
 def test_the_process_by_hand():
-    held = {memory_plan.WEIGHTS: 100, memory_plan.MOMENTS: 200, "reference": 0, memory_plan.ESTIMATE: 7, "all": 307}
+    held = (
+        Item(Kind.WEIGHTS, "weights", 100),
+        Item(Kind.MOMENTS, "moments", 200),
+        Item(Kind.REFERENCE, "reference", 0),
+        Item(Kind.ACTIVATIONS, "estimate", 7),
+    )
     two = config("mesh.fsdp=2", "checkpoint.every=0")
     assert memory_plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
         "process itself (compiled, no weights yet)": 1000,
-        memory_plan.WEIGHTS: 200,
-        memory_plan.MOMENTS: 400,
+        "weights": 200,
+        "moments": 400,
         "largest program beside it (accumulate)": 120,
         "process at its highest": 1720,
     }
     # on an accelerator the process only hands the weights over, whole
     assert memory_plan.process(two, held, {"commit": 50, "accumulate": 60}, 1000, False) == {
         "process itself (compiled, no weights yet)": 1000,
-        "weights on their way (float32)": 200,
+        "weights in transfer (float32)": 200,
         "process at its highest": 1200,
         "each device at its highest": 360,
     }
@@ -115,9 +121,9 @@ def test_the_process_by_hand():
     saving = config("mesh.fsdp=2", "mesh.data=2")
     assert memory_plan.process(saving, held, {"commit": 50, "accumulate": 60}, 1000, True) == {
         "process itself (compiled, no weights yet)": 1000,
-        memory_plan.WEIGHTS: 400,
-        memory_plan.MOMENTS: 800,
-        memory_plan.SAVED: 600,
+        "weights": 400,
+        "moments": 800,
+        "copy of weights and moments for a checkpoint": 600,
         "process at its highest": 2800,
     }
     assert (
@@ -135,43 +141,36 @@ def test_the_process_by_hand():
 LENDS = "scheduler.stream=1", "scheduler.lend=0.5", "batch.rows=4", "checkpoint.every=0"
 
 
+def tables(config) -> dict[str, dict[str, int]]:
+    held = memory_plan.by_device(config, memory_plan.memory(config, TINY))
+    return {device: memory_plan.table(items) for device, items in held.items()}
+
+
 def test_a_device_that_is_lent_by_hand():
     """Four devices that generate beside two that learn, of which two are lent: for each a half of the weights and of the gradient,
     which the learner's two have as well."""
     lends = config(*LENDS, "mesh.fsdp=2", "mesh.engine=4")
-    held = memory_plan.memory(lends, TINY)
-    kinds = memory_plan.by_kind(lends, held)
+    kinds = tables(lends)
     lent, learns, generates = (
         kinds[f"device {kind}"] for kind in ("while it is lent", "that learns", "that generates")
     )
-    assert (
-        lent["weights (lent, float32)"]
-        == lent["gradient (lent, float32)"]
-        == learns[memory_plan.WEIGHTS]
-        == held[memory_plan.WEIGHTS]
-    )
-    assert learns["gradient of lent devices, as it is added (float32)"] == learns["gradient (float32)"]
-    assert lent["all"] == 2 * held[memory_plan.WEIGHTS] + lent[memory_plan.ESTIMATE] and "KV pages" in " ".join(
-        generates
-    )
-    assert held["all"] == sum(kinds[kind]["all"] for kind in ("device that learns", "device that generates"))
+    weights = learns["weights (learner, float32)"]
+    assert lent["weights (lent, float32)"] == lent["gradient (lent, float32)"] == weights > 0
+    assert learns["gradient of lent devices, as it is added (float32)"] == learns["gradient (float32)"] == weights
+    assert lent["all"] == 2 * weights + lent["activations (estimate)"]
+    assert "KV pages" in " ".join(generates) and "KV pages" not in " ".join((*lent, *learns))
     # Generating takes 100 a device, and what a lent one has instead 2 * 70: the process is at its highest while two are lent.
-    held = {
-        memory_plan.WEIGHTS: 10,
-        memory_plan.PAGES: 100,
-        f"{memory_plan.LENT}weights": 70,
-        f"{memory_plan.LENT}gradient": 70,
-        memory_plan.LENT + memory_plan.ESTIMATE: 5,
-        memory_plan.MOMENTS: 0,
-        memory_plan.ESTIMATE: 7,
-        "all": 117,
-    }
-    assert (
-        memory_plan.process(lends, held, {"commit": 1}, 1000, True)["process at its highest"]
-        == 1000 + 20 + 200 + 280 + 6
+    held = (
+        Item(Kind.WEIGHTS, "weights", 10),
+        Item(Kind.WEIGHTS, "lent weights", 70, lent=True),
+        Item(Kind.GRADIENT, "lent gradient", 70, lent=True),
+        Item(Kind.ACTIVATIONS, "estimate", 5, lent=True),
+        Item(Kind.MOMENTS, "moments", 0),
+        Item(Kind.ACTIVATIONS, "estimate", 7),
     )
-    held |= {memory_plan.PAGES: 200}  # now it is while none is
-    assert memory_plan.process(lends, held, {"commit": 1}, 1000, True)["process at its highest"] == 1000 + 20 + 800 + 6
+    for pages, most in ((100, 1000 + 20 + 200 + 280 + 6), (200, 1000 + 20 + 800 + 6)):  # then while none is lent
+        found = memory_plan.process(lends, (*held, Item(Kind.PAGES, "pages", pages)), {"commit": 1}, 1000, on_host=True)
+        assert found["process at its highest"] == most
 
 
 def test_a_shared_device_that_is_lent_keeps_what_learns():
@@ -181,16 +180,15 @@ def test_a_shared_device_that_is_lent_keeps_what_learns():
         shardings = meshes.param_shardings(meshes.divided(whole, 2, whole)[1], decoder.axes(TINY), "learner")
         placed = meshes.put(decoder.init(TINY, 0), shardings)
         there = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed))
-        held = memory_plan.memory(lends, TINY)
-        kinds = memory_plan.by_kind(lends, held)
+        kinds = tables(lends)
         lent, device = kinds["device while it is lent"], kinds["device"]
         assert lent["weights (lent, float32)"] == more * there and lent["gradient (lent, float32)"] == there
-        assert lent["gradient (float32)"] == device["gradient (float32)"] == held[memory_plan.WEIGHTS]
-        assert lent["all"] == sum(lent.values()) - lent["all"]
-        assert lent[memory_plan.MOMENTS] == device[memory_plan.MOMENTS] and not any(
-            name.startswith(memory_plan.PAGES) for name in lent
-        )
-        assert device["all"] == held["all"]
+        assert lent["gradient (float32)"] == device["gradient (float32)"] == device["weights (learner, float32)"] > 0
+        assert lent["optimizer (two moments, float32)"] == device["optimizer (two moments, float32)"] > 0
+        assert any(name.startswith("KV pages") for name in device)
+        assert not any(name.startswith("KV pages") for name in lent)
+        held = memory_plan.memory(lends, TINY)
+        assert device["all"] == sum(item.bytes for item in held if not item.lent)
 
 
 def test_a_mesh_that_does_not_divide_is_one_sentence():
@@ -216,7 +214,7 @@ def test_the_drafters_tables_are_in_the_plan():
     )
     start = SimpleNamespace(model=TINY, held_out=())
     classes = build.drafter(asked, TINY).classes
-    got = build.memory(asked, start)
+    got = memory_plan.table(build.memory(asked, start))
     assert got["drafting (tables of one replica)"] == 4 * (2 * 1024 + 4 * 256 + 3 * classes)
     assert got["all"] == sum(value for name, value in got.items() if name != "all")
-    assert build.memory(config(), start)["drafting (tables of one replica)"] == 0
+    assert memory_plan.table(build.memory(config(), start))["drafting (tables of one replica)"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import tomllib
@@ -54,7 +55,9 @@ def run(*arguments, **environment) -> subprocess.CompletedProcess:
 def test_cpu_seconds_are_told_by_file_with_those_of_children(tmp_path, workers):
     (tmp_path / "test_counted.py").write_text(COUNTED)
     (tmp_path / "test_idle.py").write_text("def test_it(): pass\n")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = run(*of(tmp_path), "-p", "cpu_seconds", "-n", workers, tmp_path, **ALONE)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stdout
     rows = {
         name.strip(): (int(tests or 0), float(seconds))
@@ -68,6 +71,10 @@ def test_cpu_seconds_are_told_by_file_with_those_of_children(tmp_path, workers):
     assert rows["sum"][1] == pytest.approx(
         sum(seconds for name, (_, seconds) in rows.items() if name != "sum"), abs=0.3
     )
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime  # with the end of every process
+    assert used - 2 <= rows["sum"][1] <= used + 0.1  # none is counted twice
+    dearest = re.findall(r"^ +\d+\.\d  (test_\w+\.py::\w+)$", done.stdout, re.MULTILINE)
+    assert dearest[0] == "test_counted.py::test_by_a_child" and len(dearest) == 3
 
 
 def test_a_test_over_its_time_limit_is_ended_and_the_others_run(tmp_path):

@@ -49,11 +49,11 @@ from jaxrl_post.trainer.learner import Learner
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
     """Describes batch arithmetic, memory per device and the weight sync, as text."""
     numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt)
-    kinds = memory_plan.by_kind(config, parts.memory(config, start))
+    held = memory_plan.by_device(config, parts.memory(config, start))
     return "\n".join(
         [
             memory_plan.text("Batch", numbers),
-            *(memory_plan.text(f"Memory per {kind}", held, "B") for kind, held in kinds.items()),
+            *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),
             f"Weights reach the engine: {memory_plan.swap_case(config)}",
         ]
     )

@@ -245,8 +245,8 @@ def _shared(config: Config) -> int:
     return config.speculation.shared_entries if config.speculation.drafter == "ours" else 0
 
 
-def memory(config: Config, start: Inputs) -> dict[str, int]:
-    """Bytes on each device, by what they hold."""
+def memory(config: Config, start: Inputs) -> tuple[memory_plan.Item, ...]:
+    """Returns what each device holds."""
     held = jax.eval_shape(lambda: drafter(config, start.model).empty(config.engine.slots))
     generates = config.engine.name == "rows" or bool(start.held_out)
     tables = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) if generates else 0

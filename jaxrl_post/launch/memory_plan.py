@@ -1,8 +1,8 @@
-"""What a run will need, before anything is placed: batch arithmetic, memory per device, memory of the process.
+"""Plans a run before anything is placed: batch arithmetic, memory per device, memory of the process.
 
-Invariant: no array is made. The first two are computed from shapes and ask for no device, so a run for many devices can
-be planned on none; weights, optimizer, gradient and KV pages are exact, activations are an estimate and say so. The
-memory of the process takes what compiled programs say of themselves in place of the estimate.
+Invariant: no array is made. Batch arithmetic and memory per device follow from shapes and need no device, so a run for
+many devices can be planned on none. Weights, optimizer, gradient and KV pages are exact; activations are an estimate and
+say so. The memory of the process uses the sizes that compiled programs report instead of the estimate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import math
 import resource
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +25,52 @@ from jaxrl_post.config import Config
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
-WEIGHTS, ESTIMATE = "weights (learner, float32)", "activations (estimate)"
-SAVED = "copy of weights and moments for a checkpoint"
-MOMENTS = "optimizer (two moments, float32)"
-ENGINE, PAGES, DRAFTING = "weights (engine", "KV pages", "drafting (tables of one replica)"
-_GENERATES = ENGINE, PAGES, DRAFTING
-LENT, _WHILE_LENT = "lent: ", "device while it is lent"  # the first begins what lies on the second
+SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
+WHILE_LENT = "device while it is lent"
+
+
+class Kind(Enum):
+    """What bytes on a device hold."""
+
+    WEIGHTS = "weights of the learner"
+    MOMENTS = "moments of the optimizer"
+    GRADIENT = "gradient"
+    REFERENCE = "weights of the reference policy"
+    ACTIVATIONS = "activations, an estimate"
+    ENGINE_WEIGHTS = "weights of the engine"
+    PAGES = "KV cache"
+    DRAFTING = "tables of the drafter"
+
+    @property
+    def generates(self) -> bool:
+        """Whether only generation needs it."""
+        return self in (Kind.ENGINE_WEIGHTS, Kind.PAGES, Kind.DRAFTING)
+
+
+@dataclass(frozen=True)
+class Item:
+    """Bytes of one kind on each device that holds them.
+
+    Attributes:
+      kind: what the bytes hold.
+      what: their words in a table.
+      bytes: on one device.
+      lent: only a device that is lent to the learner holds them, while it is lent.
+    """
+
+    kind: Kind
+    what: str
+    bytes: int
+    lent: bool = False
 
 
 def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, int | float]:
-    """How many of what a step is made of. `prompts`: per epoch; `longest_prompt`: tokens."""
+    """Returns how many rollouts, rows and steps a round has, by words.
+
+    Args:
+      prompts: prompts per epoch.
+      longest_prompt: tokens of the longest prompt.
+    """
     c = config
     rollouts_per_row = max(c.batch.tokens // (longest_prompt + c.sampling.max_tokens), 1)
     slots = c.engine.slots * c.replicas
@@ -58,101 +96,113 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
     }
 
 
-def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> dict[str, int]:
-    """Bytes on each device, by what they hold; `drafting`: those of the drafter's tables. Where the engine has devices of its
-    own, `by_kind` tells which of it lies where.
+def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> tuple[Item, ...]:
+    """Returns what each device holds. `by_device` says which devices hold which items.
+
+    Args:
+      drafting: bytes of the drafter's tables of one replica.
 
     Raises:
       ValueError: the mesh does not divide the model.
     """
-    mesh = AbstractMesh(
-        (config.mesh.data, config.mesh.fsdp, config.mesh.tensor),
-        (meshes.DATA, meshes.FSDP, meshes.TENSOR),
-        axis_types=(AxisType.Auto,) * 3,
-    )
+    mesh = _mesh(config, config.mesh.data, config.mesh.fsdp)
     shapes, axes = decoder.abstract(model), decoder.axes(model)
     counts = {"heads": model.heads, "kv_heads": model.kv_heads}
     meshes.check_divisible(mesh, axes, shapes, "learner", counts)
-    meshes.check_divisible(
-        mesh, axes, shapes, "engine", counts
-    )  # split over tensor alone, which both meshes have alike
-    learner, engine = (_elements(shapes, meshes.param_shardings(mesh, axes, room)) for room in ("learner", "engine"))
+    # The engine splits over `tensor` alone, which both meshes have alike.
+    meshes.check_divisible(mesh, axes, shapes, "engine", counts)
+    learner, engine = (_elements(shapes, meshes.param_shardings(mesh, axes, side)) for side in ("learner", "engine"))
     case, dtype = swap_case(config), config.engine.dtype
-    out = {
-        WEIGHTS: 4 * learner,
-        MOMENTS: 8 * learner,
-        "gradient (float32)": 4 * learner,
-        "gradient of lent devices, as it is added (float32)": 4 * learner if config.lent else 0,
-        f"{ENGINE}, {dtype}, {case})": _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0,
-        "weights (reference, float32)": 4 * learner if config.algorithm.needs_reference else 0,
-        f"{PAGES} ({config.pages} of {config.engine.page_size} tokens, {dtype})": _cache(config, model),
-        DRAFTING: drafting,
-        ESTIMATE: _activations(config, model, config.mesh.shards),
-    }
-    return out | {"all": sum(out.values())} | (_lent(config, model) if config.lent else {})
-
-
-def _lent(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
-    """Bytes on a device while it is lent; `memory` on its mesh: mesh.divided."""
-    shards, shapes, axes = config.lent // config.mesh.tensor, decoder.abstract(model), decoder.axes(model)
-    mesh = AbstractMesh(
-        (*meshes.along(shards, config.mesh.fsdp), config.mesh.tensor),
-        (meshes.DATA, meshes.FSDP, meshes.TENSOR),
-        axis_types=(AxisType.Auto,) * 3,
+    own_copy = _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0
+    pages = f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})"
+    return (
+        Item(Kind.WEIGHTS, "weights (learner, float32)", 4 * learner),
+        Item(Kind.MOMENTS, "optimizer (two moments, float32)", 8 * learner),
+        Item(Kind.GRADIENT, "gradient (float32)", 4 * learner),
+        Item(Kind.GRADIENT, "gradient of lent devices, as it is added (float32)", 4 * learner if config.lent else 0),
+        Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", own_copy),
+        Item(Kind.REFERENCE, "weights (reference, float32)", 4 * learner if config.algorithm.needs_reference else 0),
+        Item(Kind.PAGES, pages, _cache(config, model)),
+        Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
+        Item(Kind.ACTIVATIONS, "activations (estimate)", _activations(config, model, config.mesh.shards)),
+        *(_lent(config, model) if config.lent else ()),
     )
+
+
+def _lent(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+    """Returns what a device holds while it is lent. Its mesh is that of mesh.divided."""
+    shards, shapes, axes = config.lent // config.mesh.tensor, decoder.abstract(model), decoder.axes(model)
+    mesh = _mesh(config, *meshes.along(shards, config.mesh.fsdp))
     weights = 4 * _elements(shapes, meshes.param_shardings(mesh, axes, "learner"))
-    there = config.mesh.engine == 0 and config.mesh.fsdp == 1  # the learner's own are the same
-    return {
-        f"{LENT}weights (lent, float32)": 0 if there else weights,
-        f"{LENT}gradient (lent, float32)": weights,
-        LENT + ESTIMATE: _activations(config, model, shards),
-    }
+    there = config.mesh.engine == 0 and config.mesh.fsdp == 1  # the learner's own weights serve here too
+    return (
+        Item(Kind.WEIGHTS, "weights (lent, float32)", 0 if there else weights, lent=True),
+        Item(Kind.GRADIENT, "gradient (lent, float32)", weights, lent=True),
+        Item(Kind.ACTIVATIONS, "activations (estimate)", _activations(config, model, shards), lent=True),
+    )
 
 
-def by_kind(config: Config, held: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """What `memory` says, by the kind of device that it lies on: one where learner and engine share them. A device that is lent
-    holds meanwhile nothing that generates, and what is said of it beside."""
-    parts: dict[str, dict[str, int]] = {}
-    for name, size in held.items():
-        for kind in _kinds(config, name) if name != "all" else ():
-            parts.setdefault(kind, {})[name.removeprefix(LENT)] = size
-    return {kind: part | {"all": sum(part.values())} for kind, part in parts.items()}
+def _mesh(config: Config, data: int, fsdp: int) -> AbstractMesh:
+    return AbstractMesh(
+        (data, fsdp, config.mesh.tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR), axis_types=(AxisType.Auto,) * 3
+    )
 
 
-def _kinds(config: Config, name: str) -> tuple[str, ...]:
-    generates, shared = name.startswith(_GENERATES), config.mesh.engine == 0
-    if name.startswith(LENT):
-        return (_WHILE_LENT,)
-    if shared:
-        return ("device", _WHILE_LENT) if config.lent and not generates and ESTIMATE not in name else ("device",)
-    return ("device that generates",) if generates else ("device that learns",)
+def by_device(config: Config, items: Sequence[Item]) -> dict[str, tuple[Item, ...]]:
+    """Returns the items of each sort of device. There is one sort where learner and engine share all devices.
+
+    A device that is lent holds nothing that generates meanwhile. It holds the items marked `lent` in addition.
+    """
+    held: dict[str, list[Item]] = {}
+    for item in items:
+        for device in _devices(config, item):
+            held.setdefault(device, []).append(item)
+    return {device: tuple(own) for device, own in held.items()}
+
+
+def _devices(config: Config, item: Item) -> tuple[str, ...]:
+    """Returns the sorts of devices that hold the item."""
+    if item.lent:
+        return (WHILE_LENT,)
+    if config.mesh.engine:
+        return (GENERATES,) if item.kind.generates else (LEARNS,)
+    stays = not item.kind.generates and item.kind is not Kind.ACTIVATIONS
+    return (SHARED, WHILE_LENT) if config.lent and stays else (SHARED,)
+
+
+def table(items: Sequence[Item]) -> dict[str, int]:
+    """Returns the bytes of each item by its words, and of all together."""
+    return {item.what: item.bytes for item in items} | {"all": sum(item.bytes for item in items)}
 
 
 def process(
-    config: Config, held: Mapping[str, int], temporaries: Mapping[str, int], resident: int, on_host: bool
+    config: Config, items: Sequence[Item], temporaries: Mapping[str, int], resident: int, on_host: bool
 ) -> dict[str, int]:
-    """Bytes of this process at its highest, by what they hold.
+    """Returns bytes of this process at its highest, by what holds them.
+
+    While a checkpoint is written, the process holds a copy of weights and moments. No program runs then, so the larger
+    of the two needs counts. An export reads the present weights: on the CPU the arrays themselves.
 
     Args:
-      held: what `memory` says, per device.
-      temporaries: bytes that each program needs on a device beside what is held, by its name.
-      resident: of the process with everything imported, read and compiled, but no weights.
-      on_host: the devices are the CPU, whose memory is the process's own; else it holds one copy of the weights, at the
-        beginning and at the end, and what lies on a device is said per device.
-
-    While a checkpoint is written the process holds a copy of weights and moments; no program runs then, so the larger of
-    the two needs counts. An export reads what is there: on the CPU the arrays themselves.
+      items: the items of `memory`.
+      temporaries: bytes that each program needs on a device in addition, by name of the program.
+      resident: bytes of the process after imports, inputs and compilation, without weights.
+      on_host: the devices are the CPU, whose memory is the memory of the process. Otherwise the process holds one copy
+        of the weights, at the beginning and at the end, and the bytes on devices are given per device.
     """
-    kept = {name: size for name, size in held.items() if not name.endswith(("all", ESTIMATE)) and size}
-    kinds = by_kind(config, kept).values()
-    largest, shards = max(temporaries, key=temporaries.get), config.mesh.fsdp * config.mesh.tensor
-    saved = {SAVED: (held[WEIGHTS] + held[MOMENTS]) * shards} if config.checkpoint.every else {}
+    kept = [item for item in items if item.kind is not Kind.ACTIVATIONS and item.bytes]
+    largest, shards = max(temporaries, key=lambda name: temporaries[name]), config.mesh.fsdp * config.mesh.tensor
+    copied = {kind: shards * sum(item.bytes for item in kept if item.kind is kind and not item.lent) for kind in Kind}
+    saved = {}
+    if config.checkpoint.every:
+        saved = {"copy of weights and moments for a checkpoint": copied[Kind.WEIGHTS] + copied[Kind.MOMENTS]}
     if not on_host:
-        staged = saved or {"weights on their way (float32)": held[WEIGHTS] * shards}
+        staged = saved or {"weights in transfer (float32)": copied[Kind.WEIGHTS]}
         inside = {"process itself (compiled, no weights yet)": resident, **staged}
+        most = max(sum(item.bytes for item in own) for own in by_device(config, kept).values())
         return inside | {
             "process at its highest": sum(inside.values()),
-            "each device at its highest": max(kind["all"] for kind in kinds) + temporaries[largest],
+            "each device at its highest": most + temporaries[largest],
         }
     program = {f"largest program beside it ({largest})": temporaries[largest] * config.devices}
     totals = [_on_all(config, kept, lent) for lent in (0, config.lent)]
@@ -164,23 +214,23 @@ def process(
     return inside | {"process at its highest": sum(inside.values())}
 
 
-def _on_all(config: Config, held: Mapping[str, int], lent: int) -> dict[str, int]:
-    """`held`, which is per device, on all of them together while so many are lent."""
+def _on_all(config: Config, items: Sequence[Item], lent: int) -> dict[str, int]:
+    """Returns bytes on all devices together, by words of the items, while `lent` devices are lent."""
     count = {
-        "device": config.devices - lent,
-        "device that learns": config.mesh.learner,
-        _WHILE_LENT: lent,
-        "device that generates": config.generating - lent,
+        SHARED: config.devices - lent,
+        LEARNS: config.mesh.learner,
+        WHILE_LENT: lent,
+        GENERATES: config.generating - lent,
     }
     out: Counter[str] = Counter()
-    for kind, part in by_kind(config, held).items():
-        for name, size in part.items():
-            out[name] += size * count[kind] if name != "all" else 0
+    for device, own in by_device(config, items).items():
+        for item in own:
+            out[item.what] += item.bytes * count[device]
     return dict(+out)
 
 
 def resident() -> int:
-    """Bytes of memory that this process has now; where the system does not say, the most it had so far."""
+    """Returns the resident bytes of this process now, or its highest so far where the system has no /proc."""
     status = Path("/proc/self/status")
     if status.is_file():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
@@ -189,7 +239,7 @@ def resident() -> int:
 
 
 def swap_case(config: Config) -> str:
-    """How weights reach the engine: shared, cast or relayout (another sharding)."""
+    """Returns how weights reach the engine: "shared", "cast" or "relayout" (another sharding)."""
     if config.mesh.fsdp > 1 or config.mesh.engine:
         return "relayout"
     return "shared" if config.engine.dtype == "float32" else "cast"
@@ -200,22 +250,25 @@ def _bytes(dtype: str) -> int:
 
 
 def _elements(shapes: Any, shardings: Any) -> int:
-    """Of the weights on one device."""
+    """Returns the number of weights on one device."""
     leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
     return sum(int(np.prod(sharding.shard_shape(shape.shape))) for shape, sharding in leaves)
 
 
 def _cache(config: Config, model: decoder.ModelConfig) -> int:
-    """Keys and values of one replica's pages; kv_heads are split over tensor."""
+    """Returns the bytes of keys and values of one replica's pages. kv_heads are split over tensor."""
     positions = config.pages * config.engine.page_size
     heads = model.kv_heads // config.mesh.tensor
     return 2 * model.layers * positions * heads * model.head_dim * _bytes(config.engine.dtype)
 
 
 def _activations(config: Config, model: decoder.ModelConfig, shards: int) -> int:
-    """Of one micro-batch's backward pass: per layer the residual stream twice, q, k, v, o, the two halves of the gated
-    feed-forward and the attention weights (with remat one layer of that and the stream of each), and the head's
-    logits with their gradient, head_chunk at a time."""
+    """Returns an estimate of the bytes of one micro-batch's backward pass.
+
+    - Each layer: the residual stream twice, q, k, v, o, both halves of the gated feed-forward, and attention weights.
+    - With remat: one layer of that, and the residual stream of each layer.
+    - The head: logits and their gradient, `head_chunk` tokens at a time.
+    """
     tokens = config.batch.rows // shards * config.batch.tokens
     ways = config.mesh.tensor
     inner = (2 * model.heads + 2 * model.kv_heads) * model.head_dim // ways + 3 * model.ffw // ways
@@ -227,7 +280,7 @@ def _activations(config: Config, model: decoder.ModelConfig, shards: int) -> int
 
 
 def text(title: str, rows: dict, unit: str = "") -> str:
-    """A titled table; bytes (unit "B") in MiB."""
+    """Returns a titled table as text. Bytes (unit "B") are shown in MiB."""
     shown = {name: f"{value / 2**20:,.1f} MiB" if unit == "B" else f"{value:,}" for name, value in rows.items()}
     wide = max(map(len, shown))
     return "\n".join([title, *(f"  {name:<{wide}}  {value:>14}" for name, value in shown.items())])
