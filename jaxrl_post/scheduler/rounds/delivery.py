@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from jaxrl_post.scheduler.groups import Open
-from jaxrl_post.types import Group, Part
+from jaxrl_post.types import Part
 
 
 class Delivery(Protocol):
