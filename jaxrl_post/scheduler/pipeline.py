@@ -49,7 +49,7 @@ class PipelineState(LedgerState):
       busy: engine steps that the last step takes.
       pieces: pieces in which the learner gets the groups of the last step.
       paused: rollouts that the staleness bound keeps from admission since `clock`.
-      answers: rollouts of all complete groups so far.
+      `answers`: rollouts of all complete groups so far.
       groups: complete groups so far.
       longest: sum over complete groups of the longest rollout, in tokens.
     """
