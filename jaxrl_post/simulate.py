@@ -1,8 +1,9 @@
 """python -m jaxrl_post.simulate --config=configs/sim/FILE.py [--config.a.b=VALUE ...] [--json FILE] [--trace FILE]
 
-A run without a model: the scheduler and the loop of a real one over lengths that are known, seconds by a cost. It is
-compared with the same workload under synchronous rounds and with the numbers of its paper. Several --config, or none for
-all of configs/sim/, give one table. --trace draws the (last) simulation for ui.perfetto.dev, in simulated seconds.
+Runs a simulation without a model: the scheduler and the loop of a real run over known lengths, with seconds from a
+cost. Compares it with the same workload under synchronous rounds, and with the numbers of its paper. Several --config
+give one table. No --config means all of configs/sim/. --trace draws the last simulation for ui.perfetto.dev, in
+simulated seconds.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.trace import RingTrace
 from jaxrl_post.types import Sampling
 
-# ---- 1. What was asked for
+# ---- 1. The command line
 
 KNOWN = ("--config=FILE", OVERRIDE, "--json FILE", "--trace FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command line: config files, overrides `a.b=value` for each of them, a file for the results, one for a trace."""
+    """The command line: config files, overrides `a.b=value` for each of them, a results file and a trace file."""
 
     files: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ def parse(arguments: Sequence[str]) -> Flags:
 
 @dataclass(kw_only=True)
 class Parts:
-    """Everything that turns."""
+    """The parts of a simulation's ring."""
 
     engine: Any
     scheduler: Any
@@ -77,7 +78,7 @@ class Parts:
 
 
 def assemble(given: Simulation) -> Parts:
-    """Every part, once."""
+    """Builds every part once."""
     engine, past = parts.engine(given), Lengths()
     scheduler = registry.made(
         given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster), parts.pace(given)
@@ -96,7 +97,7 @@ def assemble(given: Simulation) -> Parts:
     )
 
 
-# ---- 3. The ring turns
+# ---- 3. The loop
 
 
 def publish(learner: SimLearner, engine: Any) -> int:
@@ -105,7 +106,7 @@ def publish(learner: SimLearner, engine: Any) -> int:
 
 
 def tallied(made: Parts) -> Ring:
-    """A ring whose rounds are tallied and nothing else."""
+    """Returns a ring whose only listener is the tally."""
     ring = Ring()
     ring.on("accumulating", made.tally.begun)
     ring.on("committed", made.tally.commit)
@@ -114,7 +115,7 @@ def tallied(made: Parts) -> Ring:
 
 
 def listen(ring: Ring, made: Parts, traces: Sequence[RingTrace]) -> None:
-    """Registers the bias meter, the moments of a round, and the traces. Traces draw a publish after it was tallied."""
+    """Registers the bias meter, a round's moments, and the traces. Traces come after the tally, to draw its figures."""
     ring.on("preparing", made.meter.trained)
     ring.on("launched", made.meter.launched, *(trace.launched for trace in traces))
     ring.on("stepping", *(trace.stepping for trace in traces))
@@ -124,7 +125,7 @@ def listen(ring: Ring, made: Parts, traces: Sequence[RingTrace]) -> None:
 
 
 def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict[str, float]:
-    """The figures of a simulation, those of the bias meter among them. `draw` gets pieces of its trace."""
+    """Returns a simulation's figures, the bias meter's included. `draw` receives the pieces of its trace."""
     made = assemble(given)
     traces = [] if draw is None else [RingTrace(draw, made.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
     made.tally.phases += [trace.phase for trace in traces]
@@ -151,11 +152,11 @@ METERED = (
 )
 
 
-# ---- 4. What comes out
+# ---- 4. Figures
 
 
 def stages(given: Simulation) -> dict[str, Simulation]:
-    """Synchronous rounds, then one part more each time; without `parts` the whole is one part."""
+    """Returns synchronous rounds, then one more part each time. Without `parts` the whole is one part."""
     plain = configs.SchedulerConfig(
         prompts=given.scheduler.prompts,
         group_size=given.scheduler.group_size,
@@ -174,9 +175,16 @@ def stages(given: Simulation) -> dict[str, Simulation]:
 
 
 def report(given: Simulation, draw: Callable[[str], object] | None = None) -> dict:
-    """The figures as JSON: rows (name, published, ours, error as ln(ours / published), fitted), rms_log_error over them,
-    speedup_over_sync, length_bias (trained against synchronous mean length), tokens_wasted, part_shares (of the logarithm
-    of the speed-up), and all figures of every stage. `draw` gets the trace of the last stage."""
+    """Returns the figures as JSON. `draw` receives the trace of the last stage.
+
+    - `rows`: name, published, ours, error as ln(ours / published), fitted.
+    - `rms_log_error`: over the rows.
+    - `speedup_over_sync`.
+    - `length_bias`: trained mean length over synchronous mean length, minus 1.
+    - `tokens_wasted`.
+    - `part_shares`: of the logarithm of the speed-up.
+    - `stages`: all figures of every stage.
+    """
     wanted = stages(given)
     found = {name: turn(stage, draw if name == list(wanted)[-1] else None) for name, stage in wanted.items()}
     sync, ours = found["sync"], list(found.values())[-1]
@@ -217,7 +225,7 @@ def _rms(errors: Sequence[float]) -> float | None:
 
 
 def _shares(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Of the logarithm of the whole speed-up, what each stage adds to it."""
+    """Returns the share of each stage in the logarithm of the whole speed-up."""
     names, times = list(found), [stage["step_s"] for stage in found.values()]
     whole = math.log(times[0] / times[-1])
     return {
@@ -227,7 +235,7 @@ def _shares(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def table(reports: Sequence[Mapping]) -> str:
-    """A line for each simulation and for each number of its paper."""
+    """Returns one line for each simulation and one for each number of its paper."""
     lines = [("simulation", "figure", "published", "ours", "ln error", "")]
     for one in reports:
         lines.append(

@@ -1,10 +1,12 @@
-"""Answers without a model: which tokens a rollout has under which weights, known by their lengths and their differences.
+"""The rollouts of a simulated engine: which tokens a rollout has under which weights, without a model.
 
-An answer is a pure function of (seed, version), and a token is a small integer that names the version by which its piece
-of text was drawn. From version v to v + 1 every token is another one with probability `tv` (the total variation of the
-weights' step): the first such position is geometric, and behind it the answer is drawn anew, of the law given that it is
-longer than that position. So the law of the length is the same under every version, exactly, and of two answers to one
-request the first difference of their tokens is the first difference of the texts; behind it equal tokens mean nothing.
+The text of a rollout is a pure function of (seed, version). A token of the text is a small integer: the version by
+which its part of the text was drawn. From version v to v + 1 each token changes with probability `tv`, the total
+variation of the weights' step. So the position of the first change is geometric. From that position on the text is
+drawn again, by the law of lengths above the position. Two facts follow:
+
+- The length has exactly the same law under every version.
+- Two texts of one request first differ where their tokens first differ. Equal tokens beyond it mean nothing.
 """
 
 from __future__ import annotations
@@ -18,33 +20,33 @@ import numpy as np
 from jaxrl_post.sim.laws import Law
 from jaxrl_post.types import Prompt, RolloutId
 
-Spans = tuple[tuple[int, int], ...]  # (position, version): from that position on tokens are sampled by that version
+Spans = tuple[tuple[int, int], ...]  # (position, version): the version samples the tokens from the position on
 
 
 class Answer(NamedTuple):
-    """`length` tokens: from each of `starts` on they are the integer in `names`."""
+    """The text of a rollout: `length` tokens. From each position in `starts` on they equal the integer in `names`."""
 
     length: int
     starts: tuple[int, ...]
     names: tuple[int, ...]
 
     def tokens(self, count: int) -> np.ndarray:
-        """int32[count], the first ones."""
+        """Returns the first `count` tokens, int32[count]."""
         return pieces(self.starts, self.names, count)
 
 
 def pieces(starts: Sequence[int], values: Sequence[int], count: int) -> np.ndarray:
-    """int32[count]: from each start on its value."""
+    """Returns int32[count], in which each value is repeated from its start to the next start."""
     if len(starts) == 1:
         return np.full(count, values[0], np.int32)
     return np.repeat(np.array(values, np.int32), np.diff([*(min(start, count) for start in starts), count]))
 
 
 class Answers:
-    """`law` of a prompt gives its lengths, `cap` the most tokens of an answer.
+    """Draws the texts of rollouts. `law(prompt)` is the law of their lengths; `cap` is the most tokens of a text.
 
     Raises:
-      ValueError: `tv` is no probability.
+      ValueError: `tv` is not in [0, 1).
     """
 
     def __init__(self, law: Callable[[Prompt], Law], *, cap: int, tv: float = 0.0):
@@ -55,16 +57,19 @@ class Answers:
 
     @property
     def frozen(self) -> bool:
-        """Every version gives the same answers."""
+        """Returns whether every version gives the same texts."""
         return self._tv == 0
 
     def length(self, rollout_id: RolloutId, prompt: Prompt, version: int) -> int:
-        """Tokens of the answer that these weights give."""
+        """Returns the number of tokens of the text that these weights give."""
         return self.path(rollout_id, prompt, ((0, version),)).length
 
     def path(self, rollout_id: RolloutId, prompt: Prompt, spans: Spans) -> Answer:
-        """The answer whose tokens are sampled by the versions of `spans`, what is written being kept each time: of one
-        span at position 0 it is what that version gives."""
+        """Returns the text whose tokens are sampled by the versions of `spans`.
+
+        Every change of version keeps the tokens that are already written. One span at position 0 gives the text of its
+        version.
+        """
         law, key = self._law(prompt), int.from_bytes(rollout_id.seed().tobytes(), "little")
         answer = self._drawn(law, key, 0, 0, Answer(0, (), ()))
         if not self.frozen:
@@ -76,7 +81,7 @@ class Answers:
         return answer
 
     def _changed(self, law: Law, key: int, version: int, kept: int, answer: Answer) -> Answer:
-        """One version on: the same up to the first difference at or behind `kept`."""
+        """Returns the text of the next version: the same up to the first difference, which is at or beyond `kept`."""
         first = self._gap(noise(key, version, 0))
         if first < kept:
             first = kept + self._gap(noise(key, version, kept))
@@ -94,14 +99,14 @@ class Answers:
 
 
 def agreement(tokens: np.ndarray, answer: Answer) -> int:
-    """Tokens at the front that both have."""
+    """Returns the number of equal tokens at the front of both."""
     count = min(tokens.size, answer.length)
     different = tokens[:count] != answer.tokens(count)
     return int(different.argmax()) if different.any() else count
 
 
 def spans_of(versions: np.ndarray) -> Spans:
-    """Where the version changes, and to which: of int32[T]."""
+    """Returns where the version changes and to which version, from int32[T]."""
     if versions.size == 0:
         return ()
     starts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist()]
@@ -112,7 +117,7 @@ _WORD, _ODD = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
 
 def noise(key: int, version: int, place: int) -> float:
-    """A number in (0, 1) that depends on nothing else: three rounds of splitmix64."""
+    """Returns a number in (0, 1) that depends on nothing but the arguments: three rounds of splitmix64."""
     state = key
     for word in (version, place, 0):
         state = (state + (2 * word + 1) * _ODD) & _WORD

@@ -1,6 +1,7 @@
-"""A simulated engine that can lie in several ways, one simulated engine for each; between two rounds it changes over.
+"""A simulated engine with several layouts: one SimEngine for each layout, and a relayout between two rounds.
 
-Invariant: clock, version, seconds and counters go on. It refuses to change while anything is on its way.
+Invariant: clock, version, seconds and counters continue over a relayout. A relayout is refused while rollouts are
+running or waiting.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from jaxrl_post.types import Capacity, Layout, Request, Rollout, RolloutId
 
 
 class SimElastic:
-    """A protocols.Engine over one for each layout; the first is where it begins. `move_s`: seconds of a relayout."""
+    """A protocols.Engine over one engine for each layout, beginning with the first. `move_s`: seconds of a relayout."""
 
     def __init__(self, engines: Mapping[Layout, SimEngine], *, move_s: float = 0.0):
         self._engines, self._move_s = dict(engines), move_s
@@ -42,12 +43,12 @@ class SimElastic:
 
     @property
     def seconds(self) -> float:
-        """Simulated seconds since the start."""
+        """Returns the simulated seconds since the start."""
         return self._engine.seconds
 
     @property
     def answers(self) -> Answers:
-        """Where lengths and tokens come from."""
+        """Returns the source of lengths and tokens."""
         return self._engine.answers
 
     def submit(self, requests: Sequence[Request]) -> None:

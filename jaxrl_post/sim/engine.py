@@ -1,8 +1,8 @@
-"""An engine without a device: answers of known length advance in slots, and the clock jumps to the next event.
+"""An engine without a device: rollouts of known length advance in slots, and the clock jumps to the next event.
 
-Invariant: what a rollout is follows from (seed, versions) alone (sim/answers.py); slots, places and pages only change when
-it finishes. An event is a finish or a replica whose KV is full. Events of the same clock are one step; their rollouts come
-by id. It refuses evaluation requests: nothing is evaluated here.
+Invariant: a rollout's tokens follow from (seed, versions) alone (see `sim/answers.py`). Slots, replicas and KV memory
+affect only when the rollout finishes. An event is a finish, or a replica whose KV cache is full. Events of the same
+clock are one step, whose rollouts are ordered by id. Evaluation requests are refused, since nothing is evaluated here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jaxrl_post.sim.answers import Answer, Answers, Spans, agreement, pieces, sp
 from jaxrl_post.sim.pace import Pace
 from jaxrl_post.types import Capacity, Finish, Layout, Request, Rollout, RolloutId, frozen
 
-_NEAR = 1e-6  # tokens; progress is a sum of floats
+_NEAR = 1e-6  # tokens; tolerance for progress, which is a sum of floats
 _ENDLESS = 1 << 53
 
 
 class _Live:
-    """A request that is here. `done` tokens were there when it took its slot, at `origin` of the replica's progress."""
+    """A request in the engine. It had `done` tokens when it took its slot, at `origin` of the replica's progress."""
 
     __slots__ = ("request", "order", "here", "running", "spans", "answer", "done", "origin", "start_clock", "entry")
 
@@ -33,12 +33,15 @@ class _Live:
         self.spans: Spans = ()
         self.answer: Answer | None = None
         self.done, self.origin, self.start_clock = 0, 0.0, -1
-        self.entry = 0  # number of its valid entry in the replica's heap; 0: none
+        self.entry = 0  # number of its valid entry in the replica's heap; 0: no entry
 
 
 class _Replica:
-    """`finishes`: a heap of (progress of the replica at which it finishes, order, entry, live); an entry that is not its
-    live's own any more lies there until it comes to the top."""
+    """The queue and the running rollouts of one replica.
+
+    `finishes` is a heap of (progress of the replica at which the rollout finishes, order, entry, live). An entry is
+    out of date when its number is not `live.entry`. It is removed when it reaches the top.
+    """
 
     def __init__(self):
         self.finishes: list[tuple[float, int, int, _Live]] = []
@@ -46,13 +49,13 @@ class _Replica:
         self._entries = 0
 
     def expect(self, live: _Live) -> None:
-        """Enters when it finishes, in the place of what was entered before."""
+        """Enters the progress at which the rollout finishes. This replaces its earlier entry."""
         self._entries += 1
         live.entry = self._entries
         heapq.heappush(self.finishes, (live.origin + live.answer.length - live.done, live.order, live.entry, live))
 
     def first(self) -> float:
-        """Progress at which the next one finishes."""
+        """Returns the progress at which the next rollout finishes."""
         while self.finishes and self.finishes[0][3].entry != self.finishes[0][2]:
             heapq.heappop(self.finishes)
         return self.finishes[0][0] if self.finishes else math.inf
@@ -62,11 +65,13 @@ class _Replica:
 
 
 class SimEngine:
-    """A protocols.Engine, but for state_dict: simulations are not resumed. `replicas` have `slots` each. `kv_tokens`: KV of a
-    replica, prompts included; where it is full the youngest answer is parked and comes back with its tokens forced. None: it
-    is never full.
+    """A protocols.Engine without state_dict, since simulations are not resumed. Each of `replicas` has `slots`.
 
-    `seconds`: of all steps so far, by the pace's cost. Pages are tokens here."""
+    `kv_tokens`: size of a replica's KV cache in tokens, prompts included. When it is full, the youngest rollout is
+    preempted and re-enters with its tokens forced. None: the KV cache is never full.
+    A page of `capacity` is one token.
+    `seconds`: duration of all steps so far, by the cost of `pace`.
+    """
 
     def __init__(
         self, answers: Answers, *, replicas: int, slots: int, pace: Pace, kv_tokens: int | None = None, version: int = 0
@@ -86,7 +91,7 @@ class SimEngine:
         self._clock, self._version, self._order = 0, version, 0
         self._counts: Counter[str] = Counter()
         self.seconds = 0.0
-        # What all rollouts share: views of these.
+        # Rollouts have views of these arrays.
         self._zeros = frozen(np.zeros(answers.cap, np.float32))
         self._ones, self._none = frozen(np.ones(answers.cap, bool)), frozen(np.zeros(answers.cap, bool))
 
@@ -109,10 +114,11 @@ class SimEngine:
         return len(self._lives)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues them; slots are taken at once, in order of submission.
+        """Queues the requests. Free slots are filled at once, in order of submission.
 
         Raises:
-          ValueError: an evaluation, an id that is here, a replica that is not, or an answer that can outgrow a replica's KV.
+          ValueError: an evaluation request, an id that is already in the engine, or an unknown replica. Also
+            `max_tokens` below the workload's cap, or a rollout that can outgrow a replica's KV cache.
         """
         for request in requests:
             self._check(request)
@@ -145,7 +151,7 @@ class SimEngine:
                 raise ValueError(f"request {name} {sentence}")
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
-        """What they have; one that waits has what it came with."""
+        """Returns the rollouts with their tokens so far. A rollout that never had a slot has its prefix."""
         out, touched = [], set()
         for live in self._here(ids):
             out.append(self._rollout(live, self._written(live), Finish.PARKED))
@@ -159,7 +165,7 @@ class SimEngine:
         return [self._lives[name] for name in dict.fromkeys(ids) if name in self._lives]
 
     def _written(self, live: _Live) -> int:
-        """Tokens it has now."""
+        """Returns the number of tokens that the rollout has now."""
         if not live.running:
             return live.done
         got = self._progress[live.request.replica] - live.origin
@@ -181,7 +187,7 @@ class SimEngine:
         live.running, live.entry = False, 0
 
     def _settle(self, touched: Iterable[int]) -> None:
-        """Fills free slots of these replicas and finds their next events."""
+        """Fills free slots of these replicas and computes the clocks of their next events."""
         replicas = np.array(sorted(touched), np.int64)
         if replicas.size == 0:
             return
@@ -197,14 +203,14 @@ class SimEngine:
         self._due[replicas] = np.where(busy, np.maximum(np.ceil(start + units), self._clock + 1), np.inf)
 
     def _next(self, at: int) -> float:
-        """Tokens until the first of a replica's answers finishes, its free slots being filled first."""
+        """Fills a replica's free slots. Returns the tokens until the first of its rollouts finishes."""
         replica = self._replicas[at]
         while replica.waiting and self._running[at] < self._slots and self._seat(at, replica):
             pass
         return max(replica.first() - self._progress[at], 0.0)
 
     def _seat(self, at: int, replica: _Replica) -> bool:
-        """The first that waits takes a slot, if there is KV for what it comes with; whether another one may be tried."""
+        """Gives a slot to the first waiting request if the KV cache has space. Returns whether to try the next one."""
         live = replica.waiting[0]
         if not live.here:
             replica.waiting.popleft()
@@ -212,7 +218,7 @@ class SimEngine:
         prefix = 0 if live.request.prefix is None else len(live.request.prefix)
         forced = live.request.prompt.tokens.size + max(prefix, live.done)
         if self._running[at] and self._context[at] + forced + self._running[at] >= self._kv_tokens:
-            return False  # room for one more token of each, else it would be put out again at once
+            return False  # without space for one more token of each it would be preempted at once
         replica.waiting.popleft()
         self._waiting[at] -= 1
         self._begin(live)
@@ -226,7 +232,7 @@ class SimEngine:
         return True
 
     def _begin(self, live: _Live) -> None:
-        """Finds the answer: what becomes of a prefix is decided at the version at which it takes its slot."""
+        """Finds the rollout's text. The version at which it takes its slot decides how much of a prefix is kept."""
         request, now = live.request, ((0, self._version),)
         if live.start_clock < 0:
             live.start_clock = self._clock
@@ -243,7 +249,7 @@ class SimEngine:
         self._carry(live, live.done)
 
     def _carry(self, live: _Live, written: int) -> None:
-        """From `written` tokens on it is sampled by the current version."""
+        """Lets the current version sample the rollout from `written` tokens on."""
         if written == 0 or not live.spans:
             live.spans = ((0, self._version),)
         elif live.spans[-1][1] != self._version:
@@ -252,7 +258,7 @@ class SimEngine:
             live.answer = self.answers.path(live.request.rollout_id, live.request.prompt, live.spans)
 
     def step(self) -> list[Rollout]:
-        """Goes to the next event; nothing where nothing runs."""
+        """Advances to the next event and returns the finished rollouts. Returns [] where nothing runs."""
         clock = float(self._due.min())
         if clock == math.inf:
             return []
@@ -281,7 +287,7 @@ class SimEngine:
         self._clock = clock
 
     def _finished(self, at: int) -> list[_Live]:
-        """Who is through; where nobody is, the KV is full and the youngest makes room."""
+        """Returns a replica's finished rollouts. If none finished and the KV cache is full, preempts the youngest."""
         replica, out = self._replicas[at], []
         while replica.first() <= self._progress[at] + _NEAR:
             out.append(heapq.heappop(replica.finishes)[3])
@@ -299,7 +305,7 @@ class SimEngine:
         self._counts["num_preempted"] += 1
 
     def _rollout(self, live: _Live, count: int, finish: Finish) -> Rollout:
-        """With its first `count` tokens. Log-probs and entropies are not simulated: 0."""
+        """Returns the rollout with its first `count` tokens. Log-probs and entropies are not simulated: they are 0."""
         if live.answer is None:
             return self._untouched(live, finish)
         starts, versions = zip(*live.spans)
@@ -319,7 +325,7 @@ class SimEngine:
         )
 
     def _untouched(self, live: _Live, finish: Finish) -> Rollout:
-        """Of one that never had a slot: its prefix, or nothing."""
+        """Returns a rollout that never had a slot: its prefix, or no tokens."""
         prefix = live.request.prefix
         none = np.zeros(0)
         return Rollout(
@@ -335,7 +341,7 @@ class SimEngine:
         )
 
     def swap(self, params: object, version: int) -> None:
-        """`params` is not looked at. Running answers keep their tokens; from here on the new version samples them."""
+        """Ignores `params`. Running rollouts keep their tokens; the new version samples their next ones."""
         if version <= self._version:
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
         self._version = version
@@ -358,14 +364,14 @@ class SimEngine:
             )
 
     def take_over(self, other: SimEngine, seconds: float) -> None:
-        """Goes on where one of another layout, which has nothing to do, stopped, so many seconds later."""
-        assert not self._lives and not other._lives, "answers are on their way"
+        """Continues the clock, version, counters and seconds of an idle engine of another layout, `seconds` later."""
+        assert not self._lives and not other._lives, "rollouts are running or waiting"
         self._clock, self._version, self._order = other._clock, other._version, other._order
         self._counts, self.seconds = other._counts, other.seconds + seconds
         self._free_at[:] = self._clock
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the last call."""
+        """Returns the counts since the last call."""
         counts, self._counts = self._counts, Counter()
         return {f"sim/{name}": float(counts[name]) for name in _COUNTERS}
 

@@ -1,7 +1,7 @@
-"""Laws of answer lengths: a random length from two uniforms, and the same law behind a position that was reached.
+"""Laws of rollout lengths: a random length from two uniform numbers, and the same law above a length that was reached.
 
-Invariant: with `beyond` = d the length follows the law given that it is longer than d, exactly. Lengths are positive and
-continuous here; an answer has as many tokens as its length rounded up, at most the cap.
+Invariant: with `beyond` = d the length follows exactly the law given that it is longer than d. Lengths are positive
+and continuous here. A rollout has its length rounded up in tokens, at most the cap.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from typing import Protocol
 import numpy as np
 
 _NORMAL = NormalDist()
-_LEAST = 1e-300  # a tail this thin is as good as reached at its end
+_LEAST = 1e-300  # least survival that is inverted: keeps inv_cdf away from 0
 
 
 class Law(Protocol):
-    """Of the answers to one prompt."""
+    """The law of the rollout lengths of one prompt."""
 
     def draw(self, which: float, where: float, beyond: float) -> float:
-        """A length above `beyond` >= 0, from two numbers uniform in (0, 1): `which` component, `where` in it."""
+        """Returns a length above `beyond` >= 0 from two numbers uniform in (0, 1).
+
+        `which` selects a component of the law, `where` a length within the component.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """1 to `longest` tokens, each as likely (PipelineRL, arXiv 2509.19128, appendix A)."""
+    """1 to `longest` tokens, each equally likely (PipelineRL, arXiv 2509.19128, appendix A)."""
 
     longest: int
 
@@ -43,7 +46,7 @@ class LogNormal:
     sigma: float
 
     def survival(self, length: float) -> float:
-        """P(longer than `length`)."""
+        """Returns P(longer than `length`)."""
         return 1.0 if length <= 0 else _NORMAL.cdf((self.mu - math.log(length)) / self.sigma)
 
     def draw(self, which: float, where: float, beyond: float) -> float:
@@ -53,13 +56,13 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class LogUniform:
-    """Uniform in the logarithm between two lengths."""
+    """Uniform in the logarithm, between the lengths `low` and `high`."""
 
     low: float
     high: float
 
     def survival(self, length: float) -> float:
-        """P(longer than `length`)."""
+        """Returns P(longer than `length`)."""
         return min(max(math.log(self.high / max(length, self.low)) / math.log(self.high / self.low), 0.0), 1.0)
 
     def draw(self, which: float, where: float, beyond: float) -> float:
@@ -69,7 +72,7 @@ class LogUniform:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """`heavy` with probability `share`, else `body`."""
+    """The law `heavy` with probability `share`, else `body`."""
 
     body: LogNormal
     heavy: LogUniform
@@ -83,13 +86,13 @@ class Mixture:
 
 
 class Empirical:
-    """The lengths that were seen, each as likely. Beyond the longest of them nothing is known: one token more."""
+    """Observed lengths, each equally likely. Above the longest of them a draw is one token longer than `beyond`."""
 
     def __init__(self, lengths: Sequence[int]):
         self._sorted = np.sort(np.asarray(lengths, np.int64))
         if self._sorted.size == 0 or self._sorted[0] < 1:
             raise ValueError(
-                f"lengths that were seen: {self._sorted.size} of them, the shortest "
+                f"observed lengths: {self._sorted.size} of them, the shortest "
                 f"{self._sorted[:1].tolist()}; there must be one at least, and none below 1"
             )
 
@@ -100,15 +103,15 @@ class Empirical:
 
 
 def spread(tail: float, group: int) -> float:
-    """The sigma of a log-normal law whose longest of `group` answers is on average `tail` times the mean one.
+    """Returns the sigma of a log-normal law whose longest of `group` rollouts is on average `tail` times the mean.
 
     Raises:
-      ValueError: a tail that no sigma up to 3 gives.
+      ValueError: no sigma up to 3 gives this tail.
     """
     low, high = 0.0, 3.0
     if not tail_of(low, group) <= tail <= tail_of(high, group):
         raise ValueError(
-            f"a log-normal law's longest of {group} answers is 1 to {tail_of(high, group):.3g} times the mean "
+            f"a log-normal law's longest of {group} rollouts is 1 to {tail_of(high, group):.3g} times the mean "
             f"one, not {tail}; the nearest valid value is {min(max(tail, 1), tail_of(high, group)):.3g}"
         )
     for _ in range(60):
@@ -118,8 +121,10 @@ def spread(tail: float, group: int) -> float:
 
 
 def tail_of(sigma: float, group: int) -> float:
-    """E[max of `group`] / E[one] of a log-normal law: the integral of G phi(z) Phi(z)^(G-1) e^(sigma z) by the trapezoid
-    rule, over e^(sigma^2 / 2)."""
+    """Returns E[max of `group`] / E[one] of a log-normal law.
+
+    Integrates G phi(z) Phi(z)^(G-1) e^(sigma z) by the trapezoid rule, and divides by e^(sigma^2 / 2).
+    """
     density = group * _PHI * _BELOW ** (group - 1) * np.exp(sigma * _Z)
     return float(np.trapezoid(density, _Z) / math.exp(sigma**2 / 2))
 

@@ -1,9 +1,12 @@
-"""Replicas lent to the learner while a round drains (RollPacker, arXiv 2509.21009, section 5.3), as seconds of a step.
+"""Seconds of a step that lends replicas to the learner while a round drains (RollPacker, arXiv 2509.21009, 5.3).
 
-When a share of a round's answers is done, part of the devices train on groups that are whole while the others go on
-generating; what is left at the end is trained on by all. A run does so by `scheduler.lend`; here it is reckoned beside a round
-that was simulated without. Invariant: a step with lending never takes longer than without, and what is trained on is the same: the
-sum is exact, only its order is not. Left out: the slower steps of the fuller replicas, at most 1 % by the paper.
+Once a share of a round's rollouts is done, some of the devices train on complete groups while the others keep
+generating. All devices train on the rest at the end of the round. A run does this with `scheduler.lend`. Here the
+seconds are computed from a round that was simulated without lending.
+
+Invariant: a step with lending never takes longer than a step without. Both train on the same groups: the sum of
+gradients is exact, only its order differs. Not modelled: the slower steps of the fuller replicas, at most 1 %
+according to the paper.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ def step_s(
     share: float = 0.5,
     migrate_s: float = 3.0,
 ) -> float:
-    """Seconds of a step.
+    """Returns the seconds of a step.
 
     Args:
-      done: seconds since the round began at which each answer was done.
-      groups: of each group trained on the seconds at which it was whole, and its share of the training.
-      rollout_s, train_s: of the round without lending.
-      first: share of the answers that is done before devices are lent; `share`: of the devices; `migrate_s`: until they train.
+      done: seconds from the start of the round at which each rollout was done.
+      groups: for each trained group the seconds at which it was complete, and its share of the training.
+      rollout_s, train_s: seconds of the round without lending.
+      first: share of the rollouts that are done before devices are lent.
+      share: share of the devices that are lent.
+      migrate_s: seconds until the lent devices train.
     """
     if not done:
         return rollout_s + train_s
@@ -44,7 +49,7 @@ def step_s(
 
 
 class Moments:
-    """A listener of the ring that knows the second of each clock of this round. `now`: of the engine."""
+    """A listener of the ring that knows the second of each clock of this round. `now()`: seconds of the engine."""
 
     def __init__(self, now: Callable[[], float]):
         self._now, self._begun = now, now()
@@ -56,7 +61,7 @@ class Moments:
         self._done += [self._at[clock]] * len(finished)
 
     def round_over(self, groups: Sequence[Group], *, rollout_s: float, train_s: float) -> float:
-        """`step_s` of the round that ends; what an earlier round finished was whole at the start."""
+        """Returns `step_s` of the round that ends. A group that an earlier round finished was complete at the start."""
         tokens = [sum(map(len, group.rollouts)) for group in groups]
         whole = [max(self._at.get(rollout.finish_clock, 0.0) for rollout in group.rollouts) for group in groups]
         found = step_s(

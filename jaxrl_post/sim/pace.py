@@ -1,8 +1,9 @@
-"""How fast replicas go: tokens per unit of the engine's clock, and the seconds that pass meanwhile.
+"""The speed of replicas: tokens per unit of the engine's clock, and seconds per unit of the clock.
 
-Invariant: seconds are computed from a cost, never measured. `LockStep`: all replicas are one program, the clock counts
-its steps, and a step lasts as long as that of the slowest replica. `Independent`: each replica steps on its own, there is
-no common step, and the clock counts ticks of equal length.
+Invariant: seconds are computed from a cost, never measured.
+
+- `LockStep`: all replicas are one program. The clock counts its steps. A step lasts as long as the slowest replica's.
+- `Independent`: each replica has its own steps. The clock counts ticks of equal length.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import numpy as np
 
 
 class Cost(Protocol):
-    """Of an engine step: cost.DecodeCost or cost.TableCost."""
+    """The cost of an engine step: step_cost.DecodeCost or step_cost.TableCost."""
 
     prefill_s: float
 
     def __call__(self, rows: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds of a step of each replica."""
+        """Returns the seconds of a step of each replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """Speculation where at most `most_running` answers run: each then gets `tokens` tokens a step on average, for `width`
-    rows more."""
+    """Speculative decoding in replicas where at most `most_running` rollouts run.
+
+    Each of these rollouts then gets `tokens` tokens a step on average, for `width` additional rows.
+    """
 
     tokens: float = 1.0
     width: int = 0
@@ -36,7 +39,7 @@ class Drafts:
             raise ValueError(f"drafts: tokens={self.tokens} a step must lie between 1 and width + 1 = {self.width + 1}")
 
     def rates(self, running: np.ndarray) -> np.ndarray:
-        """Tokens a step of each answer."""
+        """Returns the tokens per step of each rollout."""
         return np.where(running <= self.most_running, self.tokens, 1.0)
 
     def rows(self, running: np.ndarray) -> np.ndarray:
@@ -47,20 +50,20 @@ NO_DRAFTS = Drafts()
 
 
 class Pace(Protocol):
-    """What the engine asks. All arrays are per replica: answers `running`, tokens of KV in `context`."""
+    """The speeds that the engine asks for. Arrays are per replica: `running` rollouts, `context` tokens of KV cache."""
 
     def rates(self, running: np.ndarray, context: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Tokens that each answer gets per unit of the clock, over the next `tokens` of them."""
+        """Returns the tokens that each rollout gets per unit of the clock, over its next `tokens` tokens."""
 
     def stall(self, forced: float) -> float:
-        """Units of the clock in which a replica that prefills `forced` tokens does nothing else."""
+        """Returns the units of the clock in which a replica only prefills `forced` tokens."""
 
     def seconds(self, running: np.ndarray, context: np.ndarray, units: float, forced: np.ndarray) -> float:
-        """That pass in `units` of the clock, `context` being that in the middle, when `forced` tokens were prefilled."""
+        """Returns the seconds of `units` of the clock with `forced` tokens of prefill. `context`: halfway through."""
 
 
 class LockStep:
-    """The clock counts steps of one program over all replicas; prefill goes between steps."""
+    """The clock counts steps of one program over all replicas. Prefill happens between steps."""
 
     def __init__(self, cost: Cost, drafts: Drafts = NO_DRAFTS):
         self._cost, self._drafts = cost, drafts
@@ -77,7 +80,7 @@ class LockStep:
 
 
 class Independent:
-    """The clock counts ticks of `tick_s` seconds; each replica steps as fast as its own rows and context let it."""
+    """The clock counts ticks of `tick_s` seconds. The speed of a replica follows from its own rows and context."""
 
     def __init__(self, cost: Cost, tick_s: float, drafts: Drafts = NO_DRAFTS):
         if not tick_s > 0:

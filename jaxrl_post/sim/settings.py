@@ -1,8 +1,10 @@
-"""What a simulation is given: one frozen schema, resolved by config.resolve as a run's is.
+"""The config of a simulation: one frozen schema, resolved by config.resolve like the config of a run.
 
-A file in configs/sim/ starts from `default()`; its scheduler is the section of a run's config, so what is simulated is what
-would run. So are the rules: an option that nothing would read is refused, and the relations of a scheduler and its
-devices are those of a run under the names of this schema.
+A file in configs/sim/ starts from `default()`. Its scheduler section is that of a run's config, so the simulated
+scheduler is the one that would run. The rules are those of a run too:
+
+- An option that nothing would read is refused.
+- The relations between a scheduler and its devices hold under the names of this schema.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ _FITTED = "workload.name=lognormal"
 class Workload:
     """Prompts and the lengths of their rollouts.
 
-    - `rollpacker`: fitted to that paper's figure 11.
+    - `rollpacker`: fitted to figure 11 of the RollPacker paper.
     - `uniform`: 1 to `cap`.
     - `lognormal`: by `mean`, `tail` and `within`.
-    - `trace`: the lengths of the file `path`.
-    - `rollouts`: those of the rollout log in the folder `path`.
+    - `trace`: the lengths in the file `path`.
+    - `rollouts`: the lengths in the rollout log of the folder `path`.
     """
 
     name: str = one_of(
@@ -51,10 +53,11 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The devices that generate, and what a step of theirs costs.
+    """The devices that generate, and the cost of their steps.
 
-    The cost is that of a measured table, else a given one, else analytic for `model` on `device`. Drafts: where at most
-    `draft_running` rollouts of a replica run, each gets `draft_tokens` tokens a step for `draft_width` rows more.
+    The cost is `cost_table` if given, else `step_s` if given, else the analytic cost of `model` on `device`. Drafts:
+    in a replica with at most `draft_running` rollouts, each gets `draft_tokens` tokens a step for `draft_width`
+    additional rows.
     """
 
     replicas: int = at_least(16, 1, unit="replicas", doc="Replicas of the engine.")
@@ -106,7 +109,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """What an optimizer step takes."""
+    """The duration of an optimizer step."""
 
     token_s: float = at_least(0.0, 0.0, unit="seconds", doc="For each trained token.")
     step_s: float = at_least(0.0, 0.0, unit="seconds", doc="For each step.")
@@ -143,12 +146,12 @@ class Simulation:
 
     @property
     def generating(self) -> int:
-        """Devices of the engine."""
+        """Returns the number of devices of the engine."""
         return self.cluster.replicas * self.cluster.tensor
 
     @property
     def sampling(self) -> config.SamplingConfig:
-        """Answers end by themselves, at the latest at the cap."""
+        """Returns sampling settings in which a rollout ends by itself, or at the cap."""
         return config.SamplingConfig(max_tokens=self.workload.cap)
 
     def __post_init__(self):
@@ -163,7 +166,7 @@ def _nameless(parts: tuple) -> list[str]:
     return [part for part in parts if not all(map(str.strip, part.partition(":")))]
 
 
-# What a rule of a run calls an option of this schema.
+# Option of a run's rules -> option of this schema.
 _ALIASES = {
     "engine.layouts": "cluster.layouts",
     "engine.cost_table": "cluster.cost_table",
@@ -208,13 +211,14 @@ RELATIONS = (
 
 
 def default() -> Any:
-    """Every field with its default, as a ConfigDict that refuses unknown names."""
+    """Returns every field with its default, as a ConfigDict that refuses unknown names."""
     return config.default(Simulation)
 
 
 def resolve(given: Any, overrides: Sequence[str] = ()) -> Simulation:
-    """
+    """Returns the simulation that `given` and `overrides` describe.
+
     Raises:
-      ValueError: unknown name (with the nearest), wrong type, value out of range, or a rule broken.
+      ValueError: unknown name (with the nearest), wrong type, value out of range, or a broken rule.
     """
     return config.resolve(given, overrides, Simulation)

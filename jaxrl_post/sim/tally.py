@@ -1,6 +1,6 @@
-"""What happened in a simulation, round by round: an observer, and the figures that follow.
+"""An observer of a simulation: what happened in each round, and the figures that follow.
 
-Invariant: it reads and never changes what is simulated; seconds are the engine's and the learner's own.
+Invariant: it reads the simulation and never changes it. Seconds are those of the engine and of the learner.
 """
 
 from __future__ import annotations
@@ -23,9 +23,16 @@ from jaxrl_post.types import Group, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """`kind`: short or long; `batches` trained on, one after the other; seconds of generating and of training, and of both with
-    drained replicas lent to the learner; lengths of what was trained, int64[N]; mean reward; mean staleness of its tokens in
-    optimizer steps."""
+    """One round.
+
+    - `kind`: short or long.
+    - `generate_s`, `train_s`: seconds of generating and of training.
+    - `lent_s`: seconds of both, with drained replicas lent to the learner.
+    - `lengths`: lengths of the trained rollouts, int64[N].
+    - `reward`: mean reward.
+    - `staleness`: mean staleness of the trained tokens, in optimizer steps.
+    - `batches`: batches trained on, one after the other.
+    """
 
     kind: str
     generate_s: float
@@ -42,7 +49,10 @@ class Round:
 
 
 class Tally:
-    """A protocols.Observer. `round_s`: added to every round's generation. `wall`: None: one after the other."""
+    """A protocols.Observer.
+
+    `round_s`: seconds added to the generation of every round. `wall`: None means that engine and learner take turns.
+    """
 
     def __init__(
         self,
@@ -56,20 +66,20 @@ class Tally:
         self._engine, self._scheduler, self._learner, self._round_s = engine, scheduler, learner, round_s
         self._wall = wall or OneAfterTheOther(engine, learner)
         self._before = Spent(0.0, 0.0)
-        self._counted: Counter[str] = Counter()  # since weights were published last
+        self._counted: Counter[str] = Counter()  # since the last publish
         self._batches = 0
-        self.moments = Moments(lambda: engine.seconds)  # to watch the engine
-        self._fresh: dict[tuple, tuple[Group, int]] = {}  # with the step that its first commit began at
-        self.phases: list[Callable[[str, float, float], object]] = []  # told of each, with its begin and end
+        self.moments = Moments(lambda: engine.seconds)  # listens to the engine's steps
+        self._fresh: dict[tuple, tuple[Group, int]] = {}  # (group, step before its first commit)
+        self.phases: list[Callable[[str, float, float], object]] = []  # get each name, begin and end
         self.rounds: list[Round] = []
         self.counts: Counter[str] = Counter()
 
     def now(self) -> float:
-        """Seconds since the start."""
+        """Returns the seconds since the start."""
         return sum(self._wall.spent()) + self._round_s * len(self.rounds)
 
     def begun(self, groups: Sequence[Group]) -> None:
-        """The learner is about to accumulate these."""
+        """Notes that the learner is about to accumulate these groups."""
         self._wall.begun(groups)
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
@@ -111,8 +121,14 @@ class Tally:
 
 
 def figures(rounds: Sequence[Round], counts: Mapping[str, float]) -> dict[str, float]:
-    """Means over batches: *_s in seconds, but of short and long rounds apart, where there are long ones, of a round; lengths
-    in tokens; `period`: rounds per long one; `tokens_wasted`: the share of generated tokens that was not trained."""
+    """Returns the figures of a simulation.
+
+    - `*_s`: mean seconds per batch. Figures of short and of long rounds are per round, and only given if
+      both kinds occurred.
+    - lengths: in tokens.
+    - `period`: rounds per long round.
+    - `tokens_wasted`: the share of generated tokens that was not trained.
+    """
     batches = sum(one.batches for one in rounds)
     out = {
         name: sum(getattr(one, of) for one in rounds) / batches

@@ -1,11 +1,12 @@
-"""The exact twin of the row engine: the same host's side, over a device of numpy that knows every answer.
+"""The exact twin of the row engine: the same host code over a device in numpy that knows the tokens of every rollout.
 
-It plays the row program step by step: the same plan of rows, what a step settles, where a dispatch ends. What a model would
-sample is given. What a drafter would have guessed is not known here: where the engine drafted, the answer says how many
-tokens each of its steps settled, and the log of dispatches what the drafts were worth.
+The twin executes the row program step by step: the same plan of rows, the same settled tokens, the same end of a
+dispatch. The tokens that a model would sample are given. The guesses of a drafter are not known. Where the engine
+drafted, the known rollout gives the number of tokens that each step settled. The dispatch log gives what the drafts
+were worth.
 
-Invariant: fed with what an engine of the same settings logged, it takes the engine's decisions, each at the same clock; a
-log of another engine is refused as soon as it does not fit.
+Invariant: with the logs of an engine of the same settings the twin takes the engine's decisions, each at the same
+clock. The log of another engine is refused as soon as it does not fit.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from jaxrl_post.types import Layout, Request
 
 
 class Known(NamedTuple):
-    """An answer: tokens int32[T], and `ends` int[K], ascending to T: how many of them there were after each step that settled
-    some. None: one a step, but for candidates of a prefix that prove right."""
+    """The tokens of a rollout, int32[T].
+
+    `ends`, int[K] ascending to T: the number of tokens after each step that settled some. None: one token a step,
+    except where candidates of a prefix are accepted.
+    """
 
     tokens: np.ndarray
     ends: np.ndarray | None = None
@@ -34,9 +38,17 @@ class Known(NamedTuple):
 
 @dataclass
 class Block:
-    """One replica within a dispatch: per slot [S] what the program carries from step to step; the text it has [S, T], the
-    text there will be, `truth` [S, T] (-1: nobody knows), and how many tokens the step settles that begins with so many,
-    `leaps` [S, T]."""
+    """One replica within a dispatch. All arrays but `uses` have a row per slot [S].
+
+    - `packed`: what the host sends of each slot, in the columns of wire.py.
+    - `text` [S, T]: the tokens so far.
+    - `truth` [S, T]: the tokens of the whole rollout. -1: unknown.
+    - `leaps` [S, T]: at place t, the number of tokens that a step settles when the text has t tokens.
+    - `known`, `filled`, `guessed`: number of tokens, number of positions in the KV cache, end of the candidates.
+    - `done`: whether the rollout has ended.
+    - `stamps` [S, emit]: step * 2 + drafted of each token of the dispatch.
+    - `uses`: rows by use, in the order of wire.USES.
+    """
 
     packed: np.ndarray
     text: np.ndarray
@@ -54,16 +66,18 @@ class Block:
         return (self.packed[:, c.ACTIVE] > 0) & ~self.done
 
     def bound(self, emit: int) -> np.ndarray:
-        """Rows of a slot stay below this position."""
+        """Returns the position below which the rows of each slot stay, [S]."""
         p = self.packed
         return np.minimum(np.minimum(p[:, c.LIMIT] - 1, p[:, c.MAPPED]), p[:, c.NUM_TOKENS] + emit - 1)
 
 
 class RowTwin:
-    """A RowDevice (engine/host/device.py) of numpy, for a RowHost.
+    """A RowDevice (engine/host/device.py) in numpy, for a RowHost.
 
-    `answers(request, version)` is asked whenever a dispatch begins with the request in a slot, and must be a pure function.
-    `drafted`: the dispatches that drafted, in order. `classes`: classes of drafts that the drafter counts."""
+    `answers(request, version)` must be a pure function. It is called whenever a dispatch begins with the request
+    in a slot.
+    `drafted`: the dispatches that drafted, in order. `classes`: number of classes of drafts that the drafter counts.
+    """
 
     watched = 0
 
@@ -94,7 +108,7 @@ class RowTwin:
     def relayout(self, layout: Layout) -> None:
         """Accepts layouts with the twin's number of replicas; see RowDevice."""
         if layout.replicas != self._sizes.replicas:
-            raise ValueError(f"the twin is of one layout, of {self._sizes.replicas} replicas; {layout} was requested")
+            raise ValueError(f"the twin has one layout, with {self._sizes.replicas} replicas; {layout} was requested")
 
     def dispatch(self, order: DispatchOrder) -> Callable[[], c.DispatchResult]:
         """Runs a dispatch; see RowDevice."""
@@ -151,7 +165,7 @@ class RowTwin:
         )
 
     def _with_drafts(self, result: c.DispatchResult, order: DispatchOrder) -> c.DispatchResult:
-        """Adds what the log says of the drafts, once it is sure that it speaks of this dispatch."""
+        """Adds what the dispatch log records of the drafts, after checking that its line belongs to this dispatch."""
         logged = next(self._drafted, None)
         found = logged and (logged.purpose, logged.clock, logged.rows, logged.steps, *logged.uses[:2])
         mine = (order.purpose, order.clock, order.rows, result.steps, *result.uses.sum(axis=0)[:2].tolist())
@@ -167,7 +181,7 @@ class RowTwin:
 
 
 def _goes_on(blocks: list[Block], emit: int, freed: int) -> bool:
-    """Whether the dispatch takes another step."""
+    """Returns whether the dispatch takes another step."""
     going = [block.going for block in blocks]
     stalled = any(np.any(g & (block.known > block.bound(emit))) for g, block in zip(going, blocks))
     watch = [block.packed[:, c.WATCH] for block in blocks]
@@ -176,7 +190,7 @@ def _goes_on(blocks: list[Block], emit: int, freed: int) -> bool:
 
 
 def _step(block: Block, number: int, rows: int, sizes: c.Sizes, drafts: bool) -> None:
-    """One step of one replica: `_step` of engine/row_program.py without the model."""
+    """Executes one step of one replica: `_step` of engine/row_program.py without the model."""
     packed, known = block.packed, block.known
     S, going, bound = known.size, block.going, block.bound(sizes.emit)
     forced = np.where(going & (known <= bound), known - block.filled, 0)
@@ -199,7 +213,7 @@ def _step(block: Block, number: int, rows: int, sizes: c.Sizes, drafts: bool) ->
     match = (sampled == guess) & ~ended & plan.head_real
     before = np.cumsum(~match) - ~match
     counts = plan.head_real & (before == before[np.arange(match.size) - plan.head_rank])
-    assert np.all(sampled[counts] >= 0), "the program samples behind the end of an answer"
+    assert np.all(sampled[counts] >= 0), "the program samples behind the end of a rollout"
     gained, missed = (np.bincount(slot[which], minlength=S) for which in (counts, counts & ~match))
     _settle(block, number, _gains(block, gained, drafts, bound), missed, plan.count, going)
     mine = packed[:, c.LEADER] == np.arange(S)
@@ -211,7 +225,7 @@ def _step(block: Block, number: int, rows: int, sizes: c.Sizes, drafts: bool) ->
 
 
 def _gains(block: Block, gained: np.ndarray, drafts: bool, bound: np.ndarray) -> np.ndarray:
-    """Tokens that each slot settles: where no candidates decide it, as many as the answer's own step did."""
+    """Returns the tokens that each slot settles, [S]. Without candidates the logged step decides the number."""
     leap = np.take_along_axis(block.leaps, np.minimum(block.known, block.leaps.shape[1] - 1)[:, None], axis=1)[:, 0]
     leap = np.where((gained > 0) & (block.guessed <= block.known), leap, gained)
     room = np.maximum(bound + 1 - block.known, 1) if drafts else np.maximum(gained, 1)
@@ -243,7 +257,7 @@ def _settle(
 
 
 def _fits(sequence: SequenceState, answer: Known) -> None:
-    """ValueError: the answer does not begin with what the request has already."""
+    """Raises ValueError if the known rollout does not begin with the tokens of the request so far."""
     if sequence.tokens != answer.tokens[: len(sequence.tokens)].tolist():
         raise ValueError(
             f"request {sequence.request.rollout_id}: its {len(sequence.tokens)} tokens are not the beginning of the "

@@ -1,9 +1,10 @@
-"""A finished run as inputs of its twin: of the rollouts that it logged their lengths, how they ended, and their scores.
+"""A finished run as inputs of its twin: from its logs the lengths of rollouts, how they ended, and their scores.
 
-A rollout that is put off has several lives: each ends when it is parked, at a length that the twin must find out for itself,
-or finishes; a life that begins with candidates keeps as many of them as the run's did.
-Invariant: no text goes through here, and no clock. A token of a known answer is a stand-in, an end token where the logged
-one ended so; of the clocks that were logged only which tokens came in one step, never when.
+A deferred rollout has several lives. A life ends when the rollout is parked or finishes. The twin must find out by
+itself at which length a life is parked. A life that begins with candidates accepts as many of them as in the run.
+
+Invariant: no text is read here, and no clock. A known token is a stand-in. The last one is an end token where the
+logged rollout ended with one. Logged clocks only show which tokens came in one step, never when.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import numpy as np
 from jaxrl_post.sim.twin import Known
 from jaxrl_post.types import Finish, Group, Request, Rollout, RolloutId, Sampling
 
-Ends = dict[int, tuple[int, Finish] | None]  # by the version in use: length and finish of a life, None: it was stopped
+Ends = dict[int, tuple[int, Finish] | None]  # version in use -> length and finish of a life; None: it was parked
 
 
 def lives(decisions: Iterable[Mapping]) -> dict[RolloutId, Ends]:
-    """How the lives of every rollout ended, from the lines of scheduler_log.jsonl."""
+    """Returns how the lives of every rollout ended, from the lines of scheduler_log.jsonl."""
     out: dict[RolloutId, Ends] = defaultdict(dict)
     commits = version = 0
     for line in decisions:
@@ -37,9 +38,14 @@ def lives(decisions: Iterable[Mapping]) -> dict[RolloutId, Ends]:
 
 
 class LoggedAnswers:
-    """`answers` of a RowTwin. `train`: all rollouts that were trained; `ended`: see `lives`; `evaluations`: the answers of each
-    evaluated version. `drafted`: whether a step may have settled several tokens that were no candidates; `prefix_mode`: how
-    what was put off went on (types.PREFIX_MODES).
+    """The `answers` of a RowTwin.
+
+    Args:
+      train: all rollouts that were trained.
+      ended: see `lives`.
+      evaluations: the rollouts of each evaluated version.
+      drafted: whether a step may have settled several tokens that were no candidates.
+      prefix_mode: how deferred rollouts resumed (types.PREFIX_MODES).
     """
 
     def __init__(
@@ -57,9 +63,10 @@ class LoggedAnswers:
         self._known: dict[tuple[RolloutId, int], Known] = {}
 
     def __call__(self, request: Request, version: int) -> Known:
-        """
+        """Returns the rollout of the request under this version.
+
         Raises:
-          ValueError: nothing was logged for it, or not what its drafts took.
+          ValueError: the logs do not have the rollout, or not the steps that its drafts took.
         """
         key = (request.rollout_id, version)
         if key not in self._known:
@@ -79,11 +86,11 @@ class LoggedAnswers:
                 f"{id} has no end in the logs under version {version} or a later one: the twin asks for what the "
                 "run never did"
             )
-        life = max(ends) if self._mode == "recompute" else min(later)  # what stays is the beginning of what comes
+        life = max(ends) if self._mode == "recompute" else min(later)  # recompute: a life begins the next one
         last = life == max(ends)
         if self._drafted and not (last and rollout):
             raise ValueError(
-                f"{id} was put off and went on by {self._mode!r}, or was not trained: no log has the steps that "
+                f"{id} was deferred and resumed by {self._mode!r}, or was not trained: no log has the steps that "
                 "its drafts took then, so this run cannot be played again"
             )
         if ends[life] is None:
@@ -92,7 +99,7 @@ class LoggedAnswers:
         return self._as_stepped(rollout, tokens, request.sampling, len(ends) > 1) if last and rollout else Known(tokens)
 
     def _as_stepped(self, rollout: Rollout, tokens: np.ndarray, sampling: Sampling, again: bool) -> Known:
-        """With what its steps show: where the candidates of an earlier life went wrong, and how many tokens came at once."""
+        """Adds what the logged steps show: an earlier life's first rejected candidate, and the tokens of each step."""
         if len(rollout) != tokens.size:
             raise ValueError(
                 f"{rollout.id} ends with {tokens.size} tokens by the log of decisions, with {len(rollout)} by "
@@ -110,16 +117,16 @@ def _by_id(groups: Sequence[Group]) -> dict[RolloutId, Rollout]:
 
 
 def _others(sampling: Sampling) -> list[int]:
-    """Two tokens that end nothing."""
+    """Returns two tokens that do not end a rollout."""
     ends = sampling.eos_ids + sampling.stop_ids
     return [id for id in range(len(ends) + 2) if id not in ends][:2]
 
 
 def stand_ins(length: int, finish: Finish, sampling: Sampling) -> np.ndarray:
-    """int32[length] that ends like that.
+    """Returns int32[length] that ends in the same way as the rollout.
 
     Raises:
-      ValueError: it ended in a way that no token of its own shows (a stop string).
+      ValueError: the rollout ended in a way that none of its tokens shows (a stop string).
     """
     tokens = np.full(length, _others(sampling)[0], np.int32)
     if finish is not Finish.LENGTH:
@@ -134,18 +141,19 @@ def stand_ins(length: int, finish: Finish, sampling: Sampling) -> np.ndarray:
 
 
 class LoggedRewards:
-    """A protocols.Rewards that gives every group the scores it was given, from the lines of scheduler_log.jsonl."""
+    """A protocols.Rewards that gives every group its logged scores, from the lines of scheduler_log.jsonl."""
 
     def __init__(self, decisions: Iterable[Mapping]):
         self._scored = {tuple(line["group"]): line for line in decisions if line["event"] == "scored"}
 
     def start(self, rollout: Rollout) -> None:
-        """Nothing is graded."""
+        """Does nothing: there is nothing to grade."""
 
     def join(self, group: Group) -> Group:
-        """
+        """Returns the group with its logged scores.
+
         Raises:
-          ValueError: the group, or one of its size, was never scored.
+          ValueError: no group of this prompt, epoch and size was scored.
         """
         line = self._scored.get((group.rollouts[0].id.epoch, group.prompt.id), {"scored": ()})
         if len(line["scored"]) != len(group.rollouts):

@@ -1,6 +1,6 @@
 """How the seconds of a simulated engine and of a simulated learner add up: one after the other, or side by side.
 
-Invariant: seconds are the engine's and the learner's own; nothing here changes what is simulated.
+Invariant: seconds are those of the engine and of the learner. Nothing here changes the simulation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from jaxrl_post.types import Group
 
 
 class Spent(NamedTuple):
-    """Seconds since the start in which answers were generated or waited for, and in which the ring only trained."""
+    """Seconds since the start.
+
+    `generate_s`: the engine generated, or waited for the learner. `train_s`: the ring only trained.
+    """
 
     generate_s: float
     train_s: float
@@ -22,23 +25,23 @@ class Spent(NamedTuple):
 class Engine(Protocol):
     @property
     def seconds(self) -> float:
-        """Of all steps so far."""
+        """Returns the seconds of all steps so far."""
 
 
 class Wall(Protocol):
-    """Told when an optimizer step begins, when it has ended, and when its weights are published."""
+    """Adds up seconds. It is notified when an optimizer step begins, ends, and has its weights published."""
 
     def spent(self) -> Spent:
-        """Up to now."""
+        """Returns the seconds up to now."""
 
     def begun(self, groups: Sequence[Group]) -> None:
-        """The learner is about to accumulate these."""
+        """Notes that the learner is about to accumulate these groups."""
 
     def committed(self) -> None:
-        """The learner's seconds hold a step more."""
+        """Notes that the learner's seconds include another step."""
 
     def published(self) -> None:
-        """Its weights are there."""
+        """Notes that the step's weights are published."""
 
 
 class OneAfterTheOther:
@@ -61,19 +64,19 @@ class OneAfterTheOther:
 
 
 class SideBySide:
-    """A Wall: each has its own devices. Whoever needs weights that are not there waits."""
+    """A Wall: learner and engine have devices of their own, and wait for weights that are not published yet."""
 
     def __init__(self, engine: Engine, learner: SimLearner):
         self._engine, self._learner = engine, learner
         self._waited = self._until = self._learned = 0.0
-        self._free = -1.0  # now, if a step was just published
-        self._began: float | None = None  # of a step that is under way
+        self._free = -1.0  # equals the current second if a step was just published
+        self._began: float | None = None  # when the running step began
 
     def spent(self) -> Spent:
         return Spent(self._engine.seconds + self._waited, 0.0)
 
     def begun(self, groups: Sequence[Group]) -> None:
-        """A step that follows a publish at once waited for the learner: it began as soon as that was free."""
+        """Notes when the step begins. Right after a publish, the step began as soon as the learner was free."""
         if groups and self._began is None:
             now = self.spent().generate_s
             self._began = self._until if now == self._free else max(self._until, now)

@@ -1,7 +1,7 @@
-"""What is to be generated: prompts in an endless order, and of each the law of its answers' lengths.
+"""What a simulation generates: prompts in an endless order, and for each prompt the law of its rollouts' lengths.
 
-Invariant: a prompt and its law are functions of (seed, index); the order of an epoch of (seed, epoch). A prompt keeps its
-law over the epochs, so a history of it is worth something.
+Invariant: a prompt and its law are functions of (seed, index). The order of an epoch is a function of (seed, epoch). A
+prompt keeps its law in every epoch, so its history predicts its lengths.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxrl_post.types import Prompt
 
 
 class Prompts:
-    """A PromptOrder of `count` prompts of `tokens` tokens each; each epoch in an order of its own.
+    """A PromptOrder of `count` prompts of `tokens` tokens each. Every epoch has an order of its own.
 
     Raises:
       ValueError: no prompts, or prompts without a token.
@@ -31,11 +31,11 @@ class Prompts:
         self._epoch, self._order = -1, np.zeros(0, np.int64)
 
     def __len__(self) -> int:
-        """Prompts per epoch."""
+        """Returns the number of prompts per epoch."""
         return self._count
 
     def at(self, position: int) -> tuple[int, Prompt]:
-        """(epoch, prompt) at a position counted from 0 over all epochs."""
+        """Returns (epoch, prompt) at a position that counts from 0 over all epochs."""
         epoch, index = divmod(position, self._count)
         if epoch != self._epoch:
             self._epoch = epoch
@@ -47,9 +47,11 @@ LawOf = Callable[[Prompt], laws.Law]
 
 
 def rollpacker(count: int, *, cap: int, seed: int = 0) -> LawOf:
-    """Fitted to the 24 rollout times of RollPacker's figure 11 (arXiv 2509.21009): prompt i has mu ~ N(ln 560, 0.566^2) and
-    a chance c ~ Beta(0.40, 10) that an answer runs away; the body is exp(mu + 0.566 z), the runaways are log-uniform from
-    2000 to 16 caps, before the cap."""
+    """Returns laws fitted to the 24 rollout times of RollPacker's figure 11 (arXiv 2509.21009).
+
+    Prompt i has mu ~ N(ln 560, 0.566^2) and a chance c ~ Beta(0.40, 10) that a rollout runs away. Other rollouts have
+    length exp(mu + 0.566 z). Runaways are log-uniform from 2000 to 16 caps. All lengths are before the cap.
+    """
     rng = np.random.default_rng((seed, 1))
     mu = rng.normal(np.log(560.0), 0.566, count).tolist()
     runaway = rng.beta(0.40, 10.0, count).tolist()
@@ -58,18 +60,19 @@ def rollpacker(count: int, *, cap: int, seed: int = 0) -> LawOf:
 
 
 def uniform(longest: int) -> LawOf:
-    """1 to `longest` tokens for every prompt."""
+    """Returns the law of 1 to `longest` tokens, for every prompt."""
     law = laws.Uniform(longest)
     return lambda prompt: law
 
 
 def lognormal(count: int, *, mean: float, tail: float, group: int, within: float = 1.0, seed: int = 0) -> LawOf:
-    """Log-normal lengths of that mean (before the cap), whose longest of `group` answers to one prompt is on average `tail`
-    times that prompt's mean. `within`: the share of the logarithm's variance that lies within a prompt; the rest is between
-    prompts.
+    """Returns log-normal laws with this mean over all prompts, before the cap.
+
+    `tail`: the longest of `group` rollouts of a prompt over the prompt's mean, on average.
+    `within`: the share of the logarithm's variance within a prompt. The rest is between prompts.
 
     Raises:
-      ValueError: `within` is no share above 0, or no such tail.
+      ValueError: `within` is not in (0, 1], or no law has this `tail`.
     """
     if not 0 < within <= 1:
         raise ValueError(f"workload: within={within} must be above 0 and at most 1, where 1 makes all prompts alike")
@@ -81,23 +84,26 @@ def lognormal(count: int, *, mean: float, tail: float, group: int, within: float
 
 
 def trace(lengths: Sequence[int]) -> LawOf:
-    """Lengths that were seen, for every prompt alike: in a trace that names no prompts nothing is known of them."""
+    """Returns one law of the observed lengths for every prompt, since a trace does not name prompts."""
     law = laws.Empirical(lengths)
     return lambda prompt: law
 
 
 def groups(lengths: Sequence[Sequence[int]]) -> LawOf:
-    """Lengths that were seen, of each prompt its own; prompts beyond the list begin it again."""
+    """Returns laws of observed lengths, one list for each prompt. Prompts beyond the lists start again at the first."""
     found = [laws.Empirical(own) for own in lengths]
     return lambda prompt: found[int(prompt.id) % len(found)]
 
 
 def read_lengths(path: str | Path) -> list[int]:
-    """Output lengths of a trace: a .jsonl with output_length (Mooncake), a .csv with GeneratedTokens (Azure), or a .txt of
-    texts between lines of "=" (whose tokens are counted as 4 characters each). Empty answers are left out.
+    """Returns the output lengths of a trace, without empty outputs. The suffix of the file gives its form:
+
+    - .jsonl with `output_length` (Mooncake).
+    - .csv with `GeneratedTokens` (Azure).
+    - .txt of texts between lines of "=". 4 characters count as one token.
 
     Raises:
-      ValueError: no such file, or none of these forms.
+      ValueError: there is no such file, it has none of these forms, or it has no outputs.
     """
     file = Path(path)
     if not file.is_file() or file.suffix not in _READERS:

@@ -1,15 +1,19 @@
 """The rollout log: rollouts/step_NNNNNN.npz, one file per round, written with its first step, and index.jsonl.
 
 Invariant: `read` returns the groups that `write` received, with every field. Equal groups give equal bytes (fixed
-names, order and zip dates), so the logs of two processes are compared byte by byte. A file appears whole or not at
-all. No
-pickle: texts are JSON in an array of bytes, so a prompt's `extra` and `messages` must be values that JSON can hold.
+names, order and zip dates), so the logs of two processes can be compared byte by byte. A file appears whole or not at
+all.
 
-Arrays of a file, N rollouts in g groups, M tokens, C components: group_offsets int64[g+1], prompt_offsets int64[g+1],
-prompt_tokens int32, offsets int64[N+1], tokens sampled logprobs entropies versions drafted favourites clocks [M],
-seeds uint32[N, 2], finish uint8[N] (place in texts.finishes), start_clock finish_clock int64[N], rewards f32[N],
-scored bool[N], components f32[C, N], present bool[C, g], and texts: {"finishes", "components", "ids": [N], "prompts":
-[g]}.
+No pickle: texts are JSON in an array of bytes. So a prompt's `extra` and `messages` must be values that JSON can hold.
+
+Arrays of a file with N rollouts in g groups, M tokens and C components:
+
+- groups: `group_offsets` int64[g+1], `prompt_offsets` int64[g+1], `prompt_tokens` int32.
+- tokens, each [M] in the order of rollouts: `tokens sampled logprobs entropies versions drafted favourites clocks`.
+- rollouts: `offsets` int64[N+1], `seeds` uint32[N, 2], `finish` uint8[N] (place in texts.finishes).
+- clocks of rollouts: `start_clock` and `finish_clock`, int64[N].
+- scores: `rewards` f32[N], `scored` bool[N], `components` f32[C, N], `present` bool[C, g].
+- `texts`: {"finishes", "components", "ids": [N], "prompts": [g]}.
 """
 
 from __future__ import annotations
@@ -31,14 +35,14 @@ _FINISHES = [finish.value for finish in Finish]
 
 
 class RolloutLog:
-    """Writes below `folder`, which is made; a step that is there already is written over, its line appended again."""
+    """Writes below `folder`, which is created. Overwrites a step's earlier file, and appends its index line again."""
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
-        """One file and one line of the index: step, file, num_groups, num_rollouts, num_tokens, bytes, sha256."""
+        """Writes a file and a line of the index: step, file, num_groups, num_rollouts, num_tokens, bytes, sha256."""
         name, data = f"step_{step:06d}.npz", to_bytes(groups)
         _whole(self._folder / name, data)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -56,10 +60,10 @@ class RolloutLog:
 
 
 def read(path: str | Path) -> tuple[Group, ...]:
-    """The groups of a step's file.
+    """Returns the groups of a step's file.
 
     Raises:
-      ValueError: the file is no rollout log, or damaged.
+      ValueError: the file is no rollout log, or is damaged.
     """
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -70,7 +74,7 @@ def read(path: str | Path) -> tuple[Group, ...]:
 
 
 def to_bytes(groups: Sequence[Group]) -> bytes:
-    """What a step's file holds."""
+    """Returns the bytes of a step's file."""
     arrays = _arrays(groups)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -175,7 +179,7 @@ def _joined(parts: Sequence[np.ndarray], kind: type) -> np.ndarray:
 
 
 def _plain(value):
-    """Mappings and numbers of other libraries, as JSON knows them."""
+    """Converts mappings and numbers of other libraries to values that JSON can hold."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "tolist"):
