@@ -53,14 +53,23 @@ def pytest_collection_finish(session) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_compilation():
-    """Programs are compiled without most optimizations, in half the time. For files of tests that compare no bits."""
+def quick_compilation(request):
+    """Programs are compiled without most optimizations, in half the time; those of children too.
+
+    For files whose tests compare no bits of compiled arithmetic, or the bits of programs that are the same. It holds in
+    the first tier alone: the second one compiles as users do.
+    """
     import jax
 
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()  # nothing of it is left for the next file
+    if request.config.getoption("-m") != "not extended":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
+        jax.clear_caches()  # nothing of it is left for the next file
 
 
 @pytest.fixture(scope="session")

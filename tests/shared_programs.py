@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = str(Path(__file__).resolve().parents[1])
+ROOT = Path(__file__).resolve().parents[1]
+OURS = tuple(
+    f"{ROOT / folder}{os.sep}" for folder in ("jaxrl_post", "kernels", "tests")
+)  # an environment may lie in ROOT
 KEPT = 16  # programs of so many engines and learners stay; a worker's memory is bounded
 UNTRACED = {
     "checkpoint",
@@ -71,7 +75,7 @@ def parts_of_the_project() -> Iterator[Any]:
     """Everything that a module of this checkout names from which programs are made, and what its classes and dictionaries
     hold."""
     for module in list(sys.modules.values()):
-        if not (getattr(module, "__file__", None) or "").startswith(ROOT) or UNTRACED & set(module.__name__.split(".")):
+        if not (getattr(module, "__file__", None) or "").startswith(OURS) or UNTRACED & set(module.__name__.split(".")):
             continue
         for name, value in list(vars(module).items()):
             if name.startswith("__"):

@@ -41,15 +41,13 @@ def tiers(first: set[str], names) -> list:
     return [name if name in first else pytest.param(name, marks=pytest.mark.extended) for name in names]
 
 
-@pytest.mark.parametrize("name", tiers({"gspo"}, PRESETS))
+@pytest.mark.parametrize("name", tiers(set(), PRESETS))
 def test_preset_runs(name, tmp_path):
     more = PRESETS[name]
     _runs(name, tmp_path, *more, *(["--config.eval.every=2"] if more else []))
 
 
-@pytest.mark.parametrize(
-    "name", tiers({"demo_sft", "own"}, ["demo", "demo_sft", "demo_sharded", "demo_shuffled", "nucleus", "own"])
-)
+@pytest.mark.parametrize("name", tiers(set(), ["demo", "demo_sft", "demo_sharded", "demo_shuffled", "nucleus", "own"]))
 def test_config_runs(name, tmp_path):
     more = ("--config.scheduler.group_size=1", "--config.optimizer.warmup_steps=1") if name == "demo_sft" else ()
     _runs(name, tmp_path, *more)
@@ -60,7 +58,7 @@ def test_races_run(name, tmp_path):
     _runs(name, tmp_path, *(["--config.scheduler.stream=2"] if name == "demo_partial" else []))
 
 
-@pytest.mark.parametrize("name", tiers({"stories"}, ["stories", "stories_sharded"]))
+@pytest.mark.parametrize("name", tiers(set(), ["stories", "stories_sharded"]))
 def test_stories_runs(name, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))
     _runs(name, tmp_path, "--config.eval.at=[1]")

@@ -25,6 +25,7 @@ SHAPE = dataclasses.replace(
 SUFFIX = ' Let\'s think step by step and output the final answer after "####".'
 
 
+@pytest.mark.extended
 @pytest.mark.slow  # trains a tokenizer, reads 8,792 rows and compiles a run
 def test_two_steps_on_real_rows(data_dir, tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("gsm8k_shape", ROOT / "scripts" / "shows" / "gsm8k_shape.py")

@@ -24,6 +24,8 @@ from jaxrl_post.history import History
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PROMPTS = {name: Prompt(id=name, tokens=[ord(name), 1, 2]) for name in "abcdef"}
 
 
@@ -294,7 +296,7 @@ def test_counts_of_another_drafter_are_refused():
 # ---- the device's tables
 
 
-@pytest.mark.parametrize("name", ["ours", "histospec"])
+@pytest.mark.parametrize("name", ["ours", pytest.param("histospec", marks=pytest.mark.extended)])
 def test_uploads_land_where_they_should(name):
     """Uploads three texts on two replicas, one of them over older entries. Neighbouring entries stay."""
     mesh = meshes.make_mesh(2, 1, 1)

@@ -18,6 +18,8 @@ from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Finish, Layout
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 MANY, FEW = Layout(8, 1), Layout(4, 2)
 SIZES = {MANY: dict(slots=4, pages=30, max_length=112), FEW: dict(slots=8, pages=60, max_length=112)}
 
@@ -70,6 +72,7 @@ def finish(engine):
     return out
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("path", [(FEW,), (FEW, MANY), (FEW, MANY, FEW)], ids=len)
 def test_answers_that_moved_follow_the_law(fresh, path):
     """Compares with an engine on one device that never moved, and with the independent sampler: equal but for near
@@ -258,7 +261,7 @@ class Borrower:
         self.told.append(("give back", self._devices()))
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.extended)])
 def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     """Half of the replicas leave during generation and come back. Every token and log-prob is that of an engine that
     stays.

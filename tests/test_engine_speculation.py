@@ -146,6 +146,7 @@ def test_parking_changes_nothing(name, mode):
     assert spec(one)[1] > 0
 
 
+@pytest.mark.extended
 def test_long_candidates_beside_free_slots_change_nothing():
     """Two sequences with candidates for all of their text outlive the sequences in the slots before them.
 
@@ -161,6 +162,7 @@ def test_long_candidates_beside_free_slots_change_nothing():
     assert spec(one)[1] > 100
 
 
+@pytest.mark.extended
 def test_dispatch_lengths_change_nothing():
     for steps in (1, 3):
         one = ready("ours", True, steps_per_dispatch=steps)
@@ -182,6 +184,7 @@ def test_row_sizes_give_the_bits_that_they_give_without_drafts():
     assert spec(one)[1] > 100
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wrong", [64, 96])
 def test_the_probe_looks_at_the_programs_that_draft(monkeypatch, wrong):
     """A size whose program gives other bits only when it drafts is dropped. If it is the largest size, drafting is

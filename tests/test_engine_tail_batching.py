@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from frozen_rounds import multiset, rounds
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 STEPS = 7
 
 
@@ -21,9 +23,9 @@ def sync():
         ("verify", {}, {}),
         ("recompute", {}, {}),
         ("restart", {}, {}),
-        ("verify", {"pages": 14}, {}),
+        pytest.param("verify", {"pages": 14}, {}, marks=pytest.mark.extended),
         ("recompute", {"slots": 5}, {"long_batches": 2}),
-        ("verify", {"steps_per_dispatch": 1}, {"long_batches": 2}),
+        pytest.param("verify", {"steps_per_dispatch": 1}, {"long_batches": 2}, marks=pytest.mark.extended),
     ],
 )
 def test_frozen_weights_train_on_what_sync_trains_on(sync, mode, engine, more):
@@ -39,6 +41,7 @@ def test_frozen_weights_train_on_what_sync_trains_on(sync, mode, engine, more):
     )
 
 
+@pytest.mark.extended
 def test_frozen_weights_with_drafts(sync):
     """Drafts decide which rollout wins a race, never which tokens a rollout has."""
     asked = lab.requests(4)

@@ -13,6 +13,8 @@ from jaxrl_post.kernels import attention, attention_gpu
 from jaxrl_post.kernels.pallas_gpu import plgpu
 from jaxrl_post.parallel import mesh as meshes
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PAGE = attention_gpu.PAGE
 HOW = dict(scale=0.2, window=None, soft_cap=None)
 
@@ -71,9 +73,14 @@ def short_stretches(monkeypatch):
     [
         (dict(), dict()),
         (dict(), dict(window=20, soft_cap=2.0)),
-        (dict(K=1, G=7, counts=((0, 200, 9), (1, 63, 2)), dead=0), dict(window=70)),
-        (dict(K=1, G=1, H=128, counts=((0, 0, 1), (1, 64, 1), (2, 127, 1))), dict(soft_cap=5.0)),
-        (dict(K=3, G=16, counts=((0, 120, 17),), dead=1), dict()),
+        *(
+            pytest.param(*given, marks=pytest.mark.extended)
+            for given in (
+                (dict(K=1, G=7, counts=((0, 200, 9), (1, 63, 2)), dead=0), dict(window=70)),
+                (dict(K=1, G=1, H=128, counts=((0, 0, 1), (1, 64, 1), (2, 127, 1))), dict(soft_cap=5.0)),
+                (dict(K=3, G=16, counts=((0, 120, 17),), dead=1), dict()),
+            )
+        ),
     ],
     ids=["ragged", "window and cap", "long window", "single heads", "tiles of four rows"],
 )

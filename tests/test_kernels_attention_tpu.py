@@ -13,6 +13,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jaxrl_post.kernels import attention, attention_tpu
 from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N, K, H, PAGE, BLOCKS, S = 6, 2, 128, 8, 5, 3
 HOW = dict(scale=0.1, window=None, soft_cap=None)
 

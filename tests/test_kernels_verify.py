@@ -22,6 +22,8 @@ from jaxrl_post.kernels.pallas_tpu import pltpu
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ON_TPU = functools.partial(sampling_tpu.statistics, interpret=pltpu.InterpretParams(detect_races=True))
 ON_GPU = functools.partial(sampling_gpu.statistics, interpret=InterpretGPUParams(detect_races=True))
 SHELLS = {"tpu": ON_TPU, "gpu": ON_GPU}
@@ -77,7 +79,7 @@ def clean_interpreters():
     interpreted_gpu.reset_gpu_interpret_mode_state()
 
 
-@pytest.mark.parametrize("rows, vocab", [(9, 1024), (2, 9300)])
+@pytest.mark.parametrize("rows, vocab", [(9, 1024), pytest.param(2, 9300, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_agrees_with_the_reference_and_has_no_race(shell, rows, vocab):
     logits, seeds, at, heat = given(rows, vocab)

@@ -22,6 +22,8 @@ from jaxrl_post.launch import command_line
 from jaxrl_post.parallel import mesh
 from jaxrl_post.telemetry import metrics, rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIG = """
 from jaxrl_post.config import default
 
@@ -232,6 +234,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     ]
 
 
+@pytest.mark.extended
 def test_a_dry_run_says_what_the_process_will_hold_and_makes_no_weights(here, capsys, monkeypatch):
     for name in ("put", "_place"):
         monkeypatch.setattr(mesh, name, lambda *_: pytest.fail("a plan places nothing"))
@@ -465,6 +468,7 @@ def test_supervised_training_is_the_same_loop(here):
     same_answers(folder / "evaluations" / "step_000012.npz", here / "after" / "evaluations" / "step_000000.npz")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes_as_one(here):
     """2 processes of 2 devices against 1 of 4: decisions and tokens of step 1; the two processes in everything."""

@@ -11,6 +11,8 @@ from jaxrl_post import main as command
 from jaxrl_post.engine import step_cost
 from jaxrl_post.telemetry import metrics, rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ELASTIC = [
     "--config.mesh.data=2",
     "--config.engine.layouts=[2]",
@@ -53,6 +55,7 @@ def rows(folder):
     return [metrics.deterministic(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.extended
 def test_the_log_says_when_the_layout_changed(run):
     decisions = [json.loads(line) for line in (run / "scheduler_log.jsonl").read_text().splitlines()]
     layouts = [line["layout"] for line in decisions if line["event"] == "layout"]

@@ -14,6 +14,8 @@ from test_main_tail_batching import steps_of
 from jaxrl_post.checkpoint import store
 from jaxrl_post.telemetry import metrics, rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = Path(__file__).parents[1]
 COSTS = '{"figures": {"step_s": {"32": 0.002}, "train_token_s": 0.00013}}'
 FLAGS = (
@@ -90,6 +92,7 @@ def test_killed_while_devices_are_lent(here, whole, capsys):  # noqa: F811
     same_run(one, target)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("where", WHERE)
 def test_when_deferred_calls_are_made_changes_nothing(here, whole, where, monkeypatch):  # noqa: F811
     """A micro-batch goes to lent devices if they were there when its group was handed over, not when it was packed."""
@@ -100,7 +103,8 @@ def test_when_deferred_calls_are_made_changes_nothing(here, whole, where, monkey
     same_run(one, other)
 
 
-@pytest.mark.parametrize("name", [pytest.param("split", marks=pytest.mark.extended), "sharded"])
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["split", "sharded"])
 def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing(here, name):  # noqa: F811
     """Also those that moved to another replica: tokens and log-probs, bit for bit, since its programs are the same."""
     found = {}

@@ -13,6 +13,8 @@ from jaxrl_post.checkpoint import store
 from jaxrl_post.parallel import weight_sync
 from jaxrl_post.telemetry import rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 FLAGS = (
     "--config.scheduler.name=pipeline",
     "--config.scheduler.max_staleness=3",
@@ -31,7 +33,13 @@ TURNS = (*FLAGS, "--config.scheduler.interleave=1.0", "--config.batch.rows=1")
 AUTO = (*FLAGS, "--config.engine.carry_over=auto", "--config.engine.carry_share=0.3")
 
 
-@pytest.mark.parametrize("name, flags", [("kept", KEPT), ("auto", AUTO), ("turns", TURNS)])
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        *(pytest.param(*given, marks=pytest.mark.extended) for given in (("kept", KEPT), ("turns", TURNS))),
+        ("auto", AUTO),
+    ],
+)
 def test_killed_with_answers_on_their_way(here, name, flags, capsys):  # noqa: F811
     whole, target = whole_run(here, f"piped_{name}_whole", *flags), here / f"piped_{name}_killed"
     rows = steps_of(whole)

@@ -21,6 +21,8 @@ from jaxrl_post.launch import command_line
 from jaxrl_post.models import hf
 from jaxrl_post.telemetry import journal, metrics, rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 STEPS = 5
 FLAGS = (
     f"--config.steps={STEPS}",

@@ -12,6 +12,8 @@ from jaxrl_post.checkpoint import store
 from jaxrl_post.engine import row_engine
 from jaxrl_post.telemetry import metrics, rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 FLAGS = (
     *RESUMED,
     "--config.steps=7",

@@ -19,6 +19,8 @@ from jaxrl_post.telemetry import rollout_log
 from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.trainer import learner
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TABLE = "--config.engine.cost_table={here}/cost.json"
 COSTS = '{"figures": {"step_s": {"16": 0.001, "32": 0.002}}}'  # a trained token takes 3 / 16 of a step's time
 SPLIT = (*FLAGS, "--config.mesh.fsdp=2", "--config.mesh.engine=2")
@@ -33,7 +35,9 @@ ROUNDS = (
 )
 
 
-@pytest.mark.parametrize("name, flags", [("pipeline", SPLIT), ("rounds", ROUNDS)])
+@pytest.mark.parametrize(
+    "name, flags", [("pipeline", SPLIT), pytest.param("rounds", ROUNDS, marks=pytest.mark.extended)]
+)
 def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa: F811
     (here / "cost.json").write_text(COSTS)
     flags = (*flags, TABLE.format(here=here))
@@ -65,7 +69,7 @@ def done(where, monkeypatch):
         monkeypatch.setattr(row_engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", [WHERE[0], pytest.param(WHERE[1], marks=pytest.mark.extended)])
 def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
     """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""

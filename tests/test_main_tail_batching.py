@@ -11,6 +11,8 @@ from test_main_resume import here, kill, resume, same_run, saved, whole_run  # n
 from jaxrl_post.checkpoint import store
 from jaxrl_post.telemetry import metrics, rollout_log
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 FLAGS = (
     "--config.scheduler.name=tail_batching",
     "--config.scheduler.over=1.5",
@@ -25,7 +27,7 @@ def steps_of(folder):
     return [row for row in metrics.read(folder / "metrics.jsonl") if "actor/grad_norm" in row]
 
 
-@pytest.mark.parametrize("flags", [PARTIAL, VERIFIED])
+@pytest.mark.parametrize("flags", [pytest.param(PARTIAL, marks=pytest.mark.extended), VERIFIED])
 def test_killed_with_groups_put_off(here, flags, capsys):  # noqa: F811
     name = "partial" if flags is PARTIAL else "verified"
     whole, target = whole_run(here, f"{name}_whole", *flags), here / f"{name}_killed"

@@ -16,6 +16,8 @@ from jaxrl_post.models.presets import PRESETS
 from tests import numpy_llama
 from tests.dense_attend import dense
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PLAIN = ModelConfig(vocab_size=29, embed=16, layers=2, heads=4, kv_heads=2, head_dim=8, ffw=20, max_length=64)
 VARIANTS = {
     "plain": {},
@@ -170,7 +172,7 @@ def test_a_row_does_not_depend_on_its_company():
     assert np.array_equal(np.asarray(rows(others, positions))[1::2], whole[1::2])
 
 
-@pytest.mark.parametrize("variant", ["plain", "all"])
+@pytest.mark.parametrize("variant", ["plain", pytest.param("all", marks=pytest.mark.extended)])
 def test_remat_keeps_gradients_and_the_cache(variant):
     config = config_of(variant)
     params, tokens, positions = shaken(config), jnp.asarray(text())[None], jnp.arange(12)[None]

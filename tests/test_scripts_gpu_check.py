@@ -62,6 +62,7 @@ def test_comparisons_and_times_of_the_kernels():
     np.testing.assert_allclose(told["share_of_bandwidth"], told["floor_ms"] / told["ms"])
 
 
+@pytest.mark.extended
 def test_decoding_reads_weights_and_cache_once_a_step(monkeypatch):
     """By hand: bf16, 2 bytes; a key and a value of 8 numbers for each of 2 layers and each position of 3 answers."""
     monkeypatch.setattr(gpu_check, "STEPS", 2)

@@ -120,11 +120,12 @@ def by_steps(rollouts):
     [
         {},
         {"pages": 13},
-        {"steps_per_dispatch": 1},
-        {"pages": 13, "steps_per_dispatch": 3},
+        *(
+            pytest.param(more, marks=pytest.mark.extended)
+            for more in ({"steps_per_dispatch": 1}, {"pages": 13, "steps_per_dispatch": 3}, {"head_rows": 24})
+        ),
         pytest.param({"slots": 60, "pages": 400, "refill_slots": 5}, marks=pytest.mark.extended),
         {"row_sizes": (64, 96), "cost": CHEAP_ROWS, "slots": 40, "pages": 240, "steps_per_dispatch": 2},
-        {"head_rows": 24},
     ],
     ids=str,
 )
@@ -209,7 +210,7 @@ def test_a_swap_in_mid_generation_and_parked_rollouts():
         ("ours", True, {}),
         pytest.param("ngram", True, {"steps_per_dispatch": 3}, marks=pytest.mark.extended),
         pytest.param("ours", False, {"pages": 13, "steps_per_dispatch": 5}, marks=pytest.mark.extended),
-        ("ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240}),
+        pytest.param("ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240}, marks=pytest.mark.extended),
     ],
     ids=str,
 )

@@ -11,6 +11,8 @@ from twin_run import Run
 from jaxrl_post.sim.twin_inputs import LoggedAnswers, LoggedRewards, lives, stand_ins
 from jaxrl_post.types import Finish, Group, Prompt, Request, Rollout, RolloutId, Sampling
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PROMPT = Prompt(id="p", tokens=np.arange(3))
 LAW = Sampling(eos_ids=(0, 2), stop_ids=(4,))
 
@@ -161,11 +163,17 @@ def test_scores_are_those_of_the_log():
             "--config.scheduler.prompts=2",
             "--config.optimizer.lr=1e-5",
         ),
-        ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.optimizer.lr=1.0"),
-        (
-            "--config.scheduler.name=tail_batching",
-            "--config.scheduler.over=1.5",
-            "--config.scheduler.prefix_mode=restart",
+        pytest.param(
+            ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.optimizer.lr=1.0"),
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(
+            (
+                "--config.scheduler.name=tail_batching",
+                "--config.scheduler.over=1.5",
+                "--config.scheduler.prefix_mode=restart",
+            ),
+            marks=pytest.mark.extended,
         ),
         (
             "--config.scheduler.name=tail_batching",

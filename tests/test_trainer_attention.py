@@ -8,6 +8,8 @@ from dense_attend import dense
 
 from jaxrl_post.trainer import attention
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def case(T, seed=0, B=2, N=4, K=2, H=4):
     rng = np.random.default_rng(seed)
@@ -23,7 +25,13 @@ def flat(x):
 
 @pytest.mark.parametrize(
     "T, window, soft_cap",
-    [(20, None, None), (20, 3, None), (20, None, 2.0), (150, None, None), (150, 70, 5.0), (128, 1, None)],
+    [
+        (20, None, None),
+        (20, 3, None),
+        (20, None, 2.0),
+        (150, 70, 5.0),
+        *(pytest.param(*given, marks=pytest.mark.extended) for given in ((150, None, None), (128, 1, None))),
+    ],
 )
 def test_values_and_gradients(T, window, soft_cap):
     q, k, v, segments = case(T)

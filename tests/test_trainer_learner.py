@@ -16,6 +16,8 @@ from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer.learner import Learner
 from jaxrl_post.trainer.update_gate import Gate
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GROUPS = made_groups.groups()
 PLAIN = config.AlgorithmConfig()
 

@@ -69,12 +69,12 @@ def bytes_on(devices):
     "shared, fsdp, mode, back",
     [
         (False, False, "token-mean", True),
-        (False, True, "token-mean", False),
-        (True, False, "prompt-mean", False),
         (True, True, "seq-mean-token-sum-norm", True),
         *(
             pytest.param(*given, marks=pytest.mark.extended)
             for given in (
+                (False, True, "token-mean", False),
+                (True, False, "prompt-mean", False),
                 (True, False, "token-mean", True),
                 (True, True, "token-mean", False),
                 (False, False, "prompt-mean", False),
@@ -144,7 +144,16 @@ def test_micro_batches_go_where_they_make_the_lesser_share():
     assert [lent.takes() for _ in range(7)] == [True, False, True, True, False, True, True]
 
 
-@pytest.mark.parametrize("fsdp, shared, more", [(True, False, 2), (False, False, 4), (True, True, 2), (False, True, 2)])
+@pytest.mark.parametrize(
+    "fsdp, shared, more",
+    [
+        (True, False, 2),
+        *(
+            pytest.param(*given, marks=pytest.mark.extended)
+            for given in ((False, False, 4), (True, True, 2), (False, True, 2))
+        ),
+    ],
+)
 def test_devices_that_are_given_back_hold_nothing_and_the_learner_all(fsdp, shared, more):
     """`more`: copies of the weights that lie on the two while they are lent: policy and sums, whole on each, or in halves; where
     each had the whole policy before, sums alone."""

@@ -35,7 +35,11 @@ def recipe(method, **changes):
 
 @pytest.mark.parametrize(
     "method, changes",
-    [("rollout", {}), ("loglinear", {}), ("loglinear", {"rollout_is": "token", "rollout_is_threshold": (BOUND,)})],
+    [
+        ("rollout", {}),
+        pytest.param("loglinear", {}, marks=pytest.mark.extended),
+        ("loglinear", {"rollout_is": "token", "rollout_is_threshold": (BOUND,)}),
+    ],
 )
 def test_gradient_against_the_formulas(method, changes):
     with arms.precision(np.float64):

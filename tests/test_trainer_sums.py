@@ -52,12 +52,10 @@ def test_every_mode_in_x64(plain, arm, mode):
 @pytest.mark.parametrize(
     "loss_mode, arms_of_it",
     [
-        ("gspo", ("packed", "three_accumulates", "eight_devices")),
-        ("cispo", ("packed",)),
-        ("sapo", ("packed",)),
+        ("gspo", ("packed",)),
         *(
-            pytest.param(name, ("three_accumulates", "eight_devices"), marks=pytest.mark.extended)
-            for name in ("cispo", "sapo")
+            pytest.param(name, ("packed", "three_accumulates", "eight_devices"), marks=pytest.mark.extended)
+            for name in ("gspo", "cispo", "sapo")
         ),
     ],
 )
@@ -70,7 +68,9 @@ def test_every_loss_in_x64(loss_mode, arms_of_it):
         assert arms.worst(got, plain) <= EXACT, arm
 
 
-@pytest.mark.parametrize("arm", ["other_micro_batches", "one_chunk", "remat"])
+@pytest.mark.parametrize(
+    "arm", ["other_micro_batches", *(pytest.param(arm, marks=pytest.mark.extended) for arm in ("one_chunk", "remat"))]
+)
 def test_what_must_not_matter_in_x64(plain, arm):
     mode = "seq-mean-token-mean"
     assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
@@ -179,7 +179,13 @@ def test_a_round_without_advantages_moves_nothing():
     )
 
 
-@pytest.mark.parametrize("terms", [dict(kl_loss_coef=0.1), dict(entropy_coef=0.1), dict(loss_mode="sft")])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        dict(kl_loss_coef=0.1),
+        *(pytest.param(terms, marks=pytest.mark.extended) for terms in (dict(entropy_coef=0.1), dict(loss_mode="sft"))),
+    ],
+)
 def test_other_terms_of_the_loss_move_every_group(terms):
     assert trained(ALIKE, **terms)[2] == {"accumulate"}
 
