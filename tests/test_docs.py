@@ -21,6 +21,8 @@ import figures  # noqa: E402
 from jaxrl_post import main  # noqa: E402
 from jaxrl_post.telemetry import metrics  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 README = ROOT / "README.md"
 PAGES = pages.names()
 

@@ -30,9 +30,8 @@ def test_sharded_engine_equals_one_device(shape):
     assert sum(len(r) for r in many.values()) == 16 * 128
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 1, 1), pytest.param((1, 2, 1), marks=pytest.mark.extended)], ids=["data2", "fsdp2"]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1)], ids=["data2", "fsdp2"])
 def test_replicas_meet_once_a_step(shape):
     """Each replica walks over its own pages, as far as it must. In a step they only agree on whether to continue."""
     engine = lab.engine(

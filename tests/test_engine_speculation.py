@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import engine_lab as lab
 import numpy as np
@@ -81,8 +82,16 @@ def placed(params):
     return meshes.put(params, meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine"))
 
 
-@pytest.mark.parametrize("clones", [False, True], ids=["", "clones"])
-@pytest.mark.parametrize("name", NAMES + scripted.KINDS)
+def tiers(*cases):
+    """Returns the cases. Those that need engines which nothing of the first tier compiles are in the second."""
+    first = {*scripted.KINDS, ("ours", True), ("histospec", False)}
+    return [
+        pytest.param(name, clones, marks=() if {name, (name, clones)} & first else pytest.mark.extended)
+        for name, clones in cases
+    ]
+
+
+@pytest.mark.parametrize("name, clones", tiers(*itertools.product(NAMES + scripted.KINDS, (False, True))))
 def test_drafts_change_nothing(name, clones):
     assert {r.finish.value for r in plain().values()} == {"eos", "length"}
     one = ready(name, clones)
@@ -138,7 +147,10 @@ def test_preemption_changes_nothing(name):
 
 
 @pytest.mark.parametrize("mode", ["recompute", "verify", "restart"])
-@pytest.mark.parametrize("name", ["ours", "ngram", "histospec", "better_clones"])
+@pytest.mark.parametrize(
+    "name",
+    ["ours", "better_clones", *(pytest.param(name, marks=pytest.mark.extended) for name in ("ngram", "histospec"))],
+)
 def test_parking_changes_nothing(name, mode):
     one = ready(name, True)
     out, parks = lab.park_and_resume(one, ASKED, mode=mode)
@@ -260,6 +272,7 @@ def finish(engine):
         yield from engine.step()
 
 
+@pytest.mark.extended
 def test_cut_laws_change_under_nothing():
     asked = lab.requests(32, cuts=((0, 1.0), (5, 1.0), (0, 0.7), (8, 0.5)), samples=4)
     want = lab.run(lab.engine(restricted=True), asked)

@@ -8,6 +8,8 @@ import pytest
 
 from jaxrl_post.kernels import attention
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 R, S, N, K, H, PAGE, PAGES, BLOCKS = 9, 4, 6, 2, 8, 4, 20, 5
 
 

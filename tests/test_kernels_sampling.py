@@ -10,6 +10,8 @@ import sampler
 
 from jaxrl_post.kernels import sampling, threefry, thresholds
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 sample, find = jax.jit(sampling.sample), jax.jit(thresholds.find)
 
 

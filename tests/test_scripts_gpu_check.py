@@ -51,6 +51,7 @@ def test_the_deadline_names_what_it_leaves_out():
     assert deadline.reaches("short", 1.0) and not deadline.reaches("long", 11.0) and deadline.not_reached == ["long"]
 
 
+@pytest.mark.extended
 def test_comparisons_and_times_of_the_kernels():
     record = fresh()
     gpu_check.sampling_against_reference(record, shapes=((4, 1100),))
