@@ -55,7 +55,6 @@ def rows(folder):
     return [metrics.deterministic(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.extended
 def test_the_log_says_when_the_layout_changed(run):
     decisions = [json.loads(line) for line in (run / "scheduler_log.jsonl").read_text().splitlines()]
     layouts = [line["layout"] for line in decisions if line["event"] == "layout"]
