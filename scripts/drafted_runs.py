@@ -63,7 +63,6 @@ def get_config():
 SPECULATION = (
     "--config.speculation.width=4",
     "--config.speculation.prompt_entries=4096",
-    "--config.speculation.shared_entries=3000",
     "--config.speculation.live_entries=256",
 )
 REWARD = """
@@ -128,6 +127,7 @@ def run(folder: Path, case: Case, drafter: str, *more: str) -> dict:
         f"--config.engine.row_sizes={list(case.row_sizes)}",
         f"--config.speculation.drafter={drafter}",
         *(SPECULATION if drafter != "off" else ()),
+        *(("--config.speculation.shared_entries=3000",) if drafter == "ours" else ()),
         *more,
     )
     said = io.StringIO()
