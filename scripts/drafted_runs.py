@@ -60,11 +60,8 @@ def get_config():
     c.eval.prompts, c.history.epochs, c.checkpoint.every = 0, 2, 0
     return c
 """
-SPECULATION = (
-    "--config.speculation.width=4",
-    "--config.speculation.prompt_entries=4096",
-    "--config.speculation.live_entries=256",
-)
+SPECULATION = ("--config.speculation.width=4", "--config.speculation.prompt_entries=4096")
+OURS = "--config.speculation.shared_entries=3000", "--config.speculation.live_entries=256"
 REWARD = """
 def even(data_source, solution_str, ground_truth, extra_info):
     return sum(map(ord, solution_str)) % 7 / 7
@@ -127,7 +124,7 @@ def run(folder: Path, case: Case, drafter: str, *more: str) -> dict:
         f"--config.engine.row_sizes={list(case.row_sizes)}",
         f"--config.speculation.drafter={drafter}",
         *(SPECULATION if drafter != "off" else ()),
-        *(("--config.speculation.shared_entries=3000",) if drafter == "ours" else ()),
+        *(OURS if drafter == "ours" else ()),
         *more,
     )
     said = io.StringIO()
