@@ -1,4 +1,4 @@
-"""The types that flow around the ring: Prompt -> Request -> Rollout -> Group -> Part.
+"""The types that pass through the ring: Prompt -> Request -> Rollout -> Group -> Part.
 
 Invariant: every value is frozen, its arrays are read-only numpy, and its lengths agree. A value that breaks this
 cannot be built. Nothing here knows a device, a clock or a file.
@@ -17,7 +17,7 @@ import numpy as np
 PURPOSES = ("train", "eval")
 MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
 PREFIX_MODES = ("recompute", "verify", "restart")
-# what a rollout says of each token, by name
+# a rollout's arrays with one entry for each token: name -> dtype
 PER_TOKEN = {
     "tokens": np.int32,
     "sampled": bool,
@@ -40,7 +40,7 @@ class Finish(enum.Enum):
 
 
 class RolloutId(NamedTuple):
-    """The identity of a rollout: everything that its noise depends on. No round, step or slot is part of it."""
+    """The identity of a rollout: everything that its noise depends on. Round, step and slot are not part of it."""
 
     run_seed: int
     purpose: str
@@ -62,7 +62,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def _array(value, dtype) -> np.ndarray:
-    """Returns a read-only copy. An array that is read-only down to its memory is returned as it is."""
+    """Returns a read-only copy. An array that is read-only down to its memory is returned without a copy."""
     return value if _sealed(value, dtype) else frozen(np.array(value, dtype=dtype, copy=True))
 
 
@@ -76,7 +76,11 @@ def _sealed(value, dtype) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One row of the data. `id` is stable across epochs; `tokens` int32[T], T >= 1; `extra` holds verl's other columns."""
+    """One row of the data.
+
+    `id` is the same in every epoch. `tokens` is int32[T] with T >= 1. `extra` holds the other columns of verl's
+    format.
+    """
 
     id: str
     tokens: np.ndarray
@@ -93,11 +97,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Temperature 0 is greedy. The token that ends a rollout is kept in it.
+    """How tokens are sampled, and what ends a rollout.
 
-    `top_k`: only the k likeliest ids are drawn; 0 means all. `top_p`: only the likeliest of those that together hold
-    the share p are drawn; 1.0 means all. `eos_ids` end with Finish.EOS; `stop_ids` and `stop_strings` with
-    Finish.STOP.
+    - `temperature`: 0 is greedy.
+    - `top_k`: only the k most likely ids are sampled. 0 means all.
+    - `top_p`: only the most likely ids that together have probability p are sampled. 1.0 means all.
+    - `eos_ids`: end a rollout with Finish.EOS.
+    - `stop_ids`, `stop_strings`: end a rollout with Finish.STOP.
+
+    The token that ends a rollout is kept in the rollout.
     """
 
     temperature: float = 1.0
@@ -117,21 +125,23 @@ class Sampling:
 
     @property
     def restricted(self) -> bool:
-        """Whether some ids are never drawn."""
+        """Whether some ids are never sampled."""
         return self.top_k > 0 or self.top_p < 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """A generated sequence of T tokens, with what was true when each was drawn.
+    """The T tokens that the engine generated for a prompt, with facts about each of them.
 
-    tokens int32[T], without the prompt.
-    sampled bool[T]: False where the token was observed and forced.
-    logprobs f32[T], entropies f32[T]: of the sampling law (temperature, top-k, top-p); at temperature 0 those of
-    temperature 1. versions int32[T]: of the weights that sampled the token, non-decreasing.
-    drafted bool[T]: whether the token was an accepted draft.
-    favourites int32[T]: the argmax token at that position where the engine drafts, else the token itself (also for
-    None). clocks int64[T]: the engine step that settled the token, non-decreasing; `finish_clock` for None.
+    - `tokens` int32[T]: without the prompt.
+    - `sampled` bool[T]: False where the token was observed and forced.
+    - `logprobs` f32[T], `entropies` f32[T]: of the sampling distribution (temperature, top-k, top-p). At temperature 0
+      they are those of temperature 1.
+    - `versions` int32[T]: of the weights that sampled the token, non-decreasing.
+    - `drafted` bool[T]: whether the token was an accepted draft.
+    - `favourites` int32[T]: the argmax token at that position where the engine drafts, else the token. None stands for
+      the tokens.
+    - `clocks` int64[T]: the engine step that settled the token, non-decreasing. None stands for `finish_clock`.
     """
 
     id: RolloutId
@@ -172,9 +182,10 @@ class Rollout:
 class Request:
     """A rollout to be generated: at most `max_tokens` tokens on `replica`, with the noise of `seed`.
 
-    `prefix` is what was generated before. `prefix_mode` decides what happens to it: recompute (tokens forced,
-    log-probs and versions kept, KV new), verify (sampled tokens become candidates, log-probs and versions new) or
-    restart (dropped).
+    `prefix` is what was generated before. `prefix_mode` decides how the engine uses the prefix:
+    - recompute: its tokens are forced, log-probs and versions are kept, and the KV cache is computed again.
+    - verify: its sampled tokens become candidates. Log-probs and versions are new.
+    - restart: it is dropped.
     """
 
     rollout_id: RolloutId
@@ -208,8 +219,9 @@ class Request:
 class Group:
     """All rollouts of one prompt, by sample index.
 
-    rewards f32[G]. scored bool[G]: an unscored rollout is masked and left out of the baseline, never scored 0.
-    `components`: name -> f32[G], the parts of a reward; "acc" is its accuracy.
+    - `rewards` f32[G].
+    - `scored` bool[G]: an unscored rollout is masked and left out of the baseline. It never counts as 0.
+    - `components`: name -> f32[G], the parts of a reward. The component "acc" is the accuracy.
     """
 
     prompt: Prompt
@@ -231,17 +243,18 @@ class Group:
 
     @property
     def accuracies(self) -> np.ndarray:
-        """Returns f32[G]: the component named "acc", or the reward without one."""
+        """Returns f32[G]: the component "acc", or the reward where there is no such component."""
         return self.components.get("acc", self.rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What the learner gets at once.
+    """The work that the learner gets in one call.
 
-    `fresh`: groups it sees for the first time. `groups`: those of this accumulation. `commit`: take an optimizer step
-    after
-    it. `publish`: hand the weights to the engine after that.
+    - `fresh`: groups that the learner sees for the first time.
+    - `groups`: groups whose gradient is accumulated.
+    - `commit`: an optimizer step follows the accumulation.
+    - `publish`: the weights go to the engine after that step.
     """
 
     fresh: tuple[Group, ...]
@@ -251,7 +264,7 @@ class Part:
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
-        """Returns several parts, of which the last commits, as one part."""
+        """Returns several parts as one part. Only the last of them commits."""
         return cls(
             fresh=tuple(group for part in parts for group in part.fresh),
             groups=tuple(group for part in parts for group in part.groups),
@@ -262,7 +275,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Ids of rollouts that the engine parks, because another one finished."""
+    """Ids of rollouts that the engine parks because another rollout finished."""
 
     park: tuple[RolloutId, ...] = ()
 
@@ -283,7 +296,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Free slots and free pages of each replica; slots promised to waiting requests are not free."""
+    """Free slots and free pages of each replica. Slots promised to waiting requests are not free."""
 
     slots: tuple[int, ...]
     pages: tuple[int, ...]

@@ -24,7 +24,7 @@ def sync():
         ("recompute", {}, {}),
         ("restart", {}, {}),
         pytest.param("verify", {"pages": 14}, {}, marks=pytest.mark.extended),
-        ("recompute", {"slots": 5}, {"long_batches": 2}),
+        pytest.param("recompute", {"slots": 5}, {"long_batches": 2}, marks=pytest.mark.extended),
         pytest.param("verify", {"steps_per_dispatch": 1}, {"long_batches": 2}, marks=pytest.mark.extended),
     ],
 )

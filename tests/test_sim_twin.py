@@ -125,7 +125,10 @@ def by_steps(rollouts):
             for more in ({"steps_per_dispatch": 1}, {"pages": 13, "steps_per_dispatch": 3}, {"head_rows": 24})
         ),
         pytest.param({"slots": 60, "pages": 400, "refill_slots": 5}, marks=pytest.mark.extended),
-        {"row_sizes": (64, 96), "cost": CHEAP_ROWS, "slots": 40, "pages": 240, "steps_per_dispatch": 2},
+        pytest.param(
+            {"row_sizes": (64, 96), "cost": CHEAP_ROWS, "slots": 40, "pages": 240, "steps_per_dispatch": 2},
+            marks=pytest.mark.extended,
+        ),
     ],
     ids=str,
 )

@@ -157,11 +157,14 @@ def test_scores_are_those_of_the_log():
 @pytest.mark.parametrize(
     "flags",
     [
-        (
-            "--config.engine.pages=9",
-            "--config.scheduler.filter_groups=True",
-            "--config.scheduler.prompts=2",
-            "--config.optimizer.lr=1e-5",
+        pytest.param(
+            (
+                "--config.engine.pages=9",
+                "--config.scheduler.filter_groups=True",
+                "--config.scheduler.prompts=2",
+                "--config.optimizer.lr=1e-5",
+            ),
+            marks=pytest.mark.extended,
         ),
         pytest.param(
             ("--config.scheduler.name=tail_batching", "--config.scheduler.over=1.5", "--config.optimizer.lr=1.0"),

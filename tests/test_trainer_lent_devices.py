@@ -69,12 +69,12 @@ def bytes_on(devices):
     "shared, fsdp, mode, back",
     [
         (False, False, "token-mean", True),
-        (True, True, "seq-mean-token-sum-norm", True),
         *(
             pytest.param(*given, marks=pytest.mark.extended)
             for given in (
                 (False, True, "token-mean", False),
                 (True, False, "prompt-mean", False),
+                (True, True, "seq-mean-token-sum-norm", True),
                 (True, False, "token-mean", True),
                 (True, True, "token-mean", False),
                 (False, False, "prompt-mean", False),
