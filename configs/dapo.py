@@ -1,11 +1,15 @@
 """DAPO on the demo's task and policy.
 
-Recipe (arXiv 2503.14476): clip range 0.2 below and 0.28 above (section 3.1); groups whose answers are all right or all
-wrong are left out and refilled (3.2); the loss is a mean over tokens (3.3); answers cut at the limit leave the loss and
-stay in the baseline, and within the last `overlong_buffer` tokens before it the reward sinks to -1 (3.4). A small
-entropy bonus, not of the paper, keeps answers apart so that there is something to sample from.
+Recipe (arXiv 2503.14476):
+- The clip range is 0.2 below and 0.28 above (section 3.1).
+- Groups whose rollouts are all right or all wrong are filtered and refilled (3.2).
+- The loss is a mean over tokens (3.3).
+- Rollouts cut at the length limit leave the loss and stay in the baseline. In the last `overlong_buffer` tokens before
+  the limit the reward falls to -1 (3.4).
+- A small entropy bonus, not in the paper, keeps rollouts diverse.
+
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/dapo.py
-Expected: nothing measured stands in scripts/results/ yet; the demo's own figures are in scripts/results/demo.json.
+Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
 """
 
 from pathlib import Path

@@ -1,8 +1,9 @@
-"""The pipelined demo in which training and generation take turns by micro-batch: no answer stands still for an optimizer step.
+"""The pipelined demo in which training and generation take turns by micro-batch: no rollout waits for a whole
+optimizer step.
 
-Recipe: that of configs/demo_pipeline.py. While an optimizer step is under way the engine gets as many seconds as the learner,
-reckoned from the step costs, so that a repetition takes the same turns. On shared devices this saves no time: decode plus
-training work is what it was, and new weights come later, so that tokens are older. It is for answers that are waited for.
+Recipe: that of configs/demo_pipeline.py. During an optimizer step the engine gets as many seconds as the learner.
+Seconds follow from the step costs, so a repetition takes the same turns. On shared devices this saves no time: the
+work stays the same, and new weights arrive later, so tokens are older. It is for rollouts whose reader waits.
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_interleaved.py
 Expected: as configs/demo_pipeline.py, with a larger off_policy/mean.

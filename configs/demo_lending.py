@@ -1,11 +1,14 @@
-"""The demo on two devices that do both, of which one is lent to the learner while a long round drains.
+"""The demo on two shared devices, one of which is lent to the learner while a long round drains.
 
-Recipe: that of configs/demo_tail_batching.py with one batch a long round. Once two fifths of its answers are done and the others
-fit into one of the two replicas, they go on there with their tokens forced, and the other device trains on groups as they
-become whole, by eights, until the round is full; what is left then is trained on by both (RollPacker's stream trainer, arXiv
-2509.21009, section 5.3). The gradient is the same sum whoever makes its terms, and no answer changes a token. mesh.engine=2 lends
-likewise to a learner with a device of its own; weights come in the midst of rounds then, at other clocks than without loans.
-Hardware: 2 devices; on a CPU those are made by XLA_FLAGS, as below, and share its cores.
+Recipe: that of configs/demo_tail_batching.py with one batch in a long round.
+- Lending starts when two fifths of the rollouts are finished and the others fit into one of the two replicas.
+- The others continue in that replica with their tokens forced.
+- The lent device trains on complete groups, eight at a time, until the round is full. Both devices train on the rest
+  (RollPacker's stream trainer, arXiv 2509.21009, section 5.3).
+
+The gradient is the same sum on any devices, and no rollout changes a token. mesh.engine=2 lends in the same way to a
+learner with a device of its own. Weights then arrive within rounds, at other clocks than without lending.
+Hardware: 2 devices. On a CPU, XLA_FLAGS makes them, as below, and they share its cores.
 Command: XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m jaxrl_post.main --config=configs/demo_lending.py
 Expected: sched/num_lendings is 1 in every long round and training/lent_micro_batches above 0.
 """

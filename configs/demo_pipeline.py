@@ -1,16 +1,20 @@
-"""The demo without rounds: slots are filled as they come free, and new weights go under the answers that run.
+"""The demo without rounds: free slots are filled at once, and new weights are swapped in under running rollouts.
 
-Recipe: that of configs/demo.py with PipelineRL's schedule (arXiv 2509.19128): each optimizer step trains on the oldest 64
-groups that are whole, and generation waits for nobody but the bound: no token is older than `max_staleness` optimizer steps
-when it is trained on. Answers on their way when weights are published are verified where half of them will probably survive,
-else their keys and values are computed again, within a tenth of all rows; beyond that they keep what they have. The loss is
-decoupled PPO's with the proximal policy between engine and learner by how old a token is (arXiv 2512.06547), which costs no
-pass of its own. Should tokens drift too far from the weights that train on them, batches move nothing until one is on-policy
-again.
+Recipe: that of configs/demo.py with PipelineRL's schedule (arXiv 2509.19128).
+- Each optimizer step trains on the oldest 64 complete groups.
+- Only the staleness bound holds generation back: no token is older than `max_staleness` optimizer steps when it is
+  trained on.
+- At a publish, running rollouts are verified if half of them will probably survive. Otherwise their keys and values
+are
+  computed again. Both together take at most a tenth of all rows. Beyond that, rollouts keep their cache.
+- The loss is decoupled PPO's. Its proximal policy lies between engine and learner by the age of a token
+  (arXiv 2512.06547), which costs no forward pass.
+- If tokens are too far from the weights that train on them, updates are skipped until a batch is on-policy again.
+
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_pipeline.py
-Expected: metrics.jsonl has off_policy/{mean,max}, sched/paused_steps (engine steps in which the bound held admission back) and
-rollout_corr/ess in every step, and off_policy/share_N where a token is stale; scripts/show.py staleness.
+Expected in metrics.jsonl: off_policy/{mean,max}, rollout_corr/ess and sched/paused_steps (engine steps in which the
+bound held admission back) in every step, and off_policy/share_N where a token is stale. See scripts/show.py staleness.
 """
 
 from pathlib import Path

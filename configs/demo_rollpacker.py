@@ -1,12 +1,13 @@
-"""The demo as RollPacker trains it: slow answers are dropped and slow prompts drawn anew, to see what that costs.
+"""The demo as RollPacker trains it. It drops slow rollouts and samples slow prompts again, which shows what that
+costs.
 
-Recipe: that of configs/demo.py under RollPacker's tail batching (arXiv 2509.21009, section 4.1): a short round launches 80
-prompts of 10 answers, trains on the first 8 answers of the first 64 prompts and throws the rest away; every fifth round draws
-64 of the prompts that were too slow once more.
+Recipe: that of configs/demo.py under RollPacker's tail batching (arXiv 2509.21009, section 4.1). A short round
+launches 80 prompts of 10 rollouts, trains on the first 8 rollouts of the first 64 prompts, and drops the rest. Every
+fifth round samples 64 of the slow prompts again.
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_rollpacker.py
-Expected: sched/num_tokens_discarded counts what is generated and not trained on; trained answers are shorter than launched
-ones, where configs/demo_tail_batching.py trains on what it launches.
+Expected: sched/num_tokens_discarded counts tokens that are generated and not trained on. Trained rollouts are shorter
+than launched ones. configs/demo_tail_batching.py trains on all that it launches.
 """
 
 from pathlib import Path

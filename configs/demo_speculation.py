@@ -1,11 +1,12 @@
-"""The demo with drafts: rollouts guess ahead from the past answers to their prompt, and every token stays what it was.
+"""The demo with speculative decoding: drafts come from past rollouts of the prompt, and no token changes.
 
-Recipe: that of configs/demo.py on 320 prompts, each seen 20 times, so that there is a past to draft from (RhymeRL, arXiv
-2508.18588, section HistoSpec). The run ends in the very weights of the same run with --config.speculation=default.
-Hardware: 2 CPU cores. There a row costs time: in seconds drafting does not pay yet (scripts/results/speculation.json).
+Recipe: that of configs/demo.py on 320 prompts. Each prompt is sampled 20 times, so there is a history to draft from
+(RhymeRL, arXiv 2508.18588, section HistoSpec). The run ends in the same weights as with --config.speculation=default.
+Hardware: 2 CPU cores. A row costs time there, so drafting does not pay in seconds (scripts/results/speculation.json).
 Command: python -m jaxrl_post.main --config=configs/demo_speculation.py
-Expected: spec/num_accepted of spec/num_drafted drafts in each step's metrics; over the first 12 steps the weights of the
-run without drafts, bit for bit, by python scripts/show.py spec-equality. There clones took more engine steps than none.
+Expected: each step's metrics have spec/num_accepted and spec/num_drafted. Over the first 12 steps the weights equal
+those of the run without drafts, bit for bit (python scripts/show.py spec-equality). Clones took more engine steps
+there than none.
 """
 
 from pathlib import Path

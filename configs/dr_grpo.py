@@ -1,10 +1,10 @@
 """Dr. GRPO on the demo's task and policy.
 
-Recipe: advantages without the division by the group's standard deviation, the loss a sum over tokens divided by a
-constant (arXiv 2503.20783, section 3.1), no KL term. The constant is sampling.max_tokens, 96, where answers have 9 to
-17 tokens: the gradient is smaller than that of the other presets, and so is the optimizer's epsilon.
+Recipe: advantages without the division by the group's standard deviation. The loss is a sum over tokens divided by a
+constant (arXiv 2503.20783, section 3.1), without a KL term. The constant is sampling.max_tokens, 96, and rollouts have
+9 to 17 tokens. So the gradient is smaller than in the other presets, and the optimizer's epsilon is smaller too.
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/dr_grpo.py
-Expected: nothing measured stands in scripts/results/ yet; the demo's own figures are in scripts/results/demo.json.
+Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
 """
 
 from pathlib import Path

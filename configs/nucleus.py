@@ -1,10 +1,12 @@
 """The demo's task and policy, sampled with top-k and top-p.
 
-Recipe: GRPO as in configs/demo.py, but answers are drawn from the 8 likeliest tokens, and of those from the ones that
-hold 95 % of the mass (nucleus sampling, arXiv 1904.09751). The learner's log-probs are of the whole law, so each token's
-loss is weighed by pi_old / mu, truncated at 2: mu, the engine's, is the cut law's. Evaluation draws from the whole law.
+Recipe: GRPO as in configs/demo.py. Tokens are sampled from the 8 most likely ones, and among these from those that
+hold 95 % of the mass (nucleus sampling, arXiv 1904.09751). The learner's log-probs are those of the whole
+distribution, and mu, the engine's, are those of the cut one. So each token's loss is weighted by pi_old / mu,
+truncated at 2. Evaluation samples from the whole distribution.
 Hardware: that of the demo. Command: python -m jaxrl_post.main --config=configs/nucleus.py
-Expected: nothing measured stands in scripts/results/ yet. That the engine draws from the cut law: show.py spec-law.
+Expected: scripts/results/ has no figures of this recipe yet. show.py spec-law proves that the engine samples from the
+cut distribution.
 """
 
 from pathlib import Path

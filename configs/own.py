@@ -1,10 +1,14 @@
 """Your own model, data and reward: copy this file and change what it names.
 
-What it shows: a Hugging Face directory as the model, JSONL rows in verl's columns for training and for evaluation, two
-reward functions of verl's four arguments (one in a file of its own) with weights, stop ids and stop strings.
-Hardware: 2 CPU cores; as shipped it trains the demo's policy for 3 steps on 16 rows, which teaches nothing.
+It shows:
+- a Hugging Face directory as the model
+- JSONL rows in verl's columns, for training and for evaluation
+- two reward functions of verl's four arguments with weights, one of them in a file of its own
+- stop ids and stop strings
+
+Hardware: 2 CPU cores. As shipped it trains the demo's policy for 3 steps on 16 rows, which teaches nothing.
 Command: python -m jaxrl_post.main --config=configs/own.py
-Expected: runs through, and ends with the run folder and what is in it.
+Expected: the run finishes and prints the run folder and its contents.
 """
 
 from pathlib import Path

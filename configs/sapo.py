@@ -1,9 +1,9 @@
 """SAPO on the demo's task and policy.
 
-Recipe (arXiv 2511.20347): a soft gate in place of clipping, a little narrower for bad answers than for good ones; the
-loss a mean over tokens within each answer and then over answers; two mini-batches a round, twice over.
+Recipe (arXiv 2511.20347): a soft gate replaces clipping. It is a little narrower for negative advantages. The loss is
+a mean over the tokens of each rollout and then over rollouts. A round has two mini-batches and two epochs.
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/sapo.py
-Expected: nothing measured stands in scripts/results/ yet; the demo's own figures are in scripts/results/demo.json.
+Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
 """
 
 from pathlib import Path

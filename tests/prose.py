@@ -25,7 +25,7 @@ PENDING = "tests/prose_pending.txt"
 _END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=\S)")
 _SHORT = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|eq|no|Dr|approx)\.$")
 _NUMBERED = re.compile(r"(?:\d+|[A-Z])\.$")
-_ITEM = re.compile(r"([-*+]|\d+\.)\s+")
+_ITEM = re.compile(r"^([-*+]|\d+\.)\s+")
 _ENTRY = re.compile(r"\*{0,2}[\w., ]+:(\s|$)")  # `name: text` of an Args or Raises section
 _COLUMN = re.compile(r"(--\S+|\S+( \S+)*?\s{2,}\S)")  # an option, or an entry whose text stands in a column
 _SECTION = re.compile(r"\w+:")  # Args:, Raises:
@@ -96,7 +96,7 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
             yield number, line.lstrip("#! ")
         elif not fenced and line:
             start = start if lines else number
-            lines.append(_ITEM.sub("", line, count=1) if _ITEM.match(line) else line.lstrip("> "))
+            lines.append(_ITEM.sub("", line) if _ITEM.match(line) else line.lstrip("> "))
 
 
 def _blank(match: re.Match) -> str:
@@ -133,7 +133,7 @@ def _paragraphs(lines: list[str], first: int) -> Iterator[tuple[int, str]]:
             continue
         if not block:
             start, depth = number, indent
-        block.append(_ITEM.sub("", line, count=1))
+        block.append(_ITEM.sub("", line))
     if block:
         yield start, " ".join(block)
 

@@ -53,6 +53,11 @@ def test_sentences_of_a_page():
     assert prose.of_page("one two\n\nthree")[1].line == 3
 
 
+def test_a_number_at_the_end_of_a_sentence_is_no_item():
+    source = '"""On 32 H800. Lengths are 4.\n\n1. An item. More.\n"""'
+    assert texts(prose.of_source(source)) == ["On 32 H800.", "Lengths are 4.", "An item.", "More."]
+
+
 def test_sentences_of_a_source():
     source = '''"""Does a thing. Then
 another.

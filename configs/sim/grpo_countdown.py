@@ -1,9 +1,9 @@
-"""Lengths of 818 completions of a real GRPO run (SmolLM2-1.7B, Countdown; Brainkite/SmolLm2-zero, MIT), at 4 characters a
-token.
+"""Lengths of 818 completions of a real GRPO run (SmolLM2-1.7B, Countdown; Brainkite/SmolLm2-zero, MIT), at 4
+characters a token.
 
-The trace names no prompts, so answers to one prompt are as different as to two: what tail batching gains here is a lower
-bound of what it gains where some prompts are long. Qwen2.5-7B on 8 H200, analytic cost. Needs JAXRL_DATA, a folder with
-rollout-samples/ in it (default ../shared/data).
+The trace names no prompts, so two rollouts of one prompt differ as much as rollouts of two prompts. The gain of tail
+batching is therefore a lower bound of its gain where some prompts are long. Qwen2.5-7B on 8 H200, analytic cost.
+Needs: JAXRL_DATA, a folder with rollout-samples/ in it (default ../shared/data).
 Command: python -m jaxrl_post.simulate --config=configs/sim/grpo_countdown.py
 """
 

@@ -1,8 +1,8 @@
-"""RollPacker's fitted answers of at most 8k tokens without rounds: full slots first, then a learner on devices of its own.
+"""RollPacker's fitted lengths of at most 8k tokens without rounds: first with full slots, then with separate learner
+devices.
 
-128 x 8 answers an optimizer step on 16 H800 with Qwen2.5-7B, seconds from the analytic cost; training is taken at 40 % of the
-peak, 6 operations a weight and token. Split, the 16 devices become 10 that generate and 6 that train.
-
+An optimizer step has 128 x 8 rollouts, on 16 H800 with Qwen2.5-7B. Seconds come from the analytic cost. Training runs
+at 40 % of the peak, with 6 operations per weight and token. With separate devices, 10 of the 16 generate and 6 train.
 Command: python -m jaxrl_post.simulate --config=configs/sim/pipeline_8k.py
 """
 

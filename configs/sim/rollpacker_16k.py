@@ -1,11 +1,11 @@
-"""RollPacker's tail batching (arXiv 2509.21009), Qwen2.5-14B with answers of at most 16k, as it does it.
+"""RollPacker's tail batching as published (arXiv 2509.21009), Qwen2.5-14B with rollouts of at most 16k tokens.
 
-128 prompts x 8 answers, 1.25 times as many of both launched, 16 replicas on 32 H800. Lengths, seconds a step and
-seconds a round are fitted to all 24 times of its figure 11, of which 88 s is one; training is what its profile gives a
-synchronous step, 23/72 of the rollout (section 2). Nothing else is fitted.
+128 prompts x 8 rollouts, 1.25 times as many of both launched, 16 replicas on 32 H800. Lengths, seconds a step and
+seconds a round are fitted to all 24 times of the paper's figure 11, of which 88 s is one. Training takes 23/72 of the
+rollout, the share in its profile of a synchronous step (section 2). Nothing else is fitted.
 Command: python -m jaxrl_post.simulate --config=configs/sim/rollpacker_16k.py
-Expected: rollout_s within 15 %, the period exactly 5, answers about a third shorter than the policy gives; the steps of its
-evaluation come out shorter than published, which has rewards in them.
+Expected: rollout_s within 15 %, a period of exactly 5, trained rollouts about a third shorter than the policy's. Steps
+come out shorter than in the paper's evaluation, which includes rewards.
 """
 
 from jaxrl_post.sim.settings import default

@@ -1,6 +1,7 @@
-"""Lengths uniform from 1 to 2,048 (the workload of PipelineRL's appendix A, arXiv 2509.19128), on 16 TPU v6e, whose memory
-bounds the KV: little to gain, because many answers of every prompt are long.
+"""Lengths uniform from 1 to 2,048 (PipelineRL's appendix A, arXiv 2509.19128), on 16 TPU v6e whose memory bounds the
+KV cache.
 
+There is little to gain, because many rollouts of every prompt are long.
 Command: python -m jaxrl_post.simulate --config=configs/sim/uniform.py
 """
 
