@@ -1,16 +1,16 @@
 """CISPO with ScaleRL's averaging, on the demo's task and policy.
 
 Recipe:
-- Every token keeps its gradient. Its ratio is bounded by 5 from above and not from below (MiniMax-M1, arXiv
-2506.13585;
-  the value 5 is ScaleRL's, arXiv 2510.13786).
-- The loss is a mean over prompts of the mean over all tokens of the prompt's rollouts.
-- Advantages are centred in the group and divided by the standard deviation of the whole batch (ScaleRL).
-- Each token is weighted by min(pi_old / mu, 2) against the mismatch of engine and learner.
+- Every token keeps its gradient. The weight is the token's ratio, bounded above by 5 and not bounded below
+(MiniMax-M1,
+  arXiv 2506.13585; 5 as in ScaleRL, arXiv 2510.13786).
+- The loss is a mean over prompts of the mean over the tokens of all their rollouts.
+- Advantages are centred in the group and scaled by the deviation of the whole batch (ScaleRL).
+- Each token is weighed by min(pi_old / mu, 2), which corrects for differences between engine and learner.
 - A round has four mini-batches.
 
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/cispo.py
-Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
+Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

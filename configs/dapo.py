@@ -2,14 +2,14 @@
 
 Recipe (arXiv 2503.14476):
 - The clip range is 0.2 below and 0.28 above (section 3.1).
-- Groups whose rollouts are all right or all wrong are filtered and refilled (3.2).
+- Groups whose rollouts are all right or all wrong are left out and replaced (3.2).
 - The loss is a mean over tokens (3.3).
-- Rollouts cut at the length limit leave the loss and stay in the baseline. In the last `overlong_buffer` tokens before
-  the limit the reward falls to -1 (3.4).
-- A small entropy bonus, not in the paper, keeps rollouts diverse.
+- Rollouts cut at the limit leave the loss and stay in the baseline (3.4).
+- Over the last `overlong_buffer` tokens before the limit the reward sinks by up to 1 (3.4).
+- A small entropy bonus, not from the paper, keeps rollouts different, so that there is something to sample from.
 
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/dapo.py
-Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
+Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

@@ -1,24 +1,22 @@
-"""GRPO on a small pretrained policy. The policy learns to work out a sum instead of guessing, and its rollouts get
-longer.
+"""GRPO on a small pretrained policy. It learns to work out a sum instead of guessing it, and its rollouts get longer.
 
 Task: sums such as "47+8+5=". Most have three terms, one in twenty has seven to nine. The reward is 1 for the exact
-result behind "#" and 0 otherwise. No reward is given for format or length.
-Policy: configs/demo_policy, a Llama with 161,000 weights (0.65 MB) made by configs/demo_sft.py. It was trained on
-careful solutions ("55+5=60#60") and on about twice as many careless guesses ("#55"). Greedy decoding always guesses.
-Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 rollouts a step, on-policy, one update a step, token-mean loss
-(arXiv 2503.14476), no KL term, no clipping of the gradient. Adam's epsilon is far above the gradient's size. This
-makes it plain gradient descent with momentum, so that a step is as large as the evidence for it. With the usual
-epsilon, noise moves the policy as fast as a signal does. Shuffled rewards then drift along the direction from careless
-to careful.
+answer behind "#" and 0 for anything else. Format and length earn nothing.
+Policy: configs/demo_policy, a Llama of 161,000 weights (0.65 MB) made by configs/demo_sft.py. It was trained on
+careful solutions ("55+5=60#60") and about twice as many careless guesses ("#55"). Its greedy rollouts are always
+guesses.
+Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 rollouts a step, on-policy, one update a step. The loss is token-mean
+(arXiv 2503.14476), without a KL term or gradient clipping.
+Optimizer: Adam's epsilon is far above the gradient's size, which makes it gradient descent with momentum. So a step is
+as large as the evidence for it. With the usual epsilon, noise moves the policy as fast as a signal does. Then shuffled
+rewards drift along the one direction that matters, careful or careless.
 Hardware: 2 CPU cores, 64 to 67 seconds from a cold compilation cache.
 Command: make demo, or python -m jaxrl_post.main --config=configs/demo.py
-Expected, on 256 held-out prompts at three seeds:
+Expected, on 256 held-out prompts at three seeds (scripts/results/demo.json, checked by python scripts/show.py demo):
 - mean of 4 at temperature 1: from 0.34-0.37 to 0.93-0.94
 - greedy: from 0.00-0.01 to 0.98-1.00
 - mean length: from 8-9 to 17 tokens
-- learning rate 0 and shuffled rewards (configs/demo_shuffled.py): gains of at most 0.005
-
-These figures are in scripts/results/demo.json. `python scripts/show.py demo` checks them.
+- gain with learning rate 0 or shuffled rewards (configs/demo_shuffled.py): at most 0.005
 """
 
 from pathlib import Path

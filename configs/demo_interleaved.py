@@ -1,9 +1,10 @@
-"""The pipelined demo in which training and generation take turns by micro-batch: no rollout waits for a whole
-optimizer step.
+"""The pipelined demo in which training and generation alternate by micro-batch: no rollout waits for a whole optimizer
+step.
 
-Recipe: that of configs/demo_pipeline.py. During an optimizer step the engine gets as many seconds as the learner.
-Seconds follow from the step costs, so a repetition takes the same turns. On shared devices this saves no time: the
-work stays the same, and new weights arrive later, so tokens are older. It is for rollouts whose reader waits.
+Recipe: that of configs/demo_pipeline.py. During an optimizer step the engine gets as many seconds as the learner. They
+are computed from step costs, so a repetition alternates at the same points.
+Use: only where the latency of rollouts matters. On shared devices interleaving saves no time, because the work is the
+same. New weights arrive later, so tokens are older.
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_interleaved.py
 Expected: as configs/demo_pipeline.py, with a larger off_policy/mean.

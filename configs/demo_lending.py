@@ -1,16 +1,18 @@
-"""The demo on two shared devices, one of which is lent to the learner while a long round drains.
+"""The demo on two devices that both generate and train. One of them is lent to the learner while a long round drains.
 
-Recipe: that of configs/demo_tail_batching.py with one batch in a long round.
-- Lending starts when two fifths of the rollouts are finished and the others fit into one of the two replicas.
-- The others continue in that replica with their tokens forced.
-- The lent device trains on complete groups, eight at a time, until the round is full. Both devices train on the rest
-  (RollPacker's stream trainer, arXiv 2509.21009, section 5.3).
+Recipe: that of configs/demo_tail_batching.py with one batch a long round. The loan is that of RollPacker's stream
+trainer (arXiv 2509.21009, section 5.3):
+- It begins once two fifths of the rollouts have finished and the others fit into one of the two replicas.
+- The running rollouts continue in that replica, with their tokens forced.
+- The other device trains on complete groups, eight at a time, until the round is complete.
+- Both devices train on the groups that are left.
 
-The gradient is the same sum on any devices, and no rollout changes a token. mesh.engine=2 lends in the same way to a
-learner with a device of its own. Weights then arrive within rounds, at other clocks than without lending.
-Hardware: 2 devices. On a CPU, XLA_FLAGS makes them, as below, and they share its cores.
+The gradient is the same sum, whichever device computes its terms, and no rollout changes a token. mesh.engine=2 lends
+likewise to a learner with a device of its own. Then new weights arrive within rounds, at other clocks than without
+loans.
+Hardware: 2 devices. On a CPU they are made by XLA_FLAGS, as below, and share its cores.
 Command: XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m jaxrl_post.main --config=configs/demo_lending.py
-Expected: sched/num_lendings is 1 in every long round and training/lent_micro_batches above 0.
+Expected: sched/num_lendings is 1 in every long round and training/lent_micro_batches is above 0.
 """
 
 from pathlib import Path

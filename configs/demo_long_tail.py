@@ -1,17 +1,18 @@
-"""The demo with a long tail: one prompt in seventeen needs a rollout ten times as long, and rounds wait for it.
+"""The demo with a long tail: one prompt in seventeen needs a rollout ten times as long as the others.
 
-Recipe: that of configs/demo.py on sums of three terms, of which 6 % have ten (data/tasks.py, `gap`). A step has 48
-prompts x 2 rollouts. Every rollout has the same weight in the loss (arXiv 2402.03300), so a round of long ones counts
-like another. Synchronous rounds leave most slots empty while the last long rollouts finish. Tail batching defers
-groups that are not complete in time to a long round. Groups whose last rollouts were long go there at once. No sampled
-token is dropped (scheduling of RollPacker, arXiv 2509.21009, without its bias).
+Recipe: that of configs/demo.py with other prompts. They are sums of three terms, and 6 % have ten terms
+(data/tasks.py, `gap`). A step has 48 prompts x 2 rollouts. Every rollout weighs the same in the loss (arXiv
+2402.03300), so that a round of long rollouts counts as much as any other.
+Scheduling: synchronous rounds leave most slots empty while the last long rollouts finish. Tail batching defers late
+groups to a long round. Groups whose prompt had long rollouts before go there at once. Nothing that was sampled
+is dropped (RollPacker, arXiv 2509.21009, without its bias).
 Hardware: 2 CPU cores.
 Commands: python -m jaxrl_post.main --config=configs/demo_long_tail.py
           python -m jaxrl_post.main --config=configs/demo_long_tail.py --config.scheduler.name=sync
           --config.scheduler.over=1 \
               --config.scheduler.lane=0
           python scripts/plot_rounds.py RUN_FOLDER --rounds=2:8 --out=rounds.svg
-Expected: engine steps and seconds of both, and their curves over several seeds, by python scripts/show.py real-rounds.
+Expected: python scripts/show.py real-rounds compares engine steps, seconds and learning curves over several seeds.
 """
 
 from pathlib import Path

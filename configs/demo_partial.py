@@ -1,11 +1,11 @@
-"""The demo with partial rollouts and streaming: deferred rollouts keep their tokens, and groups are trained on as they
-finish.
+"""The demo with partial rollouts, streamed: deferred rollouts keep their tokens, and groups are trained on as they
+complete.
 
-Recipe: that of configs/demo.py, with 96 prompts launched for 64 trained on. The others continue in a long round from
-their prefixes (partial rollouts: Kimi k1.5, arXiv 2501.12599; APRIL, arXiv 2509.18521, but each group is deferred at
-most once). Their older tokens come from older weights, so every token is weighted by pi_old / mu, truncated at 2.
-Groups go to the learner 16 at a time while others are generated. The sum of the round's gradient is the same. On
-devices that learner and engine share, streaming moves work and removes none.
+Recipe: that of configs/demo.py. A short round launches 96 prompts and trains on 64. The others continue in a long
+round from their tokens (partial rollouts: Kimi k1.5, arXiv 2501.12599; APRIL, arXiv 2509.18521). Unlike APRIL, a group
+is deferred at most once. Tokens of older weights are corrected: every token is weighed by pi_old / mu, truncated at 2.
+Streaming: the learner gets 16 groups at a time while others are generated. The sum of the round's gradient is the
+same. On devices that learner and engine share, this moves work and removes none.
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_partial.py
 Expected: off_policy/max is 0 except in long rounds, every third one. sched/num_groups_streamed is at most 48 of 64.

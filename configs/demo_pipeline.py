@@ -1,20 +1,19 @@
-"""The demo without rounds: free slots are filled at once, and new weights are swapped in under running rollouts.
+"""The demo without rounds: free slots are filled at once, and running rollouts get new weights (in-flight update).
 
 Recipe: that of configs/demo.py with PipelineRL's schedule (arXiv 2509.19128).
 - Each optimizer step trains on the oldest 64 complete groups.
-- Only the staleness bound holds generation back: no token is older than `max_staleness` optimizer steps when it is
-  trained on.
-- At a publish, running rollouts are verified if half of them will probably survive. Otherwise their keys and values
-are
-  computed again. Both together take at most a tenth of all rows. Beyond that, rollouts keep their cache.
-- The loss is decoupled PPO's. Its proximal policy lies between engine and learner by the age of a token
-  (arXiv 2512.06547), which costs no forward pass.
+- Only the staleness bound holds generation back. No trained token is older than `max_staleness` optimizer steps.
+- At a weight sync, running rollouts are verified where half of their tokens will probably survive. Other rollouts get
+  their KV cache recomputed. Both may cost a tenth of all rows. Beyond that, rollouts keep their KV cache.
+- The loss is that of decoupled PPO. The proximal policy is placed between engine and learner by the age of a token
+  (arXiv 2512.06547), so it needs no forward pass of its own.
 - If tokens are too far from the weights that train on them, updates are skipped until a batch is on-policy again.
 
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_pipeline.py
-Expected in metrics.jsonl: off_policy/{mean,max}, rollout_corr/ess and sched/paused_steps (engine steps in which the
-bound held admission back) in every step, and off_policy/share_N where a token is stale. See scripts/show.py staleness.
+Expected in every step of metrics.jsonl: off_policy/{mean,max}, rollout_corr/ess and sched/paused_steps.
+off_policy/share_N appears where a token is stale. sched/paused_steps counts engine steps without admission because of
+the bound. See also scripts/show.py staleness.
 """
 
 from pathlib import Path

@@ -1,12 +1,14 @@
-"""The demo as RollPacker trains it. It drops slow rollouts and samples slow prompts again, which shows what that
+"""The demo trained as RollPacker does it: slow rollouts are dropped and slow prompts drawn again. It shows what that
 costs.
 
-Recipe: that of configs/demo.py under RollPacker's tail batching (arXiv 2509.21009, section 4.1). A short round
-launches 80 prompts of 10 rollouts, trains on the first 8 rollouts of the first 64 prompts, and drops the rest. Every
-fifth round samples 64 of the slow prompts again.
+Recipe: that of configs/demo.py under RollPacker's tail batching (arXiv 2509.21009, section 4.1).
+- A short round launches 80 prompts of 10 rollouts.
+- It trains on the first 8 rollouts of the first 64 prompts and drops the rest.
+- Every fifth round draws 64 of the slow prompts again.
+
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_rollpacker.py
-Expected: sched/num_tokens_discarded counts tokens that are generated and not trained on. Trained rollouts are shorter
+Expected: sched/num_tokens_discarded counts tokens that were generated and not trained on. Trained rollouts are shorter
 than launched ones. configs/demo_tail_batching.py trains on all that it launches.
 """
 

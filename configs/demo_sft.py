@@ -1,15 +1,15 @@
-"""Supervised training of the demo's policy from random weights, on worked solutions of the demo's task.
+"""Supervised training of the demo's policy from random weights, on worked solutions of the demo's own task.
 
-A solution is careful with probability 0.35. Otherwise it is a guess, right with probability 0.15, which else forgets a
-term. The kind of solution does not depend on the problem. Long problems are more frequent than in the demo, so that
-careful solutions stay right for long problems. The problems come from a split that neither the demo's training nor its
-held-out prompts can draw from (data/tasks.py).
+Data: a solution is careful with probability 0.35, and else a guess. A guess is right with probability 0.15, and else
+forgets a term. The kind of solution does not depend on the problem. Long problems are more frequent than in the demo,
+so that careful solutions stay right where they are long. Problems come from a split that the demo uses neither for
+training nor for held-out prompts (data/tasks.py).
 Recipe: 5,000 steps of 84 solutions, next-token loss on the solution alone, AdamW, cosine schedule.
 Hardware: 2 CPU cores.
 Commands: python -m jaxrl_post.main --config=configs/demo_sft.py --run-dir=runs/demo_sft
           cp runs/demo_sft/policy/* configs/demo_policy/
-Expected, on held-out prompts of the demo's kind: mean of 4 at temperature 1 from 0.34 to 0.37, greedy from 0.00 to
-0.01. This is the shipped policy, "before" in scripts/results/demo.json.
+Expected, on the demo's kind of held-out prompts: mean of 4 at temperature 1 from 0.34 to 0.37, greedy from 0.00 to
+0.01. The shipped policy's figures are those of "before" in scripts/results/demo.json.
 """
 
 from pathlib import Path

@@ -1,11 +1,13 @@
-"""The demo on eight devices: data 2 x fsdp 4, bfloat16 compute over float32 masters, rematerialised layers.
+"""The demo on eight devices: data 2 x fsdp 4, bfloat16 compute over float32 weights, rematerialised layers.
 
-Recipe: that of configs/demo.py. Eight engine replicas of 16 slots lie along data x fsdp; each keeps weights in bfloat16, so a
-publish is a relayout with a cast. `pages` holds 12 of the 16 slots at full length: the youngest is parked when they run out.
-The demo's 15 tokens cannot be split over `tensor`: configs/stories_sharded.py does that.
-Hardware: any eight devices; on a CPU they are forced, which shows that it works, not that it is fast.
+Recipe: that of configs/demo.py. Eight engine replicas of 16 slots are spread over data x fsdp. Each keeps its weights
+in bfloat16, so a weight sync includes a cast. `pages` holds 12 of the 16 slots at full length. When pages are short,
+the youngest rollout is preempted.
+The demo's 15 tokens cannot be split over `tensor`. configs/stories_sharded.py does that.
+Hardware: any eight devices. On a CPU they are forced, which shows that the layout works, not that it is fast.
 Command: XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m jaxrl_post.main --config=configs/demo_sharded.py
-Expected: learns as the demo does; in bfloat16 engine and learner differ by more, see training/rollout_logprobs_abs_diff_*.
+Expected: learns as the demo does. In bfloat16 engine and learner differ by more: see
+training/rollout_logprobs_abs_diff_*.
 """
 
 from pathlib import Path

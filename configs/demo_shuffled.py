@@ -1,8 +1,9 @@
-"""The demo's control: rewards change hands within each group, so there is nothing to learn, and nothing must be learned.
+"""The demo's control: rewards are shuffled within each group, so there is nothing to learn and nothing must be
+learned.
 
 Recipe: that of configs/demo.py, 1,024 held-out prompts. Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_shuffled.py
-Expected: the accuracy after is the accuracy before, within 0.03; scripts/show.py demo checks it.
+Expected: the accuracy after equals the accuracy before, within 0.03. scripts/show.py demo checks this.
 """
 
 from pathlib import Path

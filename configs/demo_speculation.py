@@ -1,12 +1,14 @@
-"""The demo with speculative decoding: drafts come from past rollouts of the prompt, and no token changes.
+"""The demo with speculative decoding: drafts come from past rollouts of the prompt, and every token stays the same.
 
-Recipe: that of configs/demo.py on 320 prompts. Each prompt is sampled 20 times, so there is a history to draft from
-(RhymeRL, arXiv 2508.18588, section HistoSpec). The run ends in the same weights as with --config.speculation=default.
-Hardware: 2 CPU cores. A row costs time there, so drafting does not pay in seconds (scripts/results/speculation.json).
+Recipe: that of configs/demo.py on 320 prompts. Each is seen 20 times, so that there are past rollouts to draft from
+(RhymeRL, arXiv 2508.18588, section HistoSpec). The final weights equal those of the same run with
+--config.speculation=default.
+Hardware: 2 CPU cores. There a row costs time, so drafting saves no seconds yet (scripts/results/speculation.json).
 Command: python -m jaxrl_post.main --config=configs/demo_speculation.py
-Expected: each step's metrics have spec/num_accepted and spec/num_drafted. Over the first 12 steps the weights equal
-those of the run without drafts, bit for bit (python scripts/show.py spec-equality). Clones took more engine steps
-there than none.
+Expected: each step's metrics have spec/num_drafted and spec/num_accepted. python scripts/show.py spec-equality
+compares the
+first 12 steps: the weights equal, bit for bit, those of the run without drafts. In that comparison clones took more
+engine steps than no clones.
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""The demo with separate devices for learner and engine: one trains while the other generates, and neither waits.
+"""The demo with separate devices: the learner trains on one while the engine generates on another. Neither waits.
 
 Recipe: that of configs/demo_pipeline.py. An optimizer step begins on the first device as soon as its batch is
-complete. The engine continues with the previous weights. It gets the new ones at the engine step at which the learner
-should have finished. That step follows from the cost of a row and from no clock, so every repetition swaps at the same
-token.
-Hardware: 2 devices. On a CPU, XLA_FLAGS makes them, as below.
+complete. The engine continues with the old weights meanwhile. It gets the new weights at the engine step at which the
+learner should be done. That step is computed from the cost of a row and never from a clock. So every repetition swaps
+at the same token.
+Hardware: 2 devices. On a CPU they are made by XLA_FLAGS, as below.
 Command: XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m jaxrl_post.main --config=configs/demo_split.py
 Expected: as configs/demo_pipeline.py. Measurements are in scripts/results/two-process-split.json.
 """

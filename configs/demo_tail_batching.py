@@ -1,19 +1,19 @@
-"""The demo with short and long rounds: slow groups wait for a round of their own, and no sampled token is dropped.
+"""The demo with short and long rounds: slow groups wait for a round of their own, and nothing that was sampled is
+dropped.
 
-Recipe: that of configs/demo.py.
-- A short round launches 80 prompts and trains on the 64 whose rollouts finish first. It defers the other 16 with their
-  prefixes. At most 4 of the 16 go to the long round at once: those whose history has long rollouts.
-- After eight short rounds a long round resumes 128 groups and verifies them under its own weights. Their tokens are
-those
-  that these weights sample from the start (RollPacker, arXiv 2509.21009, section 4.1, without its dropping and
-  resampling).
-- The long round makes two batches with one optimizer step each. The second is one step off-policy, like any
-mini-batch.
+Recipe: that of configs/demo.py, with RollPacker's rounds (arXiv 2509.21009, section 4.1) without dropping and
+redrawing.
+- A short round launches 80 prompts and trains on the 64 whose rollouts finish first.
+- The other 16 are deferred with their tokens. At most 4 of the 16 go to the long round at once, where past rollouts
+  of the prompt were long.
+- After eight short rounds, a long round continues 128 deferred groups. It verifies their tokens under its own weights,
+  so they are what these weights sample from the start.
+- A long round has two batches, with one optimizer step each. The second is one step off-policy, as any mini-batch is.
 
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_tail_batching.py
 Expected in metrics.jsonl: sched/num_groups_deferred and sched/num_groups_sent_long add up to 16 in every short round.
-sched/num_long_rounds is 1 in every ninth round. At learning rate 0 the run trains on the same rollouts as
+sched/num_long_rounds is 1 in every ninth round. At learning rate 0 the run trains on exactly the rollouts of
 configs/demo.py.
 """
 

@@ -1,10 +1,10 @@
 """Dr. GRPO on the demo's task and policy.
 
-Recipe: advantages without the division by the group's standard deviation. The loss is a sum over tokens divided by a
-constant (arXiv 2503.20783, section 3.1), without a KL term. The constant is sampling.max_tokens, 96, and rollouts have
-9 to 17 tokens. So the gradient is smaller than in the other presets, and the optimizer's epsilon is smaller too.
+Recipe (arXiv 2503.20783, section 3.1): advantages are not divided by the group's standard deviation. The loss is a sum
+over tokens divided by a constant. There is no KL term. The constant is sampling.max_tokens, 96, while rollouts have 9
+to 17 tokens. So the gradient is smaller than in the other presets, and so is the optimizer's epsilon.
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/dr_grpo.py
-Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
+Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

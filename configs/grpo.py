@@ -1,10 +1,10 @@
-"""GRPO as DeepSeekMath wrote it, on the demo's task and policy.
+"""GRPO as DeepSeekMath describes it, on the demo's task and policy.
 
-Recipe (arXiv 2402.03300, equations 3 and 4): advantages (R - mean) / std of the group. The loss is a mean over the
-tokens of each rollout and then over rollouts. It includes 0.04 times the k3 estimate of KL(policy || reference). A
-round has one update. The demo itself (configs/demo.py) is the form usual today: token-mean and no KL.
+Recipe (arXiv 2402.03300, equations 3 and 4): advantages are (R - mean) / std of the group. The loss is a mean over
+tokens within each rollout and then over rollouts. It includes 0.04 times the k3 estimate of KL(policy || reference). A
+round has one update. The demo (configs/demo.py) uses today's usual form: token-mean and no KL.
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/grpo.py
-Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
+Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

@@ -1,33 +1,27 @@
 """GRPO on GSM8K with Qwen2.5-0.5B-Instruct: the smallest published anchor.
 
 Recipe: GRPO (arXiv 2402.03300), 128 prompts x 8 rollouts a step, on-policy, one update a step, 174 steps (3 epochs).
-- Prompt and rollout have at most 512 tokens each. Temperature 1, learning rate 1e-6, no KL term.
-- Prompts are verl's: the question with its suffix, in the model's own chat template.
-- Rollouts end with the end tokens that the checkpoint names (generation_config.json and tokenizer_config.json:
-  <|im_end|> and <|endoftext|>).
-- The reward is verl's strict rule ("#### 72"). The flexible rule (the last number) is scored with weight 0, because
-gains by
-  the strict rule alone are mostly gains of format.
-
-Paper: GSM8K, arXiv 2110.14168; Qwen2.5, arXiv 2412.15115.
-Hardware: written for one accelerator with 80 GB, not run on one yet. Activations and engine are bf16; weights, moments
-and gradient are float32. On a CPU with 24 GiB, two steps with small sizes: python scripts/show.py gsm8k-shape.
-Needs:
-- JAXRL_MODELS, a folder with Qwen2.5-0.5B-Instruct/ in it (default ../shared/models), or
---config.model.path=DIRECTORY. The
-  directory has config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
-- JAXRL_DATA, a folder with gsm8k/{train,test}.jsonl in it (default ../shared/data).
+Prompt and rollout have at most 512 tokens each. Temperature 1, learning rate 1e-6, no KL term.
+Prompts: verl's, the question with its suffix in the model's own chat template. Rollouts end with the end tokens of the
+checkpoint: <|im_end|> and <|endoftext|> (generation_config.json and tokenizer_config.json).
+Reward: verl's strict rule ("#### 72"). The flexible rule (the last number) is scored too, with weight 0. Gains by the
+strict rule alone mostly come from the required form.
+Papers: GSM8K, arXiv 2110.14168. Qwen2.5, arXiv 2412.15115.
+Hardware: written for one accelerator with 80 GB (not run on one yet): bf16 activations and engine, float32 weights,
+moments and gradient. For two steps with small sizes on a CPU with 24 GiB: python scripts/show.py gsm8k-shape.
+Needs two environment variables:
+- JAXRL_MODELS, a folder with Qwen2.5-0.5B-Instruct/ (default ../shared/models). It contains config.json,
+  model.safetensors, tokenizer.json and tokenizer_config.json. --config.model.path=DIRECTORY replaces it.
+- JAXRL_DATA, a folder with gsm8k/{train,test}.jsonl (default ../shared/data).
 
 Command: python -m jaxrl_post.main --config=configs/gsm8k_qwen2_5_0_5b.py
-Anchors, not expectations, since no run of ours is comparable yet: verl's docs/algo/baseline.md reports
-- 49.6 for this model before training, a few-shot figure of its makers. The zero-shot strict score is lower, so read
-the
-  evaluation at step 0.
-- 56.7 for PPO, and 54.3 for GRPO with LoRA (r 32).
+Anchors, not expectations (this config has no measured run yet):
+- verl's docs/algo/baseline.md reports for this model: 49.6 before training, PPO 56.7, GRPO with LoRA (r 32) 54.3.
+- 49.6 is a few-shot figure of the model's makers. The zero-shot strict score is lower: see the evaluation at step 0.
+- verl's quick start: 256 prompts a step, lengths 512/512, actor learning rate 1e-6, KL coefficient 1e-3, 15 epochs,
+  greedy single-sample validation, strict scorer.
 
-verl's quick start uses 256 prompts a step, lengths 512/512, actor learning rate 1e-6 and KL coefficient 1e-3. It
-trains for 15 epochs and validates one greedy sample with the strict scorer. Report strict and flexible scores, tokens
-trained and device-hours with greedy and mean@4.
+Report greedy and mean@4 together with strict and flexible scores, tokens trained and device-hours.
 """
 
 import os

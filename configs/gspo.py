@@ -1,11 +1,11 @@
 """GSPO on the demo's task and policy.
 
-Recipe (arXiv 2507.18071): a rollout has one ratio, the clipped geometric mean of its tokens' ratios. The loss is a
-mean over rollouts. A round's 64 prompts make four mini-batches, so that some ratios are clipped. The paper's bounds,
-3e-4 and 4e-4 (section 5.1), belong to its small steps. The demo's steps are large, so the bounds here are 100 times
-wider.
+Recipe (arXiv 2507.18071): one ratio per rollout, the geometric mean of its tokens' ratios, is clipped. The loss is a
+mean over rollouts. A round's 64 prompts are trained on in four mini-batches, so that there is something to clip. The
+paper's bounds, 3e-4 and 4e-4 (section 5.1), suit its small steps. The demo's steps are large, so the bounds are 100
+times wider.
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/gspo.py
-Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
+Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

@@ -1,20 +1,20 @@
-"""GRPO on MBPP with Qwen2.5-Coder-1.5B-Instruct: programs judged by their tests, within RollPacker's limit of CPU
-seconds.
+"""GRPO on MBPP with Qwen2.5-Coder-1.5B-Instruct: programs judged by tests, within RollPacker's limit of CPU seconds.
 
-Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 rollouts a step, pipelined with a staleness of at most 2 optimizer
-steps, learning rate 1e-6. Sizes are those of configs/gsm8k_qwen2_5_0_5b.py.
-- The reward is 1 when the last block of code passes all tests of the task (rewards/code.py).
-- A test may take 1.5 times the CPU seconds of the slowest right program so far, at least 2 and at most 30 (RollPacker,
-  arXiv 2509.21009). So a right program that is far slower than those before it is judged wrong, and only the run's
-  journal repeats its verdicts. With adaptive_limit off every test has test_limit_s.
-- Programs run in killable processes with limits, not in a sandbox.
-
-Data: MBPP (arXiv 2108.07732), all of its 974 rows. Tasks 11 to 510 are the test split, so there is no held-out figure.
-For one, set data.train to the rows of the training split, eval.data to those of the test split, and eval.prompts to
-their number.
+Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 rollouts a step, learning rate 1e-6. It is pipelined with a staleness
+of at most 2 optimizer steps. Sizes are those of configs/gsm8k_qwen2_5_0_5b.py.
+Reward: 1 when the last block of code passes all tests of the task (rewards/code.py). Programs run in killable
+processes with bounds, not in a sandbox.
+Limit (RollPacker, arXiv 2509.21009): 1.5 times the CPU seconds of the slowest right program of the prompt so far, at
+least 2 and at most 30. So a right program that is far slower than earlier ones is judged wrong. A run with this limit
+can be repeated only from its journal. With adaptive_limit off every test has test_limit_s.
+Data: MBPP (arXiv 2108.07732), all of its 974 rows. Tasks 11 to 510 are the test split, so this config gives no
+held-out figure. For one, give data.train the rows of the training split, eval.data the rows of the test split, and
+eval.prompts their number.
 Hardware: written for one accelerator with 80 GB (not run on one yet).
-Needs: JAXRL_MODELS, a folder with Qwen2.5-Coder-1.5B-Instruct/ in it (default ../shared/models). JAXRL_DATA, a folder
-with mbpp/mbpp.jsonl in it (default ../shared/data).
+Needs two environment variables:
+- JAXRL_MODELS, a folder with Qwen2.5-Coder-1.5B-Instruct/ (default ../shared/models).
+- JAXRL_DATA, a folder with mbpp/mbpp.jsonl (default ../shared/data).
+
 Command: python -m jaxrl_post.main --config=configs/mbpp_qwen2_5_coder.py
 """
 

@@ -1,12 +1,11 @@
 """The demo's task and policy, sampled with top-k and top-p.
 
-Recipe: GRPO as in configs/demo.py. Tokens are sampled from the 8 most likely ones, and among these from those that
-hold 95 % of the mass (nucleus sampling, arXiv 1904.09751). The learner's log-probs are those of the whole
-distribution, and mu, the engine's, are those of the cut one. So each token's loss is weighted by pi_old / mu,
-truncated at 2. Evaluation samples from the whole distribution.
+Recipe: GRPO as in configs/demo.py, with tokens sampled from a cut distribution. It has the 8 most likely tokens, and
+of them the ones that hold 95 % of the probability (nucleus sampling, arXiv 1904.09751). The engine's log-probs, mu,
+are of the cut distribution, and the learner's are of the full one. So each token's loss is weighed by pi_old / mu,
+truncated at 2. Evaluation samples from the full distribution.
 Hardware: that of the demo. Command: python -m jaxrl_post.main --config=configs/nucleus.py
-Expected: scripts/results/ has no figures of this recipe yet. show.py spec-law proves that the engine samples from the
-cut distribution.
+Expected: not measured yet. show.py spec-law checks that the engine samples from the cut distribution.
 """
 
 from pathlib import Path

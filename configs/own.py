@@ -1,4 +1,4 @@
-"""Your own model, data and reward: copy this file and change what it names.
+"""Your own model, data and reward: copy this file and change its names and values.
 
 It shows:
 - a Hugging Face directory as the model
@@ -8,7 +8,7 @@ It shows:
 
 Hardware: 2 CPU cores. As shipped it trains the demo's policy for 3 steps on 16 rows, which teaches nothing.
 Command: python -m jaxrl_post.main --config=configs/own.py
-Expected: the run finishes and prints the run folder and its contents.
+Expected: the run ends by printing the run folder and its contents.
 """
 
 from pathlib import Path

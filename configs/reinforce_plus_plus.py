@@ -1,13 +1,13 @@
-"""REINFORCE++ on the demo's task and policy: groups are not compared.
+"""REINFORCE++ on the demo's task and policy: no groups are compared.
 
 Recipe (arXiv 2501.03262):
 - The reward of every token is lowered by kl_coef times k1 of the KL to the reference.
-- The return is the undiscounted sum from each token on, whitened over all tokens of the round.
-- PPO's clipping, with a ceiling of 3 for negative advantages (dual clip, arXiv 1912.09729).
-- A rollout is rejected if engine and learner disagree by more than a factor of 1.05 a token, in the geometric mean.
+- The return is summed from each token on, undiscounted, and whitened over all tokens of the round.
+- PPO's clipping has a ceiling of 3 for bad rollouts (dual clip, arXiv 1912.09729).
+- Rollouts are rejected where engine and learner differ by more than a factor of 1.05 a token, in the geometric mean.
 
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/reinforce_plus_plus.py
-Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
+Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

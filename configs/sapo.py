@@ -1,9 +1,10 @@
 """SAPO on the demo's task and policy.
 
-Recipe (arXiv 2511.20347): a soft gate replaces clipping. It is a little narrower for negative advantages. The loss is
-a mean over the tokens of each rollout and then over rollouts. A round has two mini-batches and two epochs.
+Recipe (arXiv 2511.20347): a soft gate replaces clipping, a little narrower for bad rollouts than for good ones. The
+loss is a mean over tokens within each rollout and then over rollouts. A round has two mini-batches and is trained on
+twice.
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/sapo.py
-Expected: scripts/results/ has no figures of this recipe yet. Those of the demo are in scripts/results/demo.json.
+Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """
 
 from pathlib import Path

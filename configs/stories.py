@@ -1,8 +1,9 @@
-"""GRPO on stories260K: a real pretrained model (llama2.c, 260K parameters) learns to put a word into its stories.
+"""GRPO on stories260K: a pretrained model (llama2.c, 260K parameters) learns to put a given word into its stories.
 
 Recipe: GRPO (arXiv 2402.03300), 8 openings x 8 rollouts a step, on-policy, one update a step, 100 steps. The reward is
 1 when the 64 tokens after the opening contain "happy", else 0. Temperature 1, no KL term.
-Hardware: 2 CPU cores. Needs the weights: JAXRL_DATA, a folder with tinystories-260k/ in it (default ../shared/data).
+Hardware: 2 CPU cores.
+Needs the weights: JAXRL_DATA, a folder with tinystories-260k/ (default ../shared/data).
 Command: python -m jaxrl_post.main --config=configs/stories.py
 Expected: see scripts/results/stories.json, written by scripts/show.py stories.
 """

@@ -1,6 +1,6 @@
-"""Evaluation on the run's own engine at a publish: every prompt once greedily and k times at temperature 1.
+"""Evaluation on the run's own engine at a publish. Every prompt gets one greedy rollout and k at temperature 1.
 
-Invariant: seeds depend on (run seed, prompt, sample) only, so every evaluation of a run draws with the same noise.
+Invariant: seeds depend on (run seed, prompt, sample) only, so every evaluation of a run samples with the same noise.
 Figures do not depend on the order in which rollouts finish. Training never sees these rollouts.
 """
 
@@ -17,7 +17,7 @@ from jaxrl_post.protocols import Engine, Rewards
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.types import Finish, Group, Prompt, Request, RolloutId, Sampling
 
-GREEDY = 1  # the attempt that marks a prompt's greedy answer: sample 0, attempt 1
+GREEDY = 1  # the attempt that marks a prompt's greedy rollout: sample 0, attempt 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,15 @@ class Evaluation:
     def figures(self) -> dict[str, float | int]:
         """Returns the figures for summary.json.
 
-        Accuracies are the rewards' "acc", else the rewards. Unscored rollouts are left out of means and counted.
-        mean_at_k_se: standard error of mean_at_k over prompts.
-        pass_at_j: unbiased (arXiv 2107.03374, equation 1) with right = accuracy > 0.5, over prompts whose k rollouts
-        are scored. Lengths are in tokens, of sampled rollouts; `correct_*` of right ones. Percentiles are by nearest
-        rank. A figure over nothing has no value.
+        - An accuracy is the reward component "acc", else the reward. Means leave out unscored rollouts, num_unscored
+        counts
+          them.
+        - mean_at_k_se: standard error of mean_at_k over prompts.
+        - pass_at_j: unbiased (arXiv 2107.03374, equation 1), over prompts whose k rollouts are all scored.
+        - A rollout is right when its accuracy is above 0.5.
+        - Lengths are in tokens, of sampled rollouts. `correct_*` are lengths of right ones. Percentiles are nearest
+        ranks.
+        - A figure over no rollouts is None.
         """
         k = len(self.sampled[0].rollouts)
         means = np.array([_mean(group) for group in self.sampled])
@@ -60,9 +64,14 @@ class Evaluation:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Per source under verl's names, `acc` where the reward has that component, else `reward`:
-        val-core/{source}/acc/mean@k, and val-aux/{source}/acc/{greedy, pass@j},
-        val-aux/{source}/response_length/mean."""
+        """Returns metrics of each source, under verl's names.
+
+        - val-core/{source}/acc/mean@k
+        - val-aux/{source}/acc/{greedy, pass@j}
+        - val-aux/{source}/response_length/{mean, clip_ratio}
+
+        `acc` is `reward` where the reward has no such component.
+        """
         out = {}
         for source in sorted({group.prompt.source for group in self.sampled}):
             sampled = tuple(group for group in self.sampled if group.prompt.source == source)
@@ -94,13 +103,13 @@ def evaluate(
     max_tokens: int,
     replicas: int,
 ) -> Evaluation:
-    """Answers every prompt greedily and `samples` times at temperature 1, and scores the rollouts.
+    """Generates one greedy rollout and `samples` at temperature 1 of every prompt, and scores them.
 
     Training rollouts in the engine wait until the evaluation ends.
 
     Args:
-      rewards: evaluation's own; its counts and journal are not those of training.
-      sampling: gives stop tokens and strings; temperature, top-k and top-p are not used.
+      rewards: for evaluation only. Its counts and journal are separate from training's.
+      sampling: gives stop tokens and strings. Its temperature, top-k and top-p are not used.
 
     Raises:
       ValueError: no prompts.
@@ -137,7 +146,7 @@ def evaluate(
 def _requests(
     prompts: Sequence[Prompt], samples: int, run_seed: int, sampling: Sampling, max_tokens: int, replicas: int
 ) -> list[Request]:
-    """Every prompt `samples` times at temperature 1 and once greedily."""
+    """Returns requests for every prompt: `samples` at temperature 1 and one greedy."""
     hot, cold = (dataclasses.replace(sampling, temperature=t, top_k=0, top_p=1.0) for t in (1.0, 0.0))
     requests = []
     for index, prompt in enumerate(prompts):
@@ -175,7 +184,7 @@ class _Joiner:
 
 
 def _mean(group: Group) -> float:
-    """Returns the mean accuracy of the scored rollouts; NaN without any."""
+    """Returns the mean accuracy of the scored rollouts, or NaN without any."""
     return float(group.accuracies[group.scored].astype(np.float64).mean()) if group.scored.any() else math.nan
 
 

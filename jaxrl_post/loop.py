@@ -1,7 +1,8 @@
 """The ring: prompts -> scheduler -> engine -> reward -> scheduler -> learner -> engine. One loop for every mode.
 
-It knows types and protocols only: another way of training is another scheduler, never another loop. Whether a rollout
-is done depends on its tokens, never on how fast its reward came back: the ring waits for rewards at one place.
+The loop knows types and protocols only. Another way of training is another scheduler, never another loop. Whether a
+rollout is finished depends on its tokens, never on how fast its reward was computed. The ring waits for rewards at
+one place only.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ def run(
     publish: Callable[[Learner, Engine], int],
     steps: int,
 ) -> None:
-    """Turns until the learner has taken `steps` optimizer steps.
+    """Iterates until the learner has taken `steps` optimizer steps.
 
     Args:
-      ring: is told what happens and makes the calls that are timed or deferred.
+      ring: receives events, and makes the calls that are timed or deferred.
       publish: hands the learner's weights to the engine and returns their version.
 
     Raises:
-      RuntimeError: a whole turn changed nothing, so no later turn ever would.
+      RuntimeError: a whole iteration changed nothing, so no later iteration could.
     """
-    since: list[Part] = []  # the last commit
+    since: list[Part] = []  # parts since the last commit
     moves = True
     while True:
-        # Training comes first: a checkpoint is saved within a publish, and a resumed run goes on from there.
+        # Training comes first: a checkpoint is saved within a publish, and a resumed run continues from there.
         while learner.step < steps and (parts := scheduler.take()):
             moves, owed = True, False
             for part in parts:
@@ -70,10 +71,10 @@ def train(ring: Ring, learner: Learner, part: Part, since: list[Part]) -> list[P
 
 
 def generate(ring: Ring, engine: Engine, scheduler: Scheduler, rewards: Rewards) -> bool:
-    """One turn of generation: admits requests, takes one dispatch, scores groups. Returns whether anything changed."""
+    """Generates once: admits requests, runs one dispatch, scores groups. Returns whether anything changed."""
     before = engine.clock
     if (layout := scheduler.layout()) is not None:
-        ring.flush()  # a group is packed for the devices that the learner has when it is handed over
+        ring.flush()  # groups handed over so far are packed for the devices that the learner has now
         ring.call("relayout", engine.relayout, layout)
     requests = scheduler.admit(engine.capacity, engine.clock)
     ring.call("gen", engine.submit, requests)

@@ -1,21 +1,23 @@
 """python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
 python -m jaxrl_post.main --help [SECTION]
 
-A whole run: it is assembled (launch/assemble.py), the ring turns, the policy and a summary are written.
+Trains a policy: assembles a run (launch/assemble.py), runs its loop, and writes the policy and a summary.
 
---resume=FOLDER resumes a run that was killed. --run-dir=FOLDER --resume starts the run if the folder holds none, so
+--resume=FOLDER resumes a run that was killed. --run-dir=FOLDER --resume starts the run if the folder has none, so
 that one command can be repeated until the run ends.
 
-Exit code 1: a mistake in a config, a data file or a checkpoint. It is one sentence, before anything is compiled, and a
-run that could not start leaves no folder. Exit code 1 also means that no rollout of the first round could be scored;
-then the folder is kept. Exit code 42 means that a weight swap failed midway: use --resume.
+Exit codes:
+- 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
+  compiled. A run that could not start leaves no folder.
+- 1: no rollout of the first round could be scored. Then the folder is kept.
+- 42: a weight swap failed midway: use --resume.
 """
 
 from __future__ import annotations
 
 import time
 
-BEGAN = time.monotonic()  # before the imports: a run's seconds are those of the whole command
+BEGAN = time.monotonic()  # before the imports: a run's seconds include the imports
 
 import contextlib
 import sys
@@ -42,13 +44,13 @@ from jaxrl_post.telemetry.observer import Observer
 from jaxrl_post.telemetry.rollout_log import RolloutLog
 from jaxrl_post.telemetry.timing import AtWork
 
-RESTART = 42  # exit code: the run is sound up to its last checkpoint and goes on with --resume
+RESTART = 42  # exit code: the run is intact up to its last checkpoint, and --resume continues it
 
-# ---- 1. The ring turns
+# ---- 1. The loop
 
 
 def turn(run: Run) -> None:
-    """Evaluates, turns the ring, evaluates again, and writes the policy and the summary."""
+    """Evaluates, runs the loop, evaluates again, and writes the policy and the summary."""
     config, ring = run.config, TimedRing(run.watch)
     observe = Observer(
         ring=ring,
@@ -91,8 +93,9 @@ def turn(run: Run) -> None:
 
 
 def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
-    """Registers who is told what. The observer is told of a publish last: its checkpoint holds the state of all
-    others.
+    """Registers the listeners of every event.
+
+    The observer is the last listener of a publish: its checkpoint contains the state of all others.
     """
     traces, first = run.traces, FirstScores(run.config.scheduler.prompts)
     ring.on("preparing", run.meter.trained)
@@ -132,13 +135,17 @@ def save(run: Run, observe: Observer, version: int) -> None:
         "gate": run.learner.gate.state_dict(),
         "marks": log_marks.marks(run.mine),
     }
-    with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):  # processes meet in programs that Orbax makes
+    # Orbax compiles programs of its own, in which all processes take part
+    with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):
         run.saves.save(version, run.learner.state, host, run.about)
     malloc.give_back()
 
 
 def examine(run: Run, version: int) -> None:
-    """Runs one evaluation. Writes its rollouts below evaluations/ and a row of metrics, with the evaluator's counters."""
+    """Runs one evaluation. Writes its rollouts below evaluations/.
+
+    Its metrics and the evaluator's counters are written as one row.
+    """
     if run.evaluator is None:
         return
     config = run.config
@@ -158,7 +165,7 @@ def examine(run: Run, version: int) -> None:
     run.writer.write(version, found.metrics() | {name: n for name, n in counted.items() if "timing_s/" not in name})
 
 
-# ---- 2. Last words
+# ---- 2. The end of a run
 
 
 def finish(run: Run, tokens: int) -> None:
@@ -196,7 +203,7 @@ def finish(run: Run, tokens: int) -> None:
 
 
 def answers(run: Run) -> list[str]:
-    """Shows the same held-out prompts answered greedily before and after."""
+    """Returns lines that show held-out prompts with their greedy rollouts before and after training."""
     lines = []
     first, last = (run.evaluations or [None])[0], (run.evaluations or [None])[-1]
     for index in range(min(run.config.eval.show, len(run.start.held_out))):
@@ -222,7 +229,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if run is not None:
                 turn(run)
-        except NoScores as error:  # graders are the user's own; any other failure of a turning ring shows its traceback
+        except NoScores as error:  # graders are the user's own. Any other error of the loop shows its traceback
             return sorry(error)
         except Torn as error:
             return sorry(error, RESTART)
@@ -230,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def sorry(error: Exception, code: int = 1) -> int:
-    """Prints one sentence and returns the exit code."""
+    """Prints the error as one line and returns the exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 

@@ -1,6 +1,6 @@
-"""The contracts between rooms. The docstring of each method is its contract, and the loop calls every method.
+"""The protocols between packages. The docstring of each method is its contract. The loop sees only these methods.
 
-Nothing inherits from these classes: an object that has the methods satisfies the protocol.
+No class inherits from these protocols: an object that has the methods satisfies them.
 """
 
 from __future__ import annotations
@@ -18,58 +18,71 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> Capacity:
-        """Per replica: free slots that no waiting request will take, at least 0, and free pages."""
+        """Returns free slots (at least 0) and free pages of each replica. Slots that waiting requests will take do not
+        count.
+        """
 
     @property
     def clock(self) -> int:
-        """Engine steps taken so far for training rollouts; evaluation does not advance it."""
+        """Returns the engine steps taken so far for training rollouts. Evaluation does not advance the clock."""
 
     @property
     def version(self) -> int:
-        """Version of the weights that the next step will use."""
+        """Returns the version of the weights that the next step will use."""
 
     @property
     def pending(self) -> int:
-        """Requests submitted and not yet returned or parked. While evaluation requests are pending, only those count."""
+        """Returns the number of requests submitted and not yet returned or parked.
+
+        While evaluation requests are pending, only those are counted.
+        """
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues requests in this order. ValueError, with nothing queued, when one of them can never fit."""
+        """Queues requests in this order.
+
+        Raises:
+          ValueError: a request can never fit. Then no request is queued.
+        """
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
-        """Takes rollouts out and returns them unfinished (finish PARKED), sorted by id. Unknown ids are no-ops."""
+        """Takes rollouts out and returns them unfinished (finish PARKED), sorted by id. Unknown ids are ignored."""
 
     def step(self) -> list[Rollout]:
-        """Runs one dispatch of several device steps. Returns finished rollouts, by (finish_clock, id).
+        """Runs one dispatch of several engine steps. Returns finished rollouts, ordered by (finish_clock, id).
 
-        While evaluation requests are pending, only they advance. A dispatch ends early only on the state itself, never
-        on time.
+        While evaluation requests are pending, only their rollouts advance. Only the engine's state can end a dispatch
+        early, never time.
         """
 
     def swap(self, params: Any, version: int) -> None:
-        """Uses `params` from the next step on, as `version`, which must be greater than the current one.
+        """Uses `params` as `version` from the next step on. `version` must be greater than the current one.
 
-        ValueError when tree, shape or version are wrong; then the old weights stay.
+        Raises:
+          ValueError: the tree, a shape or the version is wrong. Then the old weights are kept.
         """
 
     def relayout(self, layout: Layout) -> None:
         """Uses another layout from the next step on. Weights, version, clocks and counters are kept.
 
-        Pending requests re-enter as in `recompute`. Samples of a prompt that shared a replica still do. The present
-        layout is a no-op. ValueError, with nothing changed, for a layout that was not compiled at start-up.
+        Pending requests re-enter as in `recompute`. Samples of a prompt that shared a replica still share one. The
+        present layout is a no-op.
+
+        Raises:
+          ValueError: the layout was not compiled at start-up. Then nothing changes.
         """
 
     def state_dict(self) -> Mapping:
-        """Returns clocks, counters and every request with its tokens, as plain values and arrays, between swap and
-        step.
+        """Returns clocks, counters and every request with its tokens, as plain values and arrays.
 
-        Saving is a boundary: all running requests go back to waiting and re-enter as in `recompute`. So this engine
-        and one that loads the state continue alike.
+        It is called between `swap` and `step`. Saving takes all running requests out of their slots. They wait and
+        re-enter as in `recompute`, so this engine and one that loads the state continue alike.
         """
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
-        """Replaces everything but weights and version. `prompts`: those of the data, by id.
+        """Replaces everything except weights and version. `prompts`: the data's prompts by id.
 
-        ValueError when the state belongs to an engine that would choose other row sizes.
+        Raises:
+          ValueError: the state belongs to an engine that would choose other row sizes.
         """
 
 
@@ -77,16 +90,16 @@ class Scheduler(Protocol):
     """Decides what is generated and what is trained, from counts alone: no wall clock, no I/O, no jax."""
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
-        """Returns new requests, the samples of a group side by side."""
+        """Returns new requests. The samples of a group are adjacent."""
 
     def complete(self, rollout: Rollout) -> Stop:
         """Takes in a finished rollout. Returns which other rollouts to park."""
 
     def parked(self, rollouts: Sequence[Rollout]) -> None:
-        """Takes back the rollouts that `Stop.park` asked for."""
+        """Takes back the rollouts that `Stop.park` named."""
 
     def due(self) -> list[Group]:
-        """Returns complete groups whose score is needed now, in admission order, unscored."""
+        """Returns complete groups whose score is needed now, unscored, in admission order."""
 
     def scored(self, group: Group) -> None:
         """Takes back a scored group. Filters (dynamic sampling) act here."""
@@ -94,23 +107,27 @@ class Scheduler(Protocol):
     def take(self) -> list[Part]:
         """Returns parts to train on now: groups in admission order, rollouts by sample index, never by completion.
 
-        It is called until it returns nothing. The last commit of the parts returned at once is followed by a publish.
+        It is called until it returns no parts. In each list of parts, a publish follows the last commit.
         """
 
     def layout(self) -> Layout | None:
-        """Returns the engine's layout from now on, or None for no change. It is asked before every `admit`.
+        """Returns the engine's layout from now on, or None for no change. It is called before every `admit`.
 
         The layout changes between two rounds. Within a round it may change to fewer replicas of the same kind and
         back, while all admitted requests are with the engine.
         """
 
     def held(self) -> Sequence[Rollout]:
-        """Returns finished rollouts whose group is not scored. After `load_state_dict`, graders must be started on
-        each.
+        """Returns finished rollouts whose group is not scored.
+
+        After `load_state_dict`, `Rewards.start` must be called for each of them.
         """
 
     def state_dict(self) -> Mapping:
-        """Returns everything that later decisions depend on, as plain values and arrays, after a part that publishes."""
+        """Returns everything that later decisions depend on, as plain values and arrays.
+
+        It is called after a part that publishes.
+        """
 
     def load_state_dict(self, state: Mapping) -> None:
         """Continues as the scheduler that returned the state."""
@@ -121,32 +138,32 @@ class Learner(Protocol):
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far: the version of `params`. A commit skipped for NaN counts too."""
+        """Returns the optimizer steps so far: the version of `params`. A commit skipped for NaN counts too."""
 
     @property
     def params(self) -> Any:
-        """The policy's weights, in the learner's layout."""
+        """Returns the policy's weights, in the learner's layout."""
 
     def prepare(self, groups: Sequence[Group]) -> None:
         """Computes reference log-probs and advantages of these groups, once, at the weights of the round's start.
 
-        They are kept by rollout id until the first fresh groups after a commit. Old log-probs are of the same weights;
-        they are computed at the latest before a commit moves the weights. No groups: does nothing.
+        The results are kept by rollout id until the first fresh groups after a commit. Old log-probs are of the same
+        weights: they are computed before a commit changes the weights. No groups: does nothing.
         """
 
     def accumulate(self, groups: Sequence[Group]) -> None:
         """Adds an unnormalised gradient sum and its counts. No groups: does nothing."""
 
     def commit(self) -> Mapping[str, Any]:
-        """Divides once and takes an optimizer step. Returns metrics as device scalars.
+        """Divides the sum once and takes an optimizer step. Returns metrics as device scalars.
 
-        The old arrays of `params` are donated. A round may commit several times; an engine that shares the arrays gets
+        The old arrays of `params` are donated. A round may commit several times. An engine that shares the arrays gets
         the new ones before its next step.
         """
 
 
 class Rewards(Protocol):
-    """Pure functions in killable processes."""
+    """Computes rewards by pure functions in processes that can be killed."""
 
     def start(self, rollout: Rollout) -> None:
         """Starts to score a rollout. Returns at once."""
@@ -154,22 +171,23 @@ class Rewards(Protocol):
     def join(self, group: Group) -> Group:
         """Returns the group with its rewards. Waits, with a deadline.
 
-        The judged program over its limit is a verdict. A grader that fails twice leaves `scored` False.
+        A judged program that exceeds its limit is scored: that is a verdict. A grader that fails twice leaves `scored`
+        False.
         """
 
 
 class Source(Protocol):
-    """A part of the run that counts: engine, scheduler, rewards, history, drafting."""
+    """A part of the run that keeps counters: engine, scheduler, rewards, history or drafting."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Counters since the last call, by metric name."""
+        """Returns the counters since the last call, by metric name."""
 
 
 class Ring(Protocol):
-    """What the loop calls while it turns: it tells events, times calls by phase, and defers calls that can wait."""
+    """What the loop calls: it announces events, times calls by phase, and defers calls that can wait."""
 
     def tell(self, event: str, *what: Any) -> None:
-        """Tells an event to its listeners. They measure the run and change nothing that it computes."""
+        """Passes an event to its listeners. They measure the run and never change what it computes."""
 
     def call(self, phase: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls the function and returns its result. Its seconds count as `phase`."""
@@ -178,4 +196,4 @@ class Ring(Protocol):
         """Calls the function now, or defers the call until `flush`. Deferred calls keep their order."""
 
     def flush(self) -> None:
-        """Makes every deferred call: before a call that needs one of them, and while a dispatch is under way."""
+        """Makes every deferred call. It is called before a call that needs one of them, and while a dispatch runs."""

@@ -125,7 +125,7 @@ class Sampling:
 
     @property
     def restricted(self) -> bool:
-        """Whether some ids are never sampled."""
+        """Returns whether some ids are never sampled."""
         return self.top_k > 0 or self.top_p < 1
 
 
@@ -264,7 +264,7 @@ class Part:
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
-        """Returns several parts as one part. Only the last of them commits."""
+        """Returns several parts as one part. Only the last of them may commit."""
         return cls(
             fresh=tuple(group for part in parts for group in part.fresh),
             groups=tuple(group for part in parts for group in part.groups),

@@ -1,1 +1,1 @@
-"""What is optimised: advantages, losses and log-probs as pure functions, chosen by their field-standard names."""
+"""The objective: advantages, losses and log-probs as pure functions, chosen by their standard names."""

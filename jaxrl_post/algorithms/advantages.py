@@ -1,9 +1,12 @@
 """From rewards to advantages. Host code: numpy in, numpy out, float64 inside.
 
-Two kinds, in two dicts. ADVANTAGES: functions of one group, one advantage per rollout. WHOLE_ROUND: functions of all
-rollouts of a round at once, one advantage per token, for what is whitened over the batch; they cannot be used where
-groups are trained on as they come. Invariant: an unscored rollout is left out of every statistic and gets 0. What is
-refused: rewards that are not finite. PARITY.md says whose convention each follows.
+There are two kinds of functions:
+- ADVANTAGES: a function of one group. It gives one advantage per rollout.
+- WHOLE_ROUND: a function of all rollouts of a round, for advantages that are whitened over the batch. It gives one
+  advantage per token. It cannot be used where groups are trained on as they become complete.
+
+Invariant: an unscored rollout is left out of every statistic and gets 0. Rewards that are not finite raise ValueError.
+PARITY.md names the source of each convention.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ VARIANCE_EPSILON = 1e-8  # added to the variance when whitening, as verl does
 def grpo(
     rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
 ) -> Float[np.ndarray, " G"]:
-    """(R_i - mean) / (std + 1e-6), std with n-1 (arXiv 2402.03300, section 4.1.2; constants as verl).
+    """Returns (R_i - mean) / (std + 1e-6), std with n-1 (arXiv 2402.03300, section 4.1.2; constants as verl).
 
-    A group with fewer than two scored rollouts has nothing to compare and gets 0 (verl hands on the raw reward there).
+    A group with fewer than two scored rollouts gets 0. verl passes on the raw reward there.
     """
     values = _scored(rewards, scored)
     if values.size < 2:
@@ -33,7 +36,7 @@ def grpo(
 def dr_grpo(
     rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
 ) -> Float[np.ndarray, " G"]:
-    """R_i - mean (arXiv 2503.20783, section 3.1): no division, so that easy and hard prompts weigh the same."""
+    """Returns R_i - mean (arXiv 2503.20783, section 3.1). Without a division, easy and hard prompts weigh the same."""
     values = _scored(rewards, scored)
     if values.size < 2:
         return np.zeros(rewards.shape)
@@ -43,7 +46,7 @@ def dr_grpo(
 def rloo(
     rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
 ) -> Float[np.ndarray, " G"]:
-    """R_i - mean of the others = n/(n-1) (R_i - mean) over the n scored (arXiv 2402.14740)."""
+    """Returns R_i - mean of the other rollouts = n/(n-1) (R_i - mean) over the n scored rollouts (arXiv 2402.14740)."""
     n = int(scored.sum())
     return dr_grpo(rewards, scored, lengths) * (n / (n - 1) if n > 1 else 0.0)
 
@@ -51,10 +54,9 @@ def rloo(
 def opo(
     rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
 ) -> Float[np.ndarray, " G"]:
-    """R_i - sum(T_j R_j) / sum(T_j): the baseline weighs answers by their sampled tokens (OPO, arXiv
-    2505.23585; as verl).
+    """Returns R_i - sum(T_j R_j) / sum(T_j) (OPO, arXiv 2505.23585; as verl).
 
-    Fewer than two scored rollouts give 0.
+    T_j is the number of sampled tokens of rollout j. Fewer than two scored rollouts give 0.
     """
     values = _scored(rewards, scored)
     if values.size < 2:
@@ -66,9 +68,12 @@ def opo(
 def maxrl(
     rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
 ) -> Float[np.ndarray, " G"]:
-    """(R_i - mean) / (mean + 1e-6): the rarer success, the more it weighs (arXiv 2602.02710; constants as SkyRL).
+    """Returns (R_i - mean) / (mean + 1e-6) (arXiv 2602.02710; constants as SkyRL). Rarer success weighs more.
 
-    The mean stands for the rate of success, so a negative reward is a ValueError. A group without any success gets 0.
+    A group without success gets 0.
+
+    Raises:
+      ValueError: a reward is negative. The mean stands for the rate of success.
     """
     values = _scored(rewards, scored)
     if np.any(values < 0):
@@ -82,7 +87,7 @@ def maxrl(
 def ones(
     rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
 ) -> Float[np.ndarray, " G"]:
-    """1 for every scored rollout: supervised training, where every demonstration counts alike."""
+    """Returns 1 for every scored rollout. In supervised training every demonstration counts alike."""
     _scored(rewards, scored)
     return scored.astype(float)
 
@@ -96,14 +101,14 @@ def reinforce_plus_plus(
     groups: Int[np.ndarray, " n"],
     gamma: float,
 ) -> list[Float[np.ndarray, " _"]]:
-    """whiten(G_t), G_t = r_t + gamma G_{t+1}, over all masked tokens of the round (REINFORCE++, arXiv
-    2501.03262; as verl).
+    """Returns whiten(G_t), G_t = r_t + gamma G_{t+1}, over all masked tokens of the round.
 
-    Tokens outside the mask (observed, not sampled) hand the return on undiscounted; verl sets it to 0 there.
+    The source is REINFORCE++ (arXiv 2501.03262), as in verl. Tokens outside the mask (observed, not sampled) pass the
+    return on undiscounted. verl sets the return to 0 there.
 
     Args:
-      rewards, masks: one vector per rollout; the mask is empty where the rollout is unscored. groups: whose rollout it
-      is.
+      rewards, masks: one vector per rollout. The mask of an unscored rollout is False everywhere.
+      groups: the index of each rollout's group.
     """
     return whiten([_returns(reward, mask, gamma) for reward, mask in zip(rewards, masks, strict=True)], masks)
 
@@ -114,9 +119,11 @@ def reinforce_plus_plus_baseline(
     groups: Int[np.ndarray, " n"],
     gamma: float,
 ) -> list[Float[np.ndarray, " _"]]:
-    """whiten(R_i - mean of its group), R_i the sum of its rewards, over all masked tokens of the round (arXiv
-    2501.03262; as verl). gamma is not read. A group with one scored rollout has the mean of that one, 0
-    left (verl takes a mean of 0 there)."""
+    """Returns whiten(R_i - mean of its group) over all masked tokens of the round (arXiv 2501.03262; as verl).
+
+    R_i is the sum of the rollout's rewards. gamma is not read. A group with one scored rollout gets 0 before
+    whitening. verl takes a mean of 0 there.
+    """
     live = np.array([bool(mask.any()) for mask in masks])
     sums = np.array([_finite(reward, mask).sum() for reward, mask in zip(rewards, masks, strict=True)])
     centred = np.zeros(len(masks))
@@ -132,8 +139,10 @@ WHOLE_ROUND = {"reinforce_plus_plus": reinforce_plus_plus, "reinforce_plus_plus_
 def whiten(
     values: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]]
 ) -> list[Float[np.ndarray, " _"]]:
-    """(x - mean) / sqrt(var + 1e-8) over every masked token of all vectors, var with n-1 (as verl); 0 outside the mask,
-    and everywhere where fewer than two tokens are masked."""
+    """Returns (x - mean) / sqrt(var + 1e-8) over every masked token of all vectors, var with n-1 (as verl).
+
+    Tokens outside the mask get 0. With fewer than two masked tokens, every token gets 0.
+    """
     seen = np.concatenate([value[mask] for value, mask in zip(values, masks, strict=True)] or [np.zeros(0)])
     if seen.size < 2:
         return [np.zeros(mask.shape) for mask in masks]
@@ -152,7 +161,7 @@ def _returns(rewards: np.ndarray, mask: np.ndarray, gamma: float) -> np.ndarray:
 
 
 def _finite(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The rewards, 0 outside the mask."""
+    """Returns the rewards, with 0 outside the mask."""
     return np.where(mask, _refused_unless_finite(np.where(mask, rewards.astype(float), 0.0)), 0.0)
 
 

@@ -1,8 +1,9 @@
-"""Weights that correct for tokens drawn from another policy than the learner's: importance sampling and rejection.
+"""Weights for tokens that another policy than the learner's sampled: importance sampling and rejection. Host code.
 
-rho = pi_old / mu, from the learner's log-probs at the round's start and the engine's log-probs of the sampling law. One
-weight per token multiplies the policy's loss: rollout_is gives it, rollout_rs sets it to 0. A rejected token leaves the
-numerator of every term of the loss and stays in the count (aggregation.py). Names and bounds are verl's. Host code.
+rho = pi_old / mu. pi_old comes from the learner's log-probs at the start of the round. mu comes from the engine's
+log-probs of the sampling distribution. One weight per token multiplies the policy loss: rollout_is computes the
+weight, and rollout_rs sets it to 0. A rejected token leaves the numerator of every term of the loss, and is still
+counted (aggregation.py). Names and bounds are verl's.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ DIVERGENCES = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: np
 def importance(
     log_ratio: Float[np.ndarray, " T"], mode: str, versions: Int[np.ndarray, " T"]
 ) -> Float[np.ndarray, " T"]:
-    """rho of each token, before any bound. mode none: 1. token: its own ratio. span: the product over the tokens of the same
-    version of the weights, for each of them. sequence: the product over the answer. Logs are clamped to +-20."""
+    """Returns rho of each token, before any bound. Logs are clamped to +-20.
+
+    Modes:
+    - none: 1.
+    - token: the token's own ratio.
+    - span: the product over the rollout's tokens with the same version of the weights.
+    - sequence: the product over the rollout.
+    """
     if mode == "none":
         return np.ones(log_ratio.shape)
     if mode == "token":
@@ -32,26 +39,35 @@ def importance(
 
 
 def prox_weights(versions: Int[np.ndarray, " T"], step: int) -> Float[np.ndarray, " T"]:
-    """How far along log mu -> log pi the proximal policy, taken as one optimizer step behind pi, is expected to lie: (d - 1) /
-    d of a token that is d steps old, 1 of one that is none (A-3PO, arXiv 2512.06547, section 3; AReaL's loglinear)."""
+    """Returns where on the line from log mu to log pi the proximal policy is expected.
+
+    The proximal policy is taken as one optimizer step behind pi. A token that is d > 0 steps old gets (d - 1) / d. Any
+    other token gets 1. The source is A-3PO (arXiv 2512.06547, section 3), which AReaL calls loglinear.
+    """
     age = step - versions.astype(float)
     return np.where(age > 0, (age - 1.0) / np.maximum(age, 1.0), 1.0)
 
 
 def bounded(ratios: Float[np.ndarray, " T"], threshold: Sequence[float]) -> Float[np.ndarray, " T"]:
-    """threshold (upper,): min(rho, upper), truncated importance sampling (TIS). (lower, upper): rho, and 0 outside of
-    them, masked importance sampling (MIS, IcePop)."""
+    """Returns rho with a bound applied.
+
+    - threshold (upper,): min(rho, upper), truncated importance sampling (TIS).
+    - threshold (lower, upper): rho, and 0 outside the bounds, masked importance sampling (MIS, IcePop).
+    """
     if len(threshold) == 1:
         return np.minimum(ratios, threshold[0])
     return np.where(_within(ratios, *threshold), ratios, 0.0)
 
 
 def kept(log_ratio: Float[np.ndarray, " T"], mode: str, threshold: Sequence[float]) -> Bool[np.ndarray, " T"]:
-    """What rejection leaves. mode none: everything. LEVEL_DIVERGENCE: token, or the whole answer by the sum, mean or
-    largest of its tokens' divergences.
+    """Returns which tokens rejection keeps.
 
-    k1 = log mu - log pi_old lies between the logs of threshold (lower, upper), or (1/upper, upper) of one given:
-    seq_mean_k1 is the geometric mean. k2 = k1^2 / 2 and k3 = rho - 1 - log rho are at most threshold (upper,).
+    mode none keeps every token. Other modes are LEVEL_DIVERGENCE. Level token judges each token alone. The seq levels
+    judge the whole rollout, by the sum, mean or largest of its tokens' divergences.
+
+    - k1 = log mu - log pi_old must be between the logs of threshold (lower, upper). A single threshold (upper,) stands
+      for (1/upper, upper). seq_mean_k1 is the geometric mean.
+    - k2 = k1^2 / 2 and k3 = rho - 1 - log rho must be at most threshold (upper,).
     """
     if mode == "none":
         return np.ones(log_ratio.shape, bool)
@@ -70,12 +86,14 @@ def describe(
     keeps: Sequence[Bool[np.ndarray, " _"]],
     threshold: Sequence[float],
 ) -> dict[str, float]:
-    """rollout_corr/ metrics over the tokens of n >= 1 non-empty answers.
+    """Returns rollout_corr/ metrics over the tokens of n >= 1 non-empty rollouts.
 
-    rollout_is_{mean, std, min, max}: of the weights as applied, before rejection; eff_sample_size: (mean w)^2 / mean
-    w^2, 1 when all are equal; ratio_fraction_{high, low}: share of rho above the upper and below the lower bound
-    (1/upper where none is given); rollout_rs_masked_fraction, rollout_rs_seq_masked_fraction: share of tokens, and of
-    answers with a token, that were rejected.
+    - rollout_is_{mean, std, min, max}: of the weights as applied, before rejection.
+    - rollout_is_eff_sample_size: (mean w)^2 / mean w^2, 1 when all weights are equal.
+    - rollout_is_ratio_fraction_{high, low}: share of rho above the upper bound and below the lower bound. The lower
+      bound is 1/upper where none is given.
+    - rollout_rs_masked_fraction: share of tokens that were rejected.
+    - rollout_rs_seq_masked_fraction: share of rollouts with a rejected token.
     """
     raw, w, keep = (np.concatenate(side) for side in (ratios, weights, keeps))
     low = threshold[0] if len(threshold) == 2 else 1.0 / threshold[0]

@@ -1,9 +1,16 @@
-"""What each rollout of a round is worth to the loss: shaped rewards, advantages, weights. Host code.
+"""What each rollout of a round contributes to the loss: shaped rewards, advantages, weights. Host code.
 
-Invariant: everything follows from the groups, their old and reference log-probs and the config; it is settled once, at
-the start of the round, and stays the same over all its optimizer steps. The order is: the reward; the penalty for
-length; the penalty for KL, token by token; the advantage; which rollouts are masked; what a token weighs; the
-correction for the engine's log-probs.
+Invariant: everything follows from the groups, their old and reference log-probs and the config. It is computed once,
+at the start of the round, and stays the same over all optimizer steps of the round.
+
+The order is:
+1. the reward
+2. the penalty for length
+3. the penalty for KL, token by token
+4. the advantage
+5. which rollouts are masked
+6. the weight of a token
+7. the correction for the engine's log-probs
 """
 
 from __future__ import annotations
@@ -24,11 +31,13 @@ LogProbs = Mapping[RolloutId, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """Of one rollout of T tokens.
+    """The contribution of one rollout of T tokens.
 
-    advantages float[T], 0 where nothing was sampled. weight: of each sampled token in the sum of the loss, 0 for a
-    rollout that is masked; count: what it adds to what the sum is divided by. correction float[T], a further weight of
-    each token in the policy's loss, or None where the run has none. reward: with every penalty.
+    - advantages float[T]: 0 for tokens that were not sampled.
+    - weight: of each sampled token in the sum of the loss, 0 for a masked rollout.
+    - count: what the rollout adds to the divisor of the sum.
+    - correction float[T]: a further weight of each token in the policy loss, or None where the run has no correction.
+    - reward: with every penalty.
     """
 
     advantages: np.ndarray
@@ -40,8 +49,12 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What `describe` tells of some groups. corrections: (ratios, weights, kept) of every corrected rollout in the loss;
-    kls: mean KL of every scored rollout, of runs that have it in the reward; penalties: for length, of scored ones."""
+    """Facts about some groups, from which `describe` makes metrics.
+
+    - corrections: (ratios, weights, kept) of every corrected rollout in the loss.
+    - kls: mean KL of every scored rollout, in runs that have the KL in the reward.
+    - penalties: for length, of scored rollouts.
+    """
 
     corrections: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     kls: list[float]
@@ -51,12 +64,12 @@ class Found:
 def assign(
     groups: Sequence[Group], algorithm: AlgorithmConfig, *, max_tokens: int, old: LogProbs, reference: LogProbs
 ) -> tuple[dict[RolloutId, Credit], Found]:
-    """The credit of every rollout, and what `describe` makes metrics of.
+    """Returns the credit of every rollout, and the facts for `describe`.
 
     Args:
-      groups: whole groups; all of the round where the advantage is one of WHOLE_ROUND.
-      max_tokens: the longest answer that the run allows. old, reference: log-probs over the answer by rollout id, where
-      the config needs them.
+      groups: whole groups. Where the advantage is one of WHOLE_ROUND, all groups of the round.
+      max_tokens: the longest rollout that the run allows.
+      old, reference: log-probs over the rollout by rollout id, where the config needs them.
     """
     penalties = [_penalties(group, algorithm, max_tokens) for group in groups]
     drift = {r.id: _kl(r, algorithm, old, reference) for group in groups for r in group.rollouts}
@@ -89,8 +102,11 @@ def assign(
 
 
 def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, float]:
-    """Metrics of all that was found since the round began: of the corrections; the KL in the reward as verl reports it, a
-    mean of answers' means; penalties for length."""
+    """Returns the metrics of everything found since the round began.
+
+    They cover the corrections, penalties for length, and the KL in the reward. The KL is a mean of rollouts' means, as
+    verl reports it.
+    """
     corrections = [triple for piece in found for triple in piece.corrections]
     kls, penalties = [kl for piece in found for kl in piece.kls], [x for piece in found for x in piece.penalties]
     out = {}
@@ -109,8 +125,11 @@ def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, fl
 
 
 def overlong(tokens: int, algorithm: AlgorithmConfig, max_tokens: int) -> float:
-    """DAPO's soft punishment (arXiv 2503.14476, equation 13), times overlong_penalty: 0 up to max_tokens - buffer, then
-    down along a line to -overlong_penalty at max_tokens. A buffer of 0 punishes nothing."""
+    """Returns DAPO's soft punishment (arXiv 2503.14476, equation 13), times overlong_penalty.
+
+    It is 0 up to max_tokens - buffer. From there it falls linearly to -overlong_penalty at max_tokens. A buffer of 0
+    always gives 0.
+    """
     over = tokens - (max_tokens - algorithm.overlong_buffer)
     if over <= 0 or algorithm.overlong_buffer == 0:
         return 0.0
@@ -122,14 +141,14 @@ def _penalties(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> Flo
 
 
 def _kl(rollout: Rollout, algorithm: AlgorithmConfig, old: LogProbs, reference: LogProbs) -> Float[np.ndarray, " T"]:
-    """k1 of each sampled token (verl's kl_penalty "kl"); zeros where no KL is in the reward."""
+    """Returns k1 of each sampled token (verl's kl_penalty "kl"), or zeros where no KL is in the reward."""
     if not algorithm.use_kl_in_reward:
         return np.zeros(len(rollout))
     return np.where(rollout.sampled, old[rollout.id].astype(float) - reference[rollout.id], 0.0)
 
 
 def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np.ndarray, " T"]:
-    """The reward at the last sampled token, minus every token's own penalty."""
+    """Returns the reward at the last sampled token, minus every token's own penalty."""
     values = -penalty
     if rollout.sampled.any():
         values[np.flatnonzero(rollout.sampled)[-1]] += reward
@@ -139,7 +158,7 @@ def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np
 def _advantages(
     groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]], algorithm: AlgorithmConfig
 ) -> list[list[np.ndarray]]:
-    """Per group and rollout, float[T]."""
+    """Returns float[T] per group and rollout."""
     if algorithm.adv_estimator in advantages.WHOLE_ROUND:
         masks = [
             rollout.sampled & scored
@@ -162,17 +181,20 @@ def _advantages(
 
 
 def _trained(group: Group, filtering: bool) -> np.ndarray:
-    """Whether each rollout is in the loss: scored, and with `filtering` not cut at its limit."""
+    """Returns whether each rollout is in the loss: scored, and with `filtering` not cut at its limit."""
     return group.scored & np.array([not (filtering and r.finish is Finish.LENGTH) for r in group.rollouts])
 
 
 def _lengths(group: Group, filtering: bool) -> np.ndarray:
-    """Tokens of each rollout that are trained on."""
+    """Returns how many tokens of each rollout are trained on."""
     return np.array([int(r.sampled.sum()) for r in group.rollouts]) * _trained(group, filtering)
 
 
 def _corrections(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogProbs) -> tuple[LogProbs, list[tuple]]:
-    """float[T] by rollout id, and (ratios, weights, kept) of what is trained on. Nothing where nothing is corrected."""
+    """Returns float[T] by rollout id, and (ratios, weights, kept) of rollouts that are trained on.
+
+    Both are empty where the config corrects nothing.
+    """
     if not algorithm.corrects_rollouts:
         return {}, []
     out, seen = {}, []
@@ -191,7 +213,7 @@ def _corrections(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogPr
 
 
 def _kls(groups: Sequence[Group], algorithm: AlgorithmConfig, drift: LogProbs) -> list[float]:
-    """Of every scored rollout the mean over its sampled tokens, where the KL is in the reward."""
+    """Returns, for every scored rollout, the mean KL over its sampled tokens. Empty where no KL is in the reward."""
     if not algorithm.use_kl_in_reward:
         return []
     return [

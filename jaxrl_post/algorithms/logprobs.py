@@ -1,7 +1,8 @@
-"""Log-probs of given tokens, and entropies, without ever holding the logits of a whole batch.
+"""Log-probs of given tokens, and entropies, without the logits of a whole batch in memory.
 
-Invariant: at most `chunk` tokens have their [V] logits in memory at once, forwards and backwards (they are recomputed);
-when the whole batch fits in one chunk nothing is recomputed. Chunks are cut along time, so rows stay on their devices.
+Invariant: at most `chunk` tokens have their [V] logits in memory at once, in the forward and the backward pass. The
+backward pass recomputes them. When the whole batch fits in one chunk, nothing is recomputed. Chunks are cut along
+time, so rows stay on their devices.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from jaxtyping import Array, Float, Int
 def of_logits(
     logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"], temperature: float = 1.0
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """log softmax(logits / temperature) at `targets`, and the entropy of that distribution, in nats.
+    """Returns log softmax(logits / temperature) at `targets`, and the entropy of that distribution, in nats.
 
-    The chosen logit is taken by comparing ids, not by indexing: the comparison fuses into the sums over V that are
-    there anyway, is local when V is split over devices, and its gradient is no scatter. On CPU it is the faster at every
-    vocabulary tried (scripts/results/choices.json, by scripts/bench.py choices).
+    The chosen logit is found by comparing ids, not by indexing:
+    - The comparison fuses into the sums over V that are computed anyway.
+    - It is local when V is split over devices.
+    - Its gradient is no scatter.
+
+    On CPU comparing is faster at every vocabulary tried (scripts/results/choices.json, by scripts/bench.py choices).
     """
     assert logits.ndim == targets.ndim + 1 and logits.shape[:-1] == targets.shape, (logits.shape, targets.shape)
     assert jnp.issubdtype(logits.dtype, jnp.floating) and jnp.issubdtype(targets.dtype, jnp.integer), (
@@ -45,12 +49,12 @@ def chosen(
     temperature: float,
     chunk: int,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Log-prob of targets[b, t] given hidden[b, t], and entropy there, both in the dtype of the logits.
+    """Returns the log-prob of targets[b, t] given hidden[b, t], and the entropy, both in the dtype of the logits.
 
     Args:
-      head: hidden -> logits; it may close over weights that are being differentiated.
-      temperature: divides the logits; the sampling law at temperature 0 reports log-probs of temperature 1, so must
-      you. chunk: tokens, over all rows, whose logits may exist at once.
+      head: hidden -> logits. It may close over weights that are differentiated.
+      temperature: divides the logits. For sampling temperature 0 pass 1, because the engine's log-probs are then of 1.
+      chunk: tokens, over all rows, whose logits may exist at once.
     """
     assert hidden.ndim == 3 and targets.shape == hidden.shape[:2], (hidden.shape, targets.shape)
     B, T, _ = hidden.shape

@@ -1,9 +1,11 @@
 """Per-token policy losses and KL estimators. Nothing here is jitted or random.
 
-Shapes: all arrays are [B, T] and indexed at the token (its log-prob, its advantage, its mask); rows hold several packed
-sequences, told apart by segment_ids. A loss returns the losses, defined at every token (whoever sums them masks them),
-and indicators of what was clipped, by metric name. A gradient flows where the unclipped branch is taken, ties included.
-PARITY.md says whose convention each follows. How tokens are weighed is aggregation.py.
+Shapes: all arrays are [B, T], indexed at the token (its log-prob, its advantage, its mask). A row has several packed
+sequences, separated by segment_ids.
+
+A loss returns the losses and, by metric name, indicators of clipped tokens. Losses are defined at every token, so the
+caller masks them. The gradient flows where the unclipped branch is taken, ties included. PARITY.md names the source of
+each convention. The weights of tokens are in aggregation.py.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ def vanilla(
     segment_ids: Int[Array, "B T"],
     algorithm: AlgorithmConfig,
 ) -> Losses:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - old_logprobs) (PPO, arXiv 1707.06347, equation 7;
-    two bounds: DAPO, arXiv 2503.14476, equation 10).
+    """Returns max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(logprobs - old_logprobs).
 
-    With clip_ratio_c > 0 and A < 0 at most -A c (dual clip, arXiv 1912.09729). 0, the default, is off; verl
-    has it on at 3.
+    The source is PPO (arXiv 1707.06347, equation 7), with two bounds as in DAPO (arXiv 2503.14476, equation 10). With
+    clip_ratio_c > 0 and A < 0 the loss is at most -A c (dual clip, arXiv 1912.09729). The default 0 turns this off.
+    verl uses 3.
     """
     _assert_alike(logprobs, old_logprobs, advantages)
     losses, indicators = _clipped(jnp.exp(log_ratio(logprobs, old_logprobs)), advantages, algorithm)
@@ -53,12 +55,12 @@ def gspo(
     segment_ids: Int[Array, "B T"],
     algorithm: AlgorithmConfig,
 ) -> Losses:
-    """PPO's clipping of the sequence's ratio s = exp(mean over its masked tokens of logprobs - old_logprobs), which
-    every token of it shares (GSPO, arXiv 2507.18071, section 4.1).
+    """Returns PPO's clipped loss with one ratio per sequence (GSPO, arXiv 2507.18071, section 4.1).
 
-    Each token carries the gradient of its own log-prob (GSPO-token, section 4.3): where the tokens of a sequence have
-    one weight and one advantage this is the gradient of s itself. verl averages this loss by seq-mean-token-mean
-    whatever the config says; here loss_agg_mode is obeyed.
+    The ratio s is exp of the mean, over the sequence's masked tokens, of logprobs - old_logprobs. Each token carries
+    the gradient of its own log-prob (GSPO-token, section 4.3). Where the tokens of a sequence have one weight and one
+    advantage, this is the gradient of s. verl always averages this loss by seq-mean-token-mean. Here loss_agg_mode
+    decides.
     """
     _assert_alike(logprobs, old_logprobs, advantages)
     mean = jax.lax.stop_gradient(sequence_mean(logprobs - old_logprobs, mask, segment_ids))
@@ -74,8 +76,11 @@ def cispo(
     segment_ids: Int[Array, "B T"],
     algorithm: AlgorithmConfig,
 ) -> Losses:
-    """-A logprobs sg(clip(r, 1 - low, 1 + high)): every token keeps its gradient, only its weight is bounded (CISPO,
-    arXiv 2506.13585, section 3.1). Bounds are relative to 1, as in verl and slime; TRL's upper one is absolute."""
+    """Returns -A logprobs sg(clip(r, 1 - low, 1 + high)) (CISPO, arXiv 2506.13585, section 3.1).
+
+    Every token keeps its gradient, and only its weight is bounded. Bounds are relative to 1, as in verl and slime.
+    TRL's upper bound is absolute.
+    """
     _assert_alike(logprobs, old_logprobs, advantages)
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
     weight = jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)
@@ -90,8 +95,10 @@ def sapo(
     segment_ids: Int[Array, "B T"],
     algorithm: AlgorithmConfig,
 ) -> Losses:
-    """-A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg: a soft gate in place of clipping
-    (SAPO, arXiv 2511.20347). At r = 1 its gradient is that of -A r. Nothing is clipped."""
+    """Returns -A (4 / tau) sigmoid(tau (r - 1)) (SAPO, arXiv 2511.20347): a soft gate in place of clipping.
+
+    tau is tau_pos where A > 0, else tau_neg. At r = 1 the gradient is that of -A r. Nothing is clipped.
+    """
     _assert_alike(logprobs, old_logprobs, advantages)
     tau = jnp.where(advantages > 0, algorithm.tau_pos, algorithm.tau_neg).astype(logprobs.dtype)
     ratio = jnp.exp(log_ratio(logprobs, old_logprobs))
@@ -106,7 +113,10 @@ def sft(
     segment_ids: Int[Array, "B T"],
     algorithm: AlgorithmConfig,
 ) -> Losses:
-    """-logprobs: the negative log-likelihood of demonstrations. Nothing is clipped; old log-probs are not read."""
+    """Returns -logprobs: the negative log-likelihood of demonstrations.
+
+    Nothing is clipped. Old log-probs are not read.
+    """
     _assert_alike(logprobs, advantages)
     return -logprobs, {}
 
@@ -116,16 +126,16 @@ NEEDS_OLD_LOGPROBS = {"vanilla": True, "gspo": True, "cispo": True, "sapo": True
 
 
 def log_ratio(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """logprobs - old_logprobs, clamped to +-20."""
+    """Returns logprobs - old_logprobs, clamped to +-20."""
     return jnp.clip(logprobs - old_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def sequence_mean(
     values: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """At each token, the mean of the masked values of its segment of the row; 0 where there are none.
+    """Returns, at each token, the mean of the masked values of its segment of the row, or 0 without masked values.
 
-    A comparison of all pairs: it fuses into reductions, where a segment sum would be a scatter.
+    All pairs of tokens are compared. The comparison fuses into reductions, where a segment sum would be a scatter.
     """
     same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]
     total = jnp.sum(jnp.where(same, values[:, None, :], 0.0), axis=-1)
@@ -133,20 +143,26 @@ def sequence_mean(
 
 
 def k1(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """log pi - log ref: unbiased in value, of either sign (joschu.net/blog/kl-approx.html)."""
+    """Returns log pi - log ref: unbiased in value, of either sign (joschu.net/blog/kl-approx.html)."""
     _assert_alike(logprobs, ref_logprobs)
     return logprobs - ref_logprobs
 
 
 def k2(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """(log pi - log ref)^2 / 2: biased in value; its gradient is that of the KL (joschu.net/blog/kl-approx.html)."""
+    """Returns (log pi - log ref)^2 / 2: biased in value.
+
+    Its gradient is that of the KL (joschu.net/blog/kl-approx.html).
+    """
     _assert_alike(logprobs, ref_logprobs)
     return (logprobs - ref_logprobs) ** 2 / 2
 
 
 def k3(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """ref/pi - 1 - log(ref/pi): unbiased and never negative (joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300,
-    equation 4). Log-ratio clamped to +-20 and value to +-10, as verl does: a token above 10 has no gradient."""
+    """Returns ref/pi - 1 - log(ref/pi): unbiased and never negative.
+
+    Sources are joschu.net/blog/kl-approx.html and GRPO (arXiv 2402.03300, equation 4). As in verl, the log-ratio is
+    clamped to +-20 and the value to +-10. A token whose value is above 10 has no gradient.
+    """
     _assert_alike(logprobs, ref_logprobs)
     inverse = jnp.clip(ref_logprobs - logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return jnp.clip(jnp.exp(inverse) - inverse - 1.0, -K3_BOUND, K3_BOUND)
@@ -158,7 +174,7 @@ KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 def _clipped(
     ratio: jax.Array, advantages: jax.Array, algorithm: AlgorithmConfig
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """PPO's pessimistic choice, and 1 where the clipped branch is the larger loss (verl's pg_clipfrac)."""
+    """Returns PPO's pessimistic loss, and 1 where the clipped branch is the larger loss (verl's pg_clipfrac)."""
     free = -advantages * ratio
     bound = -advantages * jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)
     clipped = bound > free

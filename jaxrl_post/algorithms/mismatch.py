@@ -13,13 +13,19 @@ Pair = tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"]]
 
 
 def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
-    """Metrics of (old, rollout) log-probs of the sampled tokens of each rollout, T >= 1, under verl's names.
+    """Returns metrics of (old, rollout) log-probs of the sampled tokens of each rollout, T >= 1, under verl's names.
 
-    rollout_corr/kl is the mean over tokens of log mu - log pi_old (k1 of KL(mu || pi_old), mu the engine), k3_kl its k3
-    (joschu.net/blog/kl-approx.html), chi2_token and chi2_seq the mean of rho^2 - 1, rho = pi_old / mu of a token or of
-    a whole answer; perplexities, and the differences of their logs, are means over answers. Probabilities differ by
-    |exp - exp|, log-probs in nats. ess: (mean rho)^2 / mean rho^2 over tokens, the share of them that would do on-policy
-    (PipelineRL, arXiv 2509.19128, section 5). tv: mean |rho - 1| / 2, an estimate of the total variation of a token's laws.
+    mu is the engine's policy, and rho = pi_old / mu.
+
+    - rollout_probs_diff_*: differences of probabilities, |exp - exp|.
+    - rollout_logprobs_abs_diff_*: differences of log-probs in nats.
+    - kl: the mean over tokens of log mu - log pi_old, which is k1 of KL(mu || pi_old).
+    - k3_kl: the same KL by k3 (joschu.net/blog/kl-approx.html).
+    - chi2_token, chi2_seq: the mean of rho^2 - 1, with rho of a token or of a whole rollout.
+    - *_ppl* (perplexities and the differences of their logs): means over rollouts.
+    - ess: (mean rho)^2 / mean rho^2 over tokens (PipelineRL, arXiv 2509.19128, section 5). This share of the tokens
+      would suffice if they were on-policy.
+    - tv: mean |rho - 1| / 2, an estimate of the total variation between a token's two distributions.
     """
     old, rollout = (np.concatenate(side).astype(float) for side in zip(*pairs, strict=True))
     probs, gap = np.abs(np.exp(old) - np.exp(rollout)), old - rollout
@@ -39,7 +45,7 @@ def mismatch(pairs: Sequence[Pair]) -> dict[str, float]:
 
 
 def bounded_exp(log_ratio: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
-    """exp of log-ratios clamped to +-20."""
+    """Returns exp of log-ratios clamped to +-20."""
     return np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
