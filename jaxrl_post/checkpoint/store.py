@@ -1,12 +1,15 @@
-"""The whole run as one unit: weights and optimizer (Orbax), everything the host knows, how far the logs had come.
+"""Checkpoints of the whole run: weights and optimizer (Orbax), the host's state, and the length of every log.
 
     checkpoints/step_000012/ arrays/  host/process_K/{state.json, arrays.npz}  about.json  MANIFEST.json
 
-Invariant: a step is valid when its MANIFEST.json, which is written last and lists every file's size and BLAKE2b, agrees
-with what is on the disk; only valid steps are restored. A step is written beside its name and renamed, and renamed
-before it is deleted, so a kill at any moment leaves whole steps and leftovers that say so. Orbax alone restores a
-flipped byte without a word and lists half-deleted steps. No pickle; POSIX file systems only, shared by all processes
-of a job.
+Invariants:
+- MANIFEST.json is written last and lists the size and BLAKE2b of every file. A step is valid when its files agree with
+  it. Only valid steps are restored. Orbax alone restores a flipped byte silently and lists half-deleted steps.
+- A step is written under another name and then renamed. Before it is deleted it is renamed too. So a kill at any
+moment
+  leaves whole steps and leftovers with names of their own.
+
+There is no pickle. All processes of a job share one POSIX file system.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ MANIFEST, ABOUT = "MANIFEST.json", "about.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A valid step. `about`: what it was saved under; `host`: the state that this process gave."""
+    """A valid step. `about`: what identifies the run that saved it. `host`: the state of this process."""
 
     step: int
     path: Path
@@ -65,9 +68,10 @@ class Checkpoints:
     """The steps saved below `folder`.
 
     Args:
-      keep_last: so many of the newest stay; older ones go once a newer one is whole.
-      say: gets one line when a damaged step is met.
-      share: process 0's text on every process; all wait in it. Of a job of one process: the text itself.
+      keep_last: how many of the newest steps are kept. Older ones are deleted after a newer one is complete.
+      say: gets one line for each damaged step.
+      share: returns process 0's text on every process; all processes wait in it. In a job of one process it returns
+        the text itself.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class Checkpoints:
         return sorted(int(name.removeprefix("step_")) for name in names if re.fullmatch(r"step_\d{6,}", name))
 
     def _choose(self) -> str:
-        """The newest valid step in digits, nothing, or why there is none."""
+        """Returns the newest valid step as digits, an empty text, or why there is none."""
         for leftover in [*self._folder.glob("step_*.part"), *self._folder.glob("step_*.gone")]:
             _remove(leftover)
         for step in reversed(self.steps()):
@@ -202,8 +206,10 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 def _views(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Other arrays over the same buffers. Whoever looks at an array from the host leaves its view in it; of an array that is
-    donated next, the whole buffer would then be copied instead of used again."""
+    """Returns other arrays over the same buffers.
+
+    Reading an array on the host leaves a view of its buffer. Donating that array later would copy the whole buffer.
+    """
     return {
         name: jax.make_array_from_single_device_arrays(
             leaf.shape, leaf.sharding, [shard.data for shard in leaf.addressable_shards]

@@ -1,10 +1,11 @@
-"""What the columns of a data file mean: verl's, TRL's or slime's names, and a mapping on top of them.
+"""The meaning of a data file's columns: the names of verl, TRL or slime, and a mapping that overrides them.
 
-A role (id, prompt, answer, source, extra) is filled from the first of its columns that a row has; a dot goes into an
-object: "reward_model.ground_truth". Every column that fills no role goes to `extra` under its own name, below what the
-extra role itself holds, so that a reward function can read it; so does a plain answer column of another name than
-"answer". Refused: an unknown role, a row without its prompt, or without its answer where the roles name a column for
-it.
+- A role (id, prompt, answer, source, extra) takes the first of its columns that a row has. A dot reads an object's
+key:
+  "reward_model.ground_truth".
+- Every column without a role goes to `extra` under its own name, so that a reward function can read it. Keys of the
+  extra role itself win. A plain answer column of another name than "answer" goes there too.
+- Refused: an unknown role, a row without its prompt, and a row without the answer column that the roles name.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ class Columns:
     """How a row is read.
 
     Args:
-      format: whose names, a key of FORMATS.
-      named: role -> column, in place of the format's; an empty column: rows have none.
-      template: what a text prompt, or a conversation's last user message, becomes; PLACE stands for it. Empty: itself.
-      source: of a row without a source.
-      chat: a text prompt becomes a user's message, so that the tokenizer's chat template goes around it.
+      format: a key of FORMATS.
+      named: role -> column; overrides the format. An empty column means that rows have none.
+      template: the text around a text prompt or a conversation's last user message. PLACE stands for the prompt.
+        Empty: the prompt itself.
+      source: the source of rows without one.
+      chat: whether a text prompt becomes a user's message, to which the tokenizer's chat template applies.
 
     Raises:
       ValueError: an unknown format or role, a column that is no text, no prompt column, or a template without PLACE.
@@ -79,16 +81,16 @@ class Columns:
         return (self.named[role],) if self.named[role] else ()
 
     def row(self, where: str, given: Any) -> dict:
-        """{id, prompt, answer, source, extra, where} of one object of a file.
+        """Returns {id, prompt, answer, source, extra, where} of one object of a file.
 
-        The id is its column's, else source/split/index where extra has an `index`, else a hash of the row before the
-        template. An answer that is no text becomes its JSON.
+        The id is that of its column, else source/split/index where extra has an `index`, else a hash of the row before
+        the template. An answer that is no text becomes its JSON.
 
         Args:
-          where: what the object is called in an error: file and line.
+          where: the object's file and line, for error messages.
 
         Raises:
-          ValueError: the row is no object, or a column is missing or of the wrong kind; one sentence with `where`.
+          ValueError: the row is no object, or a column is missing or of the wrong kind. One sentence with `where`.
         """
         _need(isinstance(given, dict), f"data: {where}: must be an object, got a {type(given).__name__}")
         info = self._extra(where, given)
@@ -174,7 +176,7 @@ class Columns:
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
     def _shaped(self, prompt: str | list[dict]) -> str | list[dict]:
-        """The prompt in its template, as a message where `chat` says so."""
+        """Returns the prompt in its template, as a message where `chat` is set."""
         if isinstance(prompt, str):
             text = self.template.replace(PLACE, prompt) if self.template else prompt
             return [{"role": "user", "content": text}] if self.chat else text
@@ -185,7 +187,7 @@ class Columns:
 
 
 def _at(given: Mapping, name: str) -> Any:
-    """The value of a column, or of an object inside one; _NONE where there is none."""
+    """Returns the value of a column, or of an object's key. _NONE: there is none."""
     if name in given:
         return given[name]
     for part in name.split("."):

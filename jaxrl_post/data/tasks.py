@@ -1,8 +1,8 @@
-"""Procedural tasks: problems with exact answers in any number, and worked solutions for supervised training.
+"""Procedural tasks: any number of problems with exact results, and worked solutions for supervised training.
 
-Invariant: a task's splits are disjoint by construction. Which split a problem may appear in is a function of its text
-alone, so no seed, size or argument can move one from the held-out prompts to those that are trained on. Within a split
-no problem comes twice; its text is its id. It refuses a size that the arguments cannot fill.
+Invariant: the splits of a task are disjoint. A problem's split is a function of its text alone. So no seed, size or
+argument can move a held-out problem into training. Within a split no problem comes twice. The text of a problem is its
+id. A size that the arguments cannot fill is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _DRAWS = 1000  # of a problem before its kind counts as used up
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """`rows(seed, split, size, **arguments)`: `size` rows {id, prompt, answer, source, extra} of a split of SHARES.
-    `demonstrate(extra, seed uint32[2])`: a solution's text for a row with that `extra`, a function of the two alone.
-    `longest(extra)`: the longest of them over all seeds."""
+    `demonstrate(extra, seed uint32[2])`: the text of a solution, a function of the row's `extra` and the seed alone.
+    `longest(extra)`: the longest of these texts over all seeds.
+    """
 
     rows: Callable[..., list[dict]]
     demonstrate: Callable[[Mapping, np.ndarray], str]
@@ -58,16 +59,17 @@ def sum_rows(
     careful: float = 0.35,
     luck: float = 0.15,
 ) -> list[dict]:
-    """Sums of one number of two digits and several of one digit, as "47+8+5=" with answer "60".
+    """Returns sums of one number of two digits and several of one digit, as "47+8+5=" with answer "60".
 
-    The number of terms is geometric from `shortest` to `usual`, each further term having probability `more`; a share
-    `tail` has `usual` + `gap` + 1 to `longest`, all alike. Any run of consecutive rows holds nearly those shares (a golden
-    ratio sequence instead of independent draws), so small held-out sets have the same tail as large ones.
+    The number of terms is geometric from `shortest` to `usual`: each further term has probability `more`. A share
+    `tail` has `usual` + `gap` + 1 to `longest` terms, with equal probability. Every run of consecutive rows has nearly
+    these shares, by a golden ratio sequence instead of independent draws. So small held-out sets have the same tail as
+    large ones.
 
     Args:
-      gap: numbers of terms that nothing has, between what is usual and the tail: the wider, the longer is a round's longest
-        answer beside its mean.
-      careful, luck: how the split "sft" is solved: see `solve_sum`. Other splits carry no solution.
+      gap: how many numbers of terms between the usual ones and the tail do not occur. A wider gap makes the longest
+        rollout of a round longer relative to the mean.
+      careful, luck: how the split "sft" is solved (`solve_sum`). Other splits carry no solution.
 
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
@@ -101,10 +103,12 @@ def _terms(u: float, shortest: int, usual: int, below: int, longest: int, more: 
 
 
 def solve_sum(extra: Mapping, seed: np.ndarray) -> str:
-    """With probability `careful` the sum worked out one term at a time, "55+5=60#60"; else a guess, "#55", which is the
-    answer with probability `luck` and else forgets one of the terms of one digit. What follows "#" is the answer.
+    """Returns a solution. What follows "#" is its result.
 
-    The choice depends on the seed alone: long problems are guessed as often as short ones.
+    With probability `careful` it works out the sum one term at a time, "55+5=60#60". Otherwise it is a guess, "#55".
+    With probability `luck` the guess is right. A wrong guess forgets one of the terms of one digit.
+
+    The choice depends on the seed alone. So long problems are guessed as often as short ones.
     """
     noise, terms = np.random.default_rng(_words("solve", *map(int, seed))), list(extra["terms"])
     style, fortune, forgotten = noise.random(), noise.random(), int(noise.integers(1, len(terms)))
@@ -114,7 +118,7 @@ def solve_sum(extra: Mapping, seed: np.ndarray) -> str:
 
 
 def longest_sum(extra: Mapping) -> str:
-    """The careful solution where there is one, else the right guess."""
+    """Returns the careful solution if there is one, else the right guess."""
     return work_out(list(extra["terms"])) if extra["careful"] > 0 else f"#{sum(extra['terms'])}"
 
 
@@ -129,7 +133,8 @@ def work_out(terms: list[int]) -> str:
 
 
 def sorting_rows(seed: int, split: str, size: int, *, shortest: int = 4, longest: int = 8) -> list[dict]:
-    """Digits to be sorted, as "5203=" with answer "0235"; every length from `shortest` to `longest` equally often.
+    """Returns digits to be sorted, as "5203=" with answer "0235". Lengths from `shortest` to `longest` are equally
+    frequent.
 
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
@@ -189,8 +194,9 @@ _THINGS = (
 
 
 def opening_rows(seed: int, split: str, size: int, *, word: str = "happy") -> list[dict]:
-    """Openings such as "Once upon a time, there was a little girl named Lily. Lily loved to play with a kite.", whose
-    column `required` asks the scorer rewards.format:required for `word` in what follows; there is no answer.
+    """Returns openings such as "Once upon a time, there was a little girl named Lily. Lily loved to play with a kite."
+
+    The column `required` makes the scorer rewards.format:required look for `word` in the rollout. There is no answer.
 
     Raises:
       ValueError: an unknown split, an empty word, or more rows than there are openings.
@@ -218,7 +224,7 @@ TASKS = {
 
 
 def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) -> list[dict]:
-    """`size` problems of the split, none twice. `problem(noise, index)` draws (prompt, answer, extra) of a row."""
+    """Returns `size` different problems of the split. `problem(noise, index)` draws (prompt, answer, extra) of a row."""
     _need(split in SHARES, f"task {task}: split {split!r} is not one of {', '.join(SHARES)}")
     noise = np.random.default_rng(_words(task, "rows", seed, split))
     rows: dict[str, dict] = {}

@@ -22,7 +22,7 @@ _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True, kw_only=True)
 class JsonTokenizer:
-    """A tokenizer.json. `eos_ids`: every token that ends an answer; `special_ids`: those that `decode` skips."""
+    """A tokenizer.json. `eos_ids`: every token that ends a rollout. `special_ids`: tokens that `decode` skips."""
 
     model: tokenizers.Tokenizer
     eos_ids: tuple[int, ...]
@@ -57,8 +57,9 @@ class JsonTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama2cTokenizer:
-    """llama2.c's vocabulary (run.c, `build_tokenizer`): `pieces` bytes and `scores` per id; id 1 BOS, id 2 EOS, ids 3
-    to 258 the bytes. A story model ends a text with BOS, so both end an answer."""
+    """llama2.c's vocabulary (run.c, `build_tokenizer`): `pieces` bytes and `scores` per id. Id 1 is BOS, id 2 is EOS,
+    and ids 3 to 258 are the bytes. A story model ends a text with BOS, so both end a rollout.
+    """
 
     pieces: tuple[bytes, ...]
     scores: tuple[float, ...]
@@ -72,10 +73,14 @@ class Llama2cTokenizer:
         return len(self.pieces)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """run.c's `encode`: BOS, a space in front of a text that is not empty, one token per character or per byte of
-        one that has none, then always the best-scored merge of neighbours, the leftmost of equal ones.
+        """Encodes a text as run.c's `encode` does.
 
-        With `special` False neither BOS nor the space in front is added."""
+        The tokens are BOS, a space in front of a text that is not empty, and one token per character. A character
+        without a token gives one token per byte. Then neighbours merge, the best-scored pair first, the leftmost of
+        equal ones.
+
+        With `special` False neither BOS nor the space in front is added.
+        """
         out = []
         if text and special:
             out.append(self.ids[b" "])
@@ -134,7 +139,8 @@ def load(path: str | Path) -> Tokenizer:
 
 
 def beside(model: str | Path) -> Path:
-    """Where the tokenizer of a model lies: in its folder, or the one vocabulary (tok*.bin) beside a llama2.c file.
+    """Returns the path of a model's tokenizer: in its folder, or the one vocabulary (tok*.bin) next to a llama2.c
+    file.
 
     Raises:
       ValueError: none, or several.

@@ -1,10 +1,11 @@
-"""Where a run goes on: the newest whole checkpoint, or its beginning, with every log cut back to that point.
+"""Finds the point at which a run resumes: the newest valid checkpoint, or the beginning. Cuts every log back to it.
 
-Scores that were journaled after that point are put aside before the cut: whoever comes there again is given them.
+Scores that were journaled after that point are set apart for the resumed run, which uses them instead of grading
+again.
 
 Invariant: nothing is cut before the config, the data and the number of processes are known to be those of the save.
-What is refused: another config, other data, a run whose checkpoints are all damaged, a log that lost lines. Another
-version of a library or another device is said aloud, because bits may differ from there on.
+Refused are another config, other data, a run whose checkpoints are all damaged, and a log that lost lines. Another
+library version or device prints a warning, because bits may differ from there on.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
 def point(
     saves: store.Checkpoints, place: Path, mine: Path, now: Mapping, say: Callable[[str], object]
 ) -> store.Saved | None:
-    """The step to go on from, None for the beginning; logs below `mine`, this process's folder, are as they were then.
+    """Returns the step to resume from, or None for the beginning. Cuts the logs below `mine`, this process's folder.
 
     Args:
-      now: what `about` gives.
+      now: the result of `about`.
+
     Raises:
-      ValueError: the run cannot be gone on with; then no log was changed.
+      ValueError: the run cannot be resumed. No log was changed.
     """
     saved = saves.newest()
     if saved is not None:
