@@ -1,9 +1,8 @@
 """CISPO with ScaleRL's averaging, on the demo's task and policy.
 
 Recipe:
-- Every token keeps its gradient. The weight is the token's ratio, bounded above by 5 and not bounded below
-(MiniMax-M1,
-  arXiv 2506.13585; 5 as in ScaleRL, arXiv 2510.13786).
+- Every token keeps its gradient. It is weighed by its ratio, without a lower bound (MiniMax-M1, arXiv 2506.13585). The
+  upper bound is 5 (ScaleRL, arXiv 2510.13786).
 - The loss is a mean over prompts of the mean over the tokens of all their rollouts.
 - Advantages are centred in the group and scaled by the deviation of the whole batch (ScaleRL).
 - Each token is weighed by min(pi_old / mu, 2), which corrects for differences between engine and learner.

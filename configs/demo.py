@@ -3,8 +3,7 @@
 Task: sums such as "47+8+5=". Most have three terms, one in twenty has seven to nine. The reward is 1 for the exact
 answer behind "#" and 0 for anything else. Format and length earn nothing.
 Policy: configs/demo_policy, a Llama of 161,000 weights (0.65 MB) made by configs/demo_sft.py. It was trained on
-careful solutions ("55+5=60#60") and about twice as many careless guesses ("#55"). Its greedy rollouts are always
-guesses.
+careful solutions ("55+5=60#60") and about twice as many careless guesses ("#55"). So it always guesses greedily.
 Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 rollouts a step, on-policy, one update a step. The loss is token-mean
 (arXiv 2503.14476), without a KL term or gradient clipping.
 Optimizer: Adam's epsilon is far above the gradient's size, which makes it gradient descent with momentum. So a step is

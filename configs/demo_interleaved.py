@@ -1,8 +1,8 @@
-"""The pipelined demo in which training and generation alternate by micro-batch: no rollout waits for a whole optimizer
-step.
+"""The pipelined demo with training and generation by turns: no rollout waits for a whole optimizer step.
 
-Recipe: that of configs/demo_pipeline.py. During an optimizer step the engine gets as many seconds as the learner. They
-are computed from step costs, so a repetition alternates at the same points.
+Recipe: that of configs/demo_pipeline.py. Training and generation alternate by micro-batch. During an optimizer step
+the engine gets as many seconds as the learner. They are computed from step costs, so a repetition alternates at the
+same points.
 Use: only where the latency of rollouts matters. On shared devices interleaving saves no time, because the work is the
 same. New weights arrive later, so tokens are older.
 Hardware: 2 CPU cores.

@@ -4,13 +4,12 @@ Recipe: that of configs/demo.py with other prompts. They are sums of three terms
 (data/tasks.py, `gap`). A step has 48 prompts x 2 rollouts. Every rollout weighs the same in the loss (arXiv
 2402.03300), so that a round of long rollouts counts as much as any other.
 Scheduling: synchronous rounds leave most slots empty while the last long rollouts finish. Tail batching defers late
-groups to a long round. Groups whose prompt had long rollouts before go there at once. Nothing that was sampled
+groups to a long round, and sends groups there at once whose prompt had long rollouts before. Nothing that was sampled
 is dropped (RollPacker, arXiv 2509.21009, without its bias).
 Hardware: 2 CPU cores.
 Commands: python -m jaxrl_post.main --config=configs/demo_long_tail.py
-          python -m jaxrl_post.main --config=configs/demo_long_tail.py --config.scheduler.name=sync
-          --config.scheduler.over=1 \
-              --config.scheduler.lane=0
+          python -m jaxrl_post.main --config=configs/demo_long_tail.py --config.scheduler.name=sync \
+              --config.scheduler.over=1 --config.scheduler.lane=0
           python scripts/plot_rounds.py RUN_FOLDER --rounds=2:8 --out=rounds.svg
 Expected: python scripts/show.py real-rounds compares engine steps, seconds and learning curves over several seeds.
 """

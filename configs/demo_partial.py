@@ -1,5 +1,4 @@
-"""The demo with partial rollouts, streamed: deferred rollouts keep their tokens, and groups are trained on as they
-complete.
+"""The demo with partial rollouts, streamed: deferred rollouts keep their tokens, and training starts early.
 
 Recipe: that of configs/demo.py. A short round launches 96 prompts and trains on 64. The others continue in a long
 round from their tokens (partial rollouts: Kimi k1.5, arXiv 2501.12599; APRIL, arXiv 2509.18521). Unlike APRIL, a group

@@ -3,8 +3,8 @@
 Recipe: that of configs/demo.py with PipelineRL's schedule (arXiv 2509.19128).
 - Each optimizer step trains on the oldest 64 complete groups.
 - Only the staleness bound holds generation back. No trained token is older than `max_staleness` optimizer steps.
-- At a weight sync, running rollouts are verified where half of their tokens will probably survive. Other rollouts get
-  their KV cache recomputed. Both may cost a tenth of all rows. Beyond that, rollouts keep their KV cache.
+- At a weight sync, running rollouts are verified where at least half of their tokens will probably be accepted. For
+  other rollouts the KV cache is recomputed. Both may use a tenth of all rows. Beyond that, rollouts keep the KV cache.
 - The loss is that of decoupled PPO. The proximal policy is placed between engine and learner by the age of a token
   (arXiv 2512.06547), so it needs no forward pass of its own.
 - If tokens are too far from the weights that train on them, updates are skipped until a batch is on-policy again.

@@ -1,5 +1,4 @@
-"""The demo trained as RollPacker does it: slow rollouts are dropped and slow prompts drawn again. It shows what that
-costs.
+"""The demo trained as RollPacker does: slow rollouts are dropped, slow prompts drawn again. It shows what that costs.
 
 Recipe: that of configs/demo.py under RollPacker's tail batching (arXiv 2509.21009, section 4.1).
 - A short round launches 80 prompts of 10 rollouts.

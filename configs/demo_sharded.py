@@ -6,8 +6,7 @@ the youngest rollout is preempted.
 The demo's 15 tokens cannot be split over `tensor`. configs/stories_sharded.py does that.
 Hardware: any eight devices. On a CPU they are forced, which shows that the layout works, not that it is fast.
 Command: XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m jaxrl_post.main --config=configs/demo_sharded.py
-Expected: learns as the demo does. In bfloat16 engine and learner differ by more: see
-training/rollout_logprobs_abs_diff_*.
+Expected: learns as the demo does. In bfloat16 engine and learner differ more (training/rollout_logprobs_abs_diff_*).
 """
 
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""The demo's control: rewards are shuffled within each group, so there is nothing to learn and nothing must be
-learned.
+"""The demo's control: rewards are shuffled within each group. There is nothing to learn, so nothing must be learned.
 
 Recipe: that of configs/demo.py, 1,024 held-out prompts. Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_shuffled.py

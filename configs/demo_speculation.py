@@ -5,9 +5,8 @@ Recipe: that of configs/demo.py on 320 prompts. Each is seen 20 times, so that t
 --config.speculation=default.
 Hardware: 2 CPU cores. There a row costs time, so drafting saves no seconds yet (scripts/results/speculation.json).
 Command: python -m jaxrl_post.main --config=configs/demo_speculation.py
-Expected: each step's metrics have spec/num_drafted and spec/num_accepted. python scripts/show.py spec-equality
-compares the
-first 12 steps: the weights equal, bit for bit, those of the run without drafts. In that comparison clones took more
+Expected: each step's metrics have spec/num_drafted and spec/num_accepted. After the first 12 steps the weights equal,
+bit for bit, those of the run without drafts (python scripts/show.py spec-equality). In that show clones took more
 engine steps than no clones.
 """
 

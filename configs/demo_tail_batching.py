@@ -1,11 +1,9 @@
-"""The demo with short and long rounds: slow groups wait for a round of their own, and nothing that was sampled is
-dropped.
+"""The demo with short and long rounds: slow groups wait for a long round, and nothing that was sampled is dropped.
 
-Recipe: that of configs/demo.py, with RollPacker's rounds (arXiv 2509.21009, section 4.1) without dropping and
-redrawing.
+Recipe: that of configs/demo.py. Rounds are RollPacker's (arXiv 2509.21009, section 4.1), without drops and redraws.
 - A short round launches 80 prompts and trains on the 64 whose rollouts finish first.
-- The other 16 are deferred with their tokens. At most 4 of the 16 go to the long round at once, where past rollouts
-  of the prompt were long.
+- The other 16 are deferred with their tokens. At most 4 of the 16 go straight to the long round, because past
+  rollouts of their prompts were long.
 - After eight short rounds, a long round continues 128 deferred groups. It verifies their tokens under its own weights,
   so they are what these weights sample from the start.
 - A long round has two batches, with one optimizer step each. The second is one step off-policy, as any mini-batch is.

@@ -9,7 +9,7 @@ strict rule alone mostly come from the required form.
 Papers: GSM8K, arXiv 2110.14168. Qwen2.5, arXiv 2412.15115.
 Hardware: written for one accelerator with 80 GB (not run on one yet): bf16 activations and engine, float32 weights,
 moments and gradient. For two steps with small sizes on a CPU with 24 GiB: python scripts/show.py gsm8k-shape.
-Needs two environment variables:
+Needs files, in the folders that two environment variables name:
 - JAXRL_MODELS, a folder with Qwen2.5-0.5B-Instruct/ (default ../shared/models). It contains config.json,
   model.safetensors, tokenizer.json and tokenizer_config.json. --config.model.path=DIRECTORY replaces it.
 - JAXRL_DATA, a folder with gsm8k/{train,test}.jsonl (default ../shared/data).

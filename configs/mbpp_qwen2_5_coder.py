@@ -11,7 +11,7 @@ Data: MBPP (arXiv 2108.07732), all of its 974 rows. Tasks 11 to 510 are the test
 held-out figure. For one, give data.train the rows of the training split, eval.data the rows of the test split, and
 eval.prompts their number.
 Hardware: written for one accelerator with 80 GB (not run on one yet).
-Needs two environment variables:
+Needs files, in the folders that two environment variables name:
 - JAXRL_MODELS, a folder with Qwen2.5-Coder-1.5B-Instruct/ (default ../shared/models).
 - JAXRL_DATA, a folder with mbpp/mbpp.jsonl (default ../shared/data).
 

@@ -1,8 +1,7 @@
 """SAPO on the demo's task and policy.
 
 Recipe (arXiv 2511.20347): a soft gate replaces clipping, a little narrower for bad rollouts than for good ones. The
-loss is a mean over tokens within each rollout and then over rollouts. A round has two mini-batches and is trained on
-twice.
+loss is a mean over tokens within each rollout and then over rollouts. A round has two mini-batches and two passes.
 Hardware: 2 CPU cores. Command: python -m jaxrl_post.main --config=configs/sapo.py
 Expected: not measured yet. The demo's own figures are in scripts/results/demo.json.
 """

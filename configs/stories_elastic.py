@@ -7,8 +7,8 @@ of a replica. The best layout is used in the next round (RollPacker's elastic pa
 past rollouts (Seer, arXiv 2511.14617).
 Hardware: any eight devices. On a CPU they are forced, which shows that the layouts work, not that they are fast. There
 nearly all of the analytic cost is fixed, so the planner has no reason to leave the first layout.
-Command: XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m jaxrl_post.main
---config=configs/stories_elastic.py
+Command: XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+         python -m jaxrl_post.main --config=configs/stories_elastic.py
 Expected: not measured yet. Figures of one device are in scripts/results/stories.json.
 """
 

@@ -3,8 +3,8 @@
 Recipe: that of configs/stories.py. mesh.tensor divides heads, kv_heads, ffw and vocabulary. Each device holds half of
 the pages' heads. Rollouts repeat bit for bit with the same split. Against one device they differ at near ties.
 Hardware: any two devices. On a CPU they are forced, which shows that the split works, not that it is fast.
-Command: XLA_FLAGS=--xla_force_host_platform_device_count=2 python -m jaxrl_post.main
---config=configs/stories_sharded.py
+Command: XLA_FLAGS=--xla_force_host_platform_device_count=2 \
+         python -m jaxrl_post.main --config=configs/stories_sharded.py
 Expected: not measured yet. Figures of one device are in scripts/results/stories.json.
 """
 

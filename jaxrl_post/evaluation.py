@@ -30,14 +30,12 @@ class Evaluation:
     def figures(self) -> dict[str, float | int]:
         """Returns the figures for summary.json.
 
-        - An accuracy is the reward component "acc", else the reward. Means leave out unscored rollouts, num_unscored
-        counts
-          them.
+        - An accuracy is the reward component "acc", else the reward. Unscored rollouts are left out of means.
+        - num_unscored: unscored rollouts, sampled and greedy.
         - mean_at_k_se: standard error of mean_at_k over prompts.
         - pass_at_j: unbiased (arXiv 2107.03374, equation 1), over prompts whose k rollouts are all scored.
         - A rollout is right when its accuracy is above 0.5.
-        - Lengths are in tokens, of sampled rollouts. `correct_*` are lengths of right ones. Percentiles are nearest
-        ranks.
+        - Lengths are in tokens, of sampled rollouts. `correct_*` are of right ones. Percentiles are by nearest rank.
         - A figure over no rollouts is None.
         """
         k = len(self.sampled[0].rollouts)

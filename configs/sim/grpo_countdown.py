@@ -1,9 +1,9 @@
-"""Lengths of 818 completions of a real GRPO run (SmolLM2-1.7B, Countdown; Brainkite/SmolLm2-zero, MIT), at 4
-characters a token.
+"""Lengths of 818 completions of a real GRPO run, at 4 characters a token.
 
-The trace names no prompts, so two rollouts of one prompt differ as much as rollouts of two prompts. The gain of tail
-batching is therefore a lower bound of its gain where some prompts are long. Qwen2.5-7B on 8 H200, analytic cost.
-Needs: JAXRL_DATA, a folder with rollout-samples/ in it (default ../shared/data).
+The run is SmolLM2-1.7B on Countdown (Brainkite/SmolLm2-zero, MIT).
+The trace names no prompts, so rollouts of one prompt differ as much as rollouts of two prompts. Where some prompts are
+long, tail batching gains more than here. Qwen2.5-7B on 8 H200, analytic cost.
+Needs JAXRL_DATA, a folder with rollout-samples/ (default ../shared/data).
 Command: python -m jaxrl_post.simulate --config=configs/sim/grpo_countdown.py
 """
 

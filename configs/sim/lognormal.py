@@ -1,7 +1,7 @@
-"""Log-normal lengths as of Qwen3-8B (Applied Compute, July 2026), on 4 replicas of 4 TPU v5e that step independently.
+"""Log-normal lengths: the mean is 1,350, and the longest of 8 rollouts is on average 1.43 times the mean.
 
-The mean is 1,350 tokens. The longest of 8 rollouts is on average 1.43 times the mean. Half of the logarithm's variance
-is within a prompt.
+The figures are those of Qwen3-8B (Applied Compute, July 2026). Half of the logarithm's variance is within a prompt.
+4 replicas of 4 TPU v5e take steps independently of each other.
 Command: python -m jaxrl_post.simulate --config=configs/sim/lognormal.py
 """
 

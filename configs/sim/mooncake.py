@@ -1,8 +1,8 @@
 """Lengths of Mooncake's conversation trace (12,031 requests of a serving system; kvcache-ai/Mooncake, Apache-2.0).
 
-The trace names no prompts, so two rollouts of one prompt differ as much as rollouts of two prompts. The gain of tail
-batching is therefore a lower bound of its gain where some prompts are long. Qwen2.5-7B on 8 H200, analytic cost.
-Needs: JAXRL_DATA, a folder with traces/ in it (default ../shared/data).
+The trace names no prompts, so rollouts of one prompt differ as much as rollouts of two prompts. Where some prompts are
+long, tail batching gains more than here. Qwen2.5-7B on 8 H200, analytic cost.
+Needs JAXRL_DATA, a folder with traces/ (default ../shared/data).
 Command: python -m jaxrl_post.simulate --config=configs/sim/mooncake.py
 """
 

@@ -1,13 +1,13 @@
-"""Tail batching that drops nothing, on RollPacker's fitted workload of at most 32k tokens (arXiv 2509.21009), part by
-part.
+"""Tail batching that drops nothing, part by part, on RollPacker's fitted workload of at most 32k (arXiv 2509.21009).
 
-- 1.3125 times the prompts are launched. Groups that finish last continue in a long round (recompute).
-- A rollout is assigned to a replica when a slot is free.
-- Where at most 16 rollouts of a replica run, drafts give each rollout two tokens a step, for four rows more. Seer
-  has 2.04 with one sibling to learn from (arXiv 2511.14617).
-- From one version to the next a token changes with probability 0.001.
+Parts:
+- Tail batching: 1.3125 times the prompts are launched. Groups that finish last continue in a long round (recompute).
+- Placement: a rollout is bound to a replica when a slot is free.
+- Drafts: where at most 16 rollouts of a replica run, each gets two tokens a step for four more rows. Seer (arXiv
+  2511.14617) has 2.04 tokens with one sibling to learn from.
 
-Lengths and seconds of rollouts are those of configs/sim/rollpacker_32k.py.
+Between two versions a token changes with probability 0.001. Lengths and seconds of rollouts are those of
+configs/sim/rollpacker_32k.py.
 Command: python -m jaxrl_post.simulate --config=configs/sim/ours_32k.py
 Expected: scripts/results/faster.json. RollPacker's own speed-up of the rollout is 4.0.
 """

@@ -1,8 +1,9 @@
-"""RollPacker's fitted lengths of at most 8k tokens without rounds: first with full slots, then with separate learner
+"""RollPacker's fitted rollouts of at most 8k tokens without rounds: full slots first, then a learner with its own
 devices.
 
-An optimizer step has 128 x 8 rollouts, on 16 H800 with Qwen2.5-7B. Seconds come from the analytic cost. Training runs
-at 40 % of the peak, with 6 operations per weight and token. With separate devices, 10 of the 16 generate and 6 train.
+An optimizer step has 128 x 8 rollouts, on 16 H800 with Qwen2.5-7B. Seconds of generation come from the analytic cost.
+Training has 6 operations a weight and token, at 40 % of the peak. In the split, 10 of the 16 devices generate and 6
+train.
 Command: python -m jaxrl_post.simulate --config=configs/sim/pipeline_8k.py
 """
 

@@ -1,12 +1,12 @@
 """A planner of layouts on RollPacker's fitted lengths (arXiv 2509.21009), Qwen2.5-14B with rollouts of at most 32k
 tokens.
 
-Synchronous rounds of 128 prompts x 8 rollouts on 32 H800. Memory bounds the KV cache. The cost is analytic, with 0.96
-ms a step for the sums over two devices of 48 layers, and twice that over four. The published figure is the
-gain of that paper's planner on the same model while the length limit grew from 8k to 32k. Its tensor parallelism
-reached 4. So the trend is compared, not the setting.
+128 prompts x 8 rollouts on 32 H800, in synchronous rounds. Memory bounds the KV cache. The cost is analytic: the sums
+of 48 layers over two devices add 0.96 ms to a step, and twice that over four devices.
+Published: the gain of the paper's planner on the same model while its cap grew from 8k to 32k. Its planner reached a
+tensor parallelism of 4. The trend is compared, not the setting.
 Command: python -m jaxrl_post.simulate --config=configs/sim/planner_14b.py
-Expected: from the second round on four devices a replica, and rounds 1.9 times as fast within 25 %.
+Expected: four devices a replica from the second round on, and rounds 1.9 times as fast, within 25 %.
 """
 
 from jaxrl_post.sim.settings import default

@@ -1,11 +1,11 @@
-"""RollPacker's tail batching as published (arXiv 2509.21009), Qwen2.5-32B with rollouts of at most 32k tokens.
+"""RollPacker's own tail batching (arXiv 2509.21009), Qwen2.5-32B with rollouts of at most 32k tokens.
 
-128 prompts x 8 rollouts, 1.25 times as many of both launched, 32 replicas on 64 H800. Lengths, seconds a step and
-seconds a round are fitted to all 24 times of the paper's figure 11, of which 170 s is one. Training takes 23/72 of the
-rollout, the share in its profile of a synchronous step (section 2). Nothing else is fitted.
+128 prompts x 8 rollouts, with 1.25 times as many of both launched, on 32 replicas of 64 H800.
+Fitted: lengths, seconds a step and seconds a round, to all 24 times of the paper's figure 11. 170 s is one of them.
+Training takes 23/72 of a synchronous rollout phase, as in the paper's profile (section 2). Nothing else is fitted.
 Command: python -m jaxrl_post.simulate --config=configs/sim/rollpacker_32k.py
-Expected: rollout_s within 15 %, a period of exactly 5, trained rollouts about a third shorter than the policy's. Steps
-come out shorter than in the paper's evaluation, which includes rewards.
+Expected: rollout_s within 15 %, the period exactly 5, and rollouts about a third shorter than the policy gives.
+Steps are shorter than the published ones, which include rewards.
 """
 
 from jaxrl_post.sim.settings import default

@@ -1,7 +1,6 @@
-"""Lengths uniform from 1 to 2,048 (PipelineRL's appendix A, arXiv 2509.19128), on 16 TPU v6e whose memory bounds the
-KV cache.
+"""Lengths uniform from 1 to 2,048 (PipelineRL, arXiv 2509.19128, appendix A) on 16 TPU v6e.
 
-There is little to gain, because many rollouts of every prompt are long.
+The devices' memory bounds the KV cache. Little can be gained, because many rollouts of every prompt are long.
 Command: python -m jaxrl_post.simulate --config=configs/sim/uniform.py
 """
 
