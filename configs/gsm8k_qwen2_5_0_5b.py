@@ -56,5 +56,5 @@ def get_config():
     c.reward.weights, c.reward.workers = (1.0, 0.0), 2
 
     c.eval.prompts, c.eval.samples, c.eval.every = 1319, 4, 29
-    c.checkpoint.every, c.checkpoint.keep_last = 29, 2  # of 12 bytes a weight, 6 GB each
+    c.checkpoint.every, c.checkpoint.keep_last = 29, 2  # 12 bytes a weight, 6 GB each
     return c

@@ -1,7 +1,7 @@
 """Lengths of Azure's conversation trace of 2023 (19,366 requests; Splitwise, ISCA 2024, CC BY 4.0).
 
-The trace names no prompts, so rollouts of one prompt differ as much as rollouts of two prompts. Where some prompts are
-long, tail batching gains more than here. Qwen2.5-7B on 8 H200, analytic cost.
+The trace names no prompts, so rollouts of one prompt differ as much as rollouts of two prompts. So tail
+batching's gain here is a lower bound for data in which some prompts are long. Qwen2.5-7B on 8 H200, analytic cost.
 Needs JAXRL_DATA, a folder with traces/ (default ../shared/data).
 Command: python -m jaxrl_post.simulate --config=configs/sim/azure_conversation.py
 """

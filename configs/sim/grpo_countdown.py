@@ -1,8 +1,8 @@
 """Lengths of 818 completions of a real GRPO run, at 4 characters a token.
 
 The run is SmolLM2-1.7B on Countdown (Brainkite/SmolLm2-zero, MIT).
-The trace names no prompts, so rollouts of one prompt differ as much as rollouts of two prompts. Where some prompts are
-long, tail batching gains more than here. Qwen2.5-7B on 8 H200, analytic cost.
+The trace names no prompts, so rollouts of one prompt differ as much as rollouts of two prompts. So tail
+batching's gain here is a lower bound for data in which some prompts are long. Qwen2.5-7B on 8 H200, analytic cost.
 Needs JAXRL_DATA, a folder with rollout-samples/ (default ../shared/data).
 Command: python -m jaxrl_post.simulate --config=configs/sim/grpo_countdown.py
 """

@@ -3,8 +3,8 @@
 Parts:
 - Tail batching: 1.5 times the prompts are launched. Groups that finish last continue in a long round (recompute).
 - Placement: a rollout is bound to a replica when a slot is free.
-- Drafts: where at most 16 rollouts of a replica run, each gets two tokens a step for four more rows. Seer (arXiv
-  2511.14617) has 2.04 tokens with one sibling to learn from.
+- Drafts: where at most 16 rollouts of a replica run, each gets two tokens a step, at the cost of four more rows. Seer
+  (arXiv 2511.14617) has 2.04 tokens with one sibling to learn from.
 
 Between two versions a token changes with probability 0.001. Lengths and seconds of rollouts are those of
 configs/sim/rollpacker_8k.py.

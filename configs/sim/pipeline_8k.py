@@ -1,16 +1,14 @@
-"""RollPacker's fitted rollouts of at most 8k tokens without rounds: full slots first, then a learner with its own
-devices.
+"""RollPacker's fitted rollouts of at most 8k tokens, without rounds: full slots first, then a split.
 
 An optimizer step has 128 x 8 rollouts, on 16 H800 with Qwen2.5-7B. Seconds of generation come from the analytic cost.
-Training has 6 operations a weight and token, at 40 % of the peak. In the split, 10 of the 16 devices generate and 6
-train.
+Training takes 6 operations a weight and token, at 40 % of the peak. In the split, 10 devices generate and 6 train.
 Command: python -m jaxrl_post.simulate --config=configs/sim/pipeline_8k.py
 """
 
 from jaxrl_post.sim.settings import default
 
 DEVICES, GENERATORS = 16, 10
-TOKEN_S = 6 * 7.62e9 / (0.4 * 9.9e14)  # of one device
+TOKEN_S = 6 * 7.62e9 / (0.4 * 9.9e14)  # seconds that one device trains for one token
 
 
 def get_config():

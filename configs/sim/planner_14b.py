@@ -1,5 +1,4 @@
-"""A planner of layouts on RollPacker's fitted lengths (arXiv 2509.21009), Qwen2.5-14B with rollouts of at most 32k
-tokens.
+"""A planner of layouts on RollPacker's fitted lengths (arXiv 2509.21009), Qwen2.5-14B, rollouts of at most 32k tokens.
 
 128 prompts x 8 rollouts on 32 H800, in synchronous rounds. Memory bounds the KV cache. The cost is analytic: the sums
 of 48 layers over two devices add 0.96 ms to a step, and twice that over four devices.

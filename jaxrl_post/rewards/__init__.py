@@ -9,12 +9,13 @@ from __future__ import annotations
 
 
 class NoScores(RuntimeError):
-    """Not one answer of a whole round, or of a whole evaluation, has a score: to go on would be to train on nothing."""
+    """No rollout of a whole round, or of a whole evaluation, has a score. Training would have nothing to train on."""
 
 
 class Overrun(Exception):
-    """Raised by a reward function: the program it judges ran over its limit. That is a verdict, not a failure.
+    """Raised by a reward function when the program that it judges runs over its limit. This is a verdict, not a
+    failure.
 
-    `Overrun()` scores 0, `Overrun(credit)` scores that much. A reward function that itself runs too long, raises
-    anything else or dies has failed: it is tried once more, and then the rollout is left unscored.
+    `Overrun()` scores 0 and `Overrun(credit)` scores `credit`. A reward function fails if it runs too long itself,
+    raises anything else or dies. It is tried once more, and then the rollout is left unscored.
     """

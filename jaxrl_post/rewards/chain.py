@@ -1,4 +1,4 @@
-"""What listens to scored groups beside the scheduler."""
+"""Listeners to scored groups, besides the scheduler."""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""Programs, judged by tests: each test runs the answer's code in a process of its own, within a limit of CPU seconds.
+"""Programs judged by tests. Each test runs the program in a process of its own, within a limit of CPU seconds.
 
-`tests` has verl's signature. Tests are Python statements that raise where the program is wrong: `extra_info["test_list"]` with
-`test_setup_code` before them (MBPP), `extra_info["test"]` with a function `check` and `entry_point`, behind
-`extra_info["prompt"]` where the data has the function's head there (HumanEval), or the ground truth, one test or a JSON list of
-them. The limit is that of the rollout, `extra_info["rollout"]["limit_s"]` (rewards/limits.py); over it the program has failed,
-which is a verdict. Here is no sandbox yet: a process has bounds on CPU, memory, file size and wall-clock, no more.
+`tests` has verl's signature. Tests are Python statements that raise if the program is wrong. They come from
+
+- `extra_info["test_list"]`, with `test_setup_code` before them (MBPP);
+- `extra_info["test"]` with a function `check` and `entry_point`. The program stands behind `extra_info["prompt"]` if
+  that holds the head of the function (HumanEval);
+- or the ground truth: one test, or a JSON list of tests.
+
+The limit is that of the rollout, `extra_info["rollout"]["limit_s"]` (rewards/limits.py). A program over its limit has
+failed, which is a verdict. There is no sandbox: a process has limits on CPU, memory, file size and wall-clock alone.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ def tests(data_source: str, solution_str: str, ground_truth: str, extra_info: Ma
 
 
 def code(text: str) -> str:
-    """What is in the last fence of an answer; without one, all of it."""
+    """Returns the content of the last code fence of a rollout, or all of its text if there is none."""
     found = _FENCE.findall(text)
     return found[-1] if found else text
 
@@ -80,8 +84,11 @@ def _asked(ground_truth: str, extra: Mapping) -> tuple[str, Sequence[str]]:
 
 
 def judged(program: str, limit_s: float) -> tuple[str, float]:
-    """Runs it in a child: "passed" when it came to its end, "failed", or "overrun" beyond `limit_s` CPU seconds, or beyond twice
-    that and a second by the clock; and the CPU seconds it took."""
+    """Runs a program in a child. Returns its verdict and its CPU seconds.
+
+    The verdict is "passed" when the program reached its end, "overrun" when it took too long, else "failed". Too long
+    is more than `limit_s` CPU seconds, or more than twice that plus one second of wall-clock.
+    """
     reads, writes = os.pipe()
     word = secrets.token_bytes(16)
     child = os.fork()
@@ -106,7 +113,9 @@ def judged(program: str, limit_s: float) -> tuple[str, float]:
 
 
 def _child(program: str, limit_s: float, reads: int, writes: int, word: bytes) -> None:
-    """Never returns. Only who comes to the end says the word, which an early exit does not."""
+    """Runs the program and never returns. The parent gets the word only from a program that reached its end, not from
+    an early exit.
+    """
     try:
         os.close(reads)
         channel = os.dup2(writes, 3, inheritable=False)

@@ -1,4 +1,4 @@
-"""Hashes of what was scored and of who it belongs to."""
+"""Hashes of scored texts and of the rollouts they belong to."""
 
 from __future__ import annotations
 

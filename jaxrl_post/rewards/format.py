@@ -1,8 +1,8 @@
-r"""Scorers of an answer's form: 1.0 when it has it, 0.0 when not, whatever the answer says.
+r"""Scorers of a rollout's format: 1.0 if it has the format, else 0.0, whatever its content.
 
-All take verl's arguments. For a form of your own write a function of these arguments that returns
-`matches(pattern, solution_str)` in a file and name it `file.py:fn`. They are meant to be summed with a score of
-correctness, at a small weight: a policy paid for form alone learns form alone.
+All take verl's arguments. For another format, write a function of these arguments that returns
+`matches(pattern, solution_str)` in a file and name it `file.py:fn`. Use them with a small weight beside a score of
+correctness. A policy that is rewarded for format alone learns format alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _HASHES = re.compile(r"#### -?[0-9][0-9.,]*\s*$")
 
 
 def thinking(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """The whole text is <think>...</think><answer>...</answer>, each tag once (arXiv 2501.12948, table 1)."""
+    """Returns 1.0 if the text is <think>...</think><answer>...</answer>, each tag once (arXiv 2501.12948, table 1)."""
     return matches(_THINKING, solution_str)
 
 
 def hashes(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """It says "#### number" once, at its end (GSM8K's form)."""
+    """Returns 1.0 if the text has "#### number" once, at its end (GSM8K's format)."""
     return float(solution_str.count("####") == 1 and _HASHES.search(solution_str) is not None)
 
 

@@ -1,14 +1,14 @@
-"""A model as judge: a score from any endpoint that speaks OpenAI's chat completions, in a reward process of its own.
+"""A model as judge: scores from any endpoint with OpenAI's chat completions, requested in a reward process.
 
-A file of yours makes one and the config names it:
+Write a file that makes a judge, and name it in the config:
 
     from jaxrl_post.rewards.judge import Judge
     score = Judge("http://localhost:8000/v1", model="qwen2.5-7b-instruct",
-                  question="Task: {task}\\nAnswer: {answer}\\nReference: {truth}\\nIs the answer right? End with VERDICT: 0 or 1.")
+                  question="Task: {task}\\nAnswer: {answer}\\nReference: {truth}\\nIs it right? End with VERDICT: 0 or 1.")
 
-and reward.functions = ("file.py:score",). The verdict is the last line of the reply, "VERDICT: number" and nothing else. A
-judge that cannot be reached, or says something else time and again, has failed: it raises, so the rollout is left unscored and
-counted, never scored 0. What it was asked before it answers from its cache.
+The option is reward.functions = ("file.py:score",). The verdict is the last line of the reply, "VERDICT: number" and
+nothing else. A judge fails if it cannot be reached, or if its replies repeatedly have no verdict. It then raises, so
+the rollout is unscored and counted, never scored 0. Repeated questions are served from a cache.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ _VERDICT = re.compile(r"VERDICT: (-?\d+(?:\.\d+)?)")
 _PLACES = re.compile(r"\{(?:task|answer|truth)\}")
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
 _LARGEST_REPLY = 1 << 20  # bytes
-_PASSING = (408, 425, 429, 500, 502, 503, 504)  # answers of a server that may answer otherwise later
+_PASSING = (408, 425, 429, 500, 502, 503, 504)  # a server's replies that may change later
 
 
 class Undecided(Exception):
-    """The judge gave no verdict in time; its text says what it did instead."""
+    """The judge gave no verdict in time. The text says what it did instead."""
 
 
 class Judge:
-    """A reward function of verl's signature. `question` holds {answer}, and {truth} and {task} where they are to be told: the
-    task is extra_info["task"], because that signature has no prompt."""
+    """A reward function of verl's signature.
+
+    `question` contains {answer}, and {truth} and {task} if the judge shall see them. The task is extra_info["task"],
+    because the signature has no prompt.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class Judge:
             return json.loads(answer.read(_LARGEST_REPLY))
 
     def _verdict(self, reply: object) -> tuple[float | None, str]:
-        """The number of its last line, if that is a verdict and nothing else; and what it said."""
+        """Returns the number in the reply's last line if that line is a verdict and nothing else, and the reply."""
         try:
             text = reply["choices"][0]["message"]["content"]
             lines = text.strip().splitlines()

@@ -1,13 +1,14 @@
-"""Scorers of an answer's length. All take verl's arguments; the pool adds extra_info["rollout"]: its tokens and finish.
+"""Scorers of a rollout's length. All take verl's arguments. The pool adds extra_info["rollout"]: its tokens and its
+finish.
 
-`overlong` and `brevity` read their bounds from the prompt's columns, so one run may hold prompts of several bounds.
+`overlong` and `brevity` read their bounds from the prompt's columns, so prompts of one run may have different bounds.
 """
 
 from __future__ import annotations
 
 
 def finished(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """1.0 if the answer ended by itself (end of text or a stop string), 0.0 if it was cut at its token limit."""
+    """Returns 1.0 if the rollout ended by itself (end token or stop string), 0.0 if it was cut at its token limit."""
     return float(extra_info["rollout"]["finish"] != "length")
 
 
@@ -17,8 +18,11 @@ def brevity(data_source: str, solution_str: str, ground_truth: str, extra_info: 
 
 
 def overlong(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13) on tokens, of the columns `length_limit` (L_max)
-    and `length_buffer` (L_cache): 0 up to L_max - L_cache, then linearly down to -1 at L_max and beyond."""
+    """Returns DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), in tokens.
+
+    The columns are `length_limit` (L_max) and `length_buffer` (L_cache). The score is 0 up to L_max - L_cache. Then it
+    falls linearly to -1 at L_max, and stays there.
+    """
     return punishment(extra_info["rollout"]["tokens"], extra_info["length_limit"], extra_info["length_buffer"])
 
 

@@ -1,8 +1,10 @@
-"""How many CPU seconds a judged program may take, per prompt.
+"""Limits of CPU seconds for judged programs, per prompt.
 
-RollPacker (arXiv 2509.21009) cuts a test off soon after the slowest program that was right: T = min(max(2 s, 1.5 x
-that), 30 s). Invariant: a limit follows from scores in the order in which the ring took them in, and is journaled with each; as
-it hangs on measured seconds, a run with it repeats itself from its journal only.
+RollPacker (arXiv 2509.21009) ends a test soon after the time of the slowest right program: T = min(max(2 s, 1.5 x that
+time), 30 s).
+
+Invariant: a limit follows from the scores in the order in which the ring joined them, and is journaled with each
+score. It depends on measured seconds, so a run with adaptive limits repeats itself only from its journal.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ LOW_S, FACTOR = 2.0, 1.5
 
 class Limits(Protocol):
     def of(self, prompt_id: str) -> float:
-        """CPU seconds of a test of an answer that is about to be judged."""
+        """Returns the CPU seconds for each test of a rollout that is about to be judged."""
 
     def scored(self, record: Mapping) -> None:
-        """A journal's record of an answer: with prompt_id and reward components, and cpu_s where its grader told them."""
+        """Takes a journal record of a rollout: prompt_id, reward components, and cpu_s if its grader reported it."""
 
 
 class Fixed:
@@ -35,7 +37,9 @@ class Fixed:
 
 
 class Adaptive:
-    """RollPacker's; before the first right answer to a prompt `most_s`. `records`: of the run's earlier life."""
+    """RollPacker's limit. Before the first right rollout of a prompt it is `most_s`. `records`: those of the resumed
+    run.
+    """
 
     def __init__(self, most_s: float, records: Iterable[Mapping] = ()):
         self._most_s = most_s

@@ -1,11 +1,13 @@
-r"""Scorers of short answers: exact text, the last number, "#### n", \boxed{...}. Every one returns 1.0 or 0.0.
+r"""Scorers of short results: exact text, the last number, "#### n", \boxed{...}. Each returns 1.0 or 0.0.
 
-All take verl's arguments (data_source, solution_str, ground_truth, extra_info). A ground truth with "####" in it
-(GSM8K's whole solution) counts as what follows the last one. Numbers are compared as exact fractions, so 0.5, 1/2 and
-\frac{1}{2} are one number and no tolerance is needed. Refuses to evaluate: there is no algebra here, 2+2 is not 4 and
-x+1 is not 1+x; an answer that is no number, tuple or set counts only when its text is the same. Nothing here can hang:
-the last 20,000 characters of a solution are read, and an answer longer than 1,000 characters or nested deeper than 4 is
-plain text.
+All take verl's arguments (data_source, solution_str, ground_truth, extra_info).
+
+- Of a ground truth with "####" (GSM8K's whole solution), the text after the last one counts.
+- Numbers are compared as exact fractions. So 0.5, 1/2 and \frac{1}{2} are one number, and no tolerance is needed.
+- There is no algebra: 2+2 is not 4 and x+1 is not 1+x. Other forms than numbers, tuples and sets must have the same
+  text.
+- No input can hang a scorer. The last 20,000 characters of a solution are read. A result longer than 1,000 characters,
+  or nested deeper than 4, is plain text.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ _DEEPEST = 4
 
 
 def exact(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """1.0 if the solution without surrounding whitespace, or what follows its last "#" without it, is the ground
-    truth's text to the character; so "12+30=42#42" and "42" are both right for "42", and "042" and "42." are not."""
+    """Returns 1.0 if the solution, or its text after the last "#", is the ground truth to the character.
+
+    Whitespace around the solution does not count. So "12+30=42#42" and "42" are both right for "42". "042" and "42."
+    are not.
+    """
     text, gold = solution_str.strip(), _gold(ground_truth)
     return float(gold in (text, text.rpartition("#")[2].strip()))
 
@@ -51,14 +56,19 @@ def boxed(data_source: str, solution_str: str, ground_truth: str, extra_info: di
 
 
 def math(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    r"""The first of these that the solution has: the last \boxed{...}; what follows the last "####"; what follows the
-    last "answer is" or "answer:" on its line; the last number."""
+    r"""Compares the ground truth with the first of these that the solution has:
+
+    1. the last \boxed{...}
+    2. the text after the last "####"
+    3. the text after the last "answer is" or "answer:" on its line
+    4. the last number
+    """
     found = answer(solution_str)
     return float(found is not None and same(found, _gold(ground_truth)))
 
 
 def answer(solution: str) -> str | None:
-    """The text that `math` compares; None when there is no answer of any form."""
+    """Returns the text that `math` compares, or None if the solution has none of its forms."""
     found = last_boxed(solution)
     if found is not None:
         return found
@@ -73,14 +83,14 @@ def answer(solution: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of `text` as it stands there; None when there is none."""
+    """Returns the last number of `text` as written, or None."""
     tail = text[-_TAIL:]
     found = _NUMBER.findall(tail) or _LOOSE.findall(tail)
     return found[-1] if found else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed or \fbox whose braces balance ("\boxed 5" gives "5"); None when there is none."""
+    r"""Returns the content of the last \boxed or \fbox whose braces balance ("\boxed 5" gives "5"), or None."""
     tail = text[-_TAIL:]
     closing = _pairs(tail)
     for match in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*", tail))):
@@ -93,8 +103,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def same(given: str, gold: str) -> bool:
-    """Whether two answers are the same number, tuple, set or list, or else the same text after LaTeX's variants of
-    writing are removed. A percent sign may stand for itself or for a hundredth."""
+    """Returns whether two results are the same number, tuple, set or list, or else the same text.
+
+    Texts are compared without LaTeX's variants of writing. A percent sign may stand for itself or for a hundredth.
+    """
     return _equal(_value(given), _value(gold))
 
 

@@ -1,10 +1,11 @@
-"""Reward functions in killable processes: start(rollout) queues, join(group) waits and gives the group its scores.
+"""Reward functions in killable processes. start(rollout) queues a rollout. join(group) waits and returns the group's
+scores.
 
-Invariant: what a group is scored depends on its texts alone, never on the number of workers or on who finished first.
-A reward function that raises, dies, returns no finite number or runs over its limit has failed: it is tried once more
-in a fresh process, and then the rollout is unscored, never scored 0. Only `Overrun`, raised by the function, is a
-verdict.
-Every wait is bounded: a starting worker by START_LIMIT_S, a working one by `timeout_s`, after which it is killed.
+Invariants:
+- A group's scores depend on its texts alone, never on the number of workers or on which one finished first.
+- A reward function fails if it raises, dies, returns no finite number or runs over its limit. It is tried once more in
+  a fresh process. Then the rollout is unscored, never scored 0. Only `Overrun`, raised by the function, is a verdict.
+- Every wait is bounded: START_LIMIT_S for a starting worker, `timeout_s` for a working one, which is then killed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Job:
-    """The scores of one rollout, one per function, as they come in; or the record that an earlier life left of it."""
+    """The scores of one rollout so far, one per function; or its journaled record from before a resume."""
 
     rollout: RolloutId
     digest: str
@@ -67,7 +68,7 @@ class _Task:
 
 
 class _Worker:
-    """One child process with a socket to it. `task` is what it works on, `deadline` when it must have answered."""
+    """One child process with a socket to it. `task`: its present question. `deadline`: when it must have replied."""
 
     def __init__(self, functions: Sequence[str]):
         ours, theirs = socket.socketpair()
@@ -118,7 +119,7 @@ class _Worker:
         return child.unpack(self.buffer)
 
     def end(self) -> int:
-        """Kills the process and what it started, reaps it, and returns its exit status."""
+        """Kills the process and its children, reaps it, and returns its exit status."""
         self.socket.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -128,27 +129,28 @@ class _Worker:
 class Pool:
     """protocols.Rewards over reward functions named by import path.
 
+    Functions have verl's signature or TRL's (rewards/signatures.py).
+
+    Components of a group are NaN where a rollout has none. They are:
+    - "acc", from the first function that returns one, else the score of the first function that applies;
+    - the named numbers of each function;
+    - with several functions, also their scores. Names then begin with the function's name and a slash.
+
     Args:
       functions: import paths `pkg.mod:fn` or `file.py:fn`.
       weights: one per function, or empty for all 1. A reward is the weighted sum of the scores.
       workers: child processes, each with one question at a time.
-      timeout_s: wall-clock limit of one call of one function, seconds.
+      timeout_s: wall-clock limit of one call of one function, in seconds.
       decode: the text of a rollout's token ids.
-      shuffle: the control that must learn nothing: training scores of a group are handed to its rollouts in an order
-        that depends on (seed, prompt id, epoch) alone; components, "acc" among them, and the journal keep the truth.
-      share: of a job of several processes: sharing.Sharing's, called in every process.
-      compute: False in the processes other than 0: they check the paths, score nothing and take what `share` brings.
+      shuffle: a control that must learn nothing. It permutes a training group's scores over its rollouts. The order
+        depends on (seed, prompt id, epoch) alone. Components, including "acc", and the journal stay true.
+      share: sharing.Sharing's, of a job of several processes. Every process calls it.
+      compute: False in all processes but 0. They check the paths, score nothing and take what `share` brings.
       journal: an object with write(record: dict), called for every score before `join` returns it.
-      journaled: rollout_log.Journaled, or what has its `find` and `take`: an answer whose record it has is not graded
-        again, its record is joined and journaled as it is, failures and their counts too.
-      limits: CPU seconds that a program under judgement may take, which functions are told; a function that says what one took,
-        as the number "cpu_s", finds it in the journal beside the limit, not among the components.
-
-    Functions have verl's signature or TRL's (rewards/signatures.py).
-
-    Components of a group, NaN where a rollout has none: "acc" (of the first function that gives one, else the score of
-    the first function that applies) and the named numbers of each function; where there are several functions their
-    scores too, and names are led by the function's name and a slash.
+      journaled: rollout_log.Journaled, or an object with its `find` and `take`. A rollout with a record is not graded
+        again. Its record is joined and journaled unchanged, with its failures and their counts.
+      limits: CPU seconds that a judged program may take. Functions get them. A function that returns the CPU seconds
+        it measured, as the number "cpu_s", finds it in the journal beside the limit, not among the components.
 
     Raises:
       ValueError: a path is wrong, a function is missing or has neither signature, or weights do not fit.
@@ -221,7 +223,7 @@ class Pool:
                     )
 
     def start(self, rollout: Rollout) -> None:
-        """Queues it and returns at once. A rollout that comes again (it was taken up once more) is scored anew."""
+        """Queues a rollout and returns at once. A rollout that was resumed and comes again is scored anew."""
         if self._sharing is not None:
             self._sharing.forget(rollout.id)
         if not self._compute:
@@ -361,7 +363,7 @@ class Pool:
         rewards[places] = rewards[order]
 
     def _turn(self, wait_s: float) -> None:
-        """Hands out work, waits at most `wait_s` for an answer, takes what is there and ends who is over the limit."""
+        """Hands out work, waits at most `wait_s` for a reply, takes what has come, and ends workers over their limit."""
         self._feed()
         for worker in multiprocessing.connection.wait(self._workers, wait_s):
             try:

@@ -1,8 +1,8 @@
-"""What one process of a job found out about answers, in every process.
+"""Brings the scores that process 0 finds to every process of a job.
 
-Invariant: all processes ask for the same answers in the same order, and all know what has come: so they agree on when something
-must be sent. A message goes when a record is wanted that has not come, and brings all that are ready with it: graders that keep up
-have many groups in one.
+Invariant: all processes ask for the same scores in the same order and know which have come. So they agree on when a
+message must be sent. A message is sent when a missing record is needed, and carries all records that are ready. If
+graders keep up, one message carries many groups.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SIZE = 8  # bytes of that number
 
 
 class Sharing:
-    """Records by answer, as process 0 finds them.
+    """Records of scores, as process 0 finds them.
 
     Args:
-      share: uint8 vector, of the same length in all processes -> process 0's.
+      share: maps a uint8 vector, of the same length in all processes, to process 0's.
     """
 
     def __init__(self, share: Callable[[np.ndarray], np.ndarray]):
@@ -30,14 +30,17 @@ class Sharing:
         self._come: dict[RolloutId, Mapping] = {}
 
     def forget(self, rollout: RolloutId) -> None:
-        """An answer that is asked about anew: what has come of it is no longer so."""
+        """Drops the record of a rollout that is scored anew."""
         self._come.pop(rollout, None)
 
     def take(
         self, rollouts: Sequence[RolloutId], find: Callable[[list[RolloutId]], Sequence[Mapping]] | None
     ) -> list[Mapping]:
-        """Their records, once. `find`: process 0's, which is asked for those that have not come, may wait for them, and may give
-        others too; None in the other processes."""
+        """Returns the records and drops them.
+
+        `find`: process 0's function for records that have not come. It may wait, and may return further records. None
+        in the other processes.
+        """
         missing = [rollout for rollout in rollouts if rollout not in self._come]
         if missing:
             for record in self._sent(find(missing) if find else None):

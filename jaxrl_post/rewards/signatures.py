@@ -1,13 +1,16 @@
-"""The two signatures of reward functions, told apart by the names of their arguments.
+"""The two signatures of reward functions, distinguished by the names of their arguments.
 
-verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dict. extra_info holds the prompt's `extra`
-and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds}.
+verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dict. extra_info holds the prompt's
+`extra` and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds}.
 
 TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None; it has an argument `completions`.
-It is called with one rollout at a time, so every list holds one entry. A prompt of messages comes as messages, and so does
-its completion; a text comes as a text. Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`),
-`data_source` and `rollout`. None means that the function does not apply: it is left out of the sum. Where no function
-applies, the rollout is unscored. TRL's trainer_state, log_extra and log_metric are not given.
+
+- It is called with one rollout at a time, so every list holds one entry.
+- A prompt of messages comes as messages, and so does its completion. A text comes as a text.
+- Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`), `data_source` and `rollout`.
+- None means that the function does not apply: it is left out of the sum. Where no function applies, the rollout is
+  unscored.
+- TRL's trainer_state, log_extra and log_metric are not given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The child side of the reward pool: loads the reward functions, then answers one question after another.
+"""The child side of the reward pool: loads the reward functions, then replies to one question after another.
 
-Invariant: it speaks only over the socket it was given, one message at a time, and does not outlive a failure: an
-exception of a reward function ends the process after one last message: no broken state reaches the next rollout.
-It imports neither jax nor numpy, so that a fresh one is there in well under half a second.
+Invariants:
+- It communicates only over the socket it was given, one message at a time.
+- An exception of a reward function ends the process after one last message, so no broken state reaches the next
+  rollout.
+- It imports neither jax nor numpy, so that a fresh process starts in well under half a second.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def pack(message: Mapping) -> bytes:
 
 
 def unpack(buffer: bytearray) -> dict | None:
-    """Takes the first whole message out of `buffer`; None when there is none yet."""
+    """Takes the first complete message out of `buffer`. Returns None when there is none yet."""
     if len(buffer) < _LENGTH.size:
         return None
     end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
@@ -65,8 +67,13 @@ def _plain(value):
 
 
 class Loaded(NamedTuple):
-    """A reward function. `signature`: "verl" or "trl"; `needs`: columns that a prompt must have; `score`: the numbers
-    of what the pool sends, none where the function does not apply."""
+    """A reward function.
+
+    Attributes:
+      signature: "verl" or "trl".
+      needs: columns that a prompt must have.
+      score: maps what the pool sends to numbers; empty where the function does not apply.
+    """
 
     signature: str
     needs: tuple[str, ...]
@@ -74,10 +81,10 @@ class Loaded(NamedTuple):
 
 
 def load(path: str) -> Loaded:
-    """The reward function of `pkg.mod:fn` or `file.py:fn`, with either signature.
+    """Returns the reward function of `pkg.mod:fn` or `file.py:fn`, with either signature.
 
-    A function with an argument `completions` is TRL's; any other is verl's, whose arguments go by verl's names where
-    the function has them, in whatever order, else by position.
+    A function with an argument `completions` is TRL's. Any other is verl's: its arguments are passed by verl's names
+    where it has them, in any order, else by position.
 
     Raises:
       Refused: no such module, file or function, not callable, or neither signature fits.
@@ -209,7 +216,7 @@ def _receive(channel: socket.socket, buffer: bytearray) -> dict:
 
 
 def main(fd: int, parent: int) -> None:
-    """Serves on the socket `fd` until the other end closes it."""
+    """Serves the socket `fd` until the other end closes it."""
     _die_with(parent)
     os.set_inheritable(fd, False)
     channel, buffer = socket.socket(fileno=fd), bytearray()
