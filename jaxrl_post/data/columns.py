@@ -1,8 +1,7 @@
 """The meaning of a data file's columns: the names of verl, TRL or slime, and a mapping that overrides them.
 
-- A role (id, prompt, answer, source, extra) takes the first of its columns that a row has. A dot reads an object's
-key:
-  "reward_model.ground_truth".
+- A role (id, prompt, answer, source, extra) takes the first of its columns that a row has. A dot reads an
+  object's key: "reward_model.ground_truth".
 - Every column without a role goes to `extra` under its own name, so that a reward function can read it. Keys of the
   extra role itself win. A plain answer column of another name than "answer" goes there too.
 - Refused: an unknown role, a row without its prompt, and a row without the answer column that the roles name.
