@@ -1,7 +1,6 @@
 """Sentences of pages, docstrings and comments: how long they are, and which retired words they use.
 
-`python tests/prose.py [FILE ...]` prints the findings in files, or in all pages and sources. `--shrink` takes those sources out of
-tests/prose_pending.txt that have no findings any more, or are gone. It never adds one. Nothing here imports the project.
+`python tests/prose.py [FILE ...]` prints the findings in files, or in all pages and sources. Nothing here imports the project.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 30  # words of a sentence
 SOURCES = ("jaxrl_post", "kernels", "scripts", "configs")
 GLOSSARY = "docs/glossary.md"
-PENDING = "tests/prose_pending.txt"
 
 _END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=\S)")
 _SHORT = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|al|Fig|eq|no|Dr|approx)\.$")
@@ -228,16 +226,7 @@ def unclean(root: Path = ROOT) -> dict[str, list[str]]:
     return {name: lines for name, lines in found.items() if lines}
 
 
-def pending(root: Path = ROOT) -> list[str]:
-    """Returns the sources whose prose is not rewritten yet, as the table lists them."""
-    return [line for line in (root / PENDING).read_text().splitlines() if line and not line.startswith("#")]
-
-
 def main(arguments: list[str]) -> int:
-    if arguments == ["--shrink"]:
-        kept, heading = set(unclean()), (ROOT / PENDING).read_text().splitlines()[0]
-        (ROOT / PENDING).write_text("\n".join([heading, *(name for name in pending() if name in kept)]) + "\n")
-        return 0
     if arguments:
         words = retired()
         lines = [line for name in arguments for line in findings(of_file(Path(name).resolve()), words)]
