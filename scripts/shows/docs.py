@@ -55,7 +55,7 @@ def show(record) -> None:
     long = [line for line in prose.of_pages() if " words: " in line]
     record.figure("sentences_above_30_words", len(long), equals=0)
     record.figure("retired_words", len(prose.of_pages()) - len(long), equals=0)
-    record.figure("sources_with_findings", len(prose.pending()))
+    record.figure("sources_with_findings", sorted(prose.unclean()), equals=[])
     _current(record)
     _blocks(record, pages, named)
     _commands(record, pages, found.values())
