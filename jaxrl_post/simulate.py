@@ -1,9 +1,12 @@
 """python -m jaxrl_post.simulate --config=configs/sim/FILE.py [--config.a.b=VALUE ...] [--json FILE] [--trace FILE]
 
-Runs a simulation without a model: the scheduler and the loop of a real run over known lengths, with seconds from a
-cost. Compares it with the same workload under synchronous rounds, and with the numbers of its paper. Several --config
-give one table. No --config means all of configs/sim/. --trace draws the last simulation for ui.perfetto.dev, in
-simulated seconds.
+Runs simulations without a model: the scheduler and the loop of a real run, known rollout lengths, and seconds computed
+from a step cost. Prints a table that compares each simulation with synchronous rounds on the same workload, and with
+the numbers of its paper.
+
+- Several --config: one table with all of them.
+- No --config: all files of configs/sim/.
+- --trace: draws the last simulation for ui.perfetto.dev, in simulated seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +41,12 @@ KNOWN = ("--config=FILE", OVERRIDE, "--json FILE", "--trace FILE")
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command line: config files, overrides `a.b=value` for each of them, a results file and a trace file."""
+    """The parsed command line.
+
+    - `files`: config files.
+    - `overrides`: `a.b=value`, applied to every config file.
+    - `json`, `trace`: paths of the results file and of the trace file. Empty: none.
+    """
 
     files: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -47,10 +55,10 @@ class Flags:
 
 
 def parse(arguments: Sequence[str]) -> Flags:
-    """Reads the command line of a simulation.
+    """Parses the command line of a simulation.
 
     Raises:
-      ValueError: an unknown flag, with the nearest.
+      ValueError: an unknown flag. The message names the nearest one.
     """
     given = read(arguments, KNOWN)
     last = dict(given)
@@ -78,7 +86,7 @@ class Parts:
 
 
 def assemble(given: Simulation) -> Parts:
-    """Builds every part once."""
+    """Builds all parts of a simulation."""
     engine, past = parts.engine(given), Lengths()
     scheduler = registry.made(
         given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster), parts.pace(given)
@@ -115,7 +123,10 @@ def tallied(made: Parts) -> Ring:
 
 
 def listen(ring: Ring, made: Parts, traces: Sequence[RingTrace]) -> None:
-    """Registers the bias meter, a round's moments, and the traces. Traces come after the tally, to draw its figures."""
+    """Registers the bias meter, the tally's `moments` and the traces as listeners.
+
+    Traces are registered after the tally, because they draw its figures.
+    """
     ring.on("preparing", made.meter.trained)
     ring.on("launched", made.meter.launched, *(trace.launched for trace in traces))
     ring.on("stepping", *(trace.stepping for trace in traces))
@@ -125,7 +136,7 @@ def listen(ring: Ring, made: Parts, traces: Sequence[RingTrace]) -> None:
 
 
 def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict[str, float]:
-    """Returns a simulation's figures, the bias meter's included. `draw` receives the pieces of its trace."""
+    """Runs a simulation and returns its figures, including the bias meter's. `draw` receives pieces of its trace."""
     made = assemble(given)
     traces = [] if draw is None else [RingTrace(draw, made.tally.now, slots=given.cluster.slots, rounds=given.rounds)]
     made.tally.phases += [trace.phase for trace in traces]
@@ -156,7 +167,11 @@ METERED = (
 
 
 def stages(given: Simulation) -> dict[str, Simulation]:
-    """Returns synchronous rounds, then one more part each time. Without `parts` the whole is one part."""
+    """Returns the simulations to compare, by name.
+
+    The first one has synchronous rounds. Each part is then added to the simulation before. Without `parts`, the only
+    other simulation is the whole.
+    """
     plain = configs.SchedulerConfig(
         prompts=given.scheduler.prompts,
         group_size=given.scheduler.group_size,
@@ -175,14 +190,14 @@ def stages(given: Simulation) -> dict[str, Simulation]:
 
 
 def report(given: Simulation, draw: Callable[[str], object] | None = None) -> dict:
-    """Returns the figures as JSON. `draw` receives the trace of the last stage.
+    """Runs all stages and returns the figures as JSON. `draw` receives the trace of the last stage.
 
-    - `rows`: name, published, ours, error as ln(ours / published), fitted.
-    - `rms_log_error`: over the rows.
-    - `speedup_over_sync`.
+    - `rows`: name, published, ours, error as ln(ours / published), and fitted.
+    - `rms_log_error`: root mean square of the errors of `rows`.
+    - `speedup_over_sync`: seconds of a synchronous step over seconds of a step of the last stage.
     - `length_bias`: trained mean length over synchronous mean length, minus 1.
-    - `tokens_wasted`.
-    - `part_shares`: of the logarithm of the speed-up.
+    - `tokens_wasted`: share of the generated tokens that was not trained.
+    - `part_shares`: share of each part in the logarithm of the speed-up.
     - `stages`: all figures of every stage.
     """
     wanted = stages(given)
@@ -225,7 +240,7 @@ def _rms(errors: Sequence[float]) -> float | None:
 
 
 def _shares(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the share of each stage in the logarithm of the whole speed-up."""
+    """Returns the share of each stage in the logarithm of the total speed-up."""
     names, times = list(found), [stage["step_s"] for stage in found.values()]
     whole = math.log(times[0] / times[-1])
     return {
@@ -235,7 +250,7 @@ def _shares(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def table(reports: Sequence[Mapping]) -> str:
-    """Returns one line for each simulation and one for each number of its paper."""
+    """Returns a table: one line for each simulation and one for each published number."""
     lines = [("simulation", "figure", "published", "ours", "ln error", "")]
     for one in reports:
         lines.append(

@@ -1,12 +1,13 @@
-"""The rollouts of a simulated engine: which tokens a rollout has under which weights, without a model.
+"""Simulated rollouts: which tokens a rollout has under which weights, without a model.
 
-The text of a rollout is a pure function of (seed, version). A token of the text is a small integer: the version by
-which its part of the text was drawn. From version v to v + 1 each token changes with probability `tv`, the total
-variation of the weights' step. So the position of the first change is geometric. From that position on the text is
-drawn again, by the law of lengths above the position. Two facts follow:
+The text of a rollout is a pure function of (seed, version). Each token is a small integer: the version that drew its
+part of the text. From version v to v + 1 each token changes with probability `tv`, the total variation between the two
+policies. So the position of the first change is geometric. From this position on the text is drawn again. Its length
+then follows the distribution of lengths above this position. Two facts follow:
 
-- The length has exactly the same law under every version.
-- Two texts of one request first differ where their tokens first differ. Equal tokens beyond it mean nothing.
+- The length has exactly the same distribution under every version.
+- Two texts of one request agree up to the first position where their tokens differ. Equal tokens after that position
+  mean nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import numpy as np
 from jaxrl_post.sim.laws import Law
 from jaxrl_post.types import Prompt, RolloutId
 
-Spans = tuple[tuple[int, int], ...]  # (position, version): the version samples the tokens from the position on
+Spans = tuple[tuple[int, int], ...]  # (position, version): this version samples the tokens from this position on
 
 
 class Answer(NamedTuple):
-    """The text of a rollout: `length` tokens. From each position in `starts` on they equal the integer in `names`."""
+    """A rollout's text of `length` tokens. Part i begins at position `starts[i]`, and its tokens equal `names[i]`."""
 
     length: int
     starts: tuple[int, ...]
@@ -43,7 +44,12 @@ def pieces(starts: Sequence[int], values: Sequence[int], count: int) -> np.ndarr
 
 
 class Answers:
-    """Draws the texts of rollouts. `law(prompt)` is the law of their lengths; `cap` is the most tokens of a text.
+    """Draws the texts of rollouts.
+
+    Args:
+      law: maps a prompt to the distribution of its rollouts' lengths.
+      cap: the largest length, in tokens.
+      tv: probability that a new version changes a token.
 
     Raises:
       ValueError: `tv` is not in [0, 1).
@@ -57,17 +63,17 @@ class Answers:
 
     @property
     def frozen(self) -> bool:
-        """Returns whether every version gives the same texts."""
+        """Returns whether all versions give the same texts."""
         return self._tv == 0
 
     def length(self, rollout_id: RolloutId, prompt: Prompt, version: int) -> int:
-        """Returns the number of tokens of the text that these weights give."""
+        """Returns the number of tokens of the text that the weights of `version` give."""
         return self.path(rollout_id, prompt, ((0, version),)).length
 
     def path(self, rollout_id: RolloutId, prompt: Prompt, spans: Spans) -> Answer:
-        """Returns the text whose tokens are sampled by the versions of `spans`.
+        """Returns the text whose tokens are sampled by the versions in `spans`.
 
-        Every change of version keeps the tokens that are already written. One span at position 0 gives the text of its
+        A change of version keeps all tokens that are already written. One span at position 0 gives the text of its
         version.
         """
         law, key = self._law(prompt), int.from_bytes(rollout_id.seed().tobytes(), "little")
@@ -81,7 +87,7 @@ class Answers:
         return answer
 
     def _changed(self, law: Law, key: int, version: int, kept: int, answer: Answer) -> Answer:
-        """Returns the text of the next version: the same up to the first difference, which is at or beyond `kept`."""
+        """Returns the text of the next version, which first differs at or beyond `kept`."""
         first = self._gap(noise(key, version, 0))
         if first < kept:
             first = kept + self._gap(noise(key, version, kept))
@@ -99,14 +105,14 @@ class Answers:
 
 
 def agreement(tokens: np.ndarray, answer: Answer) -> int:
-    """Returns the number of equal tokens at the front of both."""
+    """Returns the length of the common prefix of `tokens` and the text."""
     count = min(tokens.size, answer.length)
     different = tokens[:count] != answer.tokens(count)
     return int(different.argmax()) if different.any() else count
 
 
 def spans_of(versions: np.ndarray) -> Spans:
-    """Returns where the version changes and to which version, from int32[T]."""
+    """Returns the spans of a rollout from the version of each token, int32[T]."""
     if versions.size == 0:
         return ()
     starts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist()]
@@ -117,7 +123,7 @@ _WORD, _ODD = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
 
 def noise(key: int, version: int, place: int) -> float:
-    """Returns a number in (0, 1) that depends on nothing but the arguments: three rounds of splitmix64."""
+    """Returns a number in (0, 1) that depends only on the arguments: three rounds of splitmix64."""
     state = key
     for word in (version, place, 0):
         state = (state + (2 * word + 1) * _ODD) & _WORD

@@ -1,4 +1,4 @@
-"""A simulated engine with several layouts: one SimEngine for each layout, and a relayout between two rounds.
+"""A simulated engine with several layouts: one SimEngine per layout, and relayouts between rounds.
 
 Invariant: clock, version, seconds and counters continue over a relayout. A relayout is refused while rollouts are
 running or waiting.
@@ -14,7 +14,7 @@ from jaxrl_post.types import Capacity, Layout, Request, Rollout, RolloutId
 
 
 class SimElastic:
-    """A protocols.Engine over one engine for each layout, beginning with the first. `move_s`: seconds of a relayout."""
+    """A protocols.Engine over one engine per layout. It starts with the first. `move_s`: seconds of a relayout."""
 
     def __init__(self, engines: Mapping[Layout, SimEngine], *, move_s: float = 0.0):
         self._engines, self._move_s = dict(engines), move_s

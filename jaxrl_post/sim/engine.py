@@ -1,8 +1,11 @@
-"""An engine without a device: rollouts of known length advance in slots, and the clock jumps to the next event.
+"""A simulated engine: rollouts of known length advance in slots, and the clock jumps to the next event.
 
-Invariant: a rollout's tokens follow from (seed, versions) alone (see `sim/answers.py`). Slots, replicas and KV memory
-affect only when the rollout finishes. An event is a finish, or a replica whose KV cache is full. Events of the same
-clock are one step, whose rollouts are ordered by id. Evaluation requests are refused, since nothing is evaluated here.
+Invariant: the tokens of a rollout depend only on (seed, versions) (see `sim/answers.py`). Slots, replicas and KV
+memory affect only when a rollout finishes.
+
+- An event is a finished rollout, or a replica whose KV cache is full.
+- Events at the same clock form one step. A step returns its rollouts ordered by id.
+- Evaluation requests are refused, because a simulation evaluates nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +26,11 @@ _ENDLESS = 1 << 53
 
 
 class _Live:
-    """A request in the engine. It had `done` tokens when it took its slot, at `origin` of the replica's progress."""
+    """A request in the engine.
+
+    A replica's progress counts the tokens that each of its running rollouts has gained since the start. When the
+    request took its slot, it had `done` tokens and the progress was `origin`.
+    """
 
     __slots__ = ("request", "order", "here", "running", "spans", "answer", "done", "origin", "start_clock", "entry")
 
@@ -39,8 +46,8 @@ class _Live:
 class _Replica:
     """The queue and the running rollouts of one replica.
 
-    `finishes` is a heap of (progress of the replica at which the rollout finishes, order, entry, live). An entry is
-    out of date when its number is not `live.entry`. It is removed when it reaches the top.
+    `finishes` is a heap of (progress at which the rollout finishes, order, entry, live). An entry is outdated if its
+    number differs from `live.entry`. Outdated entries are removed when they reach the top.
     """
 
     def __init__(self):
@@ -49,13 +56,13 @@ class _Replica:
         self._entries = 0
 
     def expect(self, live: _Live) -> None:
-        """Enters the progress at which the rollout finishes. This replaces its earlier entry."""
+        """Enters the progress at which the rollout finishes. The rollout's earlier entry becomes outdated."""
         self._entries += 1
         live.entry = self._entries
         heapq.heappush(self.finishes, (live.origin + live.answer.length - live.done, live.order, live.entry, live))
 
     def first(self) -> float:
-        """Returns the progress at which the next rollout finishes."""
+        """Returns the progress at which the next rollout finishes, or infinity if none runs."""
         while self.finishes and self.finishes[0][3].entry != self.finishes[0][2]:
             heapq.heappop(self.finishes)
         return self.finishes[0][0] if self.finishes else math.inf
@@ -65,12 +72,18 @@ class _Replica:
 
 
 class SimEngine:
-    """A protocols.Engine without state_dict, since simulations are not resumed. Each of `replicas` has `slots`.
+    """A protocols.Engine without a device. It has no state_dict, because simulations are not resumed.
 
-    `kv_tokens`: size of a replica's KV cache in tokens, prompts included. When it is full, the youngest rollout is
-    preempted and re-enters with its tokens forced. None: the KV cache is never full.
-    A page of `capacity` is one token.
-    `seconds`: duration of all steps so far, by the cost of `pace`.
+    A page of `capacity` is one token. `seconds` is the duration of all steps so far, by the cost of `pace`.
+
+    Args:
+      `answers`: draws the texts of rollouts.
+      replicas: number of replicas.
+      slots: slots of each replica.
+      pace: speed and cost of engine steps.
+      kv_tokens: size of a replica's KV cache in tokens, prompts included. When the KV cache is full, the youngest
+        rollout is preempted and re-enters with its tokens forced. None: the KV cache is never full.
+      version: version of the first weights.
     """
 
     def __init__(
@@ -87,11 +100,11 @@ class SimEngine:
         self._running, self._waiting = np.zeros((2, replicas), np.int64)
         self._context, self._progress, self._rate, self._forced = (np.zeros(replicas) for _ in range(4))
         self._free_at = np.zeros(replicas)  # clock until which a replica prefills
-        self._due = np.full(replicas, np.inf)  # clock of its next event
+        self._due = np.full(replicas, np.inf)  # clock of each replica's next event
         self._clock, self._version, self._order = 0, version, 0
         self._counts: Counter[str] = Counter()
         self.seconds = 0.0
-        # Rollouts have views of these arrays.
+        # Rollouts hold views of these arrays.
         self._zeros = frozen(np.zeros(answers.cap, np.float32))
         self._ones, self._none = frozen(np.ones(answers.cap, bool)), frozen(np.zeros(answers.cap, bool))
 
@@ -114,7 +127,7 @@ class SimEngine:
         return len(self._lives)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queues the requests. Free slots are filled at once, in order of submission.
+        """Queues requests. Free slots are filled at once, in order of submission.
 
         Raises:
           ValueError: an evaluation request, an id that is already in the engine, or an unknown replica. Also
@@ -135,7 +148,7 @@ class SimEngine:
         name, most = request.rollout_id, request.prompt.tokens.size + request.max_tokens
         for wrong, sentence in (
             (request.purpose != "train", f"is of {request.purpose}: the simulator only trains"),
-            (name in self._lives, "is here already"),
+            (name in self._lives, "is already in the engine"),
             (
                 not 0 <= request.replica < len(self._replicas),
                 f"wants replica {request.replica} of {len(self._replicas)}",
@@ -203,14 +216,14 @@ class SimEngine:
         self._due[replicas] = np.where(busy, np.maximum(np.ceil(start + units), self._clock + 1), np.inf)
 
     def _next(self, at: int) -> float:
-        """Fills a replica's free slots. Returns the tokens until the first of its rollouts finishes."""
+        """Fills a replica's free slots. Returns the number of tokens until its next rollout finishes."""
         replica = self._replicas[at]
         while replica.waiting and self._running[at] < self._slots and self._seat(at, replica):
             pass
         return max(replica.first() - self._progress[at], 0.0)
 
     def _seat(self, at: int, replica: _Replica) -> bool:
-        """Gives a slot to the first waiting request if the KV cache has space. Returns whether to try the next one."""
+        """Gives a slot to the first waiting request if the KV cache has space. Returns whether to try the next."""
         live = replica.waiting[0]
         if not live.here:
             replica.waiting.popleft()
@@ -218,7 +231,7 @@ class SimEngine:
         prefix = 0 if live.request.prefix is None else len(live.request.prefix)
         forced = live.request.prompt.tokens.size + max(prefix, live.done)
         if self._running[at] and self._context[at] + forced + self._running[at] >= self._kv_tokens:
-            return False  # without space for one more token of each it would be preempted at once
+            return False  # without one more token for each, this rollout would be preempted at once
         replica.waiting.popleft()
         self._waiting[at] -= 1
         self._begin(live)
@@ -232,7 +245,7 @@ class SimEngine:
         return True
 
     def _begin(self, live: _Live) -> None:
-        """Finds the rollout's text. The version at which it takes its slot decides how much of a prefix is kept."""
+        """Finds the text of a rollout that takes its slot. The version in use decides how much of a prefix is kept."""
         request, now = live.request, ((0, self._version),)
         if live.start_clock < 0:
             live.start_clock = self._clock
@@ -249,7 +262,7 @@ class SimEngine:
         self._carry(live, live.done)
 
     def _carry(self, live: _Live, written: int) -> None:
-        """Lets the current version sample the rollout from `written` tokens on."""
+        """Makes the current version sample the rollout's tokens from position `written` on."""
         if written == 0 or not live.spans:
             live.spans = ((0, self._version),)
         elif live.spans[-1][1] != self._version:
@@ -258,7 +271,7 @@ class SimEngine:
             live.answer = self.answers.path(live.request.rollout_id, live.request.prompt, live.spans)
 
     def step(self) -> list[Rollout]:
-        """Advances to the next event and returns the finished rollouts. Returns [] where nothing runs."""
+        """Advances to the next event and returns the finished rollouts. Returns [] if no rollout runs."""
         clock = float(self._due.min())
         if clock == math.inf:
             return []
@@ -305,7 +318,7 @@ class SimEngine:
         self._counts["num_preempted"] += 1
 
     def _rollout(self, live: _Live, count: int, finish: Finish) -> Rollout:
-        """Returns the rollout with its first `count` tokens. Log-probs and entropies are not simulated: they are 0."""
+        """Returns the rollout with its first `count` tokens. Log-probs and entropies are not simulated and equal 0."""
         if live.answer is None:
             return self._untouched(live, finish)
         starts, versions = zip(*live.spans)
@@ -325,7 +338,7 @@ class SimEngine:
         )
 
     def _untouched(self, live: _Live, finish: Finish) -> Rollout:
-        """Returns a rollout that never had a slot: its prefix, or no tokens."""
+        """Returns a rollout that never had a slot. It has the tokens of its prefix, or none."""
         prefix = live.request.prefix
         none = np.zeros(0)
         return Rollout(
@@ -341,7 +354,10 @@ class SimEngine:
         )
 
     def swap(self, params: object, version: int) -> None:
-        """Ignores `params`. Running rollouts keep their tokens; the new version samples their next ones."""
+        """Starts to use `version` and ignores `params`.
+
+        Running rollouts keep their tokens and sample further ones from the new version.
+        """
         if version <= self._version:
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
         self._version = version
@@ -364,7 +380,7 @@ class SimEngine:
             )
 
     def take_over(self, other: SimEngine, seconds: float) -> None:
-        """Continues the clock, version, counters and seconds of an idle engine of another layout, `seconds` later."""
+        """Continues clock, version and counters of an idle engine with another layout, `seconds` later."""
         assert not self._lives and not other._lives, "rollouts are running or waiting"
         self._clock, self._version, self._order = other._clock, other._version, other._order
         self._counts, self.seconds = other._counts, other.seconds + seconds

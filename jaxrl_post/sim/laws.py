@@ -1,7 +1,7 @@
-"""Laws of rollout lengths: a random length from two uniform numbers, and the same law above a length that was reached.
+"""Laws, that is probability distributions, of rollout lengths. A length is drawn from two uniform numbers.
 
 Invariant: with `beyond` = d the length follows exactly the law given that it is longer than d. Lengths are positive
-and continuous here. A rollout has its length rounded up in tokens, at most the cap.
+real numbers here. Rollouts round them up to whole tokens, at most the cap.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Protocol
 import numpy as np
 
 _NORMAL = NormalDist()
-_LEAST = 1e-300  # least survival that is inverted: keeps inv_cdf away from 0
+_LEAST = 1e-300  # smallest survival probability that is inverted: inv_cdf is not defined at 0
 
 
 class Law(Protocol):
-    """The law of the rollout lengths of one prompt."""
+    """The distribution of the rollout lengths of one prompt."""
 
     def draw(self, which: float, where: float, beyond: float) -> float:
         """Returns a length above `beyond` >= 0 from two numbers uniform in (0, 1).
 
-        `which` selects a component of the law, `where` a length within the component.
+        `which` selects a component of the law. `where` selects a length within the component.
         """
 
 
@@ -40,7 +40,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """exp(Normal(mu, sigma))."""
+    """Lengths exp(Normal(mu, sigma))."""
 
     mu: float
     sigma: float
@@ -56,7 +56,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class LogUniform:
-    """Uniform in the logarithm, between the lengths `low` and `high`."""
+    """Lengths between `low` and `high` whose logarithm is uniform."""
 
     low: float
     high: float
@@ -72,7 +72,7 @@ class LogUniform:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The law `heavy` with probability `share`, else `body`."""
+    """Lengths drawn from `heavy` with probability `share`, else from `body`."""
 
     body: LogNormal
     heavy: LogUniform
@@ -86,7 +86,7 @@ class Mixture:
 
 
 class Empirical:
-    """Observed lengths, each equally likely. Above the longest of them a draw is one token longer than `beyond`."""
+    """Observed lengths, each equally likely. If none is above `beyond`, a draw is one token longer than `beyond`."""
 
     def __init__(self, lengths: Sequence[int]):
         self._sorted = np.sort(np.asarray(lengths, np.int64))
@@ -103,7 +103,7 @@ class Empirical:
 
 
 def spread(tail: float, group: int) -> float:
-    """Returns the sigma of a log-normal law whose longest of `group` rollouts is on average `tail` times the mean.
+    """Returns the sigma of a log-normal law whose longest of `group` lengths is on average `tail` times the mean.
 
     Raises:
       ValueError: no sigma up to 3 gives this tail.
@@ -121,9 +121,9 @@ def spread(tail: float, group: int) -> float:
 
 
 def tail_of(sigma: float, group: int) -> float:
-    """Returns E[max of `group`] / E[one] of a log-normal law.
+    """Returns E[longest of `group` lengths] / E[length] of a log-normal law.
 
-    Integrates G phi(z) Phi(z)^(G-1) e^(sigma z) by the trapezoid rule, and divides by e^(sigma^2 / 2).
+    Integrates G phi(z) Phi(z)^(G-1) e^(sigma z) by the trapezoid rule, with G = `group`. Divides by e^(sigma^2 / 2).
     """
     density = group * _PHI * _BELOW ** (group - 1) * np.exp(sigma * _Z)
     return float(np.trapezoid(density, _Z) / math.exp(sigma**2 / 2))

@@ -1,8 +1,9 @@
-"""A learner without weights: it counts steps, and what they would take.
+"""A learner without weights. It counts optimizer steps and computes the seconds that they would take.
 
-Invariant: `params` is the step itself, so a version says everything about simulated weights. Seconds come from
-`token_s`, of one trained token with everything done to it (old and reference log-probs, forward, backward), and `step_s`,
-of what a step takes in any case.
+Invariant: `params` is the step number, so a version describes simulated weights completely. The seconds of a step are:
+
+- `token_s` for each trained token: old and reference log-probs, forward and backward pass.
+- `step_s` for the step, whatever its tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from jaxrl_post.types import Group
 
 
 class SimLearner:
-    """A protocols.Learner. `seconds`: of all steps so far."""
+    """A protocols.Learner. `seconds` is the duration of all steps so far."""
 
     def __init__(self, *, token_s: float = 0.0, step_s: float = 0.0):
         if min(token_s, step_s) < 0:
@@ -24,14 +25,14 @@ class SimLearner:
 
     @property
     def params(self) -> int:
-        """The step."""
+        """Returns the step number."""
         return self.step
 
     def prepare(self, groups: Sequence[Group]) -> None:
-        """Its time is part of `token_s`."""
+        """Does nothing: its time is part of `token_s`."""
 
     def accumulate(self, groups: Sequence[Group]) -> None:
-        """Prompts count as trained tokens: they go through the model too."""
+        """Counts the tokens of groups. Prompts count as trained tokens, because they pass through the model too."""
         self._tokens += sum(len(rollout) + group.prompt.tokens.size for group in groups for rollout in group.rollouts)
 
     def commit(self) -> Mapping[str, float]:

@@ -1,9 +1,10 @@
 """The speed of replicas: tokens per unit of the engine's clock, and seconds per unit of the clock.
 
-Invariant: seconds are computed from a cost, never measured.
+Invariant: seconds are computed from a cost, never measured. There are two paces:
 
-- `LockStep`: all replicas are one program. The clock counts its steps. A step lasts as long as the slowest replica's.
-- `Independent`: each replica has its own steps. The clock counts ticks of equal length.
+- `LockStep`: all replicas run in one program, and the clock counts its steps. A step takes as long as that of the
+  slowest replica.
+- `Independent`: each replica takes steps of its own. The clock counts ticks of equal length.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Cost(Protocol):
 class Drafts:
     """Speculative decoding in replicas where at most `most_running` rollouts run.
 
-    Each of these rollouts then gets `tokens` tokens a step on average, for `width` additional rows.
+    Each rollout there settles `tokens` tokens per step on average. It uses `width` additional rows.
     """
 
     tokens: float = 1.0
@@ -39,7 +40,7 @@ class Drafts:
             raise ValueError(f"drafts: tokens={self.tokens} a step must lie between 1 and width + 1 = {self.width + 1}")
 
     def rates(self, running: np.ndarray) -> np.ndarray:
-        """Returns the tokens per step of each rollout."""
+        """Returns the average tokens per step of a rollout, for each replica."""
         return np.where(running <= self.most_running, self.tokens, 1.0)
 
     def rows(self, running: np.ndarray) -> np.ndarray:
@@ -50,16 +51,19 @@ NO_DRAFTS = Drafts()
 
 
 class Pace(Protocol):
-    """The speeds that the engine asks for. Arrays are per replica: `running` rollouts, `context` tokens of KV cache."""
+    """The speeds that the engine asks for. Arrays have one element per replica.
+
+    `running` counts rollouts, `context` tokens in the KV cache, and `forced` tokens to prefill.
+    """
 
     def rates(self, running: np.ndarray, context: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Returns the tokens that each rollout gets per unit of the clock, over its next `tokens` tokens."""
+        """Returns the tokens that each rollout gains per unit of the clock, over its next `tokens` tokens."""
 
     def stall(self, forced: float) -> float:
-        """Returns the units of the clock in which a replica only prefills `forced` tokens."""
+        """Returns for how many units of the clock a replica does nothing but prefill `forced` tokens."""
 
     def seconds(self, running: np.ndarray, context: np.ndarray, units: float, forced: np.ndarray) -> float:
-        """Returns the seconds of `units` of the clock with `forced` tokens of prefill. `context`: halfway through."""
+        """Returns the seconds of `units` of the clock, including prefill. `context`: halfway through them."""
 
 
 class LockStep:
@@ -80,7 +84,7 @@ class LockStep:
 
 
 class Independent:
-    """The clock counts ticks of `tick_s` seconds. The speed of a replica follows from its own rows and context."""
+    """The clock counts ticks of `tick_s` seconds. The speed of a replica depends on its own rows and context."""
 
     def __init__(self, cost: Cost, tick_s: float, drafts: Drafts = NO_DRAFTS):
         if not tick_s > 0:

@@ -1,4 +1,4 @@
-"""The parts of a simulation, from its settings."""
+"""Builds the parts of a simulation from its settings."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def _law(given: Simulation) -> workloads.LawOf:
 
 
 def logged(folder: str) -> list[list[int]]:
-    """Lengths of a rollout log, by prompt in order of first appearance.
+    """Returns the lengths in a rollout log, one list per prompt, in order of first appearance. No length is below 1.
 
     Raises:
-      ValueError: no rollout log there.
+      ValueError: the folder holds no rollout log.
     """
     files = sorted(Path(folder).glob("step_*.npz"))
     if not files:
@@ -62,7 +62,7 @@ def logged(folder: str) -> list[list[int]]:
 
 
 def step_cost(given: Cluster) -> paces.Cost:
-    """Of an engine step of one replica."""
+    """Returns the cost of an engine step of one replica."""
     if given.cost_table:
         return cost.TableCost(table=cost.load(given.cost_table))
     if given.step_s > 0:
@@ -73,7 +73,7 @@ def step_cost(given: Cluster) -> paces.Cost:
 
 
 def replicas(given: Cluster) -> dict[Layout, ReplicaCapacity]:
-    """What a replica of each layout holds and costs, the first where the engine begins."""
+    """Returns slots, KV capacity and step cost of a replica in each layout. The engine starts in the first layout."""
     out = {}
     for tensor in (given.tensor, *given.layouts):
         at = replace(given, tensor=tensor)
@@ -84,13 +84,15 @@ def replicas(given: Cluster) -> dict[Layout, ReplicaCapacity]:
 
 
 def replica(given: Cluster) -> ReplicaCapacity:
-    """Of the layout where the engine begins."""
+    """Returns the capacity of a replica in the layout in which the engine starts."""
     return next(iter(replicas(given).values()))
 
 
 def pace(given: Simulation) -> Pace | None:
-    """How long an optimizer step keeps new weights from an engine that goes on meanwhile; None: it rests. Where both take turns
-    a micro-batch is a group."""
+    """Returns how long an optimizer step keeps new weights from the engine while it keeps generating.
+
+    None: the engine rests during a step. Where engine and learner alternate, a micro-batch is one group.
+    """
     learner, ratio = given.learner, given.scheduler.interleave
     if not learner.apart and not ratio:
         return None
@@ -99,7 +101,7 @@ def pace(given: Simulation) -> Pace | None:
 
 
 def wall(given: Simulation, engine: SimEngine | SimElastic, learner: SimLearner) -> Wall:
-    """How both their seconds add up."""
+    """Returns how the seconds of engine and learner add up."""
     return SideBySide(engine, learner) if given.learner.apart else OneAfterTheOther(engine, learner)
 
 

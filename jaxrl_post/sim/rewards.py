@@ -1,7 +1,7 @@
-"""Rewards without a grader: right or wrong by a coin that depends on the rollout alone.
+"""Rewards without a grader: a rollout is right or wrong at random, depending on the rollout alone.
 
-Invariant: a score is a pure function of the rollout's id and its length. Where the length grows by a factor e, the
-chance of being right gains `slope` logits. So a scheduler that selects by length shows in the mean reward.
+Invariant: a reward is a pure function of the rollout's id and length. When the length grows by a factor e, the
+log-odds of being right grow by `slope`. So a scheduler that selects rollouts by length changes the mean reward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxrl_post.types import Group, Rollout, frozen
 
 
 class Lengths:
-    """The lengths and rewards of each prompt's last epoch, as history.History gives them, without tokens."""
+    """The lengths and rewards of each prompt's last epoch, in the form of history.History, without tokens."""
 
     def __init__(self):
         self._last: dict[str, Past] = {}
@@ -43,7 +43,10 @@ _NO_TOKENS = frozen(np.zeros(0, np.int32))
 
 
 class SimRewards:
-    """A protocols.Rewards. Half of the rollouts with `middle` tokens are right. `records` get every scored group."""
+    """A protocols.Rewards. A rollout of `middle` tokens is right with probability 1/2.
+
+    Each of `records` records every scored group.
+    """
 
     def __init__(self, *, slope: float = 0.0, middle: float = 560.0, records: Sequence[Lengths] = ()):
         self._slope, self._middle, self._records = slope, middle, records

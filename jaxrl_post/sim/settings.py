@@ -1,10 +1,10 @@
 """The config of a simulation: one frozen schema, resolved by config.resolve like the config of a run.
 
-A file in configs/sim/ starts from `default()`. Its scheduler section is that of a run's config, so the simulated
-scheduler is the one that would run. The rules are those of a run too:
+A file in configs/sim/ starts from `default()`. Its scheduler section is the same as in a run's config, so the
+simulated scheduler is the real one. The rules of a run apply too:
 
 - An option that nothing would read is refused.
-- The relations between a scheduler and its devices hold under the names of this schema.
+- The relations between a scheduler and its devices hold, under the names of this schema.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FITTED = "workload.name=lognormal"
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Prompts and the lengths of their rollouts.
+    """Prompts and the lengths of their rollouts. `name` selects where lengths come from:
 
-    - `rollpacker`: fitted to figure 11 of the RollPacker paper.
+    - `rollpacker`: distributions fitted to figure 11 of the RollPacker paper.
     - `uniform`: 1 to `cap`.
-    - `lognormal`: by `mean`, `tail` and `within`.
+    - `lognormal`: distributions given by `mean`, `tail` and `within`.
     - `trace`: the lengths in the file `path`.
     - `rollouts`: the lengths in the rollout log of the folder `path`.
     """
@@ -55,9 +55,9 @@ class Workload:
 class Cluster:
     """The devices that generate, and the cost of their steps.
 
-    The cost is `cost_table` if given, else `step_s` if given, else the analytic cost of `model` on `device`. Drafts:
-    in a replica with at most `draft_running` rollouts, each gets `draft_tokens` tokens a step for `draft_width`
-    additional rows.
+    The cost is `cost_table` if given, else `step_s` if given, else the analytic cost of `model` on `device`. Replicas
+    with at most `draft_running` rollouts draft. Each rollout there gets `draft_tokens` tokens per step and uses
+    `draft_width` additional rows.
     """
 
     replicas: int = at_least(16, 1, unit="replicas", doc="Replicas of the engine.")
@@ -151,7 +151,7 @@ class Simulation:
 
     @property
     def sampling(self) -> config.SamplingConfig:
-        """Returns sampling settings in which a rollout ends by itself, or at the cap."""
+        """Returns sampling settings in which a rollout ends by itself or at the cap."""
         return config.SamplingConfig(max_tokens=self.workload.cap)
 
     def __post_init__(self):
@@ -166,7 +166,7 @@ def _nameless(parts: tuple) -> list[str]:
     return [part for part in parts if not all(map(str.strip, part.partition(":")))]
 
 
-# Option of a run's rules -> option of this schema.
+# Option of a run, as its rules name it -> option of this schema.
 _ALIASES = {
     "engine.layouts": "cluster.layouts",
     "engine.cost_table": "cluster.cost_table",

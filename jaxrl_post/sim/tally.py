@@ -1,6 +1,6 @@
-"""An observer of a simulation: what happened in each round, and the figures that follow.
+"""An observer of a simulation: records what happened in each round, and computes the figures.
 
-Invariant: it reads the simulation and never changes it. Seconds are those of the engine and of the learner.
+Invariant: the tally reads the simulation and never changes it. Seconds are those of the engine and of the learner.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from jaxrl_post.types import Group, Part
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One round.
+    """What one round took, and what it trained on.
 
     - `kind`: short or long.
     - `generate_s`, `train_s`: seconds of generating and of training.
-    - `lent_s`: seconds of both, with drained replicas lent to the learner.
+    - `lent_s`: seconds of both if drained replicas were lent to the learner (see `sim/lending.py`).
     - `lengths`: lengths of the trained rollouts, int64[N].
     - `reward`: mean reward.
     - `staleness`: mean staleness of the trained tokens, in optimizer steps.
-    - `batches`: batches trained on, one after the other.
+    - `batches`: number of batches trained on, one after the other.
     """
 
     kind: str
@@ -51,7 +51,8 @@ class Round:
 class Tally:
     """A protocols.Observer.
 
-    `round_s`: seconds added to the generation of every round. `wall`: None means that engine and learner take turns.
+    `round_s`: seconds added to the generation of every round. `wall`: how seconds of engine and learner add up. None:
+    engine and learner take turns.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class Tally:
         self._counted: Counter[str] = Counter()  # since the last publish
         self._batches = 0
         self.moments = Moments(lambda: engine.seconds)  # listens to the engine's steps
-        self._fresh: dict[tuple, tuple[Group, int]] = {}  # (group, step before its first commit)
-        self.phases: list[Callable[[str, float, float], object]] = []  # get each name, begin and end
+        self._fresh: dict[tuple, tuple[Group, int]] = {}  # id -> group, step before its first commit
+        self.phases: list[Callable[[str, float, float], object]] = []  # called with (name, begin, end)
         self.rounds: list[Round] = []
         self.counts: Counter[str] = Counter()
 
     def now(self) -> float:
-        """Returns the seconds since the start."""
+        """Returns the simulated seconds since the start."""
         return sum(self._wall.spent()) + self._round_s * len(self.rounds)
 
     def begun(self, groups: Sequence[Group]) -> None:
@@ -123,11 +124,12 @@ class Tally:
 def figures(rounds: Sequence[Round], counts: Mapping[str, float]) -> dict[str, float]:
     """Returns the figures of a simulation.
 
-    - `*_s`: mean seconds per batch. Figures of short and of long rounds are per round, and only given if
-      both kinds occurred.
+    - `*_s`: mean seconds per batch. Figures of short and of long rounds are per round. They are only given if both
+      kinds occurred.
     - lengths: in tokens.
     - `period`: rounds per long round.
     - `tokens_wasted`: the share of generated tokens that was not trained.
+    - `tokens_recomputed`: tokens kept from prefixes, as a share of generated tokens.
     """
     batches = sum(one.batches for one in rounds)
     out = {

@@ -1,12 +1,14 @@
-"""The exact twin of the row engine: the same host code over a device in numpy that knows the tokens of every rollout.
+"""The exact twin of the row engine: the same host code, over a numpy device that knows the tokens of every rollout.
 
-The twin executes the row program step by step: the same plan of rows, the same settled tokens, the same end of a
-dispatch. The tokens that a model would sample are given. The guesses of a drafter are not known. Where the engine
-drafted, the known rollout gives the number of tokens that each step settled. The dispatch log gives what the drafts
-were worth.
+The twin executes the row program step by step. It plans rows, settles tokens and ends dispatches as the row program
+does. The tokens that a model would sample are given. The guesses of a drafter are not known, so logs replace them
+where the engine drafted:
 
-Invariant: with the logs of an engine of the same settings the twin takes the engine's decisions, each at the same
-clock. The log of another engine is refused as soon as it does not fit.
+- The known rollout gives the number of tokens that each step settled.
+- The dispatch log gives the counts of drafts.
+
+Invariant: with the logs of an engine with the same settings, the twin takes the same decisions at the same clocks. The
+log of another engine is refused as soon as it does not fit.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from jaxrl_post.types import Layout, Request
 
 
 class Known(NamedTuple):
-    """The tokens of a rollout, int32[T].
+    """The known tokens of a rollout, int32[T].
 
-    `ends`, int[K] ascending to T: the number of tokens after each step that settled some. None: one token a step,
+    `ends`, int[K] ascending to T: the number of tokens after each step that settled tokens. None: one token per step,
     except where candidates of a prefix are accepted.
     """
 
@@ -38,16 +40,18 @@ class Known(NamedTuple):
 
 @dataclass
 class Block:
-    """One replica within a dispatch. All arrays but `uses` have a row per slot [S].
+    """One replica during a dispatch. All arrays except `uses` have one row per slot [S].
 
-    - `packed`: what the host sends of each slot, in the columns of wire.py.
+    - `packed`: what the host sends for each slot, in the columns of wire.py.
     - `text` [S, T]: the tokens so far.
     - `truth` [S, T]: the tokens of the whole rollout. -1: unknown.
-    - `leaps` [S, T]: at place t, the number of tokens that a step settles when the text has t tokens.
-    - `known`, `filled`, `guessed`: number of tokens, number of positions in the KV cache, end of the candidates.
+    - `leaps` [S, T]: the number of tokens that a step settles, indexed by the number of tokens before the step.
+    - `known`: number of tokens.
+    - `filled`: number of positions in the KV cache.
+    - `guessed`: end of the candidates.
     - `done`: whether the rollout has ended.
     - `stamps` [S, emit]: step * 2 + drafted of each token of the dispatch.
-    - `uses`: rows by use, in the order of wire.USES.
+    - `uses`: number of rows by use, in the order of wire.USES.
     """
 
     packed: np.ndarray
@@ -66,7 +70,7 @@ class Block:
         return (self.packed[:, c.ACTIVE] > 0) & ~self.done
 
     def bound(self, emit: int) -> np.ndarray:
-        """Returns the position below which the rows of each slot stay, [S]."""
+        """Returns the position below which the rows of each slot must stay, [S]."""
         p = self.packed
         return np.minimum(np.minimum(p[:, c.LIMIT] - 1, p[:, c.MAPPED]), p[:, c.NUM_TOKENS] + emit - 1)
 
@@ -74,9 +78,12 @@ class Block:
 class RowTwin:
     """A RowDevice (engine/host/device.py) in numpy, for a RowHost.
 
-    `answers(request, version)` must be a pure function. It is called whenever a dispatch begins with the request
-    in a slot.
-    `drafted`: the dispatches that drafted, in order. `classes`: number of classes of drafts that the drafter counts.
+    Args:
+      `answers`: returns the known rollout of (request, version). It must be a pure function, because every dispatch
+        calls it for each request in a slot.
+      sizes: sizes of the row program.
+      drafted: the logged dispatches that drafted, in order.
+      classes: number of classes of drafts that the drafter counts.
     """
 
     watched = 0
@@ -165,7 +172,11 @@ class RowTwin:
         )
 
     def _with_drafts(self, result: c.DispatchResult, order: DispatchOrder) -> c.DispatchResult:
-        """Adds what the dispatch log records of the drafts, after checking that its line belongs to this dispatch."""
+        """Adds the logged counts of drafts to a result.
+
+        Raises:
+          ValueError: the next logged dispatch is not this one.
+        """
         logged = next(self._drafted, None)
         found = logged and (logged.purpose, logged.clock, logged.rows, logged.steps, *logged.uses[:2])
         mine = (order.purpose, order.clock, order.rows, result.steps, *result.uses.sum(axis=0)[:2].tolist())
@@ -190,7 +201,7 @@ def _goes_on(blocks: list[Block], emit: int, freed: int) -> bool:
 
 
 def _step(block: Block, number: int, rows: int, sizes: c.Sizes, drafts: bool) -> None:
-    """Executes one step of one replica: `_step` of engine/row_program.py without the model."""
+    """Executes one step of one replica, as `_step` of engine/row_program.py does, without the model."""
     packed, known = block.packed, block.known
     S, going, bound = known.size, block.going, block.bound(sizes.emit)
     forced = np.where(going & (known <= bound), known - block.filled, 0)
@@ -225,7 +236,11 @@ def _step(block: Block, number: int, rows: int, sizes: c.Sizes, drafts: bool) ->
 
 
 def _gains(block: Block, gained: np.ndarray, drafts: bool, bound: np.ndarray) -> np.ndarray:
-    """Returns the tokens that each slot settles, [S]. Without candidates the logged step decides the number."""
+    """Returns the number of tokens that each slot settles, [S]. Without candidates the log gives this number.
+
+    Raises:
+      ValueError: a logged number is larger than the step can settle.
+    """
     leap = np.take_along_axis(block.leaps, np.minimum(block.known, block.leaps.shape[1] - 1)[:, None], axis=1)[:, 0]
     leap = np.where((gained > 0) & (block.guessed <= block.known), leap, gained)
     room = np.maximum(bound + 1 - block.known, 1) if drafts else np.maximum(gained, 1)
@@ -257,7 +272,7 @@ def _settle(
 
 
 def _fits(sequence: SequenceState, answer: Known) -> None:
-    """Raises ValueError if the known rollout does not begin with the tokens of the request so far."""
+    """Raises ValueError if the known rollout does not begin with the request's tokens so far."""
     if sequence.tokens != answer.tokens[: len(sequence.tokens)].tolist():
         raise ValueError(
             f"request {sequence.request.rollout_id}: its {len(sequence.tokens)} tokens are not the beginning of the "

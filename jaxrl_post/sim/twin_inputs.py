@@ -1,10 +1,10 @@
-"""A finished run as inputs of its twin: from its logs the lengths of rollouts, how they ended, and their scores.
+"""Turns the logs of a finished run into inputs of its twin: lengths of rollouts, how they ended, and their scores.
 
-A deferred rollout has several lives. A life ends when the rollout is parked or finishes. The twin must find out by
-itself at which length a life is parked. A life that begins with candidates accepts as many of them as in the run.
+A deferred rollout has several lives. A life ends when the rollout is parked or finishes. The twin must find by itself
+at which length a life is parked. A life that begins with candidates accepts as many of them as in the run.
 
-Invariant: no text is read here, and no clock. A known token is a stand-in. The last one is an end token where the
-logged rollout ended with one. Logged clocks only show which tokens came in one step, never when.
+Invariant: the twin gets no text of the run and no clock. A known token is a stand-in. The last token is an end token
+if the logged rollout ended with one. Logged clocks only show which tokens one step settled together, never when.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from jaxrl_post.sim.twin import Known
 from jaxrl_post.types import Finish, Group, Request, Rollout, RolloutId, Sampling
 
-Ends = dict[int, tuple[int, Finish] | None]  # version in use -> length and finish of a life; None: it was parked
+Ends = dict[int, tuple[int, Finish] | None]  # version in use -> (length, finish) of the life. None: parked
 
 
 def lives(decisions: Iterable[Mapping]) -> dict[RolloutId, Ends]:
-    """Returns how the lives of every rollout ended, from the lines of scheduler_log.jsonl."""
+    """Returns how each life of every rollout ended, from the lines of scheduler_log.jsonl."""
     out: dict[RolloutId, Ends] = defaultdict(dict)
     commits = version = 0
     for line in decisions:
@@ -38,13 +38,13 @@ def lives(decisions: Iterable[Mapping]) -> dict[RolloutId, Ends]:
 
 
 class LoggedAnswers:
-    """The `answers` of a RowTwin.
+    """The known rollouts of a run, as the argument `answers` of a RowTwin.
 
     Args:
-      train: all rollouts that were trained.
-      ended: see `lives`.
-      evaluations: the rollouts of each evaluated version.
-      drafted: whether a step may have settled several tokens that were no candidates.
+      train: all groups that were trained.
+      ended: how lives ended, as `lives` returns it.
+      evaluations: the groups of each evaluated version.
+      drafted: whether one step may have settled several tokens that were no candidates.
       prefix_mode: how deferred rollouts resumed (types.PREFIX_MODES).
     """
 
@@ -66,7 +66,7 @@ class LoggedAnswers:
         """Returns the rollout of the request under this version.
 
         Raises:
-          ValueError: the logs do not have the rollout, or not the steps that its drafts took.
+          ValueError: the logs lack the rollout, or the steps in which its drafts were settled.
         """
         key = (request.rollout_id, version)
         if key not in self._known:
@@ -86,7 +86,7 @@ class LoggedAnswers:
                 f"{id} has no end in the logs under version {version} or a later one: the twin asks for what the "
                 "run never did"
             )
-        life = max(ends) if self._mode == "recompute" else min(later)  # recompute: a life begins the next one
+        life = max(ends) if self._mode == "recompute" else min(later)  # recompute: each life continues the one before
         last = life == max(ends)
         if self._drafted and not (last and rollout):
             raise ValueError(
@@ -99,7 +99,7 @@ class LoggedAnswers:
         return self._as_stepped(rollout, tokens, request.sampling, len(ends) > 1) if last and rollout else Known(tokens)
 
     def _as_stepped(self, rollout: Rollout, tokens: np.ndarray, sampling: Sampling, again: bool) -> Known:
-        """Adds what the logged steps show: an earlier life's first rejected candidate, and the tokens of each step."""
+        """Makes the first rejected candidate differ, and adds the number of tokens after each logged step."""
         if len(rollout) != tokens.size:
             raise ValueError(
                 f"{rollout.id} ends with {tokens.size} tokens by the log of decisions, with {len(rollout)} by "
@@ -123,10 +123,10 @@ def _others(sampling: Sampling) -> list[int]:
 
 
 def stand_ins(length: int, finish: Finish, sampling: Sampling) -> np.ndarray:
-    """Returns int32[length] that ends in the same way as the rollout.
+    """Returns stand-in tokens, int32[length], that end in the same way as the rollout.
 
     Raises:
-      ValueError: the rollout ended in a way that none of its tokens shows (a stop string).
+      ValueError: no token shows how the rollout ended (a stop string).
     """
     tokens = np.full(length, _others(sampling)[0], np.int32)
     if finish is not Finish.LENGTH:
@@ -147,7 +147,7 @@ class LoggedRewards:
         self._scored = {tuple(line["group"]): line for line in decisions if line["event"] == "scored"}
 
     def start(self, rollout: Rollout) -> None:
-        """Does nothing: there is nothing to grade."""
+        """Does nothing: scores come from the log."""
 
     def join(self, group: Group) -> Group:
         """Returns the group with its logged scores.

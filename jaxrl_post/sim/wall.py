@@ -1,4 +1,4 @@
-"""How the seconds of a simulated engine and of a simulated learner add up: one after the other, or side by side.
+"""Adds up the seconds of a simulated engine and a simulated learner: one after the other, or side by side.
 
 Invariant: seconds are those of the engine and of the learner. Nothing here changes the simulation.
 """
@@ -15,7 +15,8 @@ from jaxrl_post.types import Group
 class Spent(NamedTuple):
     """Seconds since the start.
 
-    `generate_s`: the engine generated, or waited for the learner. `train_s`: the ring only trained.
+    - `generate_s`: the engine generated or waited for the learner.
+    - `train_s`: the ring did nothing but train.
     """
 
     generate_s: float
@@ -38,10 +39,10 @@ class Wall(Protocol):
         """Notes that the learner is about to accumulate these groups."""
 
     def committed(self) -> None:
-        """Notes that the learner's seconds include another step."""
+        """Notes that the learner's seconds now include another step."""
 
     def published(self) -> None:
-        """Notes that the step's weights are published."""
+        """Notes that the weights of the step are published."""
 
 
 class OneAfterTheOther:
@@ -64,19 +65,22 @@ class OneAfterTheOther:
 
 
 class SideBySide:
-    """A Wall: learner and engine have devices of their own, and wait for weights that are not published yet."""
+    """A Wall: learner and engine have devices of their own.
+
+    At a publish, the engine waits until the learner has finished the step.
+    """
 
     def __init__(self, engine: Engine, learner: SimLearner):
         self._engine, self._learner = engine, learner
         self._waited = self._until = self._learned = 0.0
-        self._free = -1.0  # equals the current second if a step was just published
+        self._free = -1.0  # second of the last publish
         self._began: float | None = None  # when the running step began
 
     def spent(self) -> Spent:
         return Spent(self._engine.seconds + self._waited, 0.0)
 
     def begun(self, groups: Sequence[Group]) -> None:
-        """Notes when the step begins. Right after a publish, the step began as soon as the learner was free."""
+        """Notes when the step began. At the second of a publish, it began as soon as the learner was free."""
         if groups and self._began is None:
             now = self.spent().generate_s
             self._began = self._until if now == self._free else max(self._until, now)

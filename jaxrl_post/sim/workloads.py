@@ -1,4 +1,4 @@
-"""What a simulation generates: prompts in an endless order, and for each prompt the law of its rollouts' lengths.
+"""The workload of a simulation: prompts in an endless order, and the law of each prompt's rollout lengths.
 
 Invariant: a prompt and its law are functions of (seed, index). The order of an epoch is a function of (seed, epoch). A
 prompt keeps its law in every epoch, so its history predicts its lengths.
@@ -18,7 +18,7 @@ from jaxrl_post.types import Prompt
 
 
 class Prompts:
-    """A PromptOrder of `count` prompts of `tokens` tokens each. Every epoch has an order of its own.
+    """A PromptOrder of `count` prompts with `tokens` tokens each. Every epoch has its own order.
 
     Raises:
       ValueError: no prompts, or prompts without a token.
@@ -49,8 +49,9 @@ LawOf = Callable[[Prompt], laws.Law]
 def rollpacker(count: int, *, cap: int, seed: int = 0) -> LawOf:
     """Returns laws fitted to the 24 rollout times of RollPacker's figure 11 (arXiv 2509.21009).
 
-    Prompt i has mu ~ N(ln 560, 0.566^2) and a chance c ~ Beta(0.40, 10) that a rollout runs away. Other rollouts have
-    length exp(mu + 0.566 z). Runaways are log-uniform from 2000 to 16 caps. All lengths are before the cap.
+    Prompt i has mu ~ N(ln 560, 0.566^2) and a chance c ~ Beta(0.40, 10) that a rollout is a runaway. Other rollouts
+    have length exp(mu + 0.566 z). The lengths of runaways are log-uniform from 2000 to 16 * cap. None of these lengths
+    is limited by the cap yet.
     """
     rng = np.random.default_rng((seed, 1))
     mu = rng.normal(np.log(560.0), 0.566, count).tolist()
@@ -60,16 +61,16 @@ def rollpacker(count: int, *, cap: int, seed: int = 0) -> LawOf:
 
 
 def uniform(longest: int) -> LawOf:
-    """Returns the law of 1 to `longest` tokens, for every prompt."""
+    """Returns the same law for every prompt: 1 to `longest` tokens, each equally likely."""
     law = laws.Uniform(longest)
     return lambda prompt: law
 
 
 def lognormal(count: int, *, mean: float, tail: float, group: int, within: float = 1.0, seed: int = 0) -> LawOf:
-    """Returns log-normal laws with this mean over all prompts, before the cap.
+    """Returns log-normal laws with this mean over all prompts. Lengths are not limited by the cap yet.
 
-    `tail`: the longest of `group` rollouts of a prompt over the prompt's mean, on average.
-    `within`: the share of the logarithm's variance within a prompt. The rest is between prompts.
+    `tail`: longest of `group` rollouts of a prompt, divided by the prompt's mean, on average.
+    `within`: share of the logarithm's variance within a prompt. The rest is between prompts.
 
     Raises:
       ValueError: `within` is not in (0, 1], or no law has this `tail`.
@@ -84,26 +85,26 @@ def lognormal(count: int, *, mean: float, tail: float, group: int, within: float
 
 
 def trace(lengths: Sequence[int]) -> LawOf:
-    """Returns one law of the observed lengths for every prompt, since a trace does not name prompts."""
+    """Returns the same law of observed lengths for every prompt, because a trace does not name prompts."""
     law = laws.Empirical(lengths)
     return lambda prompt: law
 
 
 def groups(lengths: Sequence[Sequence[int]]) -> LawOf:
-    """Returns laws of observed lengths, one list for each prompt. Prompts beyond the lists start again at the first."""
+    """Returns laws of observed lengths, one list for each prompt. Further prompts start again with the first list."""
     found = [laws.Empirical(own) for own in lengths]
     return lambda prompt: found[int(prompt.id) % len(found)]
 
 
 def read_lengths(path: str | Path) -> list[int]:
-    """Returns the output lengths of a trace, without empty outputs. The suffix of the file gives its form:
+    """Returns the output lengths of a trace, without empty outputs. The suffix of the file gives its format:
 
-    - .jsonl with `output_length` (Mooncake).
-    - .csv with `GeneratedTokens` (Azure).
-    - .txt of texts between lines of "=". 4 characters count as one token.
+    - .jsonl: records with `output_length` (Mooncake).
+    - .csv: a column `GeneratedTokens` (Azure).
+    - .txt: texts between lines of "=". 4 characters count as one token.
 
     Raises:
-      ValueError: there is no such file, it has none of these forms, or it has no outputs.
+      ValueError: the file does not exist, has another format, or has no outputs.
     """
     file = Path(path)
     if not file.is_file() or file.suffix not in _READERS:
@@ -113,7 +114,7 @@ def read_lengths(path: str | Path) -> list[int]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"workload: {path} is no trace of this form: {error!r}") from None
     if not lengths:
-        raise ValueError(f"workload: {path} holds no answers")
+        raise ValueError(f"workload: {path} has no outputs")
     return lengths
 
 

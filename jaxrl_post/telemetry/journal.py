@@ -1,10 +1,10 @@
 """The journal of scores: every score is written when it is joined, and a resumed run reads it again.
 
-A resumed run cuts its journal back to the restored step, like every log. The scores that were journaled after that
-step are first copied to a file beside the journal (`put_aside`). When the run reaches the same rollouts again, it
-takes those scores (`Journaled`) instead of grading again, and journals them again.
+A resumed run cuts its journal back to the restored step, like every log. Before that, scores journaled after that step
+are copied to a second file (`put_aside`). When the run reaches the same rollouts again, it uses the copied scores
+(`Journaled`) instead of grading again. It also journals them again.
 
-Invariant: no score that was used is computed twice, and the journal ends as if the run had never been interrupted.
+Invariant: no score that was used is computed twice. The journal ends as if the run had never been interrupted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class Journal:
 
 
 def read_journal(path: str | Path, start: int = 0) -> list[dict]:
-    """Returns the records from byte `start` on, which must be the start of a line. A last line cut short by a crash is
-    left out.
+    """Returns the records from byte `start` on, where a line must start. Omits a last line cut short by a crash.
 
     Raises:
       ValueError: a line is no record.
@@ -46,10 +45,9 @@ def read_journal(path: str | Path, start: int = 0) -> list[dict]:
 
 
 class Journaled:
-    """Scores from before a resume, looked up by (rollout id, digest of its tokens). Of equal keys, the oldest comes
-    first.
+    """Scores from before a resume, by (rollout id, digest of its tokens). Of equal keys, the oldest comes first.
 
-    Invariant: a score is used for the very tokens that it was given for, and once.
+    Invariant: each score is used once, and only for exactly the tokens that were graded.
     """
 
     def __init__(self, records: Iterable[Mapping] = ()):
@@ -59,32 +57,32 @@ class Journaled:
         return sum(map(len, self._records.values()))
 
     def find(self, rollout: RolloutId, digest: str) -> Mapping | None:
-        """Returns the record without removing it, or None."""
+        """Returns the oldest record of this key without removing it, or None."""
         found = self._records.get((*rollout, digest))
         return found[0] if found else None
 
     def take(self, rollout: RolloutId, digest: str) -> Mapping:
-        """Returns the record that `find` found, and removes it."""
+        """Removes the record that `find` found and returns it."""
         return self._records[(*rollout, digest)].popleft()
 
 
 def aside(journal: str | Path) -> Path:
-    """Returns the path of the file for records after the restored step: rewards_aside.jsonl."""
+    """Returns the path of the second file, for records after the restored step, for example rewards_aside.jsonl."""
     journal = Path(journal)
     return journal.with_name(f"{journal.stem}_aside{journal.suffix}")
 
 
 def put_aside(journal: str | Path, start: int) -> None:
-    """Copies the journal's records from byte `start` on to the file beside it, before the journal is cut there.
+    """Copies the journal's records from byte `start` on to the second file, before the journal is cut there.
 
     Records copied by an earlier resume are kept, unless the journal has received them again. The journal is only read,
-    so a kill at any moment loses nothing. If no record holds a score, the file is removed: the graders were down and
-    may be asked again.
+    so a kill at any moment loses nothing. If no record holds a score, the second file is removed: the graders were
+    down and may be asked again.
 
-    The file: a line {"start": byte of the journal}, then records, oldest first.
+    The second file has a line {"start": byte of the journal}, then records, oldest first.
 
     Raises:
-      ValueError: a line of one of the files is no record; then nothing was changed.
+      ValueError: a line of one of the files is no record. In this case no file is changed.
     """
     later = read_journal(journal, start) if Path(journal).is_file() else []
     before, since = _put_before(journal)
@@ -102,18 +100,18 @@ def put_aside(journal: str | Path, start: int) -> None:
 
 
 def read_aside(journal: str | Path) -> Journaled:
-    """Returns the records beside a journal, if any."""
+    """Returns the records in the second file of a journal, if any."""
     return Journaled(_put_before(journal)[0])
 
 
 def forget_aside(folder: Path) -> None:
-    """Removes the files beside the journals of a run that has ended."""
+    """Removes the second files of all journals of a finished run."""
     for journal in JOURNALS:
         aside(folder / journal).unlink(missing_ok=True)
 
 
 def _put_before(journal: str | Path) -> tuple[list[dict], list[dict]]:
-    """Returns the records beside the journal, and those that the journal received since they were copied."""
+    """Returns the records in the second file, and the records that the journal received since they were copied."""
     there = aside(journal)
     if not there.is_file():
         return [], []
@@ -129,8 +127,8 @@ def _parsed(path: str | Path, place: int, line: bytes) -> dict:
         _key(record), record["scored"], record["reward"], record["components"], record["counts"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: record {place} of those to be read is no record of a score ({error!r}): a journal is "
-            "gone on with as it was written, or the run is begun anew"
+            f"{path}: record {place} of those to be read is no record of a score ({error!r}): resume "
+            "with the journal as it was written, or start a new run"
         ) from error
     return record
 

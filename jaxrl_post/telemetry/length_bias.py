@@ -1,14 +1,15 @@
-"""Measures length bias: lengths of launched rollouts, of trained ones, and of dropped ones.
+"""Measures length bias: lengths of launched, trained and dropped rollouts.
 
 A scheduler that drops slow rollouts trains on shorter rollouts than the policy gives. RollPacker (arXiv 2509.21009,
-sections 4 and 5) says that it only reorders. The meter sorts every launched rollout into one of three boxes:
+sections 4 and 5) claims that it only reorders them. The meter puts every launched rollout into one of three boxes:
 
   waiting  running, parked, or finished and not trained on
   dropped  drawn again, or still waiting 64 epochs later
-  trained
+  trained  used by the learner
 
 A rollout that left the engine unfinished counts with the tokens that it had. So the true launched mean is at least the
-reported one, and the true shift at least as large. A simulator knows every length and passes it in.
+reported one, and the true shift towards short rollouts at least as large. A simulator knows every length and passes it
+in.
 
 Invariant: a box is a function of the calls and their order. The meter reads no clock and changes nothing. It refuses a
 rollout longer than 2**19 tokens.
@@ -23,7 +24,7 @@ import numpy as np
 
 from jaxrl_post.types import Group, Request, Rollout, RolloutId
 
-WAITING, DROPPED, TRAINED, LEARNED = range(4)  # three boxes by launched length, and the trained ones by their real one
+WAITING, DROPPED, TRAINED, LEARNED = range(4)  # LEARNED: trained, by final length. Others: by launched length
 _FORGOTTEN = 64  # epochs
 _BINS = 40
 _COUNTERS = (
@@ -36,7 +37,7 @@ _COUNTERS = (
 
 
 def bin_of(length: int) -> int:
-    """Returns the bin of a length, two bins per octave: 0 for no tokens, else floor(2 log2(length)) + 1."""
+    """Returns the bin of a length, with two bins per octave: 0 for no tokens, else floor(2 log2(length)) + 1."""
     return (length * length).bit_length()
 
 
@@ -47,11 +48,14 @@ def edges() -> list[int]:
 
 @dataclass(slots=True)
 class _Entry:
-    """A launched rollout that is not trained or dropped yet.
+    """A launched rollout that is neither trained on nor dropped yet.
 
-    `had`: tokens when it last left the engine. `carried`: how many of them need not be generated again. `candidates`:
-    tokens
-    still to be verified. `left`: the version at which it was parked, or -1.
+    - `length`: its launched length, in tokens.
+    - `had`: tokens when it last left the engine.
+    - `carried`: how many of these tokens need not be generated again.
+    - `candidates`: tokens still to be verified, or None.
+    - `left`: the version at which it was parked, or -1.
+    - `deferrals`: how often it was parked and continued under newer weights.
     """
 
     length: int
@@ -63,14 +67,14 @@ class _Entry:
 
 
 class BiasMeter:
-    """A listener of the ring. `trained` is told of every group before the learner gets it.
+    """A listener of the ring. `trained` must be called for every group before the learner gets it.
 
-    `length(request)`: the length that the rollout would reach under the weights in use, where it is known.
+    `length(request)`: the length that the rollout would reach under the weights in use. None: not known.
     """
 
     def __init__(self, length: Callable[[Request], int] | None = None):
         self._length = length
-        self._rows: dict[str, int] = {}  # prompt -> its row
+        self._rows: dict[str, int] = {}  # prompt -> its row of the arrays
         self._counts = np.zeros((64, 4, _BINS), np.int32)
         self._sums = np.zeros((64, 4), np.int64)  # of lengths
         self._pooled, self._tokens = np.zeros((4, _BINS), np.int64), [0, 0, 0, 0]
@@ -80,7 +84,7 @@ class BiasMeter:
         self._version, self._longest_park, self._most_deferrals = 0, 0, 0
         self._step: list[int] = []  # lengths
 
-    # ---- what happens to an answer
+    # ---- events of a rollout
 
     def launched(self, requests: Sequence[Request], clock: int, version: int) -> None:
         self._version = version
@@ -95,10 +99,9 @@ class BiasMeter:
                 self._count("num_rollouts_launched", 1)
 
     def _forget(self, mine: dict[RolloutId, _Entry], id: RolloutId) -> None:
-        """Drops the earlier attempt of a rollout that is drawn again, and every rollout that was launched 64 epochs
-        ago.
+        """Drops earlier attempts of a rollout that is drawn again, and every rollout launched at least 64 epochs ago.
 
-        No group that is deferred, or waits for its round to fill, is as old as that.
+        A group that is deferred, or that waits for its round to fill, never gets that old.
         """
         for other in [o for o in mine if o.epoch <= id.epoch - _FORGOTTEN or o[:5] == id[:5]]:
             self._count("num_tokens_wasted", mine[other].had)
@@ -110,7 +113,7 @@ class BiasMeter:
         self._put(id.prompt_id, DROPPED, entry.length)
 
     def _recovered(self, rollout: Rollout) -> _Entry:
-        """Moves a rollout back that was counted as dropped and is trained on after all."""
+        """Moves a rollout back to waiting that was dropped but is trained on. Returns its new entry."""
         self._put(rollout.prompt.id, DROPPED, len(rollout), -1)
         self._put(rollout.prompt.id, WAITING, len(rollout))
         self._count("num_tokens_wasted", -len(rollout))
@@ -123,7 +126,7 @@ class BiasMeter:
             self._count("num_rollouts_deferred", 1)
         mode = "restart" if request.prefix is None else request.prefix_mode
         entry.carried, entry.candidates = entry.had if mode == "recompute" else 0, None
-        if mode == "verify":  # what it is worth shows in the end
+        if mode == "verify":  # the number of accepted candidates is known when the rollout leaves
             entry.candidates = request.prefix.tokens
         elif mode == "restart":
             self._count("num_tokens_wasted", entry.had)
@@ -140,7 +143,7 @@ class BiasMeter:
             self._leaves(rollout).left = version
 
     def _leaves(self, rollout: Rollout) -> _Entry:
-        """Counts the tokens generated since the rollout entered the engine, and updates its length."""
+        """Counts the tokens generated since the rollout entered the engine. Returns its updated entry."""
         entry = self._waiting[rollout.prompt.id][rollout.id]
         if entry.candidates is not None:
             entry.carried = _alike(entry.candidates, rollout.tokens)
@@ -155,9 +158,7 @@ class BiasMeter:
         return entry
 
     def trained(self, groups: Sequence[Group]) -> None:
-        """Moves the rollouts of these groups to the trained box. Other rollouts launched for the same groups are
-        dropped.
-        """
+        """Moves the rollouts of these groups to the trained box. Drops other rollouts launched for the same groups."""
         for group in groups:
             mine = self._waiting[group.prompt.id]
             for rollout in group.rollouts:
@@ -185,17 +186,17 @@ class BiasMeter:
         self._since[name] += number
         self._total[name] += number
 
-    # ---- what it says
+    # ---- figures
 
     def metrics(self, kind: str) -> dict[str, float]:
-        """Returns counts since the last call, and lengths in tokens and shifts over the whole run so far.
+        """Returns counts since the last call. Also returns lengths in tokens and shifts over the whole run so far.
 
-        shift: trained mean / launched mean - 1, where launched means trained or dropped. It is 0 where nothing was
-        dropped and no weights changed between launch and end.
-        shift_so_far: the same, with waiting rollouts counted as launched.
-        histogram_distance: total variation between the two histograms of `shift`.
-        step_length: mean length of this step's rollouts, under the `kind` of its round (short or long).
-        longest_park: most optimizer steps between parking and training.
+        - shift: trained mean / launched mean - 1, where launched means trained or dropped. It is 0 if nothing was
+          dropped and no weights changed between launch and end.
+        - shift_so_far: the same, with waiting rollouts counted as launched.
+        - histogram_distance: total variation between the two histograms of `shift`.
+        - step_length: mean length of this step's rollouts, under the `kind` of its round (short or long).
+        - longest_park: most optimizer steps between parking and training.
         """
         since, self._since = self._since, dict.fromkeys(_COUNTERS, 0)
         step, self._step = self._step, []
@@ -227,8 +228,9 @@ class BiasMeter:
     def report(self) -> dict:
         """Returns the figures and totals of `metrics` at the end of a run, with the pooled histograms.
 
-        `edges` holds the smallest length of each bin. Of the prompts that were trained on: the mean of their shifts,
-        and how many have different histograms of trained and launched lengths.
+        - prompt_shift/mean: mean shift over the prompts that were trained on.
+        - num_prompts_that_differ: how many of these prompts have different histograms of trained and launched lengths.
+        - edges: the smallest length of each bin.
         """
         done = self._counts[: len(self._rows), TRAINED].sum(axis=1) > 0
         counts, sums = self._counts[: len(self._rows)][done], self._sums[: len(self._rows)][done]
@@ -249,7 +251,7 @@ class BiasMeter:
     # ---- checkpoints
 
     def state_dict(self) -> dict:
-        """Returns the state for a checkpoint, after a row of metrics."""
+        """Returns the state for a checkpoint. Must be called after `metrics`."""
         entries = [(id, entry) for mine in self._waiting.values() for id, entry in mine.items()]
         texts = [np.zeros(0, np.int32) if e.candidates is None else e.candidates for _, e in entries]
         return {
@@ -270,7 +272,7 @@ class BiasMeter:
         }
 
     def load_state_dict(self, state: Mapping) -> None:
-        """Continues from a checkpoint."""
+        """Restores the state of a checkpoint."""
         self._rows = {prompt_id: row for row, prompt_id in enumerate(state["prompts"])}
         self._counts = np.zeros((max(64, len(self._rows)), 4, _BINS), np.int32)
         self._sums = np.zeros((len(self._counts), 4), np.int64)
@@ -294,7 +296,7 @@ def _alike(one: np.ndarray, two: np.ndarray) -> int:
 
 
 def _mean(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the mean length per prompt. An empty rollout counts as one token, so that the divisor is not 0."""
+    """Returns the mean length per prompt. A sum of 0 tokens counts as one token, so that no divisor is 0."""
     return np.maximum(sums, 1) / counts.sum(axis=1)
 
 

@@ -1,9 +1,8 @@
-"""Scalars of a run: what describes a batch of groups, under verl's names, and writers to metrics.jsonl and the
-console.
+"""Scalars of a run: metrics of a batch of groups, under verl's names, and writers to metrics.jsonl and the console.
 
-A writer has write(step, row) and close(). A row maps names to floats. Names for which `is_timing` is true were
-measured with a clock. All other metrics are functions of config and code: two runs are compared by them bit for bit.
-No jax here.
+A writer has write(step, row) and close(). A row maps names to floats. Metrics for which `is_timing` is true were
+measured on the machine. All other metrics are functions of config and code: equal runs agree in them bit for bit. This
+module imports no jax.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import rich.table
 from jaxrl_post.types import Finish, Group
 
 _TIMED = ("timing_s/", "timing_per_token_ms/", "perf/", "memory/")
-# heading -> the names whose first one in the row is shown, and how
+# heading -> (names, format). The first of these names that the row has is shown.
 _COLUMNS = {
     "reward": (("critic/score/mean",), ".4f"),
     "acc": (("reward/acc/mean",), ".4f"),
@@ -40,12 +39,12 @@ _SHOWN = 12  # rows of the live table
 
 
 def is_timing(name: str) -> bool:
-    """Whether a metric was timed or measured on the machine, and so differs between equal runs."""
+    """Returns whether a metric was timed or measured on the machine, so that equal runs differ in it."""
     return name.startswith(_TIMED)
 
 
 def deterministic(row: Mapping[str, float]) -> dict[str, float]:
-    """The row without what was timed."""
+    """Returns the row without metrics that were timed."""
     return {name: value for name, value in row.items() if not is_timing(name)}
 
 
@@ -53,15 +52,15 @@ def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Returns metrics of groups that were trained on at weights `version`.
 
     critic/score and critic/rewards {mean, max, min}: over scored rollouts (equal without KL in the reward).
-    reward/mean, reward/NAME/mean: of the reward and of each component.
+    reward/mean, reward/NAME/mean: mean of the reward and of each component.
     reward_std: standard deviation within a group, divided by n, averaged over groups. The advantage divides by n - 1.
-    frac_reward_zero_std: share of groups whose scored accuracies are all equal; groups without a score count too.
+    frac_reward_zero_std: share of groups whose scored accuracies are all equal. Groups without a score count too.
     response_length, prompt_length: tokens, with clip_ratio (share cut at the limit) and correct_mean (accuracy above
     0.5).
     off_policy/{mean, max}: `version` minus the version of each sampled token. first_token_mean: of each first token.
-    off_policy/share_N: share of tokens that are N steps old, where any token is older than 0.
+    off_policy/share_N: share of tokens that are N steps old, if any token is older than 0.
 
-    A figure over nothing is left out. An unscored rollout never counts as 0.
+    A figure without values is left out. An unscored rollout never counts as 0.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
@@ -100,7 +99,7 @@ def _spread(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 def _components(groups: Sequence[Group]) -> dict[str, float]:
-    """Means over the scored rollouts that have the component (NaN: it has not)."""
+    """Returns the mean of each component over the scored rollouts that have it. NaN marks a rollout without it."""
     out = {}
     for name in sorted({name for group in groups for name in group.components}):
         values = np.concatenate([group.components[name][group.scored] for group in groups if name in group.components])
@@ -116,13 +115,13 @@ def _variation(groups: Sequence[Group]) -> dict[str, float]:
 
 
 class Jsonl:
-    """metrics.jsonl: one object per row, "step" first, names sorted; what is not finite becomes null."""
+    """Writes metrics.jsonl: one object per row, "step" first, names sorted. Values that are not finite become null."""
 
     def __init__(self, path: str | Path):
         self._file = open(path, "a", encoding="utf-8")
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """On disk when it returns, short of a crash of the machine."""
+        """Appends a row. A crash of the process cannot lose it afterwards, a crash of the machine can."""
         numbers = {name: float(row[name]) for name in sorted(row)}
         self._file.write(
             json.dumps(
@@ -137,13 +136,13 @@ class Jsonl:
 
 
 def read(path: str | Path) -> list[dict]:
-    """The rows of a metrics.jsonl; null is NaN again."""
+    """Returns the rows of a metrics.jsonl. null becomes NaN again."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return [{name: math.nan if value is None else value for name, value in json.loads(line).items()} for line in lines]
 
 
 class Plain:
-    """One line per row, for logs and pipes."""
+    """Writes one line per row, for logs and pipes."""
 
     def __init__(self, steps: int, stream: TextIO):
         self._steps, self._stream = steps, stream
@@ -158,7 +157,7 @@ class Plain:
 
 
 class Live:
-    """A progress bar over a table of the last rows, redrawn at every row; no thread, no timer."""
+    """Draws a progress bar over a table of the last rows. Every row redraws it, without a thread or a timer."""
 
     def __init__(self, steps: int, console: rich.console.Console):
         self._rows: deque[tuple[int, dict[str, str]]] = deque(maxlen=_SHOWN)
@@ -197,13 +196,13 @@ class Live:
 
 
 def console(steps: int, stream: TextIO | None = None) -> Plain | Live:
-    """The live table where `stream` (standard output) is a terminal, else one plain line per row."""
+    """Returns the live table if `stream` (default: standard output) is a terminal, else a writer of plain lines."""
     screen = rich.console.Console(file=stream or sys.stdout)
     return Live(steps, screen) if screen.is_terminal else Plain(steps, stream or sys.stdout)
 
 
 class Several:
-    """Writers as one."""
+    """Passes each row to several writers."""
 
     def __init__(self, *writers: Jsonl | Plain | Live):
         self._writers = writers
@@ -227,7 +226,7 @@ def _cells(row: Mapping[str, float]) -> dict[str, str]:
 
 
 def _evaluation(row: Mapping[str, float]) -> list[str]:
-    """Accuracies of an evaluation, without their val-core/ or val-aux/."""
+    """Returns the accuracies of an evaluation, without the prefix val-core/ or val-aux/."""
     return [
         f"{name.split('/', 1)[1]} {float(row[name]):.4f}"
         for name in sorted(row)

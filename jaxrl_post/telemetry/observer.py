@@ -1,7 +1,7 @@
 """Writes one row of metrics per optimizer step and the rollout log, and starts evaluations and checkpoints.
 
-Invariant: an observer reads and never changes what is trained. Names are verl's where verl has one. Whatever was timed
-is named timing_s/ or perf/; everything else is a function of config and code.
+Invariant: an observer reads what is trained and never changes it. Metrics have verl's names where verl has one. Names
+of timed metrics begin with timing_s/ or perf/. All other metrics are functions of config and code.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Observer:
     Args:
       ring: defers logs, and times evaluations and checkpoints.
       sources: parts whose `metrics()` are drained at every commit, for example engine, scheduler, rewards and history.
-      meter: its `metrics()` are drained at every commit too.
-      write: gets (step, row).
-      log: gets (step, groups) of every commit: the rollout log.
-      evaluate: gets the version and writes its own row; called where `when(version before, version)` is true.
-      save: gets the version; called last of a publish, where `saved_at(version before, version)` is true.
-      warm: called once, after the first round and its evaluation: from then on nothing may be compiled.
-      devices: number of them, for tokens per second and device.
+      meter: the length bias meter, also drained at every commit.
+      write: called with (step, row).
+      log: writes the rollout log. It is called with (step, groups) for groups that are new to the learner.
+      evaluate: called with the version if `when(version before, version)` is true. It writes its own row.
+      save: called with the version, last of a publish, if `saved_at(version before, version)` is true.
+      warm: called once, after the first round and its evaluation. From then on nothing may be compiled.
+      watch: measures seconds per phase.
+      devices: number of devices, for tokens per second and device.
     """
 
     def __init__(
@@ -55,16 +56,16 @@ class Observer:
         self._save, self._saved_at = save, saved_at
         self._watch, self._devices = watch, devices
         self._waiting: tuple[Mapping, dict, Sequence[Group]] | None = None
-        self._seconds: dict[str, float] | None = None  # of the step that waits, once its weights are published
+        self._seconds: dict[str, float] | None = None  # of the waiting row, once its weights are published
         self._trained, self._generated, self._steps = (
             0.0,
             0.0,
             0,
-        )  # tokens, tokens and rows since the last row with seconds
+        )  # trained tokens, generated tokens and rows since the last row with seconds
         self._warmed = False
-        self._version = 0  # published last
+        self._version = 0  # last published
         self.step = 0
-        self.tokens = 0  # sampled so far, of training
+        self.tokens = 0  # tokens sampled for training so far
 
     def commit(self, metrics: Mapping[str, Any], part: Part) -> None:
         self.flush()
@@ -80,7 +81,10 @@ class Observer:
             self._ring.later("log", self._log, self.step, part.fresh)
 
     def published(self, version: int) -> None:
-        """The publish has waited for the weights, so the commit's metrics are there and cost no wait."""
+        """Takes the seconds of the step, and evaluates and saves where due.
+
+        The publish has waited for the weights, so reading the metrics of the commit costs no further wait.
+        """
         self._seconds = self._watch.drain() if self._waiting else None
         self._ring.later("log", self.flush)
         before, self._version = self._version, version
@@ -96,14 +100,14 @@ class Observer:
             self._warm()
 
     def state_dict(self) -> dict:
-        """For a checkpoint, within `published`."""
+        """Returns the state for a checkpoint, within `published`."""
         return {"step": self.step, "tokens": self.tokens, "version": self._version}
 
     def load_state_dict(self, state: Mapping) -> None:
         self.step, self.tokens, self._version = state["step"], state["tokens"], state["version"]
 
     def flush(self) -> None:
-        """Writes the row of the last commit."""
+        """Writes the row of the last commit, if not written yet."""
         if self._waiting is None:
             return
         metrics, row, groups = self._waiting
@@ -114,10 +118,10 @@ class Observer:
         self._write(self.step, row | self._speed())
 
     def _speed(self) -> dict[str, float]:
-        """Returns what was timed since the publish before, for the row of the commit that is published with it.
+        """Returns timed metrics since the publish before, for the row of the commit that is published now.
 
-        Seconds of a commit without a publish cannot be told apart: its work ends on the device after the next one began. So
-        its row has none, and its tokens count in the row that has them.
+        A commit without a publish has no seconds of its own, because its work on the device ends after the next commit
+        began. Its row has no timed metrics. Its tokens count in the next row that has them.
         """
         if self._seconds is None:
             return {}

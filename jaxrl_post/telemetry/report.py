@@ -1,7 +1,8 @@
 """Where a run's device time went: the share of useful work, and each bubble by its cause.
 
-Seconds are those measured for the ring's phases. Generation is divided by the counted uses of its rows. Invariant: the
-shares of a run add up to 1, except for a learner's own devices. Time that no phase accounts for is a share of its own.
+Seconds are measured per phase of the ring. Generation is divided by the counted uses of its rows. Invariant: the
+shares of a run add up to 1, without the share of a learner's own devices. Time outside all phases is a share of its
+own.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ LEARNER = "learner's devices at work"
 
 
 def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Returns shares of the time between the first step's start and the last step's end, largest first, by cause.
+    """Returns shares of the time from the first step's start to the last step's end, by cause, largest first.
 
-    Causes are those of USEFUL, and bubbles. Bubbles of generation are: rows left empty by the bound on staleness,
-    other empty rows (a round's tail, a dispatch's rest), rows computed again after a swap, and rejected drafts.
+    Causes are those of USEFUL, and bubbles. Bubbles of generation are:
 
-    Where learner and engine have separate devices, or some are lent, shares are of engine time. Training is then the
-    time that the ring waited for the learner. LEARNER is the share of time with training on any device; it is not part
-    of the sum.
+    - rows left empty by the bound on staleness
+    - other empty rows: the end of a round or of a dispatch
+    - rows computed again after a swap
+    - rejected drafts
+
+    With separate or lent devices, shares are of engine time. Training is the time that the ring waited for the
+    learner. LEARNER is the share of time with training on any device. It is not part of the sum.
 
     Args:
-      rows: of metrics.jsonl. Seconds stand on rows whose step was published; counts of the rows before belong to them.
+      rows: rows of metrics.jsonl. Only rows whose step was published have seconds. Counts of the rows before belong to
+        them.
     """
     seconds: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -62,7 +67,7 @@ def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _generation(row: Mapping[str, float]) -> dict[str, float]:
-    """Its seconds by what the rows were for."""
+    """Returns seconds of generation by the use of its rows."""
     used = {use: row.get(f"rows/{use}", 0.0) for use in _USES}
     spent, count = row.get("timing_s/gen", 0.0), sum(used.values())
     if not count:
@@ -81,7 +86,7 @@ def _generation(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def text(shares: Mapping[str, float]) -> str:
-    """One line."""
+    """Returns the shares as one line."""
     useful = sum(shares.get(cause, 0.0) for cause in USEFUL)
     told = ", ".join(f"{cause} {share:.1%}" for cause, share in shares.items() if share >= 0.0005 and cause != LEARNER)
     apart = f"; {LEARNER} {shares[LEARNER]:.1%}" if shares.get(LEARNER) else ""
@@ -89,8 +94,9 @@ def text(shares: Mapping[str, float]) -> str:
 
 
 def headline(summary: Mapping, samples: int) -> list[str]:
-    """Describes a run's summary as lines: the first and the last evaluation, if any, with `samples` samples, and
-    device time.
+    """Returns lines that describe a run's summary: the first and last evaluation, if any, and device time.
+
+    `samples`: samples per prompt of the evaluation.
     """
     before, after = summary["eval"]["before"], summary["eval"]["after"]
     where = text(summary["device_time"])

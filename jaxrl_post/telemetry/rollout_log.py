@@ -1,16 +1,17 @@
 """The rollout log: rollouts/step_NNNNNN.npz, one file per round, written with its first step, and index.jsonl.
 
 Invariant: `read` returns the groups that `write` received, with every field. Equal groups give equal bytes (fixed
-names, order and zip dates), so the logs of two processes can be compared byte by byte. A file appears whole or not at
-all.
+names, order and zip dates), so the logs of two processes can be compared byte by byte. A file is written completely or
+not at all.
 
-No pickle: texts are JSON in an array of bytes. So a prompt's `extra` and `messages` must be values that JSON can hold.
+Nothing is pickled: texts are JSON in an array of bytes. So a prompt's `extra` and `messages` must be values that JSON
+can hold.
 
 Arrays of a file with N rollouts in g groups, M tokens and C components:
 
 - groups: `group_offsets` int64[g+1], `prompt_offsets` int64[g+1], `prompt_tokens` int32.
 - tokens, each [M] in the order of rollouts: `tokens sampled logprobs entropies versions drafted favourites clocks`.
-- rollouts: `offsets` int64[N+1], `seeds` uint32[N, 2], `finish` uint8[N] (place in texts.finishes).
+- rollouts: `offsets` int64[N+1], `seeds` uint32[N, 2], `finish` uint8[N] (index into texts.finishes).
 - clocks of rollouts: `start_clock` and `finish_clock`, int64[N].
 - scores: `rewards` f32[N], `scored` bool[N], `components` f32[C, N], `present` bool[C, g].
 - `texts`: {"finishes", "components", "ids": [N], "prompts": [g]}.
@@ -35,7 +36,7 @@ _FINISHES = [finish.value for finish in Finish]
 
 
 class RolloutLog:
-    """Writes below `folder`, which is created. Overwrites a step's earlier file, and appends its index line again."""
+    """Writes into `folder`, which is created. Writing a step again replaces its file and adds an index line."""
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)

@@ -1,4 +1,4 @@
-"""Seconds per phase of the ring, and when a learner with devices of its own works."""
+"""Measures seconds per phase of the ring, and when a learner with devices of its own works."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from jaxrl_post.types import Rollout
 class Stopwatch:
     """Measures seconds per phase of the ring.
 
-    Phases have verl's names where it has one: gen, reward, old_log_prob, update_actor, update_weights, testing,
-    save_checkpoint, log. `train` is the work of a learner with its own devices, whatever the ring does then. Work
-    within another phase, such as deferred calls within gen, counts as `overlapped` and is part of that phase.
+    Phases have verl's names where verl has one: gen, reward, old_log_prob, update_actor, update_weights, testing,
+    save_checkpoint, log. `train` is the work of a learner with its own devices, whatever the ring does at the time. A
+    call within another phase, such as deferred work within gen, counts as `overlapped`. Its seconds are also part of
+    the outer phase.
 
-    `listeners` get (phase, begun, ended) of every call. `cpu`: CPU seconds of this process.
+    `now`: returns seconds. `cpu`: returns CPU seconds of this process. `listeners`: called with (phase, begun, ended)
+    for every call.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.process_time):
@@ -26,7 +28,7 @@ class Stopwatch:
         self.listeners: list[Callable[[str, float, float], object]] = []
 
     def timing(self, phase: str, call: Callable) -> Callable:
-        """Returns `call` with its seconds added to `phase`."""
+        """Returns a function that makes the call and adds its seconds to `phase`."""
 
         def timed(*arguments):
             begun, outer, self._within = self.now(), self._within, True
@@ -47,7 +49,7 @@ class Stopwatch:
             listener(phase, begun, ended)
 
     def drain(self) -> dict[str, float]:
-        """Returns seconds since the last call: timing_s/PHASE of each phase and timing_s/step of everything together.
+        """Returns seconds since the last drain: timing_s/PHASE of each phase, and timing_s/step of the whole time.
 
         perf/host_cores_busy is the number of host cores that this process kept busy, without graders.
         """
@@ -61,11 +63,11 @@ class Stopwatch:
 
 
 class AtWork:
-    """A listener of the ring that measures when a learner with its own or lent devices is at work: seconds of phase
-    `train`.
+    """A listener of the ring that measures when a learner with its own or lent devices works, as phase `train`.
 
     It checks before and after every dispatch, and after every phase of the stopwatch. Work starts and ends in the
-    middle between two checks. Work that ends within update_actor, where the ring waits for it, ends with that phase.
+    middle between two checks. The ring waits for the learner within update_actor, so work that ends there ends with
+    that phase.
     """
 
     def __init__(self, at_work: Callable[[], bool], watch: Stopwatch):

@@ -1,13 +1,16 @@
-"""Draws what the parts of a ring did and when, as a file for ui.perfetto.dev: slots, replicas, learner, reward, swap.
+"""Draws a timeline of the ring for ui.perfetto.dev: slots, replicas, learner, reward, swap.
 
-The file is an array of events in the Trace Event Format, which Perfetto documents as "Chrome JSON": spans ("X"),
-counters ("C") and names ("M"), with times in microseconds. Process "ring" has a thread for each part and one for
-rounds. Process "replica N" has a thread for each slot and a counter of running rollouts.
+The file is an array of events in the Trace Event Format, which Perfetto documents as "Chrome JSON". Events are spans
+("X"), counters ("C") and names ("M"), with times in microseconds. Process "ring" has a thread for each part and one
+for rounds. Process "replica N" has a thread for each slot and a counter of running rollouts.
 
-Invariant: spans of one thread never overlap. Within a dispatch only engine steps are known, so their times are spread
-evenly. A rollout is drawn in the lowest slot that was free, in the replica that it was submitted to. It stays drawn
-there if the engine moves it to another replica (thread "layout"). `now` gives seconds, of the wall clock or of a
-simulation. The file refuses events after it was closed; only `close` makes it complete.
+Invariant: spans of one thread never overlap.
+
+- Within a dispatch only engine steps are known, so their times are spread evenly.
+- A rollout is drawn in the lowest free slot of the replica that it was submitted to. It stays there if the engine
+  moves it to another replica (thread "layout").
+- `now` gives seconds, of the wall clock or of a simulation.
+- The file refuses events after it was closed. Only `close` makes it complete.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ THREADS = {
     "testing": "evaluation",
     "save_checkpoint": "checkpoint",
 }  # phase of the stopwatch -> thread
-NEAR_S = 1e-3  # spans of one phase that are closer than that are one
+NEAR_S = 1e-3  # spans of one phase that are closer than this are joined
 
 
 class TraceFile:
-    """Writes events as they come. `write` gets pieces of text. Times are seconds; none lies before the origin."""
+    """Writes events as they come. `write` receives pieces of text. Times are seconds, none before `origin`."""
 
     def __init__(self, write: Callable[[str], object], origin: float = 0.0):
         self._write, self._origin = write, origin
@@ -42,7 +45,7 @@ class TraceFile:
         self._open, self._empty = True, True
 
     def span(self, process: str, thread: str, name: str, start: float, end: float, **about) -> None:
-        """Something that lasted."""
+        """Writes a span of time. `about` holds its arguments."""
         pid, tid = self._track(process, thread)
         self._event(
             ph="X",
@@ -56,7 +59,7 @@ class TraceFile:
         )
 
     def counter(self, process: str, name: str, at: float, value: float) -> None:
-        """A number that holds from then on."""
+        """Writes the value of a counter from `at` on."""
         self._event(ph="C", name=name, pid=self._track(process, "")[0], ts=self._us(at), args={"value": value})
 
     def close(self) -> None:
@@ -66,7 +69,7 @@ class TraceFile:
         self._open = False
 
     def _track(self, process: str, thread: str) -> tuple[int, int]:
-        """Returns the numbers of a process and its thread, and names both the first time."""
+        """Returns the numbers of a process and its thread. Writes their names the first time."""
         if (process, "") not in self._tracks:
             pid = 1 + sum(not name for _, name in self._tracks)
             self._tracks[process, ""] = pid, 0
@@ -91,9 +94,9 @@ class TraceFile:
 
 @dataclass(slots=True)
 class _Life:
-    """One stay of a request in the engine. `start` is None where the time of its slot is unknown.
+    """One stay of a request in the engine. `start` is None if the time at which it took its slot is unknown.
 
-    Such a stay starts no earlier than the request came, and not before a slot was free.
+    Such a stay is drawn from the time at which the request came, or later, once a slot is free.
     """
 
     order: int
@@ -109,8 +112,10 @@ class RingTrace:
     """A listener of the ring and of the stopwatch that draws `rounds` rounds.
 
     Args:
-      now: seconds, the clock of the stopwatch.
-      slots: of one replica.
+      write: receives pieces of the file.
+      now: returns seconds of the stopwatch's clock.
+      slots: slots of one replica.
+      rounds: rounds to draw.
     """
 
     def __init__(self, write: Callable[[str], object], now: Callable[[], float], *, slots: int, rounds: int):
@@ -120,7 +125,7 @@ class RingTrace:
         self._order = self._began_at = 0
         self._in: dict[RolloutId, _Life] = {}
         self._done: list[tuple[RolloutId, _Life]] = []
-        self._dispatches: list[tuple[int, int, float, float]] = []  # clock before, after, times
+        self._dispatches: list[tuple[int, int, float, float]] = []  # clock before and after, begun, ended
         self._lanes: dict[int, list[float]] = {}  # replica -> when each slot is free
         self._pending: dict[str, tuple[str, float, float]] = {}  # thread -> phase, begun, ended
 
@@ -129,7 +134,7 @@ class RingTrace:
         return self._left <= 0
 
     def phase(self, name: str, begun: float, ended: float) -> None:
-        """Draws a phase of the stopwatch. Near spans become one. Generation is drawn dispatch by dispatch instead."""
+        """Draws a phase of the stopwatch. Close spans are joined. Generation is drawn dispatch by dispatch instead."""
         thread = THREADS.get(name)
         if self.closed or thread is None or ended <= begun:
             return
@@ -172,7 +177,7 @@ class RingTrace:
             self._leaves(rollout, self._now())
 
     def published(self, version: int) -> None:
-        """Ends a round: its slots are drawn."""
+        """Ends a round and draws its slots."""
         if self.closed:
             return
         now = self._now()
@@ -195,7 +200,7 @@ class RingTrace:
 
     def _leaves(self, rollout: Rollout, end: float) -> None:
         life = self._in.pop(rollout.id, None)
-        if life is None or self.closed:  # it came before anything was watched, or nobody draws any more
+        if life is None or self.closed:  # it entered before the trace began, or the trace is closed
             return
         life.end = end
         life.start = None if life.again else self._time_of_start(rollout.start_clock, life.came)
@@ -208,7 +213,7 @@ class RingTrace:
         self._done.append((rollout.id, life))
 
     def _time(self, clock: int, otherwise: float) -> float:
-        """Returns when an engine step ended, within its dispatch."""
+        """Returns when an engine step ended, within its dispatch. `otherwise`: the clock belongs to no dispatch."""
         at = bisect_left(self._dispatches, clock, key=lambda dispatch: dispatch[1])
         if at == len(self._dispatches) or clock <= self._dispatches[at][0]:
             return otherwise
@@ -216,12 +221,12 @@ class RingTrace:
         return begun + (ended - begun) * (clock - before) / (after - before)
 
     def _time_of_start(self, clock: int, otherwise: float) -> float:
-        """Returns when the dispatch began that started at this clock."""
+        """Returns when the first dispatch at or after this clock began. `otherwise`: there is none."""
         at = bisect_left(self._dispatches, clock, key=lambda dispatch: dispatch[0])
         return self._dispatches[at][2] if at < len(self._dispatches) else otherwise
 
     def _flush(self) -> None:
-        """Writes the waiting stays, each in the lowest slot that was free."""
+        """Writes the pending phases and stays. Each stay goes to the lowest slot that was free."""
         for thread, (phase, begun, ended) in self._pending.items():
             self._file.span(RING, thread, phase, begun, ended)
         self._pending = {}
