@@ -1,5 +1,4 @@
-"""Every shipped config runs: two short steps of each, on as many devices as it asks for. One of each kind is in the first
-tier, the others differ from it in settings whose parts have tests of their own."""
+"""Every shipped config runs: two short steps of each, on as many devices as it asks for."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import pytest
 from jaxrl_post import main
 from jaxrl_post.telemetry import metrics
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.extended  # README's config trains in the first tier (test_docs.py)
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHORT = (
@@ -35,30 +34,24 @@ PRESETS = {  # with what makes two steps of theirs short
 }
 
 
-def tiers(first: set[str], names) -> list:
-    """The names; those that are not `first` in the second tier."""
-    assert first <= set(names)
-    return [name if name in first else pytest.param(name, marks=pytest.mark.extended) for name in names]
-
-
-@pytest.mark.parametrize("name", tiers(set(), PRESETS))
+@pytest.mark.parametrize("name", PRESETS)
 def test_preset_runs(name, tmp_path):
     more = PRESETS[name]
     _runs(name, tmp_path, *more, *(["--config.eval.every=2"] if more else []))
 
 
-@pytest.mark.parametrize("name", tiers(set(), ["demo", "demo_sft", "demo_sharded", "demo_shuffled", "nucleus", "own"]))
+@pytest.mark.parametrize("name", ["demo", "demo_sft", "demo_sharded", "demo_shuffled", "nucleus", "own"])
 def test_config_runs(name, tmp_path):
     more = ("--config.scheduler.group_size=1", "--config.optimizer.warmup_steps=1") if name == "demo_sft" else ()
     _runs(name, tmp_path, *more)
 
 
-@pytest.mark.parametrize("name", tiers({"demo_partial"}, ["demo_tail_batching", "demo_rollpacker", "demo_partial"]))
+@pytest.mark.parametrize("name", ["demo_tail_batching", "demo_rollpacker", "demo_partial"])
 def test_races_run(name, tmp_path):
     _runs(name, tmp_path, *(["--config.scheduler.stream=2"] if name == "demo_partial" else []))
 
 
-@pytest.mark.parametrize("name", tiers(set(), ["stories", "stories_sharded"]))
+@pytest.mark.parametrize("name", ["stories", "stories_sharded"])
 def test_stories_runs(name, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_DATA", str(data_dir))
     _runs(name, tmp_path, "--config.eval.at=[1]")

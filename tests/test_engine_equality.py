@@ -112,6 +112,7 @@ def test_dispatch_length_changes_nothing(plain):
         assert lab.same_bits(plain, lab.run(lab.engine(steps_per_dispatch=steps), ASKED))
 
 
+@pytest.mark.extended
 def test_row_sizes_kept_by_the_probe_give_the_same_bits():
     several = lab.engine(row_sizes=(64, 96, 128))
     kept = bit_probe.keep_equal_sizes(several)

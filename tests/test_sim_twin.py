@@ -143,6 +143,7 @@ def test_the_twin_does_what_the_engine_does(changes):
     assert len({d.rows for d in real.dispatches}) == len(changes.get("row_sizes", (64,)))
 
 
+@pytest.mark.extended
 def test_of_several_replicas():
     asked = lab.requests(60, replicas=2)
     real = Watched(lab.engine(mesh=meshes.make_mesh(2), slots=8, pages=14))

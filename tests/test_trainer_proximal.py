@@ -36,7 +36,7 @@ def recipe(method, **changes):
 @pytest.mark.parametrize(
     "method, changes",
     [
-        ("rollout", {}),
+        pytest.param("rollout", {}, marks=pytest.mark.extended),
         pytest.param("loglinear", {}, marks=pytest.mark.extended),
         ("loglinear", {"rollout_is": "token", "rollout_is_threshold": (BOUND,)}),
     ],

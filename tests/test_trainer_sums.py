@@ -76,9 +76,8 @@ def test_what_must_not_matter_in_x64(plain, arm):
     assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
 
 
-@pytest.mark.parametrize(
-    "arm", ["packed", "three_accumulates", pytest.param("eight_devices", marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
 def test_float32(plain, arm):
     mode = "token-mean"
     packed = arms.gradient(GROUPS, mode=mode)
