@@ -8,6 +8,8 @@ import pytest
 from jaxrl_post.algorithms import logprobs
 from jaxrl_post.algorithms.mismatch import mismatch
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def case(B=3, T=10, D=4, V=7, seed=0):
     rng = np.random.default_rng(seed)

@@ -10,6 +10,8 @@ import pytest
 from jaxrl_post.algorithms import losses
 from jaxrl_post.config import AlgorithmConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CLIP = AlgorithmConfig(clip_ratio_low=0.2, clip_ratio_high=0.3)
 
 

@@ -7,6 +7,8 @@ from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def placed(params):
     return meshes.put(params, meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine"))

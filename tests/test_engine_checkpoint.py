@@ -15,6 +15,8 @@ from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.scheduler.rounds.rounds import Sync
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SMALL = dict(slots=6, pages=40, max_length=96, row_sizes=(64,))
 
 

@@ -296,7 +296,8 @@ def test_counts_of_another_drafter_are_refused():
 # ---- the device's tables
 
 
-@pytest.mark.parametrize("name", ["ours", pytest.param("histospec", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["ours", "histospec"])
 def test_uploads_land_where_they_should(name):
     """Uploads three texts on two replicas, one of them over older entries. Neighbouring entries stay."""
     mesh = meshes.make_mesh(2, 1, 1)

@@ -261,7 +261,8 @@ class Borrower:
         self.told.append(("give back", self._devices()))
 
 
-@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("shared", [True, False])
 def test_fewer_replicas_of_the_same_kind_give_the_same_bits(others, shared):
     """Half of the replicas leave during generation and come back. Every token and log-prob is that of an engine that
     stays.

@@ -44,6 +44,7 @@ def test_so_does_a_number_of_head_rows_that_was_asked_for(head_rows):
     assert lab.same_bits(answers(16, head_rows), answers(16, 64))
 
 
+@pytest.mark.extended
 def test_planted_heads_that_are_not_tiled_give_other_bits(monkeypatch):
     want = answers(16, 64)
     monkeypatch.setattr(wire.Sizes, "head_tile", lambda sizes, rows: min(sizes.heads, rows))

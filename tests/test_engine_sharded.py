@@ -9,6 +9,8 @@ import pytest
 
 from jaxrl_post.parallel import mesh as meshes
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SIZES = dict(max_length=176, pages=200, row_sizes=(64,), slots=16)
 
 

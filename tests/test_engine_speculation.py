@@ -124,6 +124,7 @@ def test_clones_save_steps():
     assert steps[1] < 0.6 * steps[0]
 
 
+@pytest.mark.extended
 def test_clones_that_win_all_the_time_change_nothing():
     """In each of many dispatches, new clones begin with the text that sequences took over from earlier clones."""
     one = ready("better_clones", True, steps_per_dispatch=3)
@@ -132,14 +133,8 @@ def test_clones_that_win_all_the_time_change_nothing():
     assert accepted > 100 and one.clock < 30
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ours",
-        pytest.param("perfect", marks=pytest.mark.extended),
-        pytest.param("better_clones", marks=pytest.mark.extended),
-    ],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["ours", "perfect", "better_clones"])
 def test_preemption_changes_nothing(name):
     one = ready(name, True, pages=13)
     assert lab.same_bits(plain(), lab.run(one, ASKED))
@@ -236,6 +231,7 @@ def test_verify_after_a_swap_gives_what_the_new_weights_would_have_given():
         assert spec(one)[1] > 50
 
 
+@pytest.mark.extended
 def test_keep_equals_a_cached_reference_that_switches_weights():
     asked = lab.requests(16, samples=4, seed=9, longest=40, temperatures=(1.0, 0.7))
     before = lab.run(lab.engine(), asked)
@@ -285,7 +281,8 @@ def test_cut_laws_change_under_nothing():
     assert spec(one)[1] > 100
 
 
-@pytest.mark.parametrize("name", ["ours", pytest.param("histospec", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["ours", "histospec"])
 def test_replicas_draft_each_for_themselves(name):
     mesh = meshes.make_mesh(2, 1, 1)
     asked = lab.requests(40, replicas=2)

@@ -87,6 +87,7 @@ def test_so_does_the_papers_drafter(here, bare):  # noqa: F811
     same_end(other, bare)
 
 
+@pytest.mark.extended
 def test_killed_and_resumed_it_drafts_on_as_if_nothing_had_happened(here, drafting, capsys):  # noqa: F811
     target = here / "killed"
     flags = (*FLAGS, *OURS)

@@ -76,6 +76,7 @@ def test_decoding_reads_weights_and_cache_once_a_step(monkeypatch):
     assert told["tokens_per_s"] > 0 and "decode.x.batch_4_context_70" in record.figures
 
 
+@pytest.mark.extended
 def test_random_weights_are_bf16_and_finite():
     leaves = jax.tree.leaves(gpu_check.random_weights(MODEL))
     assert all(leaf.dtype == jnp.bfloat16 and bool(jnp.isfinite(leaf).all()) for leaf in leaves)

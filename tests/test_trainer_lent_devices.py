@@ -95,7 +95,7 @@ def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
             assert told[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_the_weights_after_steps_are_those_of_the_learner_alone(shared):
     """Lent over a commit: what is accumulated then is at the new weights. SGD-like: no step of Adam hides a difference."""
     with arms.precision(np.float64):
@@ -181,6 +181,7 @@ def test_devices_that_are_given_back_hold_nothing_and_the_learner_all(fsdp, shar
     assert one._lent_batches == went > 0 and one._guest.newest is None  # nothing goes there any more
 
 
+@pytest.mark.extended
 def test_nothing_is_compiled_while_they_come_and_go():
     one = learner(np.float32)
     streamed(one, lend=True, back=True)
