@@ -81,6 +81,7 @@ def test_candidates_change_nothing(shared, plain):
     assert steps["junk"] <= 1.3 * shared.clock
 
 
+@pytest.mark.extended
 def test_cut_laws_agree_with_the_independent_sampler_and_change_under_nothing():
     """Runs top-k, top-p, both and neither side by side, on pages half as large.
 

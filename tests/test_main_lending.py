@@ -80,6 +80,7 @@ def test_devices_come_and_go_and_train(whole):
     assert ([2, 1] in published(folder)) is overlaps  # a step that ended while the next round had lent devices
 
 
+@pytest.mark.extended
 def test_killed_while_devices_are_lent(here, whole, capsys):  # noqa: F811
     """Where weights come in the midst of a round a checkpoint lies within a loan: the run that goes on there borrows again."""
     one, flags = whole

@@ -69,7 +69,8 @@ def done(where, monkeypatch):
         monkeypatch.setattr(row_engine.RowEngine, "meanwhile", property(lambda self: None, lambda self, value: None))
 
 
-@pytest.mark.parametrize("where", [WHERE[0], pytest.param(WHERE[1], marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("where", WHERE)
 def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, capsys):  # noqa: F811
     """Graders started, groups packed and logs written at the place in the ring that asks for it, or only when somebody needs
     it: answers, weights, decisions and every count are those of a run that does all that under its dispatches."""

@@ -72,6 +72,7 @@ def test_gradient_against_the_formulas(method, changes):
         assert arms.worst(got, want) <= 1e-12 and max(np.abs(leaf).max() for leaf in jax.tree.leaves(got)) > 0
 
 
+@pytest.mark.extended
 def test_no_pass_of_its_own_and_the_gap_is_still_told():
     one = arms.learner(given=recipe("loglinear", rollout_is="token"), reference=False)
     groups = aged(made_groups.groups(1))

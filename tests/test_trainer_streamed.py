@@ -65,7 +65,16 @@ def test_the_sum_is_that_of_the_plain_formula(mode):
     assert arms.worst(streamed(one=one)[0], plain) <= EXACT
 
 
-@pytest.mark.parametrize("estimator", sorted(advantages.ADVANTAGES))
+OWN_LEARNERS = "dr_grpo", "maxrl"  # their settings are not those of the others
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        pytest.param(name, marks=pytest.mark.extended if name in OWN_LEARNERS else ())
+        for name in sorted(advantages.ADVANTAGES)
+    ],
+)
 def test_every_estimator_of_a_group_and_every_metric(estimator):
     given = config.AlgorithmConfig(
         rollout_is="token",

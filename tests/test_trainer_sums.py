@@ -42,7 +42,9 @@ def learner_of(sizes=(1, 1, 1)):
 
 
 @pytest.mark.parametrize("mode", arms.MODES)
-@pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
+@pytest.mark.parametrize(
+    "arm", ["packed", "three_accumulates", pytest.param("eight_devices", marks=pytest.mark.extended)]
+)
 def test_every_mode_in_x64(plain, arm, mode):
     how = dict(ARMS[arm])
     one = arms.again(learner_of(how.pop("sizes", (1, 1, 1))), np.float64, loss_agg_mode=mode)
@@ -247,6 +249,7 @@ def test_gspos_mean_over_a_row_is_seen(monkeypatch):
     assert arms.worst(arms.gradient(GROUPS, given=arms.algorithm(mode, loss_mode="gspo")), plain) > 1e-3
 
 
+@pytest.mark.extended
 def test_corrections_weigh_the_policys_loss_and_rejection_leaves_every_count():
     """Against the same batch with its advantages multiplied by hand; a rejected token leaves KL and entropy too."""
     given = arms.algorithm(
