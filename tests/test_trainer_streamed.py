@@ -65,13 +65,10 @@ def test_the_sum_is_that_of_the_plain_formula(mode):
     assert arms.worst(streamed(one=one)[0], plain) <= EXACT
 
 
-OWN_LEARNERS = "dr_grpo", "maxrl"  # their settings are not those of the others
-
-
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # maxrl has a learner of its own
     "estimator",
     [
-        pytest.param(name, marks=pytest.mark.extended if name in OWN_LEARNERS else ())
+        pytest.param(name, marks=pytest.mark.extended if name == "maxrl" else ())
         for name in sorted(advantages.ADVANTAGES)
     ],
 )
