@@ -6,8 +6,7 @@ Invariants:
 - MANIFEST.json is written last and lists the size and BLAKE2b of every file. A step is valid when its files agree with
   it. Only valid steps are restored. Orbax alone restores a flipped byte silently and lists half-deleted steps.
 - A step is written under another name and then renamed. Before it is deleted it is renamed too. So a kill at any
-moment
-  leaves whole steps and leftovers with names of their own.
+  moment leaves only whole steps, and leftovers with names of their own.
 
 There is no pickle. All processes of a job share one POSIX file system.
 """
@@ -37,7 +36,7 @@ MANIFEST, ABOUT = "MANIFEST.json", "about.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A valid step. `about`: what identifies the run that saved it. `host`: the state of this process."""
+    """A valid step. `about`: the identity of the run that saved it. `host`: the state of this process."""
 
     step: int
     path: Path
@@ -45,10 +44,10 @@ class Saved:
     host: Mapping
 
     def arrays(self, like: Any) -> Any:
-        """The saved arrays as a tree like `like`, whose leaves (arrays or ShapeDtypeStructs) say where they go.
+        """Returns the saved arrays as a tree like `like`, sharded like its leaves (arrays or ShapeDtypeStructs).
 
         Raises:
-          ValueError: names, shapes or dtypes are not those that were saved.
+          ValueError: names, shapes or dtypes differ from the saved ones.
         """
         wanted, tree = _named(like), jax.tree.structure(like)
         there, here = self.about["arrays"], _kinds(wanted)
@@ -68,9 +67,9 @@ class Checkpoints:
     """The steps saved below `folder`.
 
     Args:
-      keep_last: how many of the newest steps are kept. Older ones are deleted after a newer one is complete.
+      keep_last: how many of the newest steps are kept. Older steps are deleted after a newer one is complete.
       say: gets one line for each damaged step.
-      share: returns process 0's text on every process; all processes wait in it. In a job of one process it returns
+      share: returns process 0's text on every process, and waits for all of them. In a job of one process it returns
         the text itself.
     """
 
@@ -81,8 +80,13 @@ class Checkpoints:
         self._folder, self._keep, self._say, self._share = Path(folder), keep_last, say, share
 
     def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
-        """Whole when it returns. `arrays`: a tree of jax arrays; `host`: nested dicts and lists of plain values and
-        numpy arrays, of each process its own; `about`: JSON."""
+        """Saves a step. The step is complete when this returns.
+
+        Args:
+          arrays: a tree of jax arrays.
+          host: nested dicts and lists of plain values and numpy arrays. Each process has its own.
+          about: JSON.
+        """
         first, path = jax.process_index() == 0, self._folder / _name(step)
         part = path.with_name(f"{path.name}.part")
         named = _named(arrays)
@@ -103,11 +107,12 @@ class Checkpoints:
             self._prune()
 
     def newest(self) -> Saved | None:
-        """The newest valid step, or None where nothing was saved yet. Damaged ones on the way to it are moved aside,
-        with a message; leftovers of a kill are removed.
+        """Returns the newest valid step, or None where nothing was saved yet.
+
+        Damaged steps that are newer are moved aside, with a message. Leftovers of a kill are removed.
 
         Raises:
-          ValueError: there are saves, and all of them are damaged.
+          ValueError: steps were saved, and all of them are damaged.
         """
         found = self._share(self._choose() if jax.process_index() == 0 else "")
         if not found:
@@ -120,7 +125,7 @@ class Checkpoints:
         return Saved(step=int(found), path=path, about=about, host=read_state(mine) if mine.is_dir() else {})
 
     def steps(self) -> list[int]:
-        """Of the folders that are called a step, valid or not, in order."""
+        """Returns the numbers of all step folders, valid or not, in order."""
         names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
         return sorted(int(name.removeprefix("step_")) for name in names if re.fullmatch(r"step_\d{6,}", name))
 
@@ -150,7 +155,7 @@ class Checkpoints:
         )
 
     def _prune(self) -> None:
-        """Deletes what is older than the newest `keep_last` steps whose files are there in full size."""
+        """Deletes all but the newest `keep_last` steps. Steps with a missing or cut file are left alone."""
         whole = [step for step in self.steps() if not damage(self._folder / _name(step), contents=False)]
         for step in whole[: -self._keep]:
             path = self._folder / _name(step)
@@ -160,7 +165,10 @@ class Checkpoints:
 
 
 def manifest(folder: Path) -> dict:
-    """Size and BLAKE2b of every file below `folder`, each on disk when this returns; `digest` is that of the list."""
+    """Returns the size and BLAKE2b of every file below `folder`, and `digest`, the hash of that list.
+
+    Every file is on disk when this returns.
+    """
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": _digest(path, settle=True)}
         for path in sorted(folder.rglob("*"))
@@ -170,7 +178,7 @@ def manifest(folder: Path) -> dict:
 
 
 def damage(folder: Path, *, contents: bool = True) -> str:
-    """Why a step is not valid; nothing when it is. Without `contents` only sizes are looked at."""
+    """Returns why a step is not valid, or an empty text. Without `contents` only sizes are compared."""
     try:
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = listed["files"]
@@ -194,12 +202,12 @@ def _name(step: int) -> str:
 
 
 def _named(tree: Any) -> dict[str, Any]:
-    """Leaves by path, in the tree's order."""
+    """Returns leaves by path, in the tree's order."""
     out = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
     }
-    for name, leaf in out.items():  # Orbax gives a numpy scalar back as something else
+    for name, leaf in out.items():  # Orbax restores a numpy scalar as another type
         if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, only jax arrays are saved")
     return out
@@ -242,7 +250,7 @@ def _write_json(path: Path, value: Mapping) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Renames in it are on disk when this returns."""
+    """Flushes the folder, so that renames in it are on disk when this returns."""
     handle = os.open(folder, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
@@ -251,12 +259,3 @@ def _settle(folder: Path) -> None:
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-
-
-# ---- the host's state
-
-
-# ---- what a step was saved under
-
-
-# ---- how far the logs had come

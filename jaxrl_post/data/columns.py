@@ -2,8 +2,8 @@
 
 - A role (id, prompt, answer, source, extra) takes the first of its columns that a row has. A dot reads an
   object's key: "reward_model.ground_truth".
-- Every column without a role goes to `extra` under its own name, so that a reward function can read it. Keys of the
-  extra role itself win. A plain answer column of another name than "answer" goes there too.
+- Every column without a role goes to `extra` under its own name, so that a reward function can read it. On a clash,
+  keys of the extra role's column win. A top-level answer column with another name than "answer" goes there too.
 - Refused: an unknown role, a row without its prompt, and a row without the answer column that the roles name.
 """
 
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PLACE = "{prompt}"  # what a template must hold
+PLACE = "{prompt}"  # every template contains it
 _NONE = object()
 
 # verl: docs/preparation/prepare_data.rst; the second names are this project's own. slime: --input-key, --label-key and
-# --metadata-key at their defaults. TRL's standard and conversational prompts: `prompt` and whatever else.
+# --metadata-key at their defaults. TRL: `prompt` of its standard and conversational formats; other columns are free.
 FORMATS: dict[str, dict[str, tuple[str, ...]]] = {
     "verl": {
         "id": ("id",),
@@ -74,7 +74,7 @@ class Columns:
         )
 
     def of(self, role: str) -> tuple[str, ...]:
-        """The columns that may fill a role, in order."""
+        """Returns the columns that may fill a role, in order."""
         if role not in self.named:
             return FORMATS[self.format][role]
         return (self.named[role],) if self.named[role] else ()
@@ -110,7 +110,7 @@ class Columns:
         return row
 
     def _first(self, given: Mapping, role: str) -> tuple[str, Any]:
-        """The first column of a role that the row has, and its value."""
+        """Returns the first column of a role that the row has, and its value."""
         return next(((name, value) for name in self.of(role) if (value := _at(given, name)) is not _NONE), ("", _NONE))
 
     def _name(self, role: str) -> str:

@@ -17,14 +17,19 @@ import numpy as np
 SHARES = {"eval": 2, "train": 4, "sft": 10}  # sixteenths of all problems
 ALPHABET = "0123456789+=#"  # every character of the arithmetic tasks here
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-_DRAWS = 1000  # of a problem before its kind counts as used up
+_DRAWS = 1000  # attempts at a new problem before its kind counts as used up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`rows(seed, split, size, **arguments)`: `size` rows {id, prompt, answer, source, extra} of a split of SHARES.
-    `demonstrate(extra, seed uint32[2])`: the text of a solution, a function of the row's `extra` and the seed alone.
-    `longest(extra)`: the longest of these texts over all seeds.
+    """A procedural task.
+
+    Attributes:
+      rows: rows(seed, split, size, **arguments) gives `size` rows {id, prompt, answer, source, extra} of a split of
+        SHARES.
+      demonstrate: demonstrate(extra, seed uint32[2]) gives the text of a solution. It depends only on the row's
+        `extra` and the seed.
+      longest: longest(extra) gives the longest of these texts over all seeds.
     """
 
     rows: Callable[..., list[dict]]
@@ -33,7 +38,7 @@ class Task:
 
 
 def split_of(text: str) -> str:
-    """The split that a problem belongs to: 4 bits of BLAKE2b of its text."""
+    """Returns the split that a problem belongs to, from 4 bits of BLAKE2b of its text."""
     bucket = hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 16
     for split, share in SHARES.items():
         bucket -= share
@@ -95,7 +100,7 @@ def sum_rows(
 
 
 def _terms(u: float, shortest: int, usual: int, below: int, longest: int, more: float, tail: float) -> int:
-    """How many terms the problem at quantile u in [0, 1) has; the tail's have more than `below`."""
+    """Returns the number of terms of the problem at quantile u in [0, 1). The tail has more than `below` terms."""
     if u >= 1.0 - tail:
         return below + 1 + min(int((u - 1.0 + tail) / tail * (longest - below)), longest - below - 1)
     rest = 1.0 - u / (1.0 - tail)
@@ -103,10 +108,10 @@ def _terms(u: float, shortest: int, usual: int, below: int, longest: int, more: 
 
 
 def solve_sum(extra: Mapping, seed: np.ndarray) -> str:
-    """Returns a solution. What follows "#" is its result.
+    """Returns a solution. The text after "#" is its result.
 
-    With probability `careful` it works out the sum one term at a time, "55+5=60#60". Otherwise it is a guess, "#55".
-    With probability `luck` the guess is right. A wrong guess forgets one of the terms of one digit.
+    With probability `careful` the solution adds one term at a time, "55+5=60#60". Otherwise it is a guess, "#55". With
+    probability `luck` the guess is right. A wrong guess forgets one of the terms of one digit.
 
     The choice depends on the seed alone. So long problems are guessed as often as short ones.
     """
@@ -123,8 +128,10 @@ def longest_sum(extra: Mapping) -> str:
 
 
 def work_out(terms: list[int]) -> str:
-    """The careful solution: the first two terms become their sum and the others are copied, until one number is left.
-    Its length grows with the square of the number of terms."""
+    """Returns the careful solution. Each step adds the first two terms and copies the others, until one is left.
+
+    Its length grows with the square of the number of terms.
+    """
     steps = [[sum(terms[:k]), *terms[k:]] for k in range(2, len(terms) + 1)]
     return "=".join("+".join(map(str, step)) for step in steps) + f"#{steps[-1][0]}"
 
@@ -133,8 +140,9 @@ def work_out(terms: list[int]) -> str:
 
 
 def sorting_rows(seed: int, split: str, size: int, *, shortest: int = 4, longest: int = 8) -> list[dict]:
-    """Returns digits to be sorted, as "5203=" with answer "0235". Lengths from `shortest` to `longest` are equally
-    frequent.
+    """Returns digits to be sorted, as "5203=" with answer "0235".
+
+    Lengths from `shortest` to `longest` are equally frequent.
 
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
@@ -152,11 +160,11 @@ def sorting_rows(seed: int, split: str, size: int, *, shortest: int = 4, longest
 
 
 def solve_sorting(extra: Mapping, seed: np.ndarray | None = None) -> str:
-    """The sorted digits behind "#"; the seed plays no part."""
+    """Returns the sorted digits behind "#". The seed is not read."""
     return "#" + "".join(sorted(extra["digits"]))
 
 
-# ---- openings: first sentences of a children's story, to be told on
+# ---- openings: first sentences of a children's story, to be continued
 
 _WHO = ("girl", "boy", "dog", "cat", "bird", "bear", "bunny", "mouse", "duck", "frog")
 _NAMES = (
@@ -212,7 +220,7 @@ def opening_rows(seed: int, split: str, size: int, *, word: str = "happy") -> li
 
 
 def solve_opening(extra: Mapping, seed: np.ndarray | None = None) -> str:
-    """The shortest story that has what is required; the seed plays no part."""
+    """Returns the shortest story that has the required words. The seed is not read."""
     return f" Everybody was {' and '.join(extra['required'])}."
 
 
@@ -224,7 +232,7 @@ TASKS = {
 
 
 def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) -> list[dict]:
-    """Returns `size` different problems of the split. `problem(noise, index)` draws (prompt, answer, extra) of a row."""
+    """Returns `size` different problems of a split. `problem(noise, index)` draws a row (prompt, answer, extra)."""
     _need(split in SHARES, f"task {task}: split {split!r} is not one of {', '.join(SHARES)}")
     noise = np.random.default_rng(_words(task, "rows", seed, split))
     rows: dict[str, dict] = {}
@@ -243,7 +251,7 @@ def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) ->
 
 
 def _words(*parts) -> list[int]:
-    """A seed for numpy's generator: 16 bytes of BLAKE2b over the parts' text, as four words."""
+    """Returns a seed for numpy's generator: 16 bytes of BLAKE2b over the parts' text, as four words."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=16).digest()
     return np.frombuffer(digest, "<u4").tolist()
 

@@ -1,9 +1,12 @@
 """Text to token ids and back: Hugging Face's tokenizer.json, and llama2.c's vocabulary files.
 
 Both kinds have encode(text, special=True) -> list[int], decode(ids, skip_special=True) -> str, eos_ids, bos_id,
-special_ids and vocab_size. `special`: add what the tokenizer puts around a text (a BOS); False for a continuation and
-for a chat template's text, which holds its own. Refused: a folder without tokenizer.json (no slow tokenizers, no
-sentencepiece models), a text with a character the tokenizer would silently turn into its unknown token.
+special_ids and vocab_size. With `special`, `encode` adds the tokens that the tokenizer puts around a text (a BOS).
+Pass False for a continuation, and for a chat template's text, which contains them.
+
+Refused:
+- a folder without tokenizer.json (no slow tokenizers, no sentencepiece models)
+- a text with a character that the tokenizer would silently turn into its unknown token
 """
 
 from __future__ import annotations
@@ -31,7 +34,11 @@ class JsonTokenizer:
     vocab_size: int
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """ValueError when the text has something that the vocabulary has not."""
+        """Returns the token ids of a text.
+
+        Raises:
+          ValueError: the text has a character that the vocabulary lacks.
+        """
         encoded = self.model.encode(text, add_special_tokens=special)
         unknown = getattr(self.model.model, "unk_token", None)
         if unknown is not None and unknown in encoded.tokens:
@@ -45,7 +52,7 @@ class JsonTokenizer:
         return self.model.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
     def save(self, folder: str | Path) -> None:
-        """Writes tokenizer.json and a tokenizer_config.json that names BOS and EOS, for any reader of such folders."""
+        """Writes tokenizer.json, and a tokenizer_config.json that names BOS and EOS, for any reader of such folders."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save(str(folder / "tokenizer.json"))
@@ -57,8 +64,10 @@ class JsonTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama2cTokenizer:
-    """llama2.c's vocabulary (run.c, `build_tokenizer`): `pieces` bytes and `scores` per id. Id 1 is BOS, id 2 is EOS,
-    and ids 3 to 258 are the bytes. A story model ends a text with BOS, so both end a rollout.
+    """llama2.c's vocabulary (run.c, `build_tokenizer`): `pieces` bytes and `scores` per id.
+
+    Id 1 is BOS, id 2 is EOS, and ids 3 to 258 are the bytes. A story model ends a text with BOS, so both end a
+    rollout.
     """
 
     pieces: tuple[bytes, ...]
@@ -75,11 +84,9 @@ class Llama2cTokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Encodes a text as run.c's `encode` does.
 
-        The tokens are BOS, a space in front of a text that is not empty, and one token per character. A character
-        without a token gives one token per byte. Then neighbours merge, the best-scored pair first, the leftmost of
-        equal ones.
-
-        With `special` False neither BOS nor the space in front is added.
+        1. BOS and, before a text that is not empty, a space. With `special` False neither is added.
+        2. One token per character. A character without a token gives one token per byte.
+        3. Neighbours merge, the best-scored pair first. Of equal pairs the leftmost merges first.
         """
         out = []
         if text and special:
@@ -101,8 +108,11 @@ class Llama2cTokenizer:
         return best
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """run.c's `decode`, joined: right after BOS a leading space is dropped; "<0x0A>" stands for its byte. Bytes
-        that are no UTF-8 become U+FFFD."""
+        """Decodes as run.c's `decode` does, and joins the pieces.
+
+        Right after BOS a leading space is dropped. "<0x0A>" stands for its byte. Bytes that are no UTF-8 become
+        U+FFFD.
+        """
         out, before = [], None
         for i in map(int, ids):
             piece = self.pieces[i]
@@ -119,13 +129,14 @@ Tokenizer = JsonTokenizer | Llama2cTokenizer
 
 
 def load(path: str | Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, of a folder that holds one, or of a llama2.c vocabulary (*.bin).
+    """Returns the tokenizer of a tokenizer.json, of a folder with one, or of a llama2.c vocabulary (*.bin).
 
-    EOS ids of a folder: those of generation_config.json and the eos_token of tokenizer_config.json; config.json's only
-    where neither names any.
+    EOS ids of a folder come from generation_config.json and the eos_token of tokenizer_config.json. config.json is
+    read only where neither names any.
 
     Raises:
-      ValueError: no such path, no tokenizer.json in the folder, another kind of file, an EOS id outside the vocabulary.
+      ValueError: no such path, no tokenizer.json in the folder, another kind of file, an EOS id outside the
+        vocabulary.
     """
     path = Path(path)
     if path.is_dir():
@@ -143,7 +154,7 @@ def beside(model: str | Path) -> Path:
     file.
 
     Raises:
-      ValueError: none, or several.
+      ValueError: no vocabulary, or several.
     """
     model = Path(model)
     if model.is_dir():
@@ -155,7 +166,9 @@ def beside(model: str | Path) -> Path:
 
 
 def characters(alphabet: str, eos: str = "<eos>") -> JsonTokenizer:
-    """One token per character: id 0 is `eos`, then the characters in order, then "<unk>", which is never produced.
+    """Returns a tokenizer with one token per character.
+
+    Id 0 is `eos`. Then follow the characters in order, then "<unk>", which is never produced.
 
     Raises:
       ValueError: a character twice.
@@ -190,7 +203,7 @@ def _json(path: Path) -> JsonTokenizer:
 
 
 def _check_unknown(model: tokenizers.Tokenizer, path: Path) -> None:
-    """What the library would find only in the middle of a text, and raise a bare Exception at."""
+    """Checks what the library would find only in the middle of a text, where it raises a bare Exception."""
     if not model.get_vocab(with_added_tokens=True):
         raise ValueError(f"{path} has a vocabulary of 0 tokens; at least 1 is needed")
     unknown = getattr(model.model, "unk_token", None)
@@ -220,7 +233,7 @@ def _object(path: Path, optional: bool = False) -> dict:
 
 
 def _id(model: tokenizers.Tokenizer, name: str, config: dict, path: Path) -> int | None:
-    """The id of a token that a config names as a string or as an object with "content"."""
+    """Returns the id of a token that a config names as a string or as an object with "content"."""
     token = config.get(name)
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str | None):
@@ -237,7 +250,9 @@ def _ids(name: str, config: dict, path: Path) -> list[int]:
 
 
 def _llama2c(path: Path) -> Llama2cTokenizer:
-    """int32 length of the longest piece, then per token: float32 score, int32 length, bytes; little-endian."""
+    """Reads int32 length of the longest piece, then per token float32 score, int32 length and bytes. All are
+    little-endian.
+    """
     data, place, pieces, scores = path.read_bytes(), 4, [], []
     while place < len(data):
         if place + 8 > len(data):

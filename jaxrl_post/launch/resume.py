@@ -33,7 +33,7 @@ ORDER = 64  # positions whose prompts stand for the order of the data
 
 
 def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
-    """What a run is saved under, as JSON: config, fingerprint of the data, processes, device and versions."""
+    """Returns the identity of a run, as JSON: config, fingerprint of the data, processes, device and versions."""
     ordered = (start.train.at(position)[1] for position in range(ORDER))
     data = {
         "train": identity.fingerprint(settings.data.train, settings.seed, itertools.chain(start.train, ordered)),
@@ -73,7 +73,7 @@ def point(
         )
     marks = saved.host["marks"] if saved is not None else {}
     log_marks.check_reach(mine, marks)
-    if jax.process_index() == 0:  # it grades, and tells the others
+    if jax.process_index() == 0:  # process 0 grades and shares its scores with the others
         for journal in journal_file.JOURNALS:
             journal_file.put_aside(mine / journal, marks.get(journal, 0))
     log_marks.rewind(mine, marks)
@@ -88,7 +88,7 @@ def point(
 
 
 def versions() -> dict[str, str]:
-    """Of everything whose change may change a bit."""
+    """Returns the versions of everything whose change may change a bit."""
     return {
         "jaxrl_post": jaxrl_post.__version__,
         "python": platform.python_version(),

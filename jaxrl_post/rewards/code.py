@@ -3,12 +3,12 @@
 `tests` has verl's signature. Tests are Python statements that raise if the program is wrong. They come from
 
 - `extra_info["test_list"]`, with `test_setup_code` before them (MBPP);
-- `extra_info["test"]` with a function `check` and `entry_point`. The program stands behind `extra_info["prompt"]` if
-  that holds the head of the function (HumanEval);
+- `extra_info["test"]` with a function `check` and `entry_point`. If `extra_info["prompt"]` holds the head of the
+  function, it goes before the program (HumanEval);
 - or the ground truth: one test, or a JSON list of tests.
 
-The limit is that of the rollout, `extra_info["rollout"]["limit_s"]` (rewards/limits.py). A program over its limit has
-failed, which is a verdict. There is no sandbox: a process has limits on CPU, memory, file size and wall-clock alone.
+The limit is `extra_info["rollout"]["limit_s"]` (rewards/limits.py). A program over its limit has failed, which is a
+verdict. There is no sandbox: a process has limits on CPU, memory, file size and wall-clock only.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from collections.abc import Mapping, Sequence
 
 from jaxrl_post.rewards import Overrun
 
-LIMIT_S = 5.0  # of CPU, where a rollout names none
+LIMIT_S = 5.0  # CPU seconds, where a rollout has no limit_s
 _MEMORY, _FILE = 1 << 30, 1 << 20  # bytes
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
-_NEAR, _FAR = 0.001, 0.02  # seconds between two looks at a running test
+_NEAR, _FAR = 0.001, 0.02  # seconds between two polls of a running test, at first and at most
 
 
 def tests(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping) -> dict[str, float]:
-    """1 if every test passes: score, acc, `passed` (the share of tests), and `cpu_s`, the slowest test's CPU seconds. After a
-    test that fails no other is run.
+    """Returns 1 if every test passes, as score and acc. The first test that fails is the last one run.
+
+    Further numbers are `passed`, the share of passed tests, and `cpu_s`, the CPU seconds of the slowest test.
 
     Raises:
       Overrun: a test ran over the limit; scores 0.
@@ -68,7 +69,7 @@ def code(text: str) -> str:
 
 
 def _asked(ground_truth: str, extra: Mapping) -> tuple[str, Sequence[str]]:
-    """What goes before the program, and the tests."""
+    """Returns the text that goes before the program, and the tests."""
     if extra.get("test_list"):
         return str(extra.get("test_setup_code") or ""), [str(test) for test in extra["test_list"]]
     if extra.get("test"):
@@ -113,8 +114,9 @@ def judged(program: str, limit_s: float) -> tuple[str, float]:
 
 
 def _child(program: str, limit_s: float, reads: int, writes: int, word: bytes) -> None:
-    """Runs the program and never returns. The parent gets the word only from a program that reached its end, not from
-    an early exit.
+    """Runs the program and never returns.
+
+    The parent gets `word` only from a program that reached its end, not from an early exit.
     """
     try:
         os.close(reads)

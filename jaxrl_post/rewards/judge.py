@@ -28,18 +28,18 @@ _VERDICT = re.compile(r"VERDICT: (-?\d+(?:\.\d+)?)")
 _PLACES = re.compile(r"\{(?:task|answer|truth)\}")
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
 _LARGEST_REPLY = 1 << 20  # bytes
-_PASSING = (408, 425, 429, 500, 502, 503, 504)  # a server's replies that may change later
+_PASSING = (408, 425, 429, 500, 502, 503, 504)  # HTTP errors that may pass
 
 
 class Undecided(Exception):
-    """The judge gave no verdict in time. The text says what it did instead."""
+    """The judge gave no verdict in time. The message holds the outcome of the last attempt."""
 
 
 class Judge:
     """A reward function of verl's signature.
 
-    `question` contains {answer}, and {truth} and {task} if the judge shall see them. The task is extra_info["task"],
-    because the signature has no prompt.
+    `question` contains {answer}, which stands for the rollout. It contains {truth} and {task} if the judge shall see
+    the ground truth and the task. The task is extra_info["task"], because the signature has no prompt.
     """
 
     def __init__(
@@ -57,14 +57,19 @@ class Judge:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """
+        """Checks the options. No request is sent.
+
         Args:
-          endpoint: up to and without /chat/completions.
-          low, high: a verdict outside of them is none.
-          deadline_s: for all attempts together; stay below reward.timeout_s.
-          attempts: at most, at least 1; only for what may pass: no connection, a busy server, a reply without a verdict.
-          cache: folder of verdicts by what was asked; None: none.
-          key_variable: environment variable with the key; where it is not set none is sent.
+          endpoint: the URL before /chat/completions.
+          low, high: range of valid verdicts. A number outside counts as no verdict.
+          deadline_s: seconds for all attempts together. Keep it below reward.timeout_s.
+          attempts: at most this many, at least 1. Only failures that may pass are tried again: no connection, a busy
+            server, a reply without a verdict.
+          cache: folder of verdicts, by request. None: no cache.
+          key_variable: environment variable with the API key. Without a key, no Authorization header is sent.
+
+        Raises:
+          ValueError: endpoint, attempts, deadline_s, low and high, or question are invalid.
         """
         if not endpoint.startswith(("http://", "https://")):
             raise ValueError(f"judge: endpoint {endpoint!r} must begin with http:// or https://")
@@ -81,17 +86,18 @@ class Judge:
         self._key, self._now, self._sleep = os.environ.get(key_variable, ""), now, sleep
 
     def __call__(self, data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-        """
+        """Returns the verdict for one rollout, from the cache if the same request is in it.
+
         Raises:
           Undecided: no verdict within the deadline and the attempts.
-          ValueError: the question wants the task, and the row has none.
+          ValueError: the question contains {task}, and the row has no task.
         """
         if "{task}" in self._question and "task" not in extra_info:
             raise ValueError(
                 f'judge: the question holds {{task}}, and extra_info has no "task" but {sorted(extra_info)}'
             )
         told = {"{task}": str(extra_info.get("task")), "{answer}": solution_str, "{truth}": ground_truth}
-        question = _PLACES.sub(lambda place: told[place[0]], self._question)  # at once: what is put in holds no places
+        question = _PLACES.sub(lambda place: told[place[0]], self._question)  # one pass: inserted text is not searched
         body = json.dumps(
             {"model": self._model, "temperature": 0, "messages": [{"role": "user", "content": question}]},
             sort_keys=True,
@@ -157,7 +163,7 @@ class Judge:
         return float(json.loads(self._file(body).read_text())["verdict"])
 
     def _remember(self, body: bytes, found: float) -> None:
-        """Several processes may write the same verdict: each file appears whole."""
+        """Writes the verdict to the cache. The file is renamed into place, because several processes may write it."""
         if self._cache is not None:
             file = self._file(body)
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Scorers of a rollout's length. All take verl's arguments. The pool adds extra_info["rollout"]: its tokens and its
-finish.
+"""Scorers of a rollout's length. All take verl's arguments.
 
-`overlong` and `brevity` read their bounds from the prompt's columns, so prompts of one run may have different bounds.
+The pool adds extra_info["rollout"], with the rollout's number of tokens and its finish. `overlong` and `brevity` read
+their bounds from the prompt's columns, so prompts of one run may have different bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def finished(data_source: str, solution_str: str, ground_truth: str, extra_info:
 
 
 def brevity(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """1 at no words, falling linearly to 0 at `length_limit` words (a column of the prompt) and beyond."""
+    """Returns 1 for no words, falling linearly to 0 at `length_limit` words (a column of the prompt) and beyond."""
     return max(0.0, 1.0 - len(solution_str.split()) / extra_info["length_limit"])
 
 
@@ -27,7 +27,11 @@ def overlong(data_source: str, solution_str: str, ground_truth: str, extra_info:
 
 
 def punishment(tokens: int, limit: int, buffer: int) -> float:
-    """The formula of `overlong`. ValueError unless 0 < buffer <= limit."""
+    """Computes `overlong` from numbers.
+
+    Raises:
+      ValueError: not 0 < buffer <= limit.
+    """
     if not 0 < buffer <= limit:
         raise ValueError(f"length_buffer must be above 0 and at most length_limit={limit}, got {buffer}")
     return -min(1.0, max(0.0, (tokens - (limit - buffer)) / buffer))

@@ -1,10 +1,10 @@
 """Limits of CPU seconds for judged programs, per prompt.
 
-RollPacker (arXiv 2509.21009) ends a test soon after the time of the slowest right program: T = min(max(2 s, 1.5 x that
+RollPacker (arXiv 2509.21009) bounds a test by the time of the slowest right program: T = min(max(2 s, 1.5 x that
 time), 30 s).
 
-Invariant: a limit follows from the scores in the order in which the ring joined them, and is journaled with each
-score. It depends on measured seconds, so a run with adaptive limits repeats itself only from its journal.
+Invariant: a limit depends only on the scores joined before, in the order of the ring. It is journaled with each score.
+Because it depends on measured seconds, a run with adaptive limits is reproduced only from its journal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Limits(Protocol):
 
 
 class Fixed:
-    """The same for all."""
+    """The same limit for every prompt."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds
@@ -37,8 +37,9 @@ class Fixed:
 
 
 class Adaptive:
-    """RollPacker's limit. Before the first right rollout of a prompt it is `most_s`. `records`: those of the resumed
-    run.
+    """RollPacker's limit. Before the first right rollout of a prompt it is `most_s`.
+
+    `records`: journal records of the run before it was resumed.
     """
 
     def __init__(self, most_s: float, records: Iterable[Mapping] = ()):

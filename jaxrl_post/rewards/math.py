@@ -15,14 +15,14 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_TAIL = 20_000  # characters of a solution that are looked at
+_TAIL = 20_000  # characters of a solution that are read
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?(?!\d))?"
     r"|(?<![\w.])[-+]?\$?\.\d+"
 )
 _LOOSE = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
-_LONGEST = 1_000  # characters of an answer that is more than plain text
+_LONGEST = 1_000  # characters; a longer result is plain text
 _DEEPEST = 4
 
 
@@ -37,26 +37,32 @@ def exact(data_source: str, solution_str: str, ground_truth: str, extra_info: di
 
 
 def strict(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """verl's strict GSM8K rule: the last match of `#### (-?[0-9.,]+)` in the last 300 characters. Compared as a number,
-    where verl compares text: "72.0" and "72." are right for "72" here."""
+    """Returns 1.0 if verl's strict GSM8K rule finds the ground truth.
+
+    The rule takes the last match of `#### (-?[0-9.,]+)` in the last 300 characters. Here it is compared as a number,
+    in verl as text. So "72.0" and "72." are right for "72" here.
+    """
     found = _STRICT.findall(solution_str[-300:])
     return float(bool(found) and same(found[-1].rstrip(".,"), _gold(ground_truth)))
 
 
 def flexible(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    """The last number anywhere: "$1,080", "-3", "0.5", "3/4". A minus after a digit is a subtraction, not a sign."""
+    """Returns 1.0 if the last number anywhere is the ground truth: "$1,080", "-3", "0.5", "3/4".
+
+    A minus after a digit is a subtraction, not a sign.
+    """
     found = last_number(solution_str)
     return float(found is not None and same(found, _gold(ground_truth)))
 
 
 def boxed(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    r"""The content of the last \boxed{...} or \fbox{...}; without one it is wrong."""
+    r"""Returns 1.0 if the content of the last \boxed{...} or \fbox{...} is the ground truth, 0.0 without a box."""
     found = last_boxed(solution_str)
     return float(found is not None and same(found, _gold(ground_truth)))
 
 
 def math(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
-    r"""Compares the ground truth with the first of these that the solution has:
+    r"""Returns 1.0 if the first of these that the solution has is the ground truth:
 
     1. the last \boxed{...}
     2. the text after the last "####"
@@ -115,7 +121,7 @@ def _gold(ground_truth: str) -> str:
 
 
 def _pairs(text: str) -> dict[int, int]:
-    """Where each brace that is closed is closed."""
+    """Returns the position of each opening brace that is closed -> the position of its closing brace."""
     opened, closing = [], {}
     for match in re.finditer(r"[{}]", text):
         if match.group() == "{":
@@ -125,7 +131,7 @@ def _pairs(text: str) -> dict[int, int]:
     return closing
 
 
-# What an answer is: a Fraction, a ("%", Fraction), a (brackets, members) or, when it is nothing better, its plain text.
+# A result is a Fraction, a ("%", Fraction), a (brackets, members), or else its plain text.
 
 _DROP = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\:|\\ |\\displaystyle|\\\$|\$|\\degree|\^\{?\\circ\}?|[°€£~]")
 _WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -188,7 +194,7 @@ def _decimal(text: str) -> Fraction | None:
 
 
 def _outer(text: str) -> bool:
-    """Whether the first bracket closes at the very end, whatever the kinds: (1,2] is an interval."""
+    """Returns whether the first bracket closes at the very end. Kinds of brackets may differ: (1,2] is an interval."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -229,7 +235,7 @@ def _matched(left: list, right: list) -> bool:
 
 
 def _readings(value) -> set:
-    """The numbers that it may stand for: 50% is 50 of a percentage and 1/2 of a number."""
+    """Returns the numbers that a value may stand for: "50%" is 50 as a percentage and 1/2 as a number."""
     if isinstance(value, Fraction):
         return {value}
     return {value[1], value[1] / 100} if value[0] == "%" else set()

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxrl_post.rewards import Overrun as Overrun  # a public name of this file too
+from jaxrl_post.rewards import Overrun as Overrun  # exported here too
 from jaxrl_post.rewards import digest, signatures
 from jaxrl_post.rewards import worker as child
 from jaxrl_post.rewards.limits import Fixed, Limits
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Job:
-    """The scores of one rollout so far, one per function; or its journaled record from before a resume."""
+    """The scores of one rollout so far, one per function, or its journaled record from before a resume."""
 
     rollout: RolloutId
     digest: str
@@ -53,7 +53,7 @@ class _Job:
 
     @property
     def scored(self) -> bool:
-        """Every function answered, and one of them with a number."""
+        """Returns whether every function returned, at least one of them with a number."""
         return all(numbers is not None for numbers in self.numbers) and any(self.numbers)
 
 
@@ -68,7 +68,7 @@ class _Task:
 
 
 class _Worker:
-    """One child process with a socket to it. `task`: its present question. `deadline`: when it must have replied."""
+    """One child process with a socket to it. `task`: the task it works on. `deadline`: when it must have replied."""
 
     def __init__(self, functions: Sequence[str]):
         ours, theirs = socket.socketpair()
@@ -98,7 +98,7 @@ class _Worker:
         return self.socket.fileno()
 
     def give(self, task: _Task, limit_s: float) -> bool:
-        """Sends it; False when the worker is gone."""
+        """Sends a task. Returns False when the worker is gone."""
         self.task, self.deadline = task, time.monotonic() + limit_s
         self.socket.settimeout(limit_s)
         try:
@@ -108,7 +108,7 @@ class _Worker:
         return True
 
     def receive(self) -> dict | None:
-        """The next message, None when it is not whole yet. EOFError when the worker is gone."""
+        """Returns the next message, or None while it is incomplete. Raises EOFError when the worker is gone."""
         try:
             data = self.socket.recv(1 << 16)
         except ConnectionError:
@@ -121,7 +121,7 @@ class _Worker:
     def end(self) -> int:
         """Kills the process and its children, reaps it, and returns its exit status."""
         self.socket.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
@@ -139,18 +139,19 @@ class Pool:
     Args:
       functions: import paths `pkg.mod:fn` or `file.py:fn`.
       weights: one per function, or empty for all 1. A reward is the weighted sum of the scores.
-      workers: child processes, each with one question at a time.
+      workers: child processes. Each scores one rollout with one function at a time.
       timeout_s: wall-clock limit of one call of one function, in seconds.
-      decode: the text of a rollout's token ids.
-      shuffle: a control that must learn nothing. It permutes a training group's scores over its rollouts. The order
-        depends on (seed, prompt id, epoch) alone. Components, including "acc", and the journal stay true.
-      share: sharing.Sharing's, of a job of several processes. Every process calls it.
-      compute: False in all processes but 0. They check the paths, score nothing and take what `share` brings.
+      decode: maps a rollout's token ids to its text.
+      shuffle: a control from which nothing can be learned. It permutes a training group's scores over its rollouts.
+        The order depends on (seed, prompt id, epoch) alone. Components, including "acc", and the journal are not
+        permuted.
+      share: the argument of sharing.Sharing, in a job of several processes. Every process calls it.
+      compute: False in all processes but 0. They check the paths, score nothing and receive records through `share`.
       journal: an object with write(record: dict), called for every score before `join` returns it.
       journaled: rollout_log.Journaled, or an object with its `find` and `take`. A rollout with a record is not graded
         again. Its record is joined and journaled unchanged, with its failures and their counts.
-      limits: CPU seconds that a judged program may take. Functions get them. A function that returns the CPU seconds
-        it measured, as the number "cpu_s", finds it in the journal beside the limit, not among the components.
+      limits: CPU seconds that a judged program may take, passed to functions. A function may return the CPU seconds it
+        measured as the number "cpu_s". That number is journaled beside the limit and is not a component.
 
     Raises:
       ValueError: a path is wrong, a function is missing or has neither signature, or weights do not fit.
@@ -207,11 +208,11 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Kills the workers and reaps them. What is not joined yet is lost."""
+        """Kills the workers and reaps them. Scores that are not joined yet are lost."""
         _end_all(self._workers)
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """ValueError when a prompt lacks a column that a function of TRL's signature needs."""
+        """Raises ValueError when a prompt lacks a column that a function of TRL's signature needs."""
         for name, (_, needs) in zip(self._functions, self._signatures, strict=True):
             for prompt in prompts if needs else ():
                 columns = signatures.columns(prompt)
@@ -223,7 +224,7 @@ class Pool:
                     )
 
     def start(self, rollout: Rollout) -> None:
-        """Queues a rollout and returns at once. A rollout that was resumed and comes again is scored anew."""
+        """Queues a rollout and returns at once. A resumed rollout that is started again is scored again."""
         if self._sharing is not None:
             self._sharing.forget(rollout.id)
         if not self._compute:
@@ -252,11 +253,11 @@ class Pool:
         self._turn(0.0)
 
     def join(self, group: Group) -> Group:
-        """The group with rewards, scored and components. Every rollout of it must have been started.
+        """Returns the group with rewards, scored and components. Each of its rollouts must have been started.
 
         Raises:
           ValueError: a rollout was never started.
-          RuntimeError: a fresh worker cannot be started any more.
+          RuntimeError: a fresh worker can no longer be started.
         """
         ids = [rollout.id for rollout in group.rollouts]
         if self._sharing is None:
@@ -272,8 +273,7 @@ class Pool:
         return self._scored(group, found)
 
     def metrics(self) -> dict[str, float]:
-        """Of what was joined since the last call: rollouts without a score, second attempts, verdicts of an overrun;
-        and the seconds that `join` waited."""
+        """Returns unscored rollouts, second attempts, overruns and seconds that `join` waited, since the last call."""
         out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
         out["timing_s/reward_wait"] = self._waited_s
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
@@ -295,7 +295,7 @@ class Pool:
         self._signatures = message["ready"]
 
     def _collect(self, ids: Sequence[RolloutId]) -> list[Mapping]:
-        """Their records, waited for."""
+        """Waits for the records of rollouts and returns them."""
         begun = time.monotonic()
         unknown = [id for id in ids if id not in self._jobs]
         if unknown:
@@ -310,7 +310,7 @@ class Pool:
         return self._taken(jobs)
 
     def _ready(self) -> list[Mapping]:
-        """The records of all others that were graded by now."""
+        """Returns the records of all other rollouts that are graded by now."""
         return self._taken([job for job in self._jobs.values() if not job.pending and job.journaled is None])
 
     def _taken(self, jobs: Sequence[_Job]) -> list[Mapping]:
@@ -355,7 +355,7 @@ class Pool:
         )
 
     def _permute(self, group: Group, rewards: np.ndarray, scored: np.ndarray) -> None:
-        """In place, among the scored training rollouts: position i gets the score of the i-th smallest hash."""
+        """Permutes scored training rewards in place. Position i gets the score of the i-th smallest hash."""
         places = [i for i, r in enumerate(group.rollouts) if scored[i] and r.id.purpose == "train"]
         order = sorted(
             places, key=lambda i: digest.of_parts(self._seed, group.prompt.id, group.rollouts[i].id.epoch, i)
@@ -363,7 +363,7 @@ class Pool:
         rewards[places] = rewards[order]
 
     def _turn(self, wait_s: float) -> None:
-        """Hands out work, waits at most `wait_s` for a reply, takes what has come, and ends workers over their limit."""
+        """Hands out tasks, waits at most `wait_s`, processes replies, and kills workers over their limit."""
         self._feed()
         for worker in multiprocessing.connection.wait(self._workers, wait_s):
             try:
@@ -394,7 +394,7 @@ class Pool:
             self._started(worker)
         elif "numbers" not in message:
             self._failed(worker, message.get("failed") or message["refused"])
-        elif message["seconds"] > self._timeout_s:  # it was late, though nobody looked at the clock then
+        elif message["seconds"] > self._timeout_s:  # it was late, but its reply came before the deadline was checked
             self._failed(worker, f"took {message['seconds']:.3g} s, longer than {self._timeout_s:g} s")
         else:
             task, worker.task = worker.task, None
@@ -408,7 +408,7 @@ class Pool:
             self._failed(worker, None)
 
     def _failed(self, worker: _Worker, reason: str | None) -> None:
-        """Replaces the worker. Its task goes to the fresh one, or, the second time, is given up."""
+        """Replaces the worker. Its task goes to the fresh worker, or is given up after its second failure."""
         status = worker.end()
         reason = reason or f"the process ended with status {status}"
         place = self._workers.index(worker)

@@ -1,8 +1,8 @@
-"""Brings the scores that process 0 finds to every process of a job.
+"""Sends the scores that process 0 finds to every process of a job.
 
-Invariant: all processes ask for the same scores in the same order and know which have come. So they agree on when a
-message must be sent. A message is sent when a missing record is needed, and carries all records that are ready. If
-graders keep up, one message carries many groups.
+Invariant: all processes ask for the same scores in the same order and know which they have received. So they agree on
+when a message must be sent. A message is sent when a missing record is needed, and carries all records that are ready.
+If graders keep up, one message carries many groups.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxrl_post.types import RolloutId
 
-HEAD = 4096  # bytes of the first part of a message, which says how long the whole is
-_SIZE = 8  # bytes of that number
+HEAD = 4096  # bytes of the first part of a message, which begins with the length of the body
+_SIZE = 8  # bytes of the length
 
 
 class Sharing:
@@ -30,7 +30,7 @@ class Sharing:
         self._come: dict[RolloutId, Mapping] = {}
 
     def forget(self, rollout: RolloutId) -> None:
-        """Drops the record of a rollout that is scored anew."""
+        """Drops the record of a rollout that is scored again."""
         self._come.pop(rollout, None)
 
     def take(
@@ -38,8 +38,8 @@ class Sharing:
     ) -> list[Mapping]:
         """Returns the records and drops them.
 
-        `find`: process 0's function for records that have not come. It may wait, and may return further records. None
-        in the other processes.
+        `find`: process 0's function for missing records, None in the other processes. It may wait, and may return
+        further records.
         """
         missing = [rollout for rollout in rollouts if rollout not in self._come]
         if missing:

@@ -1,4 +1,4 @@
-"""The child side of the reward pool: loads the reward functions, then replies to one question after another.
+"""The child side of the reward pool: loads the reward functions, then scores one task after another.
 
 Invariants:
 - It communicates only over the socket it was given, one message at a time.
@@ -30,7 +30,7 @@ from jaxrl_post.rewards import Overrun
 _LENGTH = struct.Struct("!I")
 _LARGEST = 3.4e38  # rewards are float32
 _NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
-_LISTS = ("prompts", "completions", "completion_ids", "rollout")  # what every call has
+_LISTS = ("prompts", "completions", "completion_ids", "rollout")  # arguments of every call
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 def pack(message: Mapping) -> bytes:
-    """A message as bytes: its length, then JSON."""
+    """Returns a message as bytes: its length, then JSON."""
     body = json.dumps(message, default=_plain).encode()
     return _LENGTH.pack(len(body)) + body
 
@@ -57,7 +57,7 @@ def unpack(buffer: bytearray) -> dict | None:
 
 
 def _plain(value):
-    """Numbers and arrays of other libraries, as JSON knows them."""
+    """Converts numbers and arrays of other libraries to values that JSON has."""
     if isinstance(value, Mapping):
         return dict(value)
     for name in ("tolist", "item"):
@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
     Attributes:
       signature: "verl" or "trl".
       needs: columns that a prompt must have.
-      score: maps what the pool sends to numbers; empty where the function does not apply.
+      score: maps the pool's arguments to numbers. The dict is empty where the function does not apply.
     """
 
     signature: str
@@ -83,8 +83,8 @@ class Loaded(NamedTuple):
 def load(path: str) -> Loaded:
     """Returns the reward function of `pkg.mod:fn` or `file.py:fn`, with either signature.
 
-    A function with an argument `completions` is TRL's. Any other is verl's: its arguments are passed by verl's names
-    where it has them, in any order, else by position.
+    A function with an argument `completions` has TRL's signature. Any other has verl's. Its arguments are passed by
+    name, in any order, if it has verl's names, else by position.
 
     Raises:
       Refused: no such module, file or function, not callable, or neither signature fits.
@@ -120,8 +120,10 @@ def load(path: str) -> Loaded:
 
 
 def _batched(path: str, name: str, function: Callable, signature: inspect.Signature) -> Loaded:
-    """TRL's signature: everything by name, one entry per completion; what the function does not name it is not given,
-    unless it takes any name."""
+    """Returns a function of TRL's signature. Arguments are passed by name, with one entry per completion.
+
+    The function gets only the arguments that it names, unless it has **kwargs.
+    """
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     if inspect.Parameter.POSITIONAL_ONLY in kinds:
         raise Refused(f"reward function {path!r}: {name}{signature} must take its arguments by name")
@@ -139,7 +141,7 @@ def _batched(path: str, name: str, function: Callable, signature: inspect.Signat
 
 
 def _only(returned: object, count: int) -> dict[str, float]:
-    """The number of a batch of one; nothing for None."""
+    """Returns the number of a batch of one, or an empty dict for None."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, (list, tuple)) or len(values) != count:
         raise ValueError(
@@ -175,7 +177,7 @@ def _binds(signature: inspect.Signature, positional, named) -> bool:
 
 
 def verdict(returned: object) -> dict[str, float]:
-    """The numbers of what a reward function returned: "score", "acc" where given, and every other finite number.
+    """Returns the numbers in a reward function's result: "score", "acc" where given, and every other finite number.
 
     Raises:
       ValueError: no score, or a score or acc that is no finite number.
@@ -199,7 +201,7 @@ def _number(value: object) -> float | None:
 
 
 def _die_with(parent: int) -> None:
-    """Linux: the kernel kills this process when its parent dies, whatever it is doing then."""
+    """Makes the kernel kill this process when its parent dies, at any moment (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
