@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxrl_post.engine.step_cost import DecodeCost
 from jaxrl_post.sim.answers import Answer
 from jaxrl_post.sim.engine import SimEngine
-from jaxrl_post.sim.pace import Drafts, Independent, LockStep
+from jaxrl_post.sim.pace import DraftSpeed, Independent, LockStep
 from jaxrl_post.types import Finish
 
 
@@ -116,7 +116,7 @@ def test_seconds_follow_the_cost_of_the_slowest_replica():
 def test_drafts_speed_the_tail_up_and_change_no_token():
     plain, drafting = (
         arms.engine(slots=8, cap=400, pace=LockStep(arms.FLAT, drafts))
-        for drafts in (Drafts(), Drafts(tokens=2.0, width=3, most_running=3))
+        for drafts in (DraftSpeed(), DraftSpeed(tokens=2.0, width=3, most_running=3))
     )
     for engine in (plain, drafting):
         engine.submit([arms.request(n, cap=400) for n in range(8)])
@@ -235,6 +235,6 @@ def test_what_is_verified_costs_what_the_new_weights_refuse():
 def test_drafts_take_rows():
     """One answer of 5 tokens at two a step is 3 steps, each of 1 + 3 rows: 1 + 0.1 a row, by hand."""
     cost = DecodeCost(weights_s=1.0, token_s=0.0, row_s=0.0, request_s=0.1)
-    engine = timed(5, pace=LockStep(cost, Drafts(tokens=2.0, width=3, most_running=1)))
+    engine = timed(5, pace=LockStep(cost, DraftSpeed(tokens=2.0, width=3, most_running=1)))
     assert [rollout.finish_clock for rollout in drain(engine)] == [3]
     assert engine.seconds == pytest.approx(3 * 1.4)

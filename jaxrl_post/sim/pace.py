@@ -25,7 +25,7 @@ class Cost(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafts:
+class DraftSpeed:
     """Speculative decoding in replicas where at most `most_running` rollouts run.
 
     Each rollout there settles `tokens` tokens per step on average. It uses `width` additional rows.
@@ -47,7 +47,7 @@ class Drafts:
         return np.where(running <= self.most_running, running * (1 + self.width), running)
 
 
-NO_DRAFTS = Drafts()
+NO_DRAFTS = DraftSpeed()
 
 
 class Pace(Protocol):
@@ -69,7 +69,7 @@ class Pace(Protocol):
 class LockStep:
     """The clock counts steps of one program over all replicas. Prefill happens between steps."""
 
-    def __init__(self, cost: Cost, drafts: Drafts = NO_DRAFTS):
+    def __init__(self, cost: Cost, drafts: DraftSpeed = NO_DRAFTS):
         self._cost, self._drafts = cost, drafts
 
     def rates(self, running: np.ndarray, context: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ class LockStep:
 class Independent:
     """The clock counts ticks of `tick_s` seconds. The speed of a replica depends on its own rows and context."""
 
-    def __init__(self, cost: Cost, tick_s: float, drafts: Drafts = NO_DRAFTS):
+    def __init__(self, cost: Cost, tick_s: float, drafts: DraftSpeed = NO_DRAFTS):
         if not tick_s > 0:
             raise ValueError(f"tick_s={tick_s} must be above 0")
         self._cost, self._tick_s, self._drafts = cost, tick_s, drafts

@@ -107,7 +107,7 @@ def wall(given: Simulation, engine: SimEngine | SimElastic, learner: SimLearner)
 
 def engine(given: Simulation) -> SimEngine | SimElastic:
     c, made = given.cluster, {}
-    drafts = paces.Drafts(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
+    drafts = paces.DraftSpeed(tokens=c.draft_tokens, width=c.draft_width, most_running=c.draft_running)
     for layout, one in replicas(c).items():
         paced = (
             paces.LockStep(one.cost, drafts) if c.pace == "lockstep" else paces.Independent(one.cost, c.tick_s, drafts)

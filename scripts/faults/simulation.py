@@ -71,7 +71,7 @@ FAULTS = (
         "jaxrl_post/sim/pace.py",
         (
             "drafts_cost_no_rows",
-            "Drafts.rows",
+            "DraftSpeed.rows",
             "running * (1 + self.width)",
             "running",
             "drafts take no rows",
