@@ -99,6 +99,7 @@ def _commands(record, pages, found) -> None:
                     ran.append(" ".join(words))
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     refused.append(f"{' '.join(words)}: {error}")
+                    print(refused[-1], flush=True)
     record.figure("commands_that_fail", refused, equals=[])
     record.figure("commands_run", len(ran), at_least=30)
     record.figure("commands_checked_by_name", len(by_name))
@@ -126,6 +127,8 @@ def _shortened(words: list[str], folder: str) -> list[str]:
     words = [re.sub(r"(^|=)(runs|docs|scripts/results)/(?!.*\.py)", rf"\1{folder}/", word) for word in words]
     words = words[: words.index(">")] if ">" in words else words
     words += ["--out", f"{folder}/picture.svg"] if words[0] == "scripts/draw_two_rounds.py" else []
+    if "--help" in words:
+        return ["scheduler" if word == "SECTION" else word for word in words]
     if words[:2] != ["-m", "jaxrl_post.main"] and words[:3] != ["-m", "jaxrl_post", "train"]:
         return words
     (stem,) = [os.path.splitext(os.path.basename(word))[0] for word in words if word.startswith("--config=")]
