@@ -468,7 +468,6 @@ def test_supervised_training_is_the_same_loop(here):
     same_answers(folder / "evaluations" / "step_000012.npz", here / "after" / "evaluations" / "step_000000.npz")
 
 
-@pytest.mark.extended
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes_as_one(here):
     """2 processes of 2 devices against 1 of 4: decisions and tokens of step 1; the two processes in everything."""
