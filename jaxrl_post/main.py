@@ -193,6 +193,7 @@ def finish(run: Run, tokens: int) -> None:
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
         "processes": jax.process_count(),
+        "sandbox": run.rewards.confined,
         "seconds": round(time.monotonic() - BEGAN, 3),
         "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
     }

@@ -111,6 +111,15 @@ class RewardConfig:
         doc="Whether the limit follows what right programs took, from 2 to 30 CPU seconds, as in RollPacker. "
         "A run then repeats itself from its journal only.",
     )
+    sandbox: str = one_of(
+        "auto",
+        "auto",
+        "none",
+        "basic",
+        "strict",
+        doc="How judged programs are confined. strict: in namespaces of their own; basic: by Landlock and seccomp; "
+        "auto: strict where the host gives it, else basic. A level that the host lacks is refused.",
+    )
     shuffle: bool = any_of_type(
         False, doc="Whether the scores of a group change hands at random: a control that must learn nothing."
     )

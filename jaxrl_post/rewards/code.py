@@ -33,7 +33,7 @@ from functools import cache
 
 from jaxrl_post.rewards import Overrun
 from jaxrl_post.rewards.sandbox import AUTO
-from jaxrl_post.rewards.sandbox.examiner import Names, Test, examine, names
+from jaxrl_post.rewards.sandbox.examiner import Names, ProgramTest, examine, names
 from jaxrl_post.rewards.sandbox.host import Program, Sandbox, runs
 
 LIMIT_S = 5.0  # CPU seconds, where a rollout has no limit_s
@@ -107,23 +107,25 @@ def sandbox_at(level: str) -> Sandbox:
     return Sandbox(level)
 
 
-def _asked(ground_truth: str, extra: Mapping) -> Sequence[Test]:
+def _asked(ground_truth: str, extra: Mapping) -> Sequence[ProgramTest]:
     """Returns the tests of a prompt."""
     if extra.get("test_list"):
-        return [Test(str(test), setup=str(extra.get("test_setup_code") or "")) for test in extra["test_list"]]
+        return [ProgramTest(str(test), setup=str(extra.get("test_setup_code") or "")) for test in extra["test_list"]]
     if extra.get("test"):
-        return [Test(str(extra["test"]), head=str(extra.get("prompt") or ""), entry_point=str(extra["entry_point"]))]
+        return [
+            ProgramTest(str(extra["test"]), head=str(extra.get("prompt") or ""), entry_point=str(extra["entry_point"]))
+        ]
     try:
         given = json.loads(ground_truth)
     except ValueError:
         given = ground_truth
-    found = [Test(str(test)) for test in (given if isinstance(given, list) else [given]) if test]
+    found = [ProgramTest(str(test)) for test in (given if isinstance(given, list) else [given]) if test]
     if not found:
         raise ValueError("a program needs tests: test_list, test with entry_point, or a ground truth of tests")
     return found
 
 
-def judged(sandbox: Sandbox, source: str, test: Test, limit_s: float, crowd: float = 1.0) -> tuple[str, float]:
+def judged(sandbox: Sandbox, source: str, test: ProgramTest, limit_s: float, crowd: float = 1.0) -> tuple[str, float]:
     """Runs one test of a program. Returns its verdict and the program's CPU seconds.
 
     The verdict is "passed" when the test reached its end, "overrun" when the program took too long, else "failed". Too
@@ -163,7 +165,7 @@ def _watched(program: Program, examiner: int, limit_s: float, wall: float) -> tu
         pause = min(2 * pause, _FAR)
 
 
-def _child(program: Program, test: Test, read: Names, source: str, limit_s: float) -> None:
+def _child(program: Program, test: ProgramTest, read: Names, source: str, limit_s: float) -> None:
     """Runs the test and never returns. The exit status says whether it reached its end."""
     status = _FAILED
     try:

@@ -114,14 +114,7 @@ class Pool:
         limits: Limits = Fixed(5.0),
         sandbox: str = AUTO,
     ):
-        if not functions:
-            raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
-        if len(weights) not in (0, len(functions)):
-            raise ValueError(
-                f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none or one each"
-            )
-        if workers < 1 or not timeout_s > 0:
-            raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")
+        _check_arguments(functions, weights, workers, timeout_s)
         if not compute and share is None:
             raise ValueError("a reward pool that computes nothing needs `share`")
         self._functions, self._names = tuple(functions), signatures.names(functions)
@@ -381,3 +374,14 @@ class Pool:
 def _end_all(workers: list[WorkerProcess]) -> None:
     while workers:
         workers.pop().end()
+
+
+def _check_arguments(functions: Sequence[str], weights: Sequence[float], workers: int, timeout_s: float) -> None:
+    if not functions:
+        raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
+    if len(weights) not in (0, len(functions)):
+        raise ValueError(
+            f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none or one each"
+        )
+    if workers < 1 or not timeout_s > 0:
+        raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")

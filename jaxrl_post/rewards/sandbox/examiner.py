@@ -22,7 +22,7 @@ class Failed(Exception):
     """The program broke the protocol, or could not be loaded."""
 
 
-class Test(NamedTuple):
+class ProgramTest(NamedTuple):
     """One test of a program.
 
     Attributes:
@@ -136,7 +136,7 @@ class Names(NamedTuple):
     modules: frozenset[str]
 
 
-def names(test: Test) -> Names:
+def names(test: ProgramTest) -> Names:
     """Returns the names that a test reads from elsewhere.
 
     A name is a module where the test reads its attributes and never calls it.
@@ -161,7 +161,7 @@ def names(test: Test) -> Names:
     return Names(frozenset(wanted), frozenset((wanted & owners & sys.stdlib_module_names) - called))
 
 
-def examine(channel, test: Test, read: Names, source: str) -> None:
+def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
     """Loads the program `source` behind `channel` and runs one test, which reads the names `read`.
 
     Raises:

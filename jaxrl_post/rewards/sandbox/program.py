@@ -10,6 +10,20 @@ import contextlib
 import types
 
 
+class Outcome:
+    """Catches whatever a judged program raises, SystemExit too, because the test decides what it means."""
+
+    def __init__(self):
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> bool:
+        self.error = error
+        return True
+
+
 class Server:
     """Serves one program. Objects that are no plain values stay here, and the other side refers to them by number.
 
@@ -31,12 +45,12 @@ class Server:
         """Replies to requests until the other end is closed."""
         while True:
             request = self._wire.receive(self._channel, self._buffer)
-            try:
-                reply = getattr(self, f"_{request['do']}")(request)
-                frame = self._wire.pack(reply)
-            except BaseException as error:  # a program may raise anything, SystemExit too
-                reply = {"raised": type(error).__name__, "text": str(error)[:500]}
-                frame = self._wire.pack(reply)
+            outcome = Outcome()
+            with outcome:
+                frame = self._wire.pack(getattr(self, f"_{request['do']}")(request))
+            if outcome.error is not None:
+                kind = type(outcome.error).__name__
+                frame = self._wire.pack({"raised": kind, "text": str(outcome.error)[:500]})
             self._channel.sendall(frame)
 
     def _load(self, request: dict) -> dict:
