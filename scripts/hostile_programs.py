@@ -4,8 +4,11 @@
 - reach.txt: `attack()` returns True once it has touched something outside.
 - exhaust.txt: `attack()` tries to use up the machine. Whoever runs them looks at the machine afterwards.
 
-Sources name the host's things as {secret} (a file), {outside} (a folder that anyone may write), {port} (a listening TCP
-port), {socket} (a listening Unix socket), {victim} (a process) and {token} (a value of the caller's environment).
+Sources name things of the host:
+
+- {secret}, a file, and {outside}, a folder that anyone may write;
+- {port}, a listening TCP port, and {socket}, a listening Unix socket;
+- {victim}, a process, and {token}, a value of the caller's environment.
 
 `python scripts/hostile_programs.py LEVEL [KIND ...]` judges each at a level of the sandbox, as the present user, and
 prints JSON. The kind "control" is "reach" without what contacts another machine. What succeeds does no lasting harm: a

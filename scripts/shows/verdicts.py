@@ -1,8 +1,8 @@
 """Verdicts depend on the program alone: not on workers, load or sandbox, and not on what a program says about itself.
 
 A table of 60 right and wrong programs is judged with 1, 4 and 16 workers, on an idle and on a loaded machine. None uses
-a number of CPU seconds within 25 % of its limit. All reference solutions of HumanEval and MBPP pass in strict mode, and
-answers that end in a backslash, replace the check or hide behind a decorator earn nothing on any row. The cost of
+a number of CPU seconds within 25 % of its limit. All reference solutions of HumanEval and MBPP pass in strict mode.
+Programs that end in a backslash, replace the check or hide behind a decorator earn nothing on any row. The cost of
 confinement is measured in turns beside the same programs without it.
 """
 
@@ -22,7 +22,6 @@ MINUTES = 12.0
 LIMIT_S = 1.0
 WORKERS = (1, 4, 16)
 UNFIT = (123,)  # of MBPP: its reference takes 5 CPU seconds
-BURN = "import time\ndef burn(s):\n    t = time.process_time()\n    while time.process_time() - t < s: pass\n"
 WRONG_AT_THE_END = {
     "backslash": "{code}\nx = 1\\",
     "open string": "{code}\nx = '''",
@@ -30,68 +29,10 @@ WRONG_AT_THE_END = {
 }
 
 
-def table() -> list[tuple[str, str, float]]:
-    """Returns 60 programs for `f(n)`, which squares, as (name, source, score)."""
-    square = "def f(n): return n * n\n"
-    right = {
-        "plain": square,
-        "loop": "def f(n):\n    return sum(n for _ in range(n)) if n > 0 else n * n\n",
-        "import": "import math\ndef f(n): return int(math.pow(n, 2))\n",
-        "class": "class A:\n    def __call__(self, n): return n * n\nf = A()\n",
-        "closure": "def g():\n    return lambda n: n * n\nf = g()\n",
-        "recursion": "def f(n): return 0 if n == 0 else f(abs(n) - 1) + 2 * abs(n) - 1\n",
-        "float": "def f(n): return float(n * n)\n",
-        "output": "def f(n):\n    print('x' * 100000)\n    return n * n\n",
-        "file": "def f(n):\n    try: open('/tmp/x', 'w').write('x')\n    except OSError: pass\n    return n * n\n",
-        "naps": "import time\ndef f(n):\n    time.sleep(0.2)\n    return n * n\n",
-    }
-    wrong = {
-        "off by one": "def f(n): return n * n + 1\n",
-        "nothing": "",
-        "no syntax": "def f(n",
-        "raises": "def f(n): raise ValueError\n",
-        "exit": "import os\nos._exit(0)\n",
-        "text": "def f(n): return str(n * n)\n",
-        "liar": "class A:\n    def __eq__(self, o): return True\ndef f(n): return A()\n",
-        "memory": "x = bytearray(2 << 30)\n" + square,
-        "crash": "import ctypes\ndef f(n): return ctypes.string_at(0)\n",
-        "recursion": "def f(n): return f(n)\n",
-    }
-    out = [(f"right: {name}", source, 1.0) for name, source in right.items()]
-    out += [(f"wrong: {name}", source, 0.0) for name, source in wrong.items()]
-    for seconds in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.72):
-        out.append((f"right: burns {seconds} s", f"{BURN}def f(n):\n    burn({seconds})\n    return n * n\n", 1.0))
-        out.append((f"wrong: burns {seconds} s", f"{BURN}def f(n):\n    burn({seconds})\n    return n * n + 1\n", 0.0))
-    for seconds in (1.3, 1.4, 1.5, 1.7, 2.0, 3.0):
-        out.append((f"over: burns {seconds} s", f"{BURN}def f(n):\n    burn({seconds})\n    return n * n\n", 0.0))
-    for name, line in (
-        ("for ever", "while True: pass"),
-        ("power", "3 ** (10 ** 9)"),
-        ("starts", "burn(5)"),
-        ("sum", "sum(range(1 << 40))"),
-    ):
-        out.append((f"over: {name}", f"{BURN}{line}\n{square}", 0.0))
-    for name, line in (
-        ("sleeps", "time.sleep(60)"),
-        ("pauses", "import signal; signal.pause()"),
-        ("reads", "import os; r, w = os.pipe(); os.read(r, 1)"),
-    ):
-        out.append((f"asleep: {name}", f"import time\n{line}\n{square}", 0.0))
-    for seconds in (4.0, 8.0, 30.0):
-        out.append(
-            (
-                f"asleep: {seconds} s in a call",
-                f"import time\ndef f(n):\n    time.sleep({seconds})\n    return n * n\n",
-                0.0,
-            )
-        )
-    for n in range(4):
-        out.append((f"right: number {n}", f"def f(n): return n ** 2 + {n} - {n}\n", 1.0))
-    return out
-
-
 def show(record) -> None:
-    sys.path.insert(0, str(record.root))
+    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    from verdict_programs import table
+
     programs = table()
     record.figure("programs", len(programs), at_least=60)
     _judged_alike(record, programs)
@@ -137,28 +78,9 @@ def _through_a_pool(programs, workers: int) -> tuple[dict[str, float], list[floa
 
     from jaxrl_post.rewards.limits import Fixed
     from jaxrl_post.rewards.pool import Pool
-    from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+    from jaxrl_post.types import Group
 
-    prompt = Prompt(
-        id="p", tokens=[1], answer="", source="s", extra={"test_list": ["assert f(3) == 9", "assert f(-2) == 4"]}
-    )
-    one = np.ones(1)
-    rollouts = tuple(
-        Rollout(
-            id=RolloutId(0, "train", 0, "p", index),
-            tokens=[index],
-            sampled=[True],
-            prompt=prompt,
-            logprobs=-one,
-            entropies=one,
-            versions=[0],
-            drafted=[False],
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=1,
-        )
-        for index in range(len(programs))
-    )
+    rollouts = _rollouts(len(programs))
     kept: list[Mapping] = []
 
     class Journal:
@@ -175,10 +97,38 @@ def _through_a_pool(programs, workers: int) -> tuple[dict[str, float], list[floa
         for rollout in rollouts:
             pool.start(rollout)
         none = np.zeros(len(rollouts))
-        group = pool.join(Group(prompt=prompt, rollouts=rollouts, rewards=none, scored=none == 1))
+        group = pool.join(Group(prompt=rollouts[0].prompt, rollouts=rollouts, rewards=none, scored=none == 1))
     scores = {name: float(reward) for (name, _, _), reward in zip(programs, group.rewards, strict=True)}
     used = [record["cpu_s"] for record in kept if record["counts"]["overruns"] == 0]
     return scores, used, int((~group.scored).sum())
+
+
+def _rollouts(count: int) -> tuple:
+    """Returns rollouts to one prompt. The token of each is its number, which stands for its program."""
+    import numpy as np
+
+    from jaxrl_post.types import Finish, Prompt, Rollout, RolloutId
+
+    prompt = Prompt(
+        id="p", tokens=[1], answer="", source="s", extra={"test_list": ["assert f(3) == 9", "assert f(-2) == 4"]}
+    )
+    one = np.ones(1)
+    return tuple(
+        Rollout(
+            id=RolloutId(0, "train", 0, "p", index),
+            tokens=[index],
+            sampled=[True],
+            prompt=prompt,
+            logprobs=-one,
+            entropies=one,
+            versions=[0],
+            drafted=[False],
+            finish=Finish.EOS,
+            start_clock=0,
+            finish_clock=1,
+        )
+        for index in range(count)
+    )
 
 
 def _spin() -> None:
@@ -205,7 +155,7 @@ def _references(record, rows: Sequence[Mapping], tasks: Sequence[Mapping]) -> No
 
 
 def _ends(record, rows: Sequence[Mapping], tasks: Sequence[Mapping]) -> None:
-    """Wrong answers with an end that disarmed the tests while they were text behind the answer."""
+    """Wrong programs with an end that disarmed the tests while these were text behind the program."""
     for name, form in WRONG_AT_THE_END.items():
         earned = [row["task_id"] for row in rows if _score(row, form.format(code="def wrong(): return 0")) == 1.0]
         earned += [task["task_id"] for task in tasks if _score(task, form.format(code="    return None")) == 1.0]
