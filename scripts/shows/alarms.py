@@ -1,7 +1,11 @@
 """Each numerical fault of a real run is said within one step, and nothing bad is exported.
 
-Plants one fault at a time in short runs of the demo: weights that become infinite, gradients that overflow, equal
-rewards, entropy at both ends, a length that collapses while the reward rises, and an engine that is far from the learner.
+Plants one fault at a time in short runs of the demo:
+
+- weights that become infinite, and gradients that overflow;
+- equal rewards, and entropy at both ends;
+- a length that collapses while the reward rises, and an engine that is far from the learner.
+
 A run without a fault is the control: it must stay quiet. The batch of an overflow is repeated by the replay command.
 """
 
