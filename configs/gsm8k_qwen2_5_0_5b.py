@@ -57,4 +57,9 @@ def get_config():
 
     c.eval.prompts, c.eval.samples, c.eval.every = 1319, 4, 29
     c.checkpoint.every, c.checkpoint.keep_last = 29, 2  # 12 bytes a weight, 6 GB each
+
+    # Tight alarms for a policy that is tuned already. Of 8 rollouts to a prompt, many groups are all right or all wrong.
+    c.alarms.max_skipped, c.alarms.equal_rewards, c.alarms.max_mismatch = 2, 0.95, 0.02
+    c.alarms.min_entropy, c.alarms.max_entropy = 0.02, 0.5
+    c.alarms.shrinkage, c.alarms.growth, c.alarms.hacking = 0.3, 2.0, 0.6
     return c

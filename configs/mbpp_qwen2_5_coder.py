@@ -2,8 +2,8 @@
 
 Recipe: GRPO (arXiv 2402.03300), 64 prompts x 8 rollouts a step, learning rate 1e-6. It is pipelined with a staleness
 of at most 2 optimizer steps. Sizes are those of configs/gsm8k_qwen2_5_0_5b.py.
-Reward: 1 when the last block of code passes all tests of the task (rewards/code.py). Programs run in killable
-processes with bounds, not in a sandbox.
+Reward: 1 when the last block of code passes all tests of the task (rewards/code.py). Programs run in a
+sandbox (rewards/sandbox), apart from the tests.
 Limit (RollPacker, arXiv 2509.21009): 1.5 times the CPU seconds of the slowest right program of the prompt so far, at
 least 2 and at most 30. So a right program that is far slower than earlier ones is judged wrong. A run with this limit
 can be repeated only from its journal. With adaptive_limit off every test has test_limit_s.

@@ -3,6 +3,7 @@
 train      a run: --config=FILE [--config.a.b=VALUE ...]; the same as python -m jaxrl_post.main
 simulate   a run without a model: --config=configs/sim/FILE.py; the same as python -m jaxrl_post.simulate
 options    what a config may say: options [SECTION]
+replay     the gradient of a skipped step again: replay RUN --batch=STEP
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = {"train": "jaxrl_post.main", "simulate": "jaxrl_post.simulate", "options": "jaxrl_post.commands.options"}
+COMMANDS = {
+    "train": "jaxrl_post.main",
+    "simulate": "jaxrl_post.simulate",
+    "options": "jaxrl_post.commands.options",
+    "replay": "jaxrl_post.commands.replay",
+}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -34,10 +34,11 @@ from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.models import hf
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
-from jaxrl_post.parallel.weight_sync import Torn
+from jaxrl_post.parallel.weight_sync import NotFinite, Torn
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.chain import FirstScores
 from jaxrl_post.telemetry import metrics, report
+from jaxrl_post.telemetry.alarms import Alarms, Diverged
 from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.telemetry.journal import forget_aside
 from jaxrl_post.telemetry.observer import Observer
@@ -62,6 +63,8 @@ def turn(run: Run) -> None:
         when=config.evaluated_at,
         save=lambda version: save(run, observe, version),
         saved_at=config.saved_at,
+        alarms=Alarms(config.alarms, run.start.model.used_vocab or run.start.model.vocab_size, say),
+        dump=lambda step, groups: dump(run, step, groups),
         warm=run.guard.arm,
         watch=run.watch,
         devices=config.devices,
@@ -114,10 +117,19 @@ def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
 
 
 def publish(ring: TimedRing, run: Run) -> int:
-    """Hands new weights to every engine. The wait for the learner counts as the learner's time."""
+    """Hands new weights to every engine. The wait for the learner counts as the learner's time.
+
+    Raises:
+      Diverged: a weight is not finite.
+    """
     ring.call("update_actor", jax.block_until_ready, run.learner.params)
-    for engine in run.engines:
-        ring.call("update_weights", engine.swap, run.learner.params, run.learner.step)
+    try:
+        for engine in run.engines:
+            ring.call("update_weights", engine.swap, run.learner.params, run.learner.step)
+    except NotFinite as error:
+        raise Diverged(
+            f"step {run.learner.step}: {error}; nothing is exported, and the newest checkpoint is whole"
+        ) from error
     return run.engine.version
 
 
@@ -139,6 +151,15 @@ def save(run: Run, observe: Observer, version: int) -> None:
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):
         run.saves.save(version, run.learner.state, host, run.about)
     malloc.give_back()
+
+
+def dump(run: Run, step: int, groups: Sequence[Group]) -> None:
+    """Writes the batch of a skipped step below skipped/, and says how to repeat it."""
+    RolloutLog(run.mine / "skipped").write(step, groups)
+    say(
+        f"step {step} was skipped: the gradient is not finite; its batch is skipped/step_{step:06d}.npz, and "
+        f"`python -m jaxrl_post replay {run.folder} --batch={step}` repeats it"
+    )
 
 
 def examine(run: Run, version: int) -> None:
@@ -193,6 +214,7 @@ def finish(run: Run, tokens: int) -> None:
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
         "processes": jax.process_count(),
+        "sandbox": run.rewards.confined,
         "seconds": round(time.monotonic() - BEGAN, 3),
         "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
     }
@@ -229,7 +251,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if run is not None:
                 turn(run)
-        except NoScores as error:  # graders are the user's own. Any other error of the loop shows its traceback
+        except (NoScores, Diverged) as error:  # the user's graders or numbers; other errors show their traceback
             return sorry(error)
         except Torn as error:
             return sorry(error, RESTART)

@@ -17,8 +17,9 @@ FLOORS = {  # of rooms: files and folders on the first level of the package
     1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),
-    4: ("launch", "commands"),
-    5: ("main", "simulate", "__main__"),
+    4: ("launch",),
+    5: ("main", "simulate", "commands"),
+    6: ("__main__",),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = (  # module prefixes without jax

@@ -34,6 +34,7 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
     "seed": "a recipe holds for every seed; --config.seed chooses",
     "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
+    "reward.sandbox": "auto takes the strictest level that a host gives; which one a host needs is its owner's to say",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
 }
 OF_PAPERS = {  # values whose default is the paper's own, so that the recipe that names it changes nothing

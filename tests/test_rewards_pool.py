@@ -345,7 +345,8 @@ def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, 
     assert (tmp_path / "calls").read_text().removeprefix(asked).split() == ["5"]
     first, second = seen
     assert second[0][:3] == first[0] and second[1].rewards[:3].tobytes() == first[1].rewards.tobytes()
-    assert first[2] == second[2] == {"reward/unscored": 1.0, "reward/retries": 1.0, "reward/overruns": 0.0}
+    counted = {"reward/unscored": 1.0, "reward/retries": 1.0, "reward/overruns": 0.0, "reward/broken_workers": 0.0}
+    assert first[2] == second[2] == counted
     np.testing.assert_array_equal(second[1].components["tens"], [10, np.nan, 20, 50])
     assert second[1].scored.tolist() == [True, False, True, True]
 

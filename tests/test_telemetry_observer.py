@@ -4,8 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_post.config import AlarmConfig
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.chain import FirstScores
+from jaxrl_post.telemetry.alarms import Alarms
 from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.telemetry.metrics import is_timing
 from jaxrl_post.telemetry.observer import Observer
@@ -65,6 +67,11 @@ GROUPS = (
 )
 
 
+OFF = AlarmConfig(
+    equal_rewards=0.0, min_entropy=0.0, max_entropy=0.0, shrinkage=0.0, growth=0.0, max_mismatch=0.0, hacking=0.0
+)
+
+
 def watched(**changed):
     clock, rows, logged, asked, warm = Clock(), [], [], [], []
 
@@ -85,6 +92,8 @@ def watched(**changed):
         meter=Meter(),
         save=lambda version: None,
         saved_at=lambda before, version: False,
+        alarms=Alarms(OFF, 1000, print),
+        dump=lambda step, groups: logged.append((f"dumped {step}", groups)),
         warm=lambda: warm.append(len(rows)),
         watch=watch,
         devices=2,
@@ -200,7 +209,8 @@ def test_a_save_comes_last_and_is_asked_for_by_the_versions_around_it():
         observe.published(version)
     assert saved == [(4, 3, [2], 1)]  # two rows and one evaluation were written before
     state = observe.state_dict()
-    assert state == {"step": 2, "tokens": 2 * 18, "version": 4}
+    quiet = {"lengths": [5.0, 5.0], "rewards": [4 / 3, 4 / 3], "ringing": [], "skipped": 0}
+    assert state == {"step": 2, "tokens": 2 * 18, "version": 4, "alarms": quiet}
     again, clock, saved = watching()
     again.load_state_dict(state)
     for version in (6, 8):

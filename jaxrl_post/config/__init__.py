@@ -15,6 +15,7 @@ from jaxrl_post.config.fields import any_of_type, at_least, mapping, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.reader import default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
+    AlarmConfig,
     CheckpointConfig,
     Config,
     DataConfig,
@@ -27,6 +28,7 @@ from jaxrl_post.config.schema import (
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
 
 __all__ = [
+    "AlarmConfig",
     "AlgorithmConfig",
     "BatchConfig",
     "CheckpointConfig",

@@ -111,6 +111,15 @@ class RewardConfig:
         doc="Whether the limit follows what right programs took, from 2 to 30 CPU seconds, as in RollPacker. "
         "A run then repeats itself from its journal only.",
     )
+    sandbox: str = one_of(
+        "auto",
+        "auto",
+        "none",
+        "basic",
+        "strict",
+        doc="How judged programs are confined. strict: in namespaces of their own; basic: by Landlock and seccomp; "
+        "auto: strict where the host gives it, else basic. A level that the host lacks is refused.",
+    )
     shuffle: bool = any_of_type(
         False, doc="Whether the scores of a group change hands at random: a control that must learn nothing."
     )
@@ -166,6 +175,41 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlarmConfig:
+    """Alarms on what is trained. Each is a line in the log when it begins, and a metric `alarm/NAME`."""
+
+    max_skipped: int = at_least(
+        3,
+        0,
+        unit="optimizer steps",
+        doc="Stops the run after so many steps in a row whose gradient was not finite. 0: never.",
+    )
+    equal_rewards: float = at_least(
+        1.0, 0.0, 1.0, unit="share of groups", doc="Alarm from this share of groups with equal rewards on. 0: none."
+    )
+    min_entropy: float = at_least(0.01, 0.0, unit="nats", doc="Alarm at a mean entropy below it. 0: none.")
+    max_entropy: float = at_least(
+        0.9, 0.0, 1.0, unit="share of log(vocabulary)", doc="Alarm at a mean entropy above it. 0: none."
+    )
+    shrinkage: float = at_least(
+        0.25, 0.0, 1.0, doc="Alarm where the mean length falls below this share of that of the first 4 steps. 0: none."
+    )
+    growth: float = at_least(
+        4.0, 0.0, doc="Alarm where the mean length rises above so many times that of the first 4 steps. 0: none."
+    )
+    max_mismatch: float = at_least(
+        0.1, 0.0, unit="nats per token", doc="Alarm at a larger KL between engine and learner. 0: none."
+    )
+    hacking: float = at_least(
+        0.5,
+        0.0,
+        1.0,
+        doc="Alarm where the reward rises while the mean length falls below this share of that of the first 4 steps, "
+        "a sign of reward hacking. 0: none.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryConfig:
     """What is remembered of the rollouts of every prompt, for drafts and for schedules."""
 
@@ -201,6 +245,7 @@ class Config:
     reward: RewardConfig = RewardConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    alarms: AlarmConfig = AlarmConfig()
     history: HistoryConfig = HistoryConfig()
     speculation: SpeculationConfig = SpeculationConfig()
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.engine.host.sequence import begin, from_state, to_state
+from jaxrl_post.parallel import weight_sync
 from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 
@@ -115,9 +116,11 @@ class Demonstrations:
 
         Raises:
           ValueError: the version is not greater than the current one.
+          weight_sync.NotFinite: a weight is not finite.
         """
         if version <= self._version:
             raise ValueError(f"swap: version {version} must be greater than the current {self._version}")
+        weight_sync.check_finite(params)
         self._version = version
 
     def relayout(self, layout: Layout) -> None:

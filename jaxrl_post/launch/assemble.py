@@ -196,6 +196,8 @@ def both_graders(
     rewards = grade(mine / "rewards.jsonl", shuffle=config.reward.shuffle)
     judge = grade(mine / "eval_rewards.jsonl", shuffle=False)
     rewards.check((*start.train, *start.held_out))
+    if rewards.confined:
+        say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
     return rewards, judge
 
 
@@ -296,6 +298,7 @@ def graders(
         journal=log,
         journaled=before,
         limits=limits,
+        sandbox=config.reward.sandbox,
     )
     return stack.enter_context(pool)
 

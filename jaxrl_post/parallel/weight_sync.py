@@ -24,14 +24,30 @@ class Torn(RuntimeError):
     """A swap failed after its checks. The old weights may be used up, so the engine cannot continue."""
 
 
+class NotFinite(ValueError):
+    """New weights hold a number that is not finite."""
+
+
+def check_finite(params: Any) -> None:
+    """Reads one scalar from the device.
+
+    Raises:
+      NotFinite: a weight is not finite.
+    """
+    if not bool(_finite(params)):
+        raise NotFinite("swap: the new weights are not finite")
+
+
+@jax.jit
+def _finite(tree: Any) -> Any:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
+
+
 class WeightLayout:
     """The engine's placement of weights: `shardings`, a tree like the weights, and `dtype`."""
 
     def __init__(self, shardings: Any, dtype: Any):
         self.shardings, self.dtype = shardings, dtype
-        self._finite = jax.jit(
-            lambda tree: jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
-        )
         self._first = jax.jit(self._cast, out_shardings=shardings)
         self._into = jax.jit(
             lambda old, new: self._cast(new), out_shardings=shardings, donate_argnums=0, keep_unused=True
@@ -53,7 +69,8 @@ class WeightLayout:
         """Checks new weights before a swap.
 
         Raises:
-          ValueError: trees or shapes differ, or a value is not finite.
+          ValueError: trees or shapes differ.
+          NotFinite: a value is not finite.
         """
         was, now = jax.tree.structure(old), jax.tree.structure(new)
         if was != now:
@@ -63,8 +80,7 @@ class WeightLayout:
         for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new), strict=True):
             if a.shape != b.shape:
                 raise ValueError(f"swap: {jax.tree_util.keystr(path)} has shape {b.shape}, in use is {a.shape}")
-        if not bool(self._finite(new)):
-            raise ValueError("swap: the new weights are not finite")
+        check_finite(new)
 
     def place(self, params: Any) -> Any:
         """Returns the first weights: the engine's own copy, unless shared."""

@@ -7,8 +7,14 @@
   function, it goes before the program (HumanEval);
 - or the ground truth: one test, or a JSON list of tests.
 
-The limit is `extra_info["rollout"]["limit_s"]` (rewards/limits.py). A program over its limit has failed, which is a
-verdict. There is no sandbox: a process has limits on CPU, memory, file size and wall-clock only.
+Program and tests are compiled apart and run in different processes (rewards/sandbox). The tests call the program's
+functions over a channel and compare values of built-in types, so nothing that a program defines decides a comparison.
+
+Invariants:
+
+- The limit `extra_info["rollout"]["limit_s"]` is of CPU seconds of the program alone (rewards/limits.py). A program
+  over its limit has failed, which is a verdict. So verdicts depend neither on the load nor on the number of workers.
+- A program that sleeps for longer than `sleep_s` in all has failed too. Waiting for a processor is no sleep.
 """
 
 from __future__ import annotations
@@ -18,18 +24,24 @@ import math
 import os
 import re
 import resource
-import secrets
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from jaxrl_post.rewards import Overrun
+from jaxrl_post.rewards.sandbox import AUTO
+from jaxrl_post.rewards.sandbox.examiner import Names, ProgramTest, examine, names
+from jaxrl_post.rewards.sandbox.host import Program, Sandbox, runs
 
 LIMIT_S = 5.0  # CPU seconds, where a rollout has no limit_s
-_MEMORY, _FILE = 1 << 30, 1 << 20  # bytes
+_MEMORY = 2 << 30  # bytes of the process that runs a test
+_CROWD = 20.0  # times `sleep_s` after which a test ends whatever its state, with one worker a core
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
 _NEAR, _FAR = 0.001, 0.02  # seconds between two polls of a running test, at first and at most
+_PASSED, _FAILED = 17, 1  # exit statuses of the process that runs a test
 
 
 def tests(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping) -> dict[str, float]:
@@ -40,13 +52,14 @@ def tests(data_source: str, solution_str: str, ground_truth: str, extra_info: Ma
     Raises:
       Overrun: a test ran over the limit; scores 0.
       ValueError: there are no tests.
+      SyntaxError: a test is no Python.
     """
-    setup, asked = _asked(ground_truth, extra_info)
-    program = f"{setup}\n{code(solution_str)}\n"
-    limit_s = float(extra_info.get("rollout", {}).get("limit_s", LIMIT_S))
+    asked = _asked(ground_truth, extra_info)
+    program, about = code(solution_str), extra_info.get("rollout", {})
+    limit_s, sandbox = float(about.get("limit_s", LIMIT_S)), sandbox_at(about.get("sandbox", AUTO))
     slowest, passed, verdict = 0.0, 0, "passed"
     for test in asked:
-        verdict, cpu_s = judged(program + test, limit_s)
+        verdict, cpu_s = judged(sandbox, program, test, limit_s, float(about.get("workers_per_core", 1.0)))
         slowest = max(slowest, cpu_s)
         if verdict != "passed":
             break
@@ -62,79 +75,110 @@ def tests(data_source: str, solution_str: str, ground_truth: str, extra_info: Ma
     return numbers
 
 
+def budget(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping) -> float:
+    """Returns the seconds of wall-clock that `tests` takes at most for these arguments."""
+    about = extra_info.get("rollout", {})
+    crowd = float(about.get("workers_per_core", 1.0))
+    return len(_asked(ground_truth, extra_info)) * (wall_s(float(about.get("limit_s", LIMIT_S)), crowd) + 1.0) + 5.0
+
+
+tests.budget, tests.sandboxed = budget, True
+
+
+def sleep_s(limit_s: float) -> float:
+    """Returns the seconds that a test and its program may sleep in all."""
+    return 2 * limit_s + 1
+
+
+def wall_s(limit_s: float, workers_per_core: float) -> float:
+    """Returns the seconds of wall-clock after which a test ends even if it neither runs nor sleeps."""
+    return sleep_s(limit_s) * _CROWD * max(1.0, workers_per_core)
+
+
 def code(text: str) -> str:
     """Returns the content of the last code fence of a rollout, or all of its text if there is none."""
     found = _FENCE.findall(text)
     return found[-1] if found else text
 
 
-def _asked(ground_truth: str, extra: Mapping) -> tuple[str, Sequence[str]]:
-    """Returns the text that goes before the program, and the tests."""
+@cache
+def sandbox_at(level: str) -> Sandbox:
+    """Returns this process's sandbox of a level."""
+    return Sandbox(level)
+
+
+def _asked(ground_truth: str, extra: Mapping) -> Sequence[ProgramTest]:
+    """Returns the tests of a prompt."""
     if extra.get("test_list"):
-        return str(extra.get("test_setup_code") or ""), [str(test) for test in extra["test_list"]]
+        return [ProgramTest(str(test), setup=str(extra.get("test_setup_code") or "")) for test in extra["test_list"]]
     if extra.get("test"):
-        return str(extra.get("prompt") or ""), [f"{extra['test']}\ncheck({extra['entry_point']})\n"]
+        return [
+            ProgramTest(str(extra["test"]), head=str(extra.get("prompt") or ""), entry_point=str(extra["entry_point"]))
+        ]
     try:
         given = json.loads(ground_truth)
     except ValueError:
         given = ground_truth
-    found = [str(test) for test in (given if isinstance(given, list) else [given]) if test]
+    found = [ProgramTest(str(test)) for test in (given if isinstance(given, list) else [given]) if test]
     if not found:
         raise ValueError("a program needs tests: test_list, test with entry_point, or a ground truth of tests")
-    return "", found
+    return found
 
 
-def judged(program: str, limit_s: float) -> tuple[str, float]:
-    """Runs a program in a child. Returns its verdict and its CPU seconds.
+def judged(sandbox: Sandbox, source: str, test: ProgramTest, limit_s: float, crowd: float = 1.0) -> tuple[str, float]:
+    """Runs one test of a program. Returns its verdict and the program's CPU seconds.
 
-    The verdict is "passed" when the program reached its end, "overrun" when it took too long, else "failed". Too long
-    is more than `limit_s` CPU seconds, or more than twice that plus one second of wall-clock.
+    The verdict is "passed" when the test reached its end, "overrun" when the program took too long, else "failed". Too
+    long is more than `limit_s` CPU seconds, or more than `sleep_s(limit_s)` asleep.
     """
-    reads, writes = os.pipe()
-    word = secrets.token_bytes(16)
-    child = os.fork()
-    if child == 0:
-        _child(program, limit_s, reads, writes, word)
-    os.close(writes)
-    late = False
-    deadline, pause = time.monotonic() + 2 * limit_s + 1, _NEAR
-    while (ended := os.wait4(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() > deadline:
+    read = names(test)
+    program = sandbox.start(limit_s)
+    try:
+        examiner = os.fork()
+        if examiner == 0:
+            _child(program, test, read, source, limit_s)
+        late, used, status = _watched(program, examiner, limit_s, wall_s(limit_s, crowd))
+    finally:
+        program.end()
+    if late or used > limit_s or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
+        return "overrun", used
+    return "passed" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _PASSED else "failed", used
+
+
+def _watched(program: Program, examiner: int, limit_s: float, wall: float) -> tuple[bool, float, int]:
+    """Waits for the end of a test. Returns whether it was ended as too long, CPU seconds, and its exit status."""
+    used, asleep, late, pause = 0.0, 0.0, False, _NEAR
+    begun = last = time.monotonic()
+    while True:
+        ended, status = os.waitpid(examiner, os.WNOHANG)
+        seconds, now = program.cpu_s(), time.monotonic()
+        moved, used = (seconds or used) - used, max(used, seconds or 0.0)
+        if ended:
+            return late, used, status
+        if moved < 0.1 * (now - last) and not (runs(program.pid) or runs(examiner)):
+            asleep += now - last
+        last = now
+        if not late and (used > limit_s or asleep > sleep_s(limit_s) or now - begun > wall):
             late = True
-            os.kill(child, signal.SIGKILL)
-            ended = os.wait4(child, 0)
-            break
+            os.kill(examiner, signal.SIGKILL)
         time.sleep(pause)
         pause = min(2 * pause, _FAR)
-    with os.fdopen(reads, "rb") as end:
-        said = end.read()
-    status, used = ended[1], ended[2].ru_utime + ended[2].ru_stime
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL)
-    return "overrun" if late or (killed and used >= 0.9 * limit_s) else "passed" if said == word else "failed", used
 
 
-def _child(program: str, limit_s: float, reads: int, writes: int, word: bytes) -> None:
-    """Runs the program and never returns.
-
-    The parent gets `word` only from a program that reached its end, not from an early exit.
-    """
+def _child(program: Program, test: ProgramTest, read: Names, source: str, limit_s: float) -> None:
+    """Runs the test and never returns. The exit status says whether it reached its end."""
+    status = _FAILED
     try:
-        os.close(reads)
-        channel = os.dup2(writes, 3, inheritable=False)
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        os.closerange(4, 256)
+        fd = os.dup2(program.channel.fileno(), 3) if program.channel.fileno() != 3 else 3
+        channel = socket.socket(fileno=fd)
+        for stream in (0, 1, 2):
+            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+        os.closerange(4, 1 << 20)
         warnings.simplefilter("ignore")
-        for name, most in (
-            (resource.RLIMIT_AS, _MEMORY),
-            (resource.RLIMIT_FSIZE, _FILE),
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_CPU, math.ceil(limit_s) + 1),
-        ):
-            resource.setrlimit(name, (most, most))
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        exec(compile(program, "<answer>", "exec"), {"__name__": "__main__"})
-        os.write(channel, word)
+        seconds = 2 * math.ceil(limit_s) + 2
+        for name, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, seconds)):
+            resource.setrlimit(name, (most, most + 1 if name == resource.RLIMIT_CPU else most))
+        examine(channel, test, read, source)
+        status = _PASSED
     finally:
-        os._exit(0)
+        os._exit(status)

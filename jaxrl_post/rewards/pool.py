@@ -10,15 +10,10 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import multiprocessing.connection
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 import weakref
 from collections import deque
@@ -29,12 +24,13 @@ import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # exported here too
 from jaxrl_post.rewards import digest, signatures
-from jaxrl_post.rewards import worker as child
 from jaxrl_post.rewards.limits import Fixed, Limits
+from jaxrl_post.rewards.process import START_LIMIT_S, WorkerProcess
+from jaxrl_post.rewards.sandbox import AUTO
+from jaxrl_post.rewards.sandbox.wire import Broken
 from jaxrl_post.rewards.sharing import Sharing
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
-START_LIMIT_S = 60.0
 _COUNTERS = ("unscored", "retries", "overruns")
 _log = logging.getLogger(__name__)
 
@@ -63,67 +59,8 @@ class _Task:
 
     job: _Job
     function: int
-    message: bytes
+    arguments: object
     retried: bool = False
-
-
-class _Worker:
-    """One child process with a socket to it. `task`: the task it works on. `deadline`: when it must have replied."""
-
-    def __init__(self, functions: Sequence[str]):
-        ours, theirs = socket.socketpair()
-        # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from jaxrl_post.rewards.worker import main; "
-            f"main({theirs.fileno()}, {os.getpid()})"
-        )
-        env = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=env,
-                start_new_session=True,
-            )
-        self.socket, self.buffer = ours, bytearray()
-        self.task: _Task | None = None
-        self.ready = False
-        self.deadline = time.monotonic() + START_LIMIT_S
-        self.socket.settimeout(START_LIMIT_S)
-        self.socket.sendall(child.pack({"functions": list(functions)}))
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
-
-    def give(self, task: _Task, limit_s: float) -> bool:
-        """Sends a task. Returns False when the worker is gone."""
-        self.task, self.deadline = task, time.monotonic() + limit_s
-        self.socket.settimeout(limit_s)
-        try:
-            self.socket.sendall(task.message)
-        except OSError:
-            return False
-        return True
-
-    def receive(self) -> dict | None:
-        """Returns the next message, or None while it is incomplete. Raises EOFError when the worker is gone."""
-        try:
-            data = self.socket.recv(1 << 16)
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise EOFError
-        self.buffer += data
-        return child.unpack(self.buffer)
-
-    def end(self) -> int:
-        """Kills the process and its children, reaps it, and returns its exit status."""
-        self.socket.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
-            os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
 
 
 class Pool:
@@ -152,6 +89,9 @@ class Pool:
         again. Its record is joined and journaled unchanged, with its failures and their counts.
       limits: CPU seconds that a judged program may take, passed to functions. A function may return the CPU seconds it
         measured as the number "cpu_s". That number is journaled beside the limit and is not a component.
+      sandbox: level of confinement of judged programs (rewards/sandbox).
+
+    `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
 
     Raises:
       ValueError: a path is wrong, a function is missing or has neither signature, or weights do not fit.
@@ -172,15 +112,9 @@ class Pool:
         journal: object | None = None,
         journaled: object | None = None,
         limits: Limits = Fixed(5.0),
+        sandbox: str = AUTO,
     ):
-        if not functions:
-            raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
-        if len(weights) not in (0, len(functions)):
-            raise ValueError(
-                f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none or one each"
-            )
-        if workers < 1 or not timeout_s > 0:
-            raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")
+        _check_arguments(functions, weights, workers, timeout_s)
         if not compute and share is None:
             raise ValueError("a reward pool that computes nothing needs `share`")
         self._functions, self._names = tuple(functions), signatures.names(functions)
@@ -191,12 +125,15 @@ class Pool:
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
         self._arguments = {"verl": signatures.verl, "trl": functools.partial(signatures.trl, decode=decode)}
         self._signatures: list = []
+        self._sandbox, self.confined = sandbox, {}
+        self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
+        self._broken = 0
         self._queue: deque[_Task] = deque()
         self._jobs: dict[RolloutId, _Job] = {}
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
-        self._workers += [_Worker(functions) for _ in range(workers if compute else 1)]
+        self._workers += [WorkerProcess(functions, sandbox) for _ in range(workers if compute else 1)]
         self._check(self._workers[0])
         if not compute:
             self.close()
@@ -243,13 +180,10 @@ class Pool:
         self._jobs[rollout.id] = job
         if known:
             return
-        text, about = self._decode(rollout.tokens), signatures.about(rollout, limit_s)
+        text, about = self._decode(rollout.tokens), signatures.about(rollout, limit_s, self._judging)
         for index in range(len(self._functions)):
-            message = {
-                "function": index,
-                "arguments": self._arguments[self._signatures[index][0]](rollout, text, about),
-            }
-            self._queue.append(_Task(job=job, function=index, message=child.pack(message)))
+            arguments = self._arguments[self._signatures[index][0]](rollout, text, about)
+            self._queue.append(_Task(job=job, function=index, arguments=arguments))
         self._turn(0.0)
 
     def join(self, group: Group) -> Group:
@@ -273,26 +207,30 @@ class Pool:
         return self._scored(group, found)
 
     def metrics(self) -> dict[str, float]:
-        """Returns unscored rollouts, second attempts, overruns and seconds that `join` waited, since the last call."""
+        """Returns counts since the last call, and the seconds that `join` waited.
+
+        Counted are unscored rollouts, second attempts, overruns, and workers whose output was no reply.
+        """
         out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
-        out["timing_s/reward_wait"] = self._waited_s
-        self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
+        out |= {"reward/broken_workers": float(self._broken), "timing_s/reward_wait": self._waited_s}
+        self._counts, self._broken, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0, 0.0
         return out
 
-    def _check(self, worker: _Worker) -> None:
+    def _check(self, worker: WorkerProcess) -> None:
         while not worker.ready:
             if not multiprocessing.connection.wait([worker], max(0.0, worker.deadline - time.monotonic())):
                 self.close()
                 raise ValueError(f"reward functions {self._functions} are not loaded after {START_LIMIT_S:g} s")
             try:
-                message = worker.receive() or {}
-            except EOFError:
+                message = next(worker.receive(), {})
+            except (EOFError, Broken):
                 message = {"refused": f"the process that loads {self._functions} died"}
             if "refused" in message:
                 self.close()
                 raise ValueError(message["refused"])
             worker.ready = "ready" in message
-        self._signatures = message["ready"]
+        self._signatures, self.confined = message["ready"], message["sandbox"]
+        self._judging["sandbox"] = self.confined.get("level", self._sandbox)
 
     def _collect(self, ids: Sequence[RolloutId]) -> list[Mapping]:
         """Waits for the records of rollouts and returns them."""
@@ -367,16 +305,17 @@ class Pool:
         self._feed()
         for worker in multiprocessing.connection.wait(self._workers, wait_s):
             try:
-                message = worker.receive()
+                for message in worker.receive():
+                    self._answered(worker, message)
             except EOFError:
                 self._failed(worker, None)
-                continue
-            if message is not None:
-                self._answered(worker, message)
+            except Broken as error:
+                self._broken += 1
+                self._failed(worker, f"wrote {error} instead of a reply")
         now = time.monotonic()
         for worker in list(self._workers):
             if now > worker.deadline and (worker.task or not worker.ready):
-                self._failed(worker, f"took longer than {self._timeout_s if worker.ready else START_LIMIT_S:g} s")
+                self._failed(worker, f"took longer than {worker.limit_s if worker.ready else START_LIMIT_S:g} s")
         self._feed()
 
     def _feed(self) -> None:
@@ -389,25 +328,27 @@ class Pool:
             ):
                 self._failed(worker, None)
 
-    def _answered(self, worker: _Worker, message: dict) -> None:
+    def _answered(self, worker: WorkerProcess, message: dict) -> None:
         if "ready" in message:
             self._started(worker)
+        elif "budget" in message:
+            worker.extend(message["budget"])
         elif "numbers" not in message:
             self._failed(worker, message.get("failed") or message["refused"])
-        elif message["seconds"] > self._timeout_s:  # it was late, but its reply came before the deadline was checked
-            self._failed(worker, f"took {message['seconds']:.3g} s, longer than {self._timeout_s:g} s")
+        elif message["seconds"] > worker.limit_s:  # it was late, but its reply came before the deadline was checked
+            self._failed(worker, f"took {message['seconds']:.3g} s, longer than {worker.limit_s:g} s")
         else:
             task, worker.task = worker.task, None
             task.job.numbers[task.function] = message["numbers"]
             task.job.counts["overruns"] += message["overrun"]
             task.job.pending -= 1
 
-    def _started(self, worker: _Worker) -> None:
+    def _started(self, worker: WorkerProcess) -> None:
         worker.ready = True
         if worker.task is not None and not worker.give(worker.task, self._timeout_s):
             self._failed(worker, None)
 
-    def _failed(self, worker: _Worker, reason: str | None) -> None:
+    def _failed(self, worker: WorkerProcess, reason: str | None) -> None:
         """Replaces the worker. Its task goes to the fresh worker, or is given up after its second failure."""
         status = worker.end()
         reason = reason or f"the process ended with status {status}"
@@ -415,7 +356,7 @@ class Pool:
         if not worker.ready:
             self.close()
             raise RuntimeError(f"a fresh reward worker for {self._functions} cannot be started: {reason}")
-        self._workers[place] = fresh = _Worker(self._functions)
+        self._workers[place] = fresh = WorkerProcess(self._functions, self._sandbox)
         task = worker.task
         if task is None:
             return
@@ -430,6 +371,17 @@ class Pool:
         _log.warning("reward %s failed twice on %s, which stays unscored: %s", name, task.job.rollout, reason)
 
 
-def _end_all(workers: list[_Worker]) -> None:
+def _end_all(workers: list[WorkerProcess]) -> None:
     while workers:
         workers.pop().end()
+
+
+def _check_arguments(functions: Sequence[str], weights: Sequence[float], workers: int, timeout_s: float) -> None:
+    if not functions:
+        raise ValueError("reward.functions is empty: name at least one, for example jaxrl_post.rewards.math:exact")
+    if len(weights) not in (0, len(functions)):
+        raise ValueError(
+            f"reward.weights has {len(weights)} entries, reward.functions {len(functions)}: give none or one each"
+        )
+    if workers < 1 or not timeout_s > 0:
+        raise ValueError(f"reward.workers={workers} must be at least 1 and reward.timeout_s={timeout_s} above 0")

@@ -1,7 +1,8 @@
 """The two signatures of reward functions, distinguished by the names of their arguments.
 
 verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dict. extra_info holds the prompt's
-`extra` and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds}.
+`extra` and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds,
+"sandbox": level for judged programs, "workers_per_core": reward processes for each processor}.
 
 TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None; it has an argument `completions`.
 
@@ -15,16 +16,19 @@ TRL's is (prompts, completions, completion_ids, **columns) -> list of number or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from jaxrl_post.types import Prompt, Rollout
 
 
-def about(rollout: Rollout, limit_s: float) -> dict:
-    """Describes a rollout to a reward function. `limit_s`: CPU seconds that a judged program may take."""
-    return {"tokens": len(rollout), "finish": rollout.finish.value, "limit_s": limit_s}
+def about(rollout: Rollout, limit_s: float, judging: Mapping) -> dict:
+    """Describes a rollout to a reward function.
+
+    `limit_s`: CPU seconds that a judged program may take. `judging`: "sandbox" and "workers_per_core".
+    """
+    return {"tokens": len(rollout), "finish": rollout.finish.value, "limit_s": limit_s, **judging}
 
 
 def verl(rollout: Rollout, text: str, about: dict) -> list:

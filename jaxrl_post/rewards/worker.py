@@ -14,11 +14,9 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,8 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_post.rewards import Overrun
+from jaxrl_post.rewards.sandbox import Unavailable, wire
 
-_LENGTH = struct.Struct("!I")
+_LARGEST_FRAME = (1 << 32) - 1  # bytes; what the trainer sends is trusted
 _LARGEST = 3.4e38  # rewards are float32
 _NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 _LISTS = ("prompts", "completions", "completion_ids", "rollout")  # arguments of every call
@@ -39,21 +38,13 @@ class Refused(Exception):
 
 
 def pack(message: Mapping) -> bytes:
-    """Returns a message as bytes: its length, then JSON."""
-    body = json.dumps(message, default=_plain).encode()
-    return _LENGTH.pack(len(body)) + body
+    """Returns a message as a frame.
 
-
-def unpack(buffer: bytearray) -> dict | None:
-    """Takes the first complete message out of `buffer`. Returns None when there is none yet."""
-    if len(buffer) < _LENGTH.size:
-        return None
-    end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
-    if len(buffer) < end:
-        return None
-    body = bytes(buffer[_LENGTH.size : end])
-    del buffer[:end]
-    return json.loads(body)
+    Raises:
+      TypeError: a value is neither a JSON type, a number nor an array.
+      wire.Broken: the frame is too large.
+    """
+    return wire.pack(message, _LARGEST_FRAME, _plain)
 
 
 def _plain(value):
@@ -73,11 +64,16 @@ class Loaded(NamedTuple):
       signature: "verl" or "trl".
       needs: columns that a prompt must have.
       score: maps the pool's arguments to numbers. The dict is empty where the function does not apply.
+      budget: maps the pool's arguments to seconds that `score` may take, where that is more than the pool's limit.
+        Without it the pool's limit holds.
+      sandboxed: whether the function judges programs in a sandbox.
     """
 
     signature: str
     needs: tuple[str, ...]
     score: Callable[[Any], dict[str, float]]
+    budget: Callable[[Any], float] | None = None
+    sandboxed: bool = False
 
 
 def load(path: str) -> Loaded:
@@ -109,10 +105,14 @@ def load(path: str) -> Loaded:
     signature = inspect.signature(function)
     if "completions" in signature.parameters:
         return _batched(path, name, function, signature)
+    given = getattr(function, "budget", None)
+    budget = None if given is None else (lambda values: float(given(*values)))
+    sandboxed = bool(getattr(function, "sandboxed", False))
     if _binds(signature, (), dict.fromkeys(_NAMES)):
-        return Loaded("verl", (), lambda values: verdict(function(**dict(zip(_NAMES, values, strict=True)))))
+        named = lambda values: verdict(function(**dict(zip(_NAMES, values, strict=True))))  # noqa: E731
+        return Loaded("verl", (), named, budget, sandboxed)
     if _binds(signature, _NAMES, {}):
-        return Loaded("verl", (), lambda values: verdict(function(*values)))
+        return Loaded("verl", (), lambda values: verdict(function(*values)), budget, sandboxed)
     raise Refused(
         f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}, "
         "nor TRL's (prompts, completions, completion_ids, **columns)"
@@ -209,40 +209,59 @@ def _die_with(parent: int) -> None:
 
 
 def _receive(channel: socket.socket, buffer: bytearray) -> dict:
-    while (message := unpack(buffer)) is None:
-        data = channel.recv(1 << 16)
-        if not data:
-            raise SystemExit(0)
-        buffer += data
-    return message
+    try:
+        return wire.receive(channel, buffer, _LARGEST_FRAME)
+    except EOFError:
+        raise SystemExit(0) from None
+
+
+def _confined(functions: list[Loaded], level: str) -> dict:
+    """Returns the level and layers of the sandbox, empty if no function judges programs.
+
+    Raises:
+      Refused: the host does not give the level.
+    """
+    if not any(one.sandboxed for one in functions):
+        return {}
+    from jaxrl_post.rewards import code
+
+    try:
+        sandbox = code.sandbox_at(level)
+    except Unavailable as error:
+        raise Refused(str(error)) from None
+    return {"level": sandbox.level, "layers": sandbox.layers}
 
 
 def main(fd: int, parent: int) -> None:
-    """Serves the socket `fd` until the other end closes it."""
+    """Serves the socket `fd` until the other end closes it. Each reply names the task that it is of."""
     _die_with(parent)
     os.set_inheritable(fd, False)
     channel, buffer = socket.socket(fileno=fd), bytearray()
-    paths, loading = _receive(channel, buffer)["functions"], True
+    first = _receive(channel, buffer)
+    paths, task = first["functions"], None
 
     def last_word(kind, error, trace):
         text = f"{kind.__name__}: {error}"[:2000]
-        if loading:
+        if task is None:
             known = kind is Refused
             channel.sendall(
                 pack({"refused": str(error) if known else f"a reward function of {paths} cannot be loaded: {text}"})
             )
         else:
-            channel.sendall(pack({"failed": text}))
+            channel.sendall(pack({"task": task["task"], "failed": text}))
 
     sys.excepthook = last_word
     functions = [load(path) for path in paths]
-    loading = False
-    channel.sendall(pack({"ready": [[one.signature, one.needs] for one in functions]}))
+    sandbox = _confined(functions, first["sandbox"])
+    channel.sendall(pack({"ready": [[one.signature, one.needs] for one in functions], "sandbox": sandbox}))
     while True:
         task = _receive(channel, buffer)
+        function, about = functions[task["function"]], {"task": task["task"]}
+        if function.budget is not None:
+            channel.sendall(pack(about | {"budget": function.budget(task["arguments"])}))
         begun = time.monotonic()
         try:
-            numbers, overrun = functions[task["function"]].score(task["arguments"]), False
+            numbers, overrun = function.score(task["arguments"]), False
         except Overrun as error:
             numbers, overrun = verdict(error.args[0] if error.args else 0.0), True
-        channel.sendall(pack({"numbers": numbers, "overrun": overrun, "seconds": time.monotonic() - begun}))
+        channel.sendall(pack(about | {"numbers": numbers, "overrun": overrun, "seconds": time.monotonic() - begun}))

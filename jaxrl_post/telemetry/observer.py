@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jaxrl_post.protocols import Ring, Source
+from jaxrl_post.telemetry.alarms import Alarms
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.metrics import describe
 from jaxrl_post.telemetry.timing import Stopwatch
@@ -29,6 +30,8 @@ class Observer:
       log: writes the rollout log. It is called with (step, groups) for groups that are new to the learner.
       evaluate: called with the version if `when(version before, version)` is true. It writes its own row.
       save: called with the version, last of a publish, if `saved_at(version before, version)` is true.
+      alarms: looks at every row before it is written, and adds its own metrics.
+      dump: writes the batch of a step whose gradient was not finite. It is called with (step, groups).
       warm: called once, after the first round and its evaluation. From then on nothing may be compiled.
       watch: measures seconds per phase.
       devices: number of devices, for tokens per second and device.
@@ -46,6 +49,8 @@ class Observer:
         when: Callable[[int, int], bool],
         save: Callable[[int], None],
         saved_at: Callable[[int, int], bool],
+        alarms: Alarms,
+        dump: Callable[[int, Sequence[Group]], None],
         warm: Callable[[], None],
         watch: Stopwatch,
         devices: int,
@@ -54,6 +59,7 @@ class Observer:
         self._write, self._log = write, log
         self._evaluate, self._when, self._warm = evaluate, when, warm
         self._save, self._saved_at = save, saved_at
+        self._alarms, self._dump = alarms, dump
         self._watch, self._devices = watch, devices
         self._waiting: tuple[Mapping, dict, Sequence[Group]] | None = None
         self._seconds: dict[str, float] | None = None  # of the waiting row, once its weights are published
@@ -101,10 +107,12 @@ class Observer:
 
     def state_dict(self) -> dict:
         """Returns the state for a checkpoint, within `published`."""
-        return {"step": self.step, "tokens": self.tokens, "version": self._version}
+        own = {"step": self.step, "tokens": self.tokens, "version": self._version}
+        return own | {"alarms": self._alarms.state_dict()}
 
     def load_state_dict(self, state: Mapping) -> None:
         self.step, self.tokens, self._version = state["step"], state["tokens"], state["version"]
+        self._alarms.load_state_dict(state["alarms"])
 
     def flush(self) -> None:
         """Writes the row of the last commit, if not written yet."""
@@ -115,7 +123,10 @@ class Observer:
         row |= describe(groups, self.step - 1)
         row |= {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
         self._trained, self._steps = self._trained + row.get("rollout/num_tokens", 0.0), self._steps + 1
-        self._write(self.step, row | self._speed())
+        if row.get("training/skip_reason") == 2.0:
+            self._dump(self.step, groups)
+        self._write(self.step, row | self._alarms.look(self.step, row) | self._speed())
+        self._alarms.check(self.step, row)
 
     def _speed(self) -> dict[str, float]:
         """Returns timed metrics since the publish before, for the row of the commit that is published now.

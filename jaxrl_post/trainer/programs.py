@@ -207,7 +207,8 @@ def commit(
     """Takes one optimizer step. Returns the new state, emptied sums, and metrics.
 
     The update is skipped where the gradient is not finite or nothing was counted. Weights and moments then keep every
-    bit, and the step still counts.
+    bit, and the step still counts. "training/skip_reason" says why: 0 not skipped,
+    1 no token was counted, 2 the gradient is not finite.
     """
     policy = state.params["policy"]
     with jax.named_scope("commit"):
@@ -236,6 +237,7 @@ def commit(
             "actor/grad_norm": norm,
             "actor/lr": lr,
             "training/skipped_updates": 1 - sound.astype(jnp.int32),
+            "training/skip_reason": jnp.where(sums.count > 0, jnp.where(sound, 0, 2), 1),
             "training/trained_tokens": sums.tokens,
         }
         return after, jax.tree.map(jnp.zeros_like, sums), metrics

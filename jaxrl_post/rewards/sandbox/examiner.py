@@ -1,0 +1,239 @@
+"""The trusted side of a judged program: runs its tests and compares what it returns.
+
+Tests run here, in a namespace of their own, and see the program's functions as `Remote` objects. Values that come back
+are exact built-in types, so that an answer's own `__eq__` decides nothing. A name of a test means, in this order: what
+the tests define, a builtin, a module of the standard library, and only then the program's object of that name.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxrl_post.rewards.sandbox import wire
+
+
+class Failed(Exception):
+    """The program broke the protocol, or could not be loaded."""
+
+
+class ProgramTest(NamedTuple):
+    """One test of a program.
+
+    Attributes:
+      source: statements that raise if the program is wrong.
+      setup: statements that run before it.
+      head: trusted code that goes before the program, such as the head of a function. Its other functions are the
+        test's own.
+      entry_point: the program's function that `source` gets as `candidate` and by its name. Empty: it is named in
+        `source`.
+    """
+
+    source: str
+    setup: str = ""
+    head: str = ""
+    entry_point: str = ""
+
+
+class Link:
+    """Requests to a judged program over a socket."""
+
+    def __init__(self, channel):
+        self._channel, self._buffer = channel, bytearray()
+
+    def ask(self, **request) -> dict:
+        """Returns the program's reply to one request.
+
+        Raises:
+          Failed: the program is gone or broke the protocol.
+          Exception: the built-in exception that the program raised, or RuntimeError for another.
+        """
+        try:
+            self._channel.sendall(wire.pack(request))
+            reply = wire.receive(self._channel, self._buffer)
+        except (EOFError, OSError, wire.Broken) as error:
+            raise Failed(f"{type(error).__name__}: {error}") from None
+        if "raised" in reply:
+            raise _raised(reply["raised"], reply.get("text"))
+        return reply
+
+    def value(self, **request) -> object:
+        """Returns the value of the program's reply."""
+        return self.decode(self.ask(**request).get("value"))
+
+    def decode(self, given: object) -> object:
+        try:
+            return wire.decode(given, lambda items: Remote(self, _number(items)))
+        except wire.Broken as error:
+            raise Failed(str(error)) from None
+
+
+class Remote:
+    """An object of the judged program: a function, a class, an instance, a generator.
+
+    It can be called, indexed and iterated, and its attributes can be read and set. It is equal to itself alone and has
+    no truth value, so that no comparison is decided by the program.
+    """
+
+    __slots__ = ("_link", "_of")
+
+    def __init__(self, link: Link, of: int):
+        object.__setattr__(self, "_link", link)
+        object.__setattr__(self, "_of", of)
+
+    def __call__(self, *args, **named):
+        sent = [wire.encode(arg, _refer) for arg in args]
+        reply = self._link.ask(
+            do="call", of=self._of, args=sent, named={name: wire.encode(arg, _refer) for name, arg in named.items()}
+        )
+        for place, now in _changed(reply):
+            if place < len(args):
+                _assign(args[place], self._link.decode(now))
+        return self._link.decode(reply.get("value"))
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._link.value(do="get", of=self._of, name=name)
+
+    def __setattr__(self, name: str, value) -> None:
+        self._link.ask(do="set", of=self._of, name=name, value=wire.encode(value, _refer))
+
+    def __getitem__(self, key):
+        return self._link.value(do="item", of=self._of, key=wire.encode(key, _refer))
+
+    def __setitem__(self, key, value) -> None:
+        self._link.ask(do="put", of=self._of, key=wire.encode(key, _refer), value=wire.encode(value, _refer))
+
+    def __len__(self) -> int:
+        return self._link.value(do="len", of=self._of)
+
+    def __iter__(self):
+        return self._link.value(do="iter", of=self._of)
+
+    def __next__(self):
+        return self._link.value(do="next", of=self._of)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an object of the judged program has no truth value")
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Remote) and (other._link, other._of) == (self._link, self._of)
+
+    def __hash__(self) -> int:
+        return hash(self._of)
+
+
+class Names(NamedTuple):
+    """Names that a test reads from elsewhere. `modules`: those of the standard library, which the program cannot give."""
+
+    wanted: frozenset[str]
+    modules: frozenset[str]
+
+
+def names(test: ProgramTest) -> Names:
+    """Returns the names that a test reads from elsewhere.
+
+    A name is a module where the test reads its attributes and never calls it.
+
+    Raises:
+      SyntaxError: the test is no Python.
+    """
+    loaded, owners, called, stored = set(), set(), set(), set()
+    for text in (test.setup, test.source):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Name):
+                (loaded if isinstance(node.ctx, ast.Load) else stored).add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                owners.add(node.value.id)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called.add(node.func.id)
+            elif isinstance(node, ast.alias):
+                stored.add((node.asname or node.name).partition(".")[0])
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                stored.add(node.name)
+    wanted = (loaded - stored - set(vars(builtins))) | ({test.entry_point} - {""})
+    return Names(frozenset(wanted), frozenset((wanted & owners & sys.stdlib_module_names) - called))
+
+
+def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
+    """Loads the program `source` behind `channel` and runs one test, which reads the names `read`.
+
+    Raises:
+      Exception: whatever the test raises. The program has passed if nothing is raised.
+    """
+    link = Link(channel)
+    space: dict = {"__name__": "tests"}
+    if test.head:
+        with contextlib.suppress(SyntaxError):  # a head without a body has no functions of its own
+            exec(compile(test.head, "<head>", "exec"), space)
+    space.pop(test.entry_point, None)
+    wanted = read.wanted - set(space)
+    before = [] if test.head else [test.setup]
+    reply = link.ask(do="load", source=f"{test.head}{source}\n", before=before, wanted=sorted(wanted))
+    for name, given in _found(reply).items():
+        if name in read.modules:
+            space[name] = importlib.import_module(name)
+        elif name in wanted and given != "module":
+            space[name] = link.decode(given)
+    for text in (test.setup, test.source):
+        exec(compile(text, "<test>", "exec"), space)
+    if test.entry_point:
+        space["check"](space[test.entry_point])
+
+
+def _found(reply: dict) -> dict:
+    """Returns the names of a reply to "load", each with "module" or an encoded value."""
+    names = reply.get("names")
+    if not isinstance(names, dict):
+        raise Failed("the program's names are missing")
+    for given in names.values():
+        if given != "module" and not (isinstance(given, list) and len(given) == 2 and given[0] == "value"):
+            raise Failed("the program's names are malformed")
+    return {name: given if given == "module" else given[1] for name, given in names.items()}
+
+
+def _changed(reply: dict) -> Iterator[tuple[int, object]]:
+    changed = reply.get("changed")
+    for place, now in changed.items() if isinstance(changed, dict) else ():
+        if place.isdecimal() and len(place) < 6:
+            yield int(place), now
+
+
+def _assign(old, new) -> None:
+    """Gives a mutable argument the content that the program left in it."""
+    if type(old) is not type(new):
+        return
+    if isinstance(old, (list, bytearray)):
+        old[:] = new
+    elif isinstance(old, (dict, set)):
+        old.clear()
+        old.update(new)
+
+
+def _number(items: list) -> int:
+    (number,) = items
+    if type(number) is not int or number < 0:
+        raise ValueError("a reference that is no number")
+    return number
+
+
+def _refer(value: object) -> list:
+    if isinstance(value, Remote):
+        return ["h", value._of]
+    raise TypeError(f"a {type(value).__name__} cannot be passed to a judged program")
+
+
+def _raised(name: object, text: object) -> BaseException:
+    kind = getattr(builtins, name, None) if isinstance(name, str) else None
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return RuntimeError(f"{name}: {text}")
+    try:
+        return kind(str(text))
+    except TypeError:  # UnicodeDecodeError takes five arguments
+        return RuntimeError(f"{name}: {text}")

@@ -1,0 +1,182 @@
+"""Verdicts depend on the program alone: not on workers, load or sandbox, and not on what a program says about itself.
+
+A table of 60 right and wrong programs is judged with 1, 4 and 16 workers, on an idle and on a loaded machine. None uses
+a number of CPU seconds within 25 % of its limit. All reference solutions of HumanEval and MBPP pass in strict mode.
+Programs that end in a backslash, replace the check or hide behind a decorator earn nothing on any row. The cost of
+confinement is measured in turns beside the same programs without it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+MINUTES = 12.0
+LIMIT_S = 1.0
+WORKERS = (1, 4, 16)
+UNFIT = (123,)  # of MBPP: its reference takes 5 CPU seconds
+WRONG_AT_THE_END = {
+    "backslash": "{code}\nx = 1\\",
+    "open string": "{code}\nx = '''",
+    "decorator": "{code}\nimport functools\n@lambda f: lambda *a: None",
+}
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    from verdict_programs import table
+
+    programs = table()
+    record.figure("programs", len(programs), at_least=60)
+    _judged_alike(record, programs)
+    rows = [json.loads(line) for line in record.data("mbpp", "mbpp.jsonl").read_text().splitlines()]
+    with gzip.open(record.data("humaneval", "HumanEval.jsonl.gz"), "rt") as file:
+        tasks = [json.loads(line) for line in file]
+    _references(record, rows, tasks)
+    _ends(record, rows[:120], tasks[:120])
+    _cost(record)
+    for selection in ("sleeper", "kills_what_it_started", "no_reply"):
+        record.figure(f"tests.{selection}", record.passed("tests/test_rewards_sandbox.py", selection), at_least=1)
+
+
+def _judged_alike(record, programs: Sequence[tuple[str, str, float]]) -> None:
+    """Judges the table with every number of workers, idle and loaded."""
+    wanted = {name: score for name, _, score in programs}
+    differing, nearest, unscored = [], 1.0, 0
+    for workers, loaded in itertools.product(WORKERS, (False, True)):
+        hogs = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(4 * loaded)]
+        for hog in hogs:
+            hog.start()
+        begun = time.monotonic()
+        scores, used, missing = _through_a_pool(programs, workers)
+        for hog in hogs:
+            hog.kill()
+            hog.join()
+        unscored += missing
+        differing += [
+            f"{name} with {workers} workers, {'loaded' if loaded else 'idle'}"
+            for name in wanted
+            if scores[name] != wanted[name]
+        ]
+        nearest = min(nearest, *(abs(seconds / LIMIT_S - 1.0) for seconds in used if seconds <= LIMIT_S))
+        print(f"{workers:2} workers, {'loaded' if loaded else 'idle':6}: {time.monotonic() - begun:5.1f} s", flush=True)
+    record.figure("verdicts_that_differ", differing, equals=[])
+    record.figure("unscored", unscored, equals=0)
+    record.figure("nearest_to_the_limit", round(nearest, 3), at_least=0.25)
+
+
+def _through_a_pool(programs, workers: int) -> tuple[dict[str, float], list[float], int]:
+    """Returns the score of each program, the CPU seconds of those that end, and the number of unscored ones."""
+    import numpy as np
+
+    from jaxrl_post.rewards.limits import Fixed
+    from jaxrl_post.rewards.pool import Pool
+    from jaxrl_post.types import Group
+
+    rollouts = _rollouts(len(programs))
+    kept: list[Mapping] = []
+
+    class Journal:
+        write = staticmethod(kept.append)
+
+    with Pool(
+        ("jaxrl_post.rewards.code:tests",),
+        workers=workers,
+        timeout_s=LIMIT_S,
+        limits=Fixed(LIMIT_S),
+        journal=Journal(),
+        decode=lambda tokens: programs[int(tokens[0])][1],
+    ) as pool:
+        for rollout in rollouts:
+            pool.start(rollout)
+        none = np.zeros(len(rollouts))
+        group = pool.join(Group(prompt=rollouts[0].prompt, rollouts=rollouts, rewards=none, scored=none == 1))
+    scores = {name: float(reward) for (name, _, _), reward in zip(programs, group.rewards, strict=True)}
+    used = [record["cpu_s"] for record in kept if record["counts"]["overruns"] == 0]
+    return scores, used, int((~group.scored).sum())
+
+
+def _rollouts(count: int) -> tuple:
+    """Returns rollouts to one prompt. The token of each is its number, which stands for its program."""
+    import numpy as np
+
+    from jaxrl_post.types import Finish, Prompt, Rollout, RolloutId
+
+    prompt = Prompt(
+        id="p", tokens=[1], answer="", source="s", extra={"test_list": ["assert f(3) == 9", "assert f(-2) == 4"]}
+    )
+    one = np.ones(1)
+    return tuple(
+        Rollout(
+            id=RolloutId(0, "train", 0, "p", index),
+            tokens=[index],
+            sampled=[True],
+            prompt=prompt,
+            logprobs=-one,
+            entropies=one,
+            versions=[0],
+            drafted=[False],
+            finish=Finish.EOS,
+            start_clock=0,
+            finish_clock=1,
+        )
+        for index in range(count)
+    )
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def _score(row: Mapping, text: str, limit_s: float = 10.0) -> float:
+    from jaxrl_post.rewards import Overrun, code
+
+    try:
+        return code.tests("", text, "", {**row, "rollout": {"limit_s": limit_s, "sandbox": "strict"}})["score"]
+    except Overrun as error:
+        return error.args[0]["score"]
+
+
+def _references(record, rows: Sequence[Mapping], tasks: Sequence[Mapping]) -> None:
+    failed = [row["task_id"] for row in rows if row["task_id"] not in UNFIT and _score(row, row["code"]) != 1.0]
+    record.figure("mbpp.references", len(rows) - len(UNFIT))
+    record.figure("mbpp.references_that_fail", failed, equals=[])
+    failed = [task["task_id"] for task in tasks if _score(task, task["canonical_solution"]) != 1.0]
+    record.figure("humaneval.references", len(tasks))
+    record.figure("humaneval.references_that_fail", failed, equals=[])
+
+
+def _ends(record, rows: Sequence[Mapping], tasks: Sequence[Mapping]) -> None:
+    """Wrong programs with an end that disarmed the tests while these were text behind the program."""
+    for name, form in WRONG_AT_THE_END.items():
+        earned = [row["task_id"] for row in rows if _score(row, form.format(code="def wrong(): return 0")) == 1.0]
+        earned += [task["task_id"] for task in tasks if _score(task, form.format(code="    return None")) == 1.0]
+        record.figure(f"earned_by.{name.replace(' ', '_')}", earned, equals=[])
+
+
+def _cost(record) -> None:
+    """Milliseconds for each program at each level, in turns, above those of level none."""
+    from jaxrl_post.rewards import code
+    from jaxrl_post.rewards.sandbox import LEVELS
+    from jaxrl_post.rewards.sandbox.examiner import ProgramTest
+
+    test, spent = ProgramTest("assert f(3) == 9"), {level: [] for level in LEVELS}
+    for _ in range(60):
+        for level in LEVELS:
+            begun = time.perf_counter()
+            verdict, _ = code.judged(code.sandbox_at(level), "def f(n): return n * n\n", test, 5.0)
+            spent[level].append(1000 * (time.perf_counter() - begun))
+            assert verdict == "passed", verdict
+    middle = {level: statistics.median(values) for level, values in spent.items()}
+    record.figure("ms_per_program.none", round(middle["none"], 2))
+    record.figure("ms_above_none.basic", round(middle["basic"] - middle["none"], 2), at_most=40.0)
+    record.figure("ms_above_none.strict", round(middle["strict"] - middle["none"], 2), at_most=80.0)
+    record.figure("cores", os.cpu_count())
