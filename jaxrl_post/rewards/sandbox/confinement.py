@@ -193,6 +193,8 @@ def private_root(paths: list[str]) -> None:
     opened = {path: os.open(path, os.O_PATH) for path in paths}  # some may lie below the /tmp that is hidden now
     _mount(b"none", b"/", None, _REC | _PRIVATE)
     _mount(b"tmpfs", b"/tmp", b"tmpfs", _NOSUID | _NODEV, b"size=1m,mode=755")
+    os.makedirs("/tmp/tmp")  # before the paths, as some may lie there
+    _mount(b"tmpfs", b"/tmp/tmp", b"tmpfs", _NOSUID | _NODEV | _NOEXEC, SCRATCH.encode())
     for path, source in opened.items():
         target = f"/tmp{path}"
         folder = os.path.isdir(f"/proc/self/fd/{source}")
@@ -203,8 +205,6 @@ def private_root(paths: list[str]) -> None:
         os.close(source)
         device = path.startswith("/dev/")
         _read_only(target.encode(), _MOUNT_ATTR_RDONLY | _NOSUID | (0 if device else _NODEV))
-    os.makedirs("/tmp/tmp")
-    _mount(b"tmpfs", b"/tmp/tmp", b"tmpfs", _NOSUID | _NODEV | _NOEXEC, SCRATCH.encode())
     os.chdir("/tmp")
     _call({"x86_64": 155, "aarch64": 41}[platform.machine()], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     _check(_c.umount2(b".", 2))
