@@ -31,6 +31,7 @@ from jaxrl_post.config import reference
 from jaxrl_post.launch import malloc, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
+from jaxrl_post.launch.stop_signal import Stopped, StopSignal
 from jaxrl_post.models import hf
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
@@ -77,7 +78,7 @@ def turn(run: Run) -> None:
     else:
         observe.load_state_dict(run.saved.host["observers"])
     run.watch.drain()
-    with jax.transfer_guard_host_to_device("disallow"):
+    with jax.transfer_guard_host_to_device("disallow"), stoppable(ring, run, observe):
         loop.run(
             ring,
             run.engine,
@@ -114,6 +115,24 @@ def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
     ring.on("scored", first.scored, *(record.record for record in run.records))
     ring.on("committed", observe.commit)
     ring.on("published", *(trace.published for trace in traces), observe.published)
+
+
+def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
+    """Registers what ends the run at a safe point after SIGTERM or SIGINT."""
+
+    def save_once(version: int) -> None:
+        ring.flush()
+        observe.flush()
+        if version not in run.saves.steps():
+            save(run, observe, version)
+
+    def may_save() -> bool:
+        return run.config.checkpoint.every > 0 and run.engine.pending == 0
+
+    stop = StopSignal(save_once, may_save, run.config.steps)
+    ring.on("stepped", stop.stepped)
+    ring.on("published", stop.published)
+    return stop
 
 
 def publish(ring: TimedRing, run: Run) -> int:
@@ -255,6 +274,9 @@ def main(arguments: Sequence[str]) -> int:
             return sorry(error)
         except Torn as error:
             return sorry(error, RESTART)
+        except Stopped as stopped:
+            say(str(stopped))
+            return RESTART
     return 0
 
 

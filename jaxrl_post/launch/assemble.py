@@ -28,7 +28,7 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume
+from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume, run_lock
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.parallel import processes
@@ -123,6 +123,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     else:
         place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
     try:
+        run_lock.hold(place, stack)
         return build(config, start, devices, place, new, stack)
     except ValueError:
         stack.close()

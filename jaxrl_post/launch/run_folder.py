@@ -18,7 +18,7 @@ import jax
 from jaxrl_post.parallel.processes import share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
-_EARLY = re.compile(r"process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|config\.json.*")
+_EARLY = re.compile(r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|config\.json.*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def contents(folder: Path) -> list[str]:
         "checkpoints": "the whole run, to be resumed",
         "trace": "the first rounds from that step on, for ui.perfetto.dev and scripts/plot_rounds.py",
     }
-    there = sorted(path.name for path in folder.iterdir())
+    there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return [
         "",
         str(folder),

@@ -1,0 +1,72 @@
+"""The lock of a run's folder: one job at a time writes there. It ends with its process, however that ends.
+
+Process 0 of a job holds it for all. The file `.lock` names the holder's host and process while it is held. The kernel
+releases the lock with the process, so a killed run leaves none behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TextIO
+
+import jax
+
+from jaxrl_post.parallel.processes import share_text
+
+NAME = ".lock"
+
+
+def hold(folder: Path, stack: contextlib.ExitStack) -> None:
+    """Locks the folder for this job until `stack` closes.
+
+    Raises:
+      ValueError: another process holds it, or the folder cannot be written.
+    """
+    refusal = ""
+    if jax.process_index() == 0:
+        try:
+            stack.enter_context(_held(folder))
+        except BlockingIOError:
+            refusal = (
+                f"{folder} is in use by {_holder(folder)}: a run is written by one job at a time; end that one first"
+            )
+        except OSError as error:
+            refusal = (
+                f"{folder} cannot be written: {error.strerror or error} ({error.filename}); name a --run-dir that can"
+            )
+    refusal = share_text(refusal)
+    if refusal:
+        raise ValueError(refusal)
+
+
+@contextlib.contextmanager
+def _held(folder: Path):
+    with open(folder / NAME, "a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        _write(file, json.dumps(about))
+        try:
+            yield
+        finally:
+            _write(file, "")
+
+
+def _write(file: TextIO, text: str) -> None:
+    file.truncate(0)
+    file.write(text)
+    file.flush()
+
+
+def _holder(folder: Path) -> str:
+    """Describes who holds the lock."""
+    try:
+        about = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        return f"process {about['pid']} on host {about['host']} since {about['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

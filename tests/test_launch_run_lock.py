@@ -1,0 +1,148 @@
+"""The lock of a run's folder, and the signals that end a run at a safe point."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl_post.launch import run_lock, stop_signal
+from jaxrl_post.launch.stop_signal import Stopped, StopSignal
+
+ROOT = Path(__file__).resolve().parents[1]
+HOLDER = """
+import contextlib, sys, time
+from jaxrl_post.launch import run_lock
+from pathlib import Path
+with contextlib.ExitStack() as stack:
+    run_lock.hold(Path(sys.argv[1]), stack)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)])
+def test_a_held_folder_is_refused_by_the_holders_name_and_free_after_its_death(tmp_path, end):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with contextlib.ExitStack() as stack, pytest.raises(ValueError, match=f"in use by process {other.pid} on host"):
+            run_lock.hold(tmp_path, stack)
+        other.send_signal(end)
+    with contextlib.ExitStack() as stack:
+        run_lock.hold(tmp_path, stack)
+        assert json.loads((tmp_path / run_lock.NAME).read_text())["pid"] == os.getpid()
+    assert (tmp_path / run_lock.NAME).read_text() == ""
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / run_lock.NAME).mkdir()
+    with contextlib.ExitStack() as stack, pytest.raises(ValueError, match="cannot be written: Is a directory"):
+        run_lock.hold(tmp_path, stack)
+
+
+def test_a_holder_without_a_name_is_refused_too(tmp_path):
+    (tmp_path / run_lock.NAME).write_text("{")
+    with contextlib.ExitStack() as one, contextlib.ExitStack() as two:
+        run_lock.hold(tmp_path, one)
+        (tmp_path / run_lock.NAME).write_text("{")
+        with pytest.raises(ValueError, match="in use by another process"):
+            run_lock.hold(tmp_path, two)
+
+
+def stop(may_save=True, last=10):
+    saved: list[int] = []
+    return StopSignal(saved.append, lambda: may_save, last), saved
+
+
+def test_a_signal_saves_at_the_next_publish_where_that_changes_no_bit():
+    made, saved = stop()
+    with made:
+        made.stepped((), 5)
+        made.published(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        made.stepped((), 6)
+        with pytest.raises(Stopped, match="SIGTERM: stopped after step 2, which is saved"):
+            made.published(2)
+    assert saved == [2]
+    made, saved = stop(may_save=False)
+    with made:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(
+            Stopped, match="SIGINT: stopped after step 3; --resume continues from the newest checkpoint"
+        ):
+            made.published(3)
+    assert saved == []
+
+
+def test_a_signal_ends_a_long_round_after_a_dispatch(monkeypatch):
+    monkeypatch.setattr(stop_signal, "PATIENCE_S", 0.05)
+    made, saved = stop()
+    with made:
+        os.kill(os.getpid(), signal.SIGTERM)
+        made.stepped((), 1)
+        time.sleep(0.06)
+        with pytest.raises(Stopped, match="stopped after a dispatch"):
+            made.stepped((), 2)
+    assert saved == []
+
+
+def test_the_last_publish_ends_the_run_itself_and_handlers_come_back():
+    before = signal.getsignal(signal.SIGTERM)
+    made, saved = stop(last=4)
+    with made:
+        os.kill(os.getpid(), signal.SIGTERM)
+        made.published(4)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second signal ends the process at once
+    assert saved == [] and signal.getsignal(signal.SIGTERM) is before
+
+
+COMMAND = (
+    "--config=configs/demo.py",
+    "--config.steps=8",
+    "--config.scheduler.prompts=16",
+    "--config.eval.prompts=4",
+    "--config.eval.every=0",
+    "--config.checkpoint.every=100",
+)
+PIPELINE = ("--config=configs/demo_pipeline.py", *COMMAND[1:])
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [COMMAND, PIPELINE], ids=["sync", "pipeline"])
+def test_a_run_that_is_stopped_and_resumed_ends_as_the_undisturbed_one(tmp_path, command):
+    def begin(run, *more):
+        words = [sys.executable, "-m", "jaxrl_post.main", *command, f"--run-dir={run}", *more]
+        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    with begin(whole) as process:
+        said = process.communicate(timeout=280)[0]
+    assert process.returncode == 0, said
+    with begin(stopped) as process:
+        rows = stopped / "metrics.jsonl"
+        while not (rows.exists() and rows.read_text().count("actor/grad_norm") >= 2) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)  # so that it is still there when the second one looks
+        with begin(stopped, "--resume") as second:
+            refused = second.communicate(timeout=280)[0]
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        said = process.communicate(timeout=60)[0]
+    assert second.returncode == 1 and f"in use by process {process.pid}" in refused
+    assert process.returncode == 42 and "SIGTERM: stopped after" in said and time.monotonic() - begun < 20
+    with begin(stopped, "--resume") as process:
+        said = process.communicate(timeout=280)[0]
+    assert process.returncode == 0, said
+    for name in ("rollouts/step_000008.npz", "policy/model.safetensors", "rewards.jsonl", "scheduler_log.jsonl"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
