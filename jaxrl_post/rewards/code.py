@@ -138,3 +138,6 @@ def _child(program: str, limit_s: float, reads: int, writes: int, word: bytes) -
         os.write(channel, word)
     finally:
         os._exit(0)
+
+
+tests.needs_truth = False  # the tests may stand in extra_info instead
