@@ -230,6 +230,7 @@ def finish(run: Run, tokens: int) -> None:
         "steps": run.learner.step,
         "tokens": tokens,
         "versions": resume.versions(),
+        "graders": run.about.get("graders", {}),
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
         "processes": jax.process_count(),

@@ -61,6 +61,13 @@ def frozen(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def missing_value(value: object) -> str:
+    """Returns "is null", "is NaN" or "is empty" for a value of a data file that says nothing, else an empty text."""
+    if isinstance(value, str):
+        return "" if value.strip() else "is empty"
+    return "is null" if value is None else "is NaN" if isinstance(value, float) and value != value else ""
+
+
 def _array(value, dtype) -> np.ndarray:
     """Returns a read-only copy. An array that is read-only down to its memory is returned without a copy."""
     return value if _sealed(value, dtype) else frozen(np.array(value, dtype=dtype, copy=True))
@@ -79,13 +86,15 @@ class Prompt:
     """One row of the data.
 
     `id` is the same in every epoch. `tokens` is int32[T] with T >= 1. `extra` holds the other columns of verl's
-    format.
+    format. `where`: the file and line that it was read from. `lacks`: why `answer` is no ground truth, if it is none.
     """
 
     id: str
     tokens: np.ndarray
     answer: str = ""
     source: str = ""
+    where: str = ""
+    lacks: str = ""
     messages: tuple[Mapping, ...] = ()
     extra: Mapping = field(default_factory=dict)
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -19,9 +21,12 @@ class Endpoint:
     """Answers from a list of (status, text of the reply), the last one for ever; keeps what it was asked."""
 
     def __init__(self, *answers):
-        self.answers, self.asked, outer = list(answers), [], self
+        self.answers, self.asked, self.headers, outer = list(answers), [], {}, self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked.append((self.path, None, self.headers.get("Authorization")))
+
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.asked.append((self.path, body, self.headers.get("Authorization")))
@@ -31,6 +36,8 @@ class Endpoint:
                     text = ""
                 reply = text if text.startswith("{") else json.dumps({"choices": [{"message": {"content": text}}]})
                 self.send_response(status)
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 with contextlib.suppress(BrokenPipeError):
                     self.wfile.write(reply.encode())
@@ -150,6 +157,9 @@ def test_a_cache_answers_for_the_same_question_only(serve, tmp_path):
         ({"attempts": 0}, "attempts=0 must be at least 1"),
         ({"question": "{task}?"}, "does not say where {answer} goes"),
         ({"low": 1.0}, "low=1.0 below high=1.0"),
+        ({"deadline_s": float("inf")}, "deadline_s=inf above 0 and finite"),
+        ({"cache": __file__}, "must be a folder, and it is a file"),
+        ({"key_variable": "PATH"}, "'http://x' would carry the key of PATH unencrypted; use https://"),
     ],
 )
 def test_what_is_refused(changed, sentence):
@@ -197,3 +207,124 @@ def test_a_dead_endpoint_masks_samples_and_is_counted(tmp_path, caplog):
         group = pool.join(Group(prompt=prompt, rollouts=rollouts, rewards=np.zeros(2), scored=np.zeros(2, bool)))
         told = pool.metrics()
     assert not group.scored.any() and told["reward/unscored"] == 2 and "no verdict within 0.5 s" in caplog.text
+
+
+def test_the_key_never_follows_a_redirect(serve, monkeypatch):
+    """Neither within POST (307) nor as a GET (302). The other server sees nothing at all."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    other = serve((200, "VERDICT: 1"))
+    for status in (301, 302, 303, 307, 308):
+        endpoint = serve((status, "moved"))
+        endpoint.headers["Location"] = f"{other.url}/chat/completions"
+        with pytest.raises(Undecided, match=f"HTTP {status}, a redirect to 'http://127.0.0.1"):
+            ask(judge(endpoint))
+        assert len(endpoint.asked) == 1 and other.asked == []
+
+
+def test_a_key_goes_unencrypted_to_this_host_alone(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    for url in ("http://localhost:1", "http://127.0.0.2", "http://[::1]:80/v1", "https://judge.example"):
+        Judge(url, model="m", question=QUESTION)
+    for url in (
+        "http://judge.example",
+        "http://localhost.example",
+        "http://127.0.0.1@judge.example/v1",
+        "http://10.0.0.1",
+    ):
+        with pytest.raises(ValueError, match="would carry the key of OPENAI_API_KEY unencrypted"):
+            Judge(url, model="m", question=QUESTION)
+        Judge(url, model="m", question=QUESTION, key_variable="")
+
+
+@pytest.fixture
+def drip():
+    """A server that sends `parts` to every caller, one every 20 ms, until the caller leaves."""
+    servers = []
+
+    def make(*parts):
+        server, left = socket.create_server(("127.0.0.1", 0)), threading.Event()
+        servers.append(server)
+
+        def run():
+            with contextlib.suppress(OSError):
+                caller, _ = server.accept()
+                with caller:
+                    for part in parts:
+                        caller.sendall(part)
+                        time.sleep(0.02)
+            left.set()
+
+        threading.Thread(target=run, daemon=True).start()
+        return f"http://127.0.0.1:{server.getsockname()[1]}/v1", left
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+DRIPS = {
+    "status": [b"H"] * 200,
+    "headers": [OK, *[b"A: b\r\n"] * 90, *[b" "] * 200],
+    "body": [OK + b"\r\n", *[b" "] * 200],
+    "known length": [OK + b"Content-Length: 999\r\n\r\n", *[b" "] * 200],
+}
+
+
+@pytest.mark.parametrize("parts", DRIPS.values(), ids=DRIPS)
+def test_dripping_bytes_cannot_outlast_the_deadline(drip, parts):
+    url, left = drip(*parts)
+    begun = time.monotonic()
+    with pytest.raises(Undecided, match=r"no verdict within 0.15 s.*timed out"):
+        ask(Judge(url, model="m", question=QUESTION, deadline_s=0.15))
+    assert time.monotonic() - begun < 0.15 + 0.6  # the rest is a loaded machine's; the drip lasts 4 s
+    assert left.wait(2.0)  # the connection is shut down too
+
+
+def test_a_slow_name_lookup_counts(serve, monkeypatch):
+    endpoint, found = serve((200, "VERDICT: 1")), threading.Event()
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **named: found.wait(10) and real(*given, **named))
+    begun = time.monotonic()
+    with pytest.raises(Undecided, match="timed out"):
+        ask(judge(endpoint, deadline_s=0.15))
+    assert time.monotonic() - begun < 2.0
+    found.set()
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        '{"verdict": 7}',
+        '{"verdict": NaN}',
+        '{"verdict": true}',
+        '{"verdict": "1"}',
+        "{}",
+        "[1]",
+        "",
+        "\udcff",
+        "[" * 9999,
+    ],
+)
+def test_a_damaged_cache_file_is_asked_for_anew(serve, tmp_path, caplog, held):
+    endpoint = serve((200, "VERDICT: 1"))
+    ask(judge(endpoint, cache=str(tmp_path)))
+    (file,) = tmp_path.rglob("*.json")
+    file.write_bytes(held.encode(errors="surrogateescape"))
+    assert ask(judge(endpoint, cache=str(tmp_path))) == 1.0 and len(endpoint.asked) == 2
+    assert "holds no verdict from 0 to 1 and is asked for anew" in caplog.text
+    assert ask(judge(endpoint, cache=str(tmp_path))) == 1.0 and len(endpoint.asked) == 2  # mended
+
+
+def test_a_cache_that_cannot_be_written_costs_no_verdict(serve, tmp_path, caplog):
+    endpoint, one = serve((200, "VERDICT: 1")), None
+    one = judge(endpoint, cache=str(tmp_path / "cache"))
+    (tmp_path / "cache").write_text("in the way")
+    assert ask(one) == 1.0 and "the verdict could not be kept" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["{" * 3000, '{"a": ' + "1" * 5000 + "}", "{\x00", "VERDICT: " + "9" * 400])
+def test_replies_that_break_a_parser_are_no_verdict(serve, text):
+    endpoint = serve((200, text))
+    with pytest.raises(Undecided, match="no verdict within"):
+        ask(judge(endpoint, attempts=1))

@@ -37,6 +37,27 @@ SAME = [
     (r"2 \pi", r"2\pi"),
     (r"\dfrac{\pi}{2}", r"\frac{\pi}2"),
     ("-3", "−3"),
+    ("1{,}234", "1234"),
+    ("72 km/h", "72"),
+    (r"72\text{ km/h}", "72"),
+    (r"72\ \frac{\text{km}}{\text{h}}", "72"),
+    ("9.8 m/s^2", "9.8"),
+    (r"20\text{ m}^2", "20"),
+    ("20 square meters", "20"),
+    ("5 meters squared", "5"),
+    ("60 miles per hour", "60"),
+    ("5 third graders", "5"),
+    ("3 quarters", "3"),
+    ("50 percent", "0.5"),
+    ("5 thousand", "5000"),
+    (r"5\text{ thousand dollars}", "5000"),
+    ("72 million", "72000000"),
+    ("1.5 hundred thousand", "150000"),
+    ("5 dozen eggs", "60"),
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\begin{bmatrix} 1/2 \\ 3 \\ \end{bmatrix}", r"\begin{pmatrix}0.5\\3\end{pmatrix}"),
+    (r"\left[\begin{array}{cc} 1 & 2 \end{array}\right]", r"\begin{bmatrix}1&2\end{bmatrix}"),
+    (r"2\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"2\begin{pmatrix}1\\2\end{pmatrix}"),
 ]
 DIFFERENT = [
     ("(2,1)", "(1,2)"),
@@ -51,6 +72,28 @@ DIFFERENT = [
     ("50%", "5000"),
     ("x+1", "1+x"),
     ("(" * 900 + ")" * 900, "1"),
+    ("5 thousand", "5"),
+    (r"5\text{ thousand}", "5"),
+    ("5 dozen", "5"),
+    ("5 plus six", "5"),
+    ("72 million", "72"),
+    (r"72\text{ million}", "72"),
+    ("5 hundredths", "5"),
+    ("5 and a half", "5"),
+    ("5 and a third", "5"),
+    ("5 feet six inches", "5"),
+    ("5 squared", "5"),
+    ("5 or more", "5"),
+    ("5 to ten", "5"),
+    ("5 degrees below zero", "5"),
+    ("5 xy", "5"),
+    ("5/x", "5"),
+    ("5 km/x", "5"),
+    ("29-(53-2)/3", "3"),
+    (r"\frac{1}{2}x", "1/2x"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
 ]
 
 
@@ -126,9 +169,54 @@ def test_math_prefers_the_most_explicit_form():
     assert math.answer("nothing") is None
 
 
+@pytest.mark.parametrize(
+    "text, read",
+    [
+        ("so 29-(53-2)/3", "29-(53-2)/3"),
+        ("<answer> 29 - (53 - 2) / 3 </answer> </think>", "29 - (53 - 2) / 3"),
+        ("The answer is 29-(53-2)/3.", "29-(53-2)/3"),
+        ("57 = (31 + 5) + (36 / 6)", "(31 + 5) + (36 / 6)"),
+        ("((3 + 4) * 5)", "(3 + 4) * 5"),
+        ("3 + 4 = 7 apples", "7"),
+        ("$20 - $5 = $15", "15"),
+        ("5 * 3 = <<5*3=15>>15", "15"),
+        ("it is 5 thousand.", "5 thousand"),
+        ("5 plus six", "5 plus six"),
+        ("it is 5 and a half.", "5 and a half"),
+        (r"so $5\sqrt{2}$.", r"5\sqrt{2}"),
+        (r"so $\frac{1}{2}$.", r"\frac{1}{2}"),
+        (r"\[ 3 \times 4 \]", r"3 \times 4"),
+        ("the point (1, 2).", "(1, 2)"),
+        ("1, 2, 3", "3"),
+        ("I get **72**.", "72"),
+        ("- 5 apples", "5"),
+        ("Total - 5", "5"),
+        ("it is -5", "-5"),
+        ("price * 5", "price * 5"),
+        ("x + 5", "x + 5"),
+        ("3 apples + 5 apples", "apples + 5"),
+        ("x > 5", "x > 5"),
+        ("1 3/4 cups", "1 3/4"),
+        ("20 (Perfect match)", "20"),
+        ("it is 5!", "5"),
+        ("about 50%.", "50%"),
+        ("1{,}234", "1,234"),
+        ("83 / 4 gives us: (83 / 4) = 20.75 . This", "20.75"),
+    ],
+)
+def test_math_reads_the_last_expression_not_its_last_operand(text, read):
+    assert math.answer(text) == read
+
+
+def test_an_operand_is_no_answer():
+    for text in ("so 29-(53-2)/3", "The answer is 29-(53-2)/3", r"\boxed{29-(53-2)/3}", "#### 29-(53-2)/3"):
+        assert math.rules("", text, "3", {}) == math.math("", text, "3", {}) == 0.0
+    assert math.flexible("", "29-(53-2)/3", "3", {}) == 1.0  # by definition
+
+
 def test_gsm8k_gold_solutions_score_one(data_dir):
     rows = [json.loads(line) for line in (data_dir / "gsm8k" / "test.jsonl").read_text().splitlines()]
-    for scorer in (math.exact, math.strict, math.flexible, math.math):
+    for scorer in (math.exact, math.strict, math.flexible, math.rules, math.math):
         assert sum(scorer("gsm8k", row["answer"], row["answer"], {}) for row in rows) == len(rows) == 1319
 
 
@@ -162,7 +250,7 @@ def test_gsm8k_model_answers_score_as_their_authors_labelled_them(data_dir):
 )
 def test_degenerate_texts_are_wrong_and_quick(text):
     begun = time.process_time()
-    for scorer in (math.exact, math.strict, math.flexible, math.boxed, math.math, form.thinking, form.hashes):
+    for scorer in (math.exact, math.strict, math.flexible, math.boxed, math.rules, form.thinking, form.hashes):
         assert scorer("", text, "5", {}) == 0.0
     form.boxed("", text, "5", {})
     assert time.process_time() - begun < 1.0

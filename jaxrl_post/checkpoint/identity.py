@@ -31,13 +31,17 @@ def check_same(then: Mapping, now: Mapping, step: int) -> None:
     """Refuses to go on under another config, on other data or with another number of processes.
 
     Args:
-      then, now: {"config": nested dict, "data": nested dict, "processes": int}, or some of them; others are ignored.
+      then, now: {"config": nested dict, "data": nested dict, "processes": int, "graders": dict}, or some of them; others
+        are ignored.
       step: that was saved; 0 before the first save.
     Raises:
       ValueError: one sentence with every field that differs.
     """
     lines = []
-    parts = [{name: told[name] for name in ("config", "data", "processes") if name in told} for told in (then, now)]
+    parts = [
+        {name: told[name] for name in ("config", "data", "processes", "graders") if name in told}
+        for told in (then, now)
+    ]
     for field, old, new in differences(*parts):
         grows = field == "config.steps" and new >= max(old, step)
         if not grows and field.removeprefix("config.") not in MAY_CHANGE:

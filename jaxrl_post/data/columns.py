@@ -4,7 +4,8 @@
   object's key: "reward_model.ground_truth".
 - Every column without a role goes to `extra` under its own name, so that a reward function can read it. On a clash,
   keys of the extra role's column win. A top-level answer column with another name than "answer" goes there too.
-- Refused: an unknown role, a row without its prompt, and a row without the answer column that the roles name.
+- Refused: an unknown role, and a row without its prompt. A row without a ground truth says why in `lacks`: whether a run
+  needs one is for its reward functions to say.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from jaxrl_post.types import missing_value
 
 PLACE = "{prompt}"  # every template contains it
 _NONE = object()
@@ -83,7 +86,8 @@ class Columns:
         """Returns {id, prompt, answer, source, extra, where} of one object of a file.
 
         The id is that of its column, else source/split/index where extra has an `index`, else a hash of the row before
-        the template. An answer that is no text becomes its JSON.
+        the template. An answer that is no text becomes its JSON. A missing, null or NaN answer is empty. The row then also
+        has `lacks`, which says why.
 
         Args:
           where: the object's file and line, for error messages.
@@ -99,15 +103,11 @@ class Columns:
             isinstance(source, str), f"data: {where}, column {self._name('source')!r}: must be a text, got {source!r}"
         )
         prompt = self._prompt(where, given)
-        row = {
-            "prompt": prompt,
-            "answer": self._answer(where, given),
-            "source": source,
-            "extra": self._others(given) | info,
-        }
+        answer, lacks = self._answer(given)
+        row = {"prompt": prompt, "answer": answer, "source": source, "extra": self._others(given) | info}
         row = {"id": self._identity(given, info, row), **row, "where": where}
         row["prompt"] = self._shaped(prompt)
-        return row
+        return row | ({"lacks": lacks} if lacks else {})
 
     def _first(self, given: Mapping, role: str) -> tuple[str, Any]:
         """Returns the first column of a role that the row has, and its value."""
@@ -136,18 +136,20 @@ class Columns:
             )
         return [{key: value for key, value in message.items() if value is not None} for message in prompt]
 
-    def _answer(self, where: str, given: dict) -> str:
-        _, answer = self._first(given, "answer")
+    def _answer(self, given: dict) -> tuple[str, str]:
+        """Returns the ground truth as text, and why there is none, one of them empty."""
+        name, answer = self._first(given, "answer")
         names = self.of("answer")
-        others = f" (nor {', '.join(map(repr, names[1:]))})" if names[1:] else ""
-        _need(
-            answer is not _NONE or not names,
-            f"data: {where}: there is no column {self._name('answer')!r}{others}; "
-            f"its columns are {', '.join(given)}; data.columns names another, or none with {{'answer': ''}}",
-        )
+        if answer is _NONE and not names:
+            return "", "no column is named as the answer (data.columns)"
         if answer is _NONE:
-            return ""
-        return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+            others = f" (nor {', '.join(map(repr, names[1:]))})" if names[1:] else ""
+            return "", (
+                f"there is no column {names[0]!r}{others}; its columns are {', '.join(given)}; data.columns names another"
+            )
+        if lacks := missing_value(answer):
+            return "", f"column {name!r} {lacks}"
+        return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False), ""
 
     def _extra(self, where: str, given: dict) -> dict:
         name, info = self._first(given, "extra")

@@ -126,6 +126,8 @@ def tokenised(
                 tokens=np.array(ids, np.int32),
                 answer=row["answer"],
                 source=row["source"],
+                where=row.get("where", ""),
+                lacks=row.get("lacks", ""),
                 messages=messages,
                 extra=row.get("extra", {}),
             )

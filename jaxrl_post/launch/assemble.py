@@ -33,6 +33,7 @@ from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
+from jaxrl_post.rewards import math_algebra
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.scheduler import registry
@@ -47,7 +48,7 @@ from jaxrl_post.trainer.learner import Learner
 
 
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
-    """Describes batch arithmetic, memory per device and the weight sync, as text."""
+    """Describes batch arithmetic, memory per device, the weight sync and what graders compare with, as text."""
     numbers = memory_plan.arithmetic(config, len(start.train), start.longest_prompt)
     held = memory_plan.by_device(config, parts.memory(config, start))
     return "\n".join(
@@ -55,6 +56,7 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
             memory_plan.text("Batch", numbers),
             *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),
             f"Weights reach the engine: {memory_plan.swap_case(config)}",
+            *(f"{path} compares by {by}" for path, by in math_algebra.graders(config.reward.functions).items()),
         ]
     )
 
@@ -233,7 +235,8 @@ def written_rows(
     """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step."""
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
-        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": derived(config, evaluator)})
+        told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
+        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         writers.append(metrics.console(config.steps))
     writer = metrics.Several(*writers)
     stack.callback(writer.close)

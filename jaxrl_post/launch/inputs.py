@@ -110,7 +110,13 @@ def _sampling(config: Config, words: tokenizer.Tokenizer) -> Sampling:
 def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokenizer.Tokenizer) -> None:
     """Each prompt's longest: a character that the tokenizer lacks, or a token too many, shows before anything is
     compiled."""
+    name = config.data.train.removeprefix("task:")
     for prompt in train:
+        if prompt.lacks and config.data.train == name and not prompt.extra.get("solution"):
+            raise ValueError(
+                f"data: {prompt.where}: {prompt.lacks}, and there is no column 'solution': engine.name='demonstrations' "
+                "has nothing to demonstrate"
+            )
         tokens = len(words.encode(_longest(config, prompt), special=False)) + 1
         if tokens > config.sampling.max_tokens:
             raise ValueError(

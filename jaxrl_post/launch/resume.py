@@ -27,13 +27,17 @@ from jaxrl_post import config
 from jaxrl_post.checkpoint import identity, log_marks, store
 from jaxrl_post.config import Config
 from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.rewards import math_algebra
 from jaxrl_post.telemetry import journal as journal_file
 
 ORDER = 64  # positions whose prompts stand for the order of the data
 
 
 def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
-    """Returns the identity of a run, as JSON: config, fingerprint of the data, processes, device and versions."""
+    """Returns the identity of a run, as JSON: config, fingerprint of the data, processes, device and versions.
+
+    With reward functions whose verdicts depend on what is installed, also what they compare with (`graders`).
+    """
     ordered = (start.train.at(position)[1] for position in range(ORDER))
     data = {
         "train": identity.fingerprint(settings.data.train, settings.seed, itertools.chain(start.train, ordered)),
@@ -46,7 +50,8 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
         "device": jax.devices()[0].device_kind,
         "versions": dict(versions),
     }
-    return json.loads(json.dumps(told))
+    compared = math_algebra.graders(settings.reward.functions)
+    return json.loads(json.dumps(told | ({"graders": compared} if compared else {})))
 
 
 def point(
@@ -68,8 +73,12 @@ def point(
                 say(f"resume: {field} was {old} and is {new} now: from here on bits may differ")
     elif (place / "config.json").is_file():
         then = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        graders = then.get("derived", {}).get("graders")
+        compared = {"graders": graders} if graders else {}
         identity.check_same(
-            {"config": {name: value for name, value in then.items() if name != "derived"}}, {"config": now["config"]}, 0
+            {"config": {name: value for name, value in then.items() if name != "derived"}} | compared,
+            {name: now[name] for name in ("config", "graders") if name in now},
+            0,
         )
     marks = saved.host["marks"] if saved is not None else {}
     log_marks.check_reach(mine, marks)

@@ -7,6 +7,20 @@ None. Nothing here imports jax.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def needs_no_truth(function: _Function) -> _Function:
+    """Marks a reward function that does without the ground truth: of form, of length. Rows may then have none.
+
+    It sets the attribute `needs_truth` to False, which a function in a file of one's own may also do itself.
+    """
+    function.needs_truth = False
+    return function
+
 
 class NoScores(RuntimeError):
     """No rollout of a whole round, or of a whole evaluation, has a score. Training would have nothing to train on."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from jaxrl_post.rewards.math import last_boxed
+from jaxrl_post.rewards import needs_no_truth
+from jaxrl_post.rewards.math_reading import last_boxed
 
 _THINKING = re.compile(
     r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*"
@@ -19,21 +20,25 @@ _THINKING = re.compile(
 _HASHES = re.compile(r"#### -?[0-9][0-9.,]*\s*$")
 
 
+@needs_no_truth
 def thinking(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
     """Returns 1.0 if the text is <think>...</think><answer>...</answer>, each tag once (arXiv 2501.12948, table 1)."""
     return matches(_THINKING, solution_str)
 
 
+@needs_no_truth
 def hashes(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
     """Returns 1.0 if the text has "#### number" once, at its end (GSM8K's format)."""
     return float(solution_str.count("####") == 1 and _HASHES.search(solution_str) is not None)
 
 
+@needs_no_truth
 def boxed(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
     r"""It has exactly one \boxed{...}, with balanced braces and something inside."""
     return float(solution_str.count("\\boxed") == 1 and bool((last_boxed(solution_str) or "").strip()))
 
 
+@needs_no_truth
 def required(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
     """The share of the substrings in the prompt's column `required` (a list) that the solution has."""
     wanted = extra_info["required"]

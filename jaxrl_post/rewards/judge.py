@@ -9,26 +9,32 @@ Write a file that makes a judge, and name it in the config:
 The option is reward.functions = ("file.py:score",). The verdict is the last line of the reply, "VERDICT: number" and
 nothing else. A judge fails if it cannot be reached, or if its replies repeatedly have no verdict. It then raises, so
 the rollout is unscored and counted, never scored 0. Repeated questions are served from a cache.
+
+Invariants:
+- The API key goes to the endpoint alone: over https, or to this host. Redirects are not followed.
+- One deadline covers everything that an answer takes: name lookup, connection, headers, body and further attempts.
+- A verdict outside the range counts as none, also one from the cache. A damaged cache file is asked for anew.
 """
 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
+import logging
+import math
 import os
 import re
+import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-_VERDICT = re.compile(r"VERDICT: (-?\d+(?:\.\d+)?)")
+from jaxrl_post.rewards import endpoint as web
+
+_log = logging.getLogger(__name__)
+_VERDICT = re.compile(r"VERDICT: (-?\d{1,300}(?:\.\d{1,300})?)", re.ASCII)
 _PLACES = re.compile(r"\{(?:task|answer|truth)\}")
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
-_LARGEST_REPLY = 1 << 20  # bytes
-_PASSING = (408, 425, 429, 500, 502, 503, 504)  # HTTP errors that may pass
 
 
 class Undecided(Exception):
@@ -66,24 +72,28 @@ class Judge:
           attempts: at most this many, at least 1. Only failures that may pass are tried again: no connection, a busy
             server, a reply without a verdict.
           cache: folder of verdicts, by request. None: no cache.
-          key_variable: environment variable with the API key. Without a key, no Authorization header is sent.
+          key_variable: environment variable with the API key. Without a key, no Authorization header is sent. With one,
+            the endpoint must be https or on this host; an empty name sends no key.
 
         Raises:
-          ValueError: endpoint, attempts, deadline_s, low and high, or question are invalid.
+          ValueError: endpoint, attempts, deadline_s, low and high, question or cache are invalid.
         """
-        if not endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"judge: endpoint {endpoint!r} must begin with http:// or https://")
-        if attempts < 1 or not deadline_s > 0 or not low < high:
+        key = os.environ.get(key_variable, "") if key_variable else ""
+        web.check(endpoint, key_variable if key else "")
+        if attempts < 1 or not 0 < deadline_s < math.inf or not low < high:
             raise ValueError(
-                f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and low={low} below "
-                f"high={high}"
+                f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and finite, and "
+                f"low={low} below high={high}"
             )
         if "{answer}" not in question:
             raise ValueError("judge: the question does not say where {answer} goes")
+        if cache is not None and Path(cache).exists() and not Path(cache).is_dir():
+            raise ValueError(f"judge: cache={str(cache)!r} must be a folder, and it is a file")
+        self.needs_truth = "{truth}" in question
         self._url, self._model, self._question = endpoint.rstrip("/") + "/chat/completions", model, question
         self._low, self._high, self._deadline_s, self._attempts = low, high, deadline_s, attempts
         self._cache = None if cache is None else Path(cache)
-        self._key, self._now, self._sleep = os.environ.get(key_variable, ""), now, sleep
+        self._key, self._now, self._sleep = key, now, sleep
 
     def __call__(self, data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
         """Returns the verdict for one rollout, from the cache if the same request is in it.
@@ -118,25 +128,17 @@ class Judge:
             if left <= 0:
                 break
             try:
-                found, said = self._verdict(self._reply(body, left))
-            except urllib.error.HTTPError as error:
-                with error:
-                    found, said = None, f"HTTP {error.code}"
-                if error.code not in _PASSING:
+                found, said = self._verdict(web.reply(self._url, body, self._key, left))
+            except web.Refused as error:
+                found, said = None, str(error)
+                if not error.may_pass:
                     break
-            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
-                found, said = None, f"{type(error).__name__}: {error}"
             if found is not None:
                 return found
         raise Undecided(
             f"judge {self._url}: no verdict within {self._deadline_s:g} s and {self._attempts} attempts; the last "
             f"one brought {said}"
         )
-
-    def _reply(self, body: bytes, left: float) -> object:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        with urllib.request.urlopen(urllib.request.Request(self._url, body, headers), timeout=left) as answer:
-            return json.loads(answer.read(_LARGEST_REPLY))
 
     def _verdict(self, reply: object) -> tuple[float | None, str]:
         """Returns the number in the reply's last line if that line is a verdict and nothing else, and the reply."""
@@ -158,15 +160,33 @@ class Judge:
         return self._cache / name[:2] / f"{name}.json"
 
     def _known(self, body: bytes) -> float | None:
+        """Returns the cached verdict. None: there is none, its file is damaged, or it is out of range."""
         if self._cache is None or not self._file(body).is_file():
             return None
-        return float(json.loads(self._file(body).read_text())["verdict"])
+        try:
+            held = json.loads(self._file(body).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            held = None
+        verdict = held.get("verdict") if isinstance(held, dict) else None
+        if isinstance(verdict, (int, float)) and not isinstance(verdict, bool) and self._low <= verdict <= self._high:
+            return float(verdict)
+        _log.warning(
+            "judge: %s holds no verdict from %g to %g and is asked for anew", self._file(body), self._low, self._high
+        )
+        return None
 
     def _remember(self, body: bytes, found: float) -> None:
-        """Writes the verdict to the cache. The file is renamed into place, because several processes may write it."""
-        if self._cache is not None:
-            file = self._file(body)
+        """Writes the verdict to the cache. The file is renamed into place, because several processes may write it.
+
+        A cache that cannot be written costs further requests, never the verdict.
+        """
+        if self._cache is None:
+            return
+        file = self._file(body)
+        try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps({"verdict": found}))
-            part.replace(file)
+            with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+                part.write(json.dumps({"verdict": found}))
+            Path(part.name).replace(file)
+        except OSError as error:
+            _log.warning("judge: the verdict could not be kept in %s: %s", file, error)

@@ -6,17 +6,22 @@ their bounds from the prompt's columns, so prompts of one run may have different
 
 from __future__ import annotations
 
+from jaxrl_post.rewards import needs_no_truth
 
+
+@needs_no_truth
 def finished(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
     """Returns 1.0 if the rollout ended by itself (end token or stop string), 0.0 if it was cut at its token limit."""
     return float(extra_info["rollout"]["finish"] != "length")
 
 
+@needs_no_truth
 def brevity(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
     """Returns 1 for no words, falling linearly to 0 at `length_limit` words (a column of the prompt) and beyond."""
     return max(0.0, 1.0 - len(solution_str.split()) / extra_info["length_limit"])
 
 
+@needs_no_truth
 def overlong(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
     """Returns DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), in tokens.
 

@@ -149,16 +149,10 @@ class Pool:
         _end_all(self._workers)
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError when a prompt lacks a column that a function of TRL's signature needs."""
-        for name, (_, needs) in zip(self._functions, self._signatures, strict=True):
-            for prompt in prompts if needs else ():
-                columns = signatures.columns(prompt)
-                missing = [need for need in needs if need not in columns]
-                if missing:
-                    raise ValueError(
-                        f"reward function {name!r} needs the column {missing[0]!r}, which prompt "
-                        f"{prompt.id!r} has not; its columns are {', '.join(columns)}"
-                    )
+        """Raises ValueError when a prompt lacks a ground truth, or a column, that a function needs."""
+        for name, (_, needs, truths) in zip(self._functions, self._signatures, strict=True):
+            for prompt in prompts if needs or truths else ():
+                signatures.check(prompt, name, needs, truths)
 
     def start(self, rollout: Rollout) -> None:
         """Queues a rollout and returns at once. A resumed rollout that is started again is scored again."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_post.types import Prompt, Rollout
+from jaxrl_post.types import Prompt, Rollout, missing_value
 
 
 def about(rollout: Rollout, limit_s: float, judging: Mapping) -> dict:
@@ -52,6 +52,34 @@ def trl(rollout: Rollout, text: str, about: dict, decode: Callable[[np.ndarray],
 def columns(prompt: Prompt) -> dict:
     """Returns the columns of a prompt that a function of TRL's signature may name."""
     return {"ground_truth": prompt.answer, "answer": prompt.answer, "data_source": prompt.source} | dict(prompt.extra)
+
+
+def check(prompt: Prompt, function: str, needs: Sequence[str], truths: Sequence[str]) -> None:
+    """Refuses a prompt that lacks what a function needs.
+
+    Args:
+      needs: columns that the prompt must have.
+      truths: columns that must hold a ground truth. "" stands for the prompt's own.
+
+    Raises:
+      ValueError: one sentence, with the prompt's file and line where it has one.
+    """
+    known = columns(prompt)
+    missing = [need for need in needs if need not in known]
+    where = f"prompt {prompt.id!r}" + (f" ({prompt.where})" if prompt.where else "")
+    if missing:
+        raise ValueError(
+            f"reward function {function!r} needs the column {missing[0]!r}, which {where} has not; its "
+            f"columns are {', '.join(known)}"
+        )
+    for column in truths:
+        own = column in prompt.extra
+        lacks = (value := missing_value(prompt.extra[column])) and f"column {column!r} {value}" if own else prompt.lacks
+        if lacks:
+            raise ValueError(
+                f"data: {prompt.where or where}: {lacks}, but reward function {function!r} needs a ground truth; give "
+                "one, or set the function's attribute needs_truth = False"
+            )
 
 
 def names(functions: Sequence[str]) -> tuple[str, ...]:

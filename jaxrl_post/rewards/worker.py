@@ -30,6 +30,7 @@ _LARGEST_FRAME = (1 << 32) - 1  # bytes; what the trainer sends is trusted
 _LARGEST = 3.4e38  # rewards are float32
 _NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 _LISTS = ("prompts", "completions", "completion_ids", "rollout")  # arguments of every call
+TRUTHS = ("ground_truth", "answer", "solution")  # names of TRL's columns that hold a ground truth
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -63,6 +64,7 @@ class Loaded(NamedTuple):
     Attributes:
       signature: "verl" or "trl".
       needs: columns that a prompt must have.
+      truths: columns that must hold a ground truth. "" stands for the prompt's own.
       score: maps the pool's arguments to numbers. The dict is empty where the function does not apply.
       budget: maps the pool's arguments to seconds that `score` may take, where that is more than the pool's limit.
         Without it the pool's limit holds.
@@ -71,6 +73,7 @@ class Loaded(NamedTuple):
 
     signature: str
     needs: tuple[str, ...]
+    truths: tuple[str, ...]
     score: Callable[[Any], dict[str, float]]
     budget: Callable[[Any], float] | None = None
     sandboxed: bool = False
@@ -80,7 +83,11 @@ def load(path: str) -> Loaded:
     """Returns the reward function of `pkg.mod:fn` or `file.py:fn`, with either signature.
 
     A function with an argument `completions` has TRL's signature. Any other has verl's. Its arguments are passed by
-    name, in any order, if it has verl's names, else by position.
+    name, in any order, if it has verl's names, else by position. Attributes of a function:
+
+    - `needs_truth`, a bool: whether every prompt must have a ground truth. Without it, functions of verl's signature need
+      one, and functions of TRL's need the columns of TRUTHS that they name without a default.
+    - `prepare`, a function without arguments: it is called once, when the function is loaded.
 
     Raises:
       Refused: no such module, file or function, not callable, or neither signature fits.
@@ -102,21 +109,31 @@ def load(path: str) -> Loaded:
             f"reward function {path!r}: {name!r} is async; write a plain function, which has a process of "
             "its own to wait in"
         )
+    getattr(function, "prepare", lambda: None)()
     signature = inspect.signature(function)
     if "completions" in signature.parameters:
         return _batched(path, name, function, signature)
+    truths = ("",) if _needs_truth(path, function, True) else ()
     given = getattr(function, "budget", None)
     budget = None if given is None else (lambda values: float(given(*values)))
     sandboxed = bool(getattr(function, "sandboxed", False))
     if _binds(signature, (), dict.fromkeys(_NAMES)):
         named = lambda values: verdict(function(**dict(zip(_NAMES, values, strict=True))))  # noqa: E731
-        return Loaded("verl", (), named, budget, sandboxed)
+        return Loaded("verl", (), truths, named, budget, sandboxed)
     if _binds(signature, _NAMES, {}):
-        return Loaded("verl", (), lambda values: verdict(function(*values)), budget, sandboxed)
+        return Loaded("verl", (), truths, lambda values: verdict(function(*values)), budget, sandboxed)
     raise Refused(
         f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}, "
         "nor TRL's (prompts, completions, completion_ids, **columns)"
     )
+
+
+def _needs_truth(path: str, function: Callable, otherwise: bool | None) -> bool | None:
+    """Returns a function's attribute `needs_truth`, or `otherwise` where it has none."""
+    needs = getattr(function, "needs_truth", otherwise)
+    if needs is not otherwise and not isinstance(needs, bool):
+        raise Refused(f"reward function {path!r}: its attribute needs_truth must be True or False, got {needs!r}")
+    return needs
 
 
 def _batched(path: str, name: str, function: Callable, signature: inspect.Signature) -> Loaded:
@@ -131,13 +148,15 @@ def _batched(path: str, name: str, function: Callable, signature: inspect.Signat
     needs = tuple(
         key for key, parameter in named.items() if parameter.default is inspect.Parameter.empty and key not in _LISTS
     )
+    needed = _needs_truth(path, function, None)
+    truths = () if needed is False else tuple(name for name in needs if name in TRUTHS) or (("",) if needed else ())
     any_name = inspect.Parameter.VAR_KEYWORD in kinds
 
     def score(given: dict) -> dict[str, float]:
         returned = function(**{key: value for key, value in given.items() if any_name or key in named})
         return _only(returned, len(given["completions"]))
 
-    return Loaded("trl", needs, score)
+    return Loaded("trl", needs, truths, score)
 
 
 def _only(returned: object, count: int) -> dict[str, float]:
@@ -253,7 +272,8 @@ def main(fd: int, parent: int) -> None:
     sys.excepthook = last_word
     functions = [load(path) for path in paths]
     sandbox = _confined(functions, first["sandbox"])
-    channel.sendall(pack({"ready": [[one.signature, one.needs] for one in functions], "sandbox": sandbox}))
+    ready = [[one.signature, one.needs, one.truths] for one in functions]
+    channel.sendall(pack({"ready": ready, "sandbox": sandbox}))
     while True:
         task = _receive(channel, buffer)
         function, about = functions[task["function"]], {"task": task["task"]}

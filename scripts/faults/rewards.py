@@ -92,7 +92,7 @@ FAULTS = (
         ),
     ),
     *in_file(
-        "jaxrl_post/rewards/math.py",
+        "jaxrl_post/rewards/math_reading.py",
         (
             "first_number",
             "last_number",
@@ -101,6 +101,9 @@ FAULTS = (
             "the first number counts",
             "test_flexible_takes_the_last_number",
         ),
+    ),
+    *in_file(
+        "jaxrl_post/rewards/math_values.py",
         (
             "sign_lost",
             "_number",
@@ -112,19 +115,22 @@ FAULTS = (
         (
             "sets_are_ordered",
             "_equal",
-            '_matched(list(a[1]), list(b[1])) if a[0] == "{}" else',
-            "",
+            'if a[0] == "{}":',
+            "if False:",
             "a set has an order",
             "test_the_same_answer_written_in_two_ways",
         ),
         (
             "nothing_is_equal_to_nothing",
-            "_equal",
-            'a == b and a != ""',
-            "a == b",
+            "_same_text",
+            '"".join(b.split()) != ""',
+            '"".join(b.split())',
             "an empty answer is right",
             "test_two_different_answers",
         ),
+    ),
+    *in_file(
+        "jaxrl_post/rewards/math.py",
         (
             "mantissa_of_gsm8k",
             "_gold",

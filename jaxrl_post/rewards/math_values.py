@@ -1,0 +1,188 @@
+r"""Values of written results: numbers, percentages, tuples, sets, matrices, or else plain text.
+
+- Numbers are exact fractions. So 0.5, 1/2 and \frac{1}{2} are one number, and 0.333 is not 1/3.
+- Units after a number do not count: "72 km/h" is 72. Number words do: "5 thousand" is 5000, and "5 dozen" is 60. "5 plus
+  six" is plain text.
+- A percent sign, or the word percent, may stand for itself or for a hundredth.
+- Matrices are compared entry by entry. pmatrix, bmatrix and array are one kind, determinants another.
+- There is no algebra here: 2+2 is not 4, and x+1 is not 1+x. An `expressions` function may add it for plain texts.
+- No input can hang. A result longer than 1,000 characters, or nested deeper than 4, is plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from jaxrl_post.rewards.math_units import scaled, without_unit
+
+_LONGEST = 1_000  # characters; a longer result is plain text
+_DEEPEST = 4
+
+# A result is a Fraction, a ("%", Fraction), a (kind, members), or else its plain text.
+
+_DROP = re.compile(r"\\left|\\right|(?<!\\)\\[!,;: ]|\\displaystyle|\\\$|\$|°\s*[CF]\b|\\degree|\^\{?\\circ\}?|[°€£~]")
+_WRAP = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_PLAIN = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d*)?", re.ASCII)
+_MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+)/(\d+)", re.ASCII)
+# Only where nothing stands around them: \frac{1}{2}x is not 1/2x.
+_FRACTION = re.compile(
+    r"(^\s*[-+]?|=\s*[-+]?)\s*\\frac\{\s*([-+]?[\d.]+)\s*\}\{\s*([-+]?[\d.]+)\s*\}(?=\s*(?:%|$|\s[A-Za-z]{3}))"
+)
+_MIXED_FRACTION = re.compile(r"(^\s*[-+]?\d+|=\s*[-+]?\d+)\s*\\frac\{(\d+)\}\{(\d+)\}(?=\s*(?:%|$|\s[A-Za-z]{3}))")
+_UNIT_FRACTION = re.compile(r"(?<=[\d}\s])\\frac\{\s*([A-Za-z]{2,}|[mgshLl])\s*\}\{\s*([A-Za-z]{2,}|[mgshLl])\s*\}")
+_PERCENT = re.compile(r"(?<=[\d}])\s*(?:percent|per cent|pct)$", re.IGNORECASE)
+_MATRIX = re.compile(
+    r"(?:\\left)?([(\[|]?)\s*\\begin\{([pbBvV]?(?:small)?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\2\}\s*(?:\\right)?[)\]|]?",
+    re.DOTALL,
+)
+_BRACKETS = {"(": ")]", "[": ")]", "{": "}"}
+
+
+def same(given: str, gold: str, expressions: Callable[[str, str], bool] | None = None) -> bool:
+    """Returns whether two results are the same number, tuple, set, list or matrix, or else the same text.
+
+    Texts are compared without LaTeX's variants of writing, and without spaces.
+
+    Args:
+      expressions: decides (gold, given) where a member is an expression that differs as text. None: it is not equal.
+    """
+    return _equal(_value(given), _value(gold), expressions)
+
+
+def number(text: str) -> Fraction | None:
+    """Returns the number that a result is, or None: a percentage, a tuple and a text are none."""
+    value = _value(text)
+    return value if isinstance(value, Fraction) else None
+
+
+def is_text(text: str) -> bool:
+    """Returns whether a result is plain text: no number, percentage, tuple, set, list or matrix."""
+    return isinstance(_value(text), str)
+
+
+def _value(text: str, depth: int = 0):
+    if len(text) > _LONGEST or depth > _DEEPEST:
+        return text
+    text = text.strip().rstrip(". ")
+    matrix = _MATRIX.fullmatch(text)
+    if matrix and r"\begin" not in matrix[3]:
+        return _rows(matrix, depth)
+    text = _simple(text)
+    head = re.fullmatch(r"[A-Za-z]\w?\s*=\s*([^=]+)", text)
+    text = head.group(1) if head else text
+    percent = text.endswith("%")
+    found = _number(text[:-1].strip() if percent else text)
+    if found is not None:
+        return ("%", found) if percent else found
+    words = scaled(text)
+    times = _number(words[0]) if words else None
+    if times is not None:
+        return times * words[1]
+    if text[:1] in _BRACKETS and text[-1:] in _BRACKETS[text[0]] and _outer(text):
+        return (text[0] + text[-1], tuple(_value(member, depth + 1) for member in _members(text[1:-1])))
+    members = _members(text)
+    if len(members) > 1:
+        return ("{}", tuple(_value(member, depth + 1) for member in members))
+    return text
+
+
+def _rows(matrix: re.Match, depth: int):
+    """Returns a matrix, or a determinant, as rows of values. Empty last rows do not count."""
+    kind = "determinant" if matrix[1] == "|" or matrix[2][0] in "vV" else "matrix"
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", matrix[3]) if row.strip()]
+    return (kind, tuple(("row", tuple(_value(entry, depth + 1) for entry in row.split("&"))) for row in rows))
+
+
+def _simple(text: str) -> str:
+    text = _WRAP.sub(lambda m: m.group(1) if m.group(0) == text.strip() else " " + m.group(1), text.strip())
+    text = re.sub(r"(?<=\d)\{,\}(?=\d)", ",", text)
+    text = _DROP.sub("", text).replace("\\{", "{").replace("\\}", "}").replace("\\%", "%").replace("−", "-").strip()
+    text = re.sub(r"\\[dtc]frac", r"\\frac", text)
+    text = re.sub(r"\\(frac|sqrt)\s*(\d)", r"\\\1{\2}", text)
+    text = re.sub(r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", text)
+    text = _MIXED_FRACTION.sub(r"\1 \2/\3", text)
+    text = _FRACTION.sub(r"\1\2/\3", text)
+    text = _UNIT_FRACTION.sub(r" \1/\2", text)
+    return without_unit(_PERCENT.sub("%", text.rstrip(". "))).strip()
+
+
+def _number(text: str) -> Fraction | None:
+    mixed = _MIXED.fullmatch(text)
+    if mixed and int(mixed.group(4)):
+        value = int(mixed.group(2)) + Fraction(int(mixed.group(3)), int(mixed.group(4)))
+        return -value if mixed.group(1) == "-" else value
+    over, slash, under = text.partition("/")
+    if not slash:
+        return _decimal(text)
+    numerator, denominator = _decimal(over), _decimal(under)
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def _decimal(text: str) -> Fraction | None:
+    text = text.strip()
+    if not _PLAIN.fullmatch(text) or not any(c.isdigit() for c in text):
+        return None
+    return Fraction(text.replace(",", ""))
+
+
+def _outer(text: str) -> bool:
+    """Returns whether the first bracket closes at the very end. Kinds of brackets may differ: (1,2] is an interval."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0:
+            return place == len(text) - 1
+    return False
+
+
+def _members(text: str) -> list[str]:
+    members, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            members.append(text[start:place])
+            start = place + 1
+    members.append(text[start:])
+    return [member.strip() for member in members]
+
+
+def _equal(a, b, expressions: Callable[[str, str], bool] | None) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple) and "%" not in (a[0], b[0]):
+        if a[0] != b[0] or len(a[1]) != len(b[1]):
+            return False
+        if a[0] == "{}":
+            return _matched(list(a[1]), list(b[1]), expressions)
+        return all(_equal(left, right, expressions) for left, right in zip(a[1], b[1]))
+    if isinstance(a, str) or isinstance(b, str):
+        return _same_text(a, b) or (expressions is not None and _equal_expressions(a, b, expressions))
+    left, right = _readings(a), _readings(b)
+    return bool(left & right)
+
+
+def _same_text(a, b) -> bool:
+    return isinstance(a, str) and isinstance(b, str) and "".join(a.split()) == "".join(b.split()) != ""
+
+
+def _equal_expressions(given, gold, expressions: Callable[[str, str], bool]) -> bool:
+    """Asks `expressions`, where both are a text or a number. Others have nothing in common with a text."""
+    if isinstance(given, tuple) or isinstance(gold, tuple):
+        return False
+    return expressions(str(gold), str(given))
+
+
+def _matched(left: list, right: list, expressions: Callable[[str, str], bool] | None) -> bool:
+    for member in left:
+        place = next((i for i, other in enumerate(right) if _equal(member, other, expressions)), None)
+        if place is None:
+            return False
+        del right[place]
+    return True
+
+
+def _readings(value) -> set:
+    """Returns the numbers that a value may stand for: "50%" is 50 as a percentage and 1/2 as a number."""
+    if isinstance(value, Fraction):
+        return {value}
+    return {value[1], value[1] / 100} if value[0] == "%" else set()
