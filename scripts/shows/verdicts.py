@@ -11,9 +11,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,8 +42,16 @@ def show(record) -> None:
     _references(record, rows, tasks)
     _ends(record, rows[:120], tasks[:120])
     _cost(record)
-    for selection in ("sleeper", "kills_what_it_started", "no_reply"):
-        record.figure(f"tests.{selection}", record.passed("tests/test_rewards_sandbox.py", selection), at_least=1)
+    for file, selection, count in (
+        ("sandbox", "sleeper", 2),
+        ("sandbox", "kills_what_it_started", 1),
+        ("sandbox", "no_reply", 3),
+        ("math", "", 50),
+        ("math_algebra", "", 1),
+    ):
+        name = f"tests.{file}.{selection or 'all'}"
+        record.figure(name, record.passed(f"tests/test_rewards_{file}.py", selection), at_least=count)
+    record.figure("tests.truths", record.passed("tests/test_data_truths.py", ""), at_least=10)
 
 
 def _judged_alike(record, programs: Sequence[tuple[str, str, float]]) -> None:
@@ -51,14 +59,14 @@ def _judged_alike(record, programs: Sequence[tuple[str, str, float]]) -> None:
     wanted = {name: score for name, _, score in programs}
     differing, nearest, unscored = [], 1.0, 0
     for workers, loaded in itertools.product(WORKERS, (False, True)):
-        hogs = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(4 * loaded)]
-        for hog in hogs:
-            hog.start()
+        hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * loaded)]
         begun = time.monotonic()
-        scores, used, missing = _through_a_pool(programs, workers)
-        for hog in hogs:
-            hog.kill()
-            hog.join()
+        try:
+            scores, used, missing = _through_a_pool(programs, workers)
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
         unscored += missing
         differing += [
             f"{name} with {workers} workers, {'loaded' if loaded else 'idle'}"
@@ -129,11 +137,6 @@ def _rollouts(count: int) -> tuple:
         )
         for index in range(count)
     )
-
-
-def _spin() -> None:
-    while True:
-        pass
 
 
 def _score(row: Mapping, text: str, limit_s: float = 10.0) -> float:
