@@ -97,7 +97,7 @@ def point(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of everything whose change may change a bit."""
+    """Returns the versions of everything whose change may change a bit or a verdict."""
     return {
         "jaxrl_post": jaxrl_post.__version__,
         "python": platform.python_version(),
@@ -106,4 +106,5 @@ def versions() -> dict[str, str]:
         "flax": flax.__version__,
         "optax": optax.__version__,
         "numpy": np.__version__,
+        "math": math_algebra.grader(),  # a user's own function may call it
     }
