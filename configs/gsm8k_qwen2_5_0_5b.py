@@ -57,6 +57,7 @@ def get_config():
 
     c.eval.prompts, c.eval.samples, c.eval.every = 1319, 4, 29
     c.checkpoint.every, c.checkpoint.keep_last = 29, 2  # 12 bytes a weight, 6 GB each
+    c.checkpoint.max_failures = 2
 
     # Tight alarms for a policy that is tuned already. Of 8 rollouts to a prompt, many groups are all right or all wrong.
     c.alarms.max_skipped, c.alarms.equal_rewards, c.alarms.max_mismatch = 2, 0.95, 0.02

@@ -27,6 +27,7 @@ import jax
 
 from jaxrl_post import evaluation, loop
 from jaxrl_post.checkpoint import log_marks
+from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
 from jaxrl_post.launch import malloc, resume
 from jaxrl_post.launch import run_folder as folder
@@ -271,7 +272,11 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if run is not None:
                 turn(run)
-        except (NoScores, Diverged) as error:  # the user's graders or numbers; other errors show their traceback
+        except (
+            NoScores,
+            Diverged,
+            SaveFailed,
+        ) as error:  # the user's graders or numbers; other errors show their traceback
             return sorry(error)
         except Torn as error:
             return sorry(error, RESTART)

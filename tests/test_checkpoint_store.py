@@ -13,11 +13,15 @@ import pytest
 from jaxrl_post.checkpoint import identity, log_marks, store
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.checkpoint.log_marks import rewind
-from jaxrl_post.checkpoint.store import Checkpoints, damage
+from jaxrl_post.checkpoint.store import Checkpoints, SaveFailed, read_key
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Prompt
 
 ABOUT = {"config": {"a": 1}, "data": {}, "processes": 1}
+
+
+def damage(path, key_of=None, **given):
+    return store.damage(path, read_key(key_of or path.parent), **given)
 
 
 class Killed(BaseException):
@@ -54,7 +58,7 @@ def same(found, step):
 
 
 def names(folder):
-    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+    return sorted(path.name for path in (folder / "checkpoints").iterdir() if path.name != store.KEY)
 
 
 def test_what_was_saved_comes_back(tmp_path):
@@ -132,11 +136,11 @@ def test_damage_to_any_file_is_found(tmp_path, how):
     files = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
     assert len(files) > 8
     for name in files:
-        copy = tmp_path / "copy"
+        copy = tmp_path / path.name
         shutil.copytree(path, copy)
         DAMAGES[how](copy / name)
-        assert damage(copy), name
-        assert how == "flip" or damage(copy, contents=False), name
+        assert damage(copy, path.parent), name
+        assert how == "flip" or damage(copy, path.parent, contents=False), name
         shutil.rmtree(copy)
     assert damage(path) == ""
 
@@ -148,7 +152,112 @@ def test_a_manifest_that_forgot_a_file_is_found(tmp_path):
     lost = next(name for name in manifest["files"] if name.endswith("state.json"))
     del manifest["files"][lost]
     (path / "MANIFEST.json").write_text(json.dumps(manifest))
-    assert damage(path) == damage(path, contents=False) == "MANIFEST.json was changed"
+    assert (
+        damage(path)
+        == damage(path, contents=False)
+        == "MANIFEST.json is not signed with this run's key: it was changed"
+    )
+
+
+def test_arrays_that_were_exchanged_between_steps_are_found(tmp_path):
+    """The manifest is computed anew over the exchanged files, and signed with another key."""
+    saved(tmp_path, 1, 2)
+    one, two = (tmp_path / "checkpoints" / f"step_00000{n}" for n in (1, 2))
+    shutil.rmtree(two / "arrays")
+    shutil.copytree(one / "arrays", two / "arrays")
+    (two / "MANIFEST.json").write_text(json.dumps(store.manifest(two, 2, bytes(32))))
+    assert damage(two) == "MANIFEST.json is not signed with this run's key: it was changed"
+    same(saves(tmp_path).newest(), 1)
+
+
+def test_a_step_under_another_number_is_found(tmp_path):
+    saved(tmp_path, 1, 2)
+    folder = tmp_path / "checkpoints"
+    (folder / "step_000002").rename(folder / "step_000009")
+    said = []
+    same(saves(tmp_path, said=said).newest(), 1)
+    assert "step 9 is not used, because MANIFEST.json is of step 2" in said[0]
+
+
+@pytest.mark.parametrize(
+    "manifest, reason",
+    [
+        ({"files": {}}, "does not list about.json"),
+        ({"files": {"about.json": {}}}, "is of step None"),
+        ([], "does not list about.json"),
+        ({"files": ["about.json"]}, "does not list about.json"),
+        ({"files": {"about.json": 3}, "step": 1}, "is not signed"),
+        ({"files": {"about.json": 3}, "step": 1, "signature": 7}, "is not signed"),
+    ],
+)
+def test_a_manifest_made_by_hand_is_one_sentence(tmp_path, manifest, reason):
+    path = saved(tmp_path, 1).newest().path
+    (path / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert reason in damage(path)
+
+
+def test_a_file_that_nobody_wrote_and_a_leftover_file_are_found(tmp_path):
+    path = saved(tmp_path, 1).newest().path
+    (tmp_path / "checkpoints" / "step_000002.part").write_text("a file, not a folder")
+    same(saves(tmp_path).newest(), 1)
+    assert names(tmp_path) == ["step_000001"]
+    (path / "arrays" / "extra").write_text("x")
+    assert damage(path) == "arrays/extra is not listed in MANIFEST.json"
+
+
+def test_without_its_key_no_step_is_moved(tmp_path):
+    saved(tmp_path, 1)
+    (tmp_path / "checkpoints" / store.KEY).unlink()
+    with pytest.raises(ValueError, match="without it no checkpoint can be verified"):
+        saves(tmp_path).newest()
+    assert names(tmp_path) == ["step_000001"]
+
+
+def test_the_key_is_the_owners_alone(tmp_path):
+    saved(tmp_path, 1)
+    assert (tmp_path / "checkpoints" / store.KEY).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_is_said_retried_and_ends_the_run_in_the_end(tmp_path, monkeypatch):
+    said = []
+    ours = saves(tmp_path, said=said)
+    ours.save(1, tree(1), host(1), ABOUT)
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+        ours.save(2, tree(2), host(2), ABOUT)
+        ours.save(3, tree(3), host(3), ABOUT)
+    assert [line.split(":")[0] for line in said] == ["CHECKPOINT FAILED"] * 2
+    assert "and 1,000 are free" in said[0] and "the newest whole one is step 1" in said[0]
+    ours.save(4, tree(4), host(4), ABOUT)  # there is room again, and the count begins anew
+    with monkeypatch.context() as patch:
+        patch.setattr(store.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+        ours.save(5, tree(5), host(5), ABOUT)
+        ours.save(6, tree(6), host(6), ABOUT)
+        with pytest.raises(SaveFailed, match="the newest whole one is step 4; 3 saves in a row failed"):
+            ours.save(7, tree(7), host(7), ABOUT)
+    same(saves(tmp_path).newest(), 4)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), ValueError("RESOURCE_EXHAUSTED: Error writing")]
+)
+def test_a_disk_that_fills_during_a_save_leaves_nothing_of_it(tmp_path, monkeypatch, error):
+    """Orbax raises a ValueError where the disk is full."""
+    said = []
+    ours = saves(tmp_path, said=said)
+    ours.save(1, tree(1), host(1), ABOUT)
+
+    def full(*args, **kwargs):
+        (tmp_path / "checkpoints" / "step_000002.part" / "arrays").mkdir()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.ocp.Checkpointer, "save", full)
+        ours.save(2, tree(2), host(2), ABOUT)
+    assert names(tmp_path) == ["step_000001"] and len(said) == 1
+    ours.save(3, tree(3), host(3), ABOUT)
+    same(saves(tmp_path).newest(), 3)
 
 
 def test_a_damaged_step_is_moved_aside_and_the_one_before_is_used(tmp_path):
@@ -379,3 +488,18 @@ def test_a_log_that_lost_lines_is_refused_and_nothing_is_cut(tmp_path):
     with pytest.raises(ValueError, match="rewards.jsonl has 10 bytes, the checkpoint knows of 84"):
         rewind(tmp_path, to)
     assert listed(tmp_path) == before
+
+
+def test_the_code_of_reward_functions_is_part_of_a_run(tmp_path):
+    (tmp_path / "mine.py").write_text("def score(): return 1\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    (tmp_path / "pack" / "graders.py").write_text("def fn(): return 1\n")
+    functions = (f"{tmp_path}/mine.py:score", "pack.graders:fn", "jaxrl_post.rewards.math:exact", "made.up:fn")
+    before = identity.reward_code(functions, ["", str(tmp_path)])
+    assert list(before) == list(functions[:2])
+    identity.check_same({"reward_code": before}, {"reward_code": dict(before)}, 3)
+    (tmp_path / "pack" / "graders.py").write_text("def fn(): return 2\n")
+    after = identity.reward_code(functions, ["", str(tmp_path)])
+    with pytest.raises(ValueError, match=r"resume refused: reward_code.pack.graders:fn \"[0-9a-f]{32}\" -> "):
+        identity.check_same({"reward_code": before}, {"reward_code": after}, 3)

@@ -220,6 +220,7 @@ IGNORED = [
     ("eval.at=[2]", ("eval.prompts=0",), ()),
     ("eval.show=1", ("eval.prompts=0",), ()),
     ("checkpoint.keep_last=9", ("checkpoint.every=0",), ()),
+    ("checkpoint.max_failures=9", ("checkpoint.every=0",), ()),
     ("history.max_bytes=9", ("history.epochs=0",), ()),
 ]
 

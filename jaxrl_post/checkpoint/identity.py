@@ -5,12 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxrl_post.types import Prompt
 
 # Config values that may change between a save and its resumption; `steps` may grow too.
-MAY_CHANGE = ("name", "run_dir", "eval.show", "reward.workers", "reward.timeout_s", "checkpoint.keep_last")
+MAY_CHANGE = (
+    "name",
+    "run_dir",
+    "eval.show",
+    "reward.workers",
+    "reward.timeout_s",
+    "checkpoint.keep_last",
+    "checkpoint.max_failures",
+)
 
 
 def fingerprint(name: str, seed: int, prompts: Iterable[Prompt]) -> dict:
@@ -23,6 +32,31 @@ def fingerprint(name: str, seed: int, prompts: Iterable[Prompt]) -> dict:
     return {"name": name, "seed": seed, "length": count, "digest": digest.hexdigest()}
 
 
+def reward_code(functions: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
+    """Returns the hash of the file of each reward function, by its path as the config names it.
+
+    Functions of this package are left out: its version stands for them. A module is searched below `folders` and not
+    imported, so one that is made at run time is left out too.
+    """
+    out = {}
+    for path in functions:
+        name = path.rpartition(":")[0]
+        if name.startswith("jaxrl_post."):
+            continue
+        inside = name.replace(".", "/")
+        places = (
+            [Path(name)]
+            if name.endswith(".py")
+            else [
+                Path(folder or ".") / file for folder in folders for file in (f"{inside}.py", f"{inside}/__init__.py")
+            ]
+        )
+        found = next((place for place in places if place.is_file()), None)
+        if found is not None:
+            out[path] = hashlib.blake2b(found.read_bytes(), digest_size=16).hexdigest()
+    return out
+
+
 def _column(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else str(value)
 
@@ -31,15 +65,15 @@ def check_same(then: Mapping, now: Mapping, step: int) -> None:
     """Refuses to go on under another config, on other data or with another number of processes.
 
     Args:
-      then, now: {"config": nested dict, "data": nested dict, "processes": int, "graders": dict}, or some of them; others
-        are ignored.
+      then, now: {"config": nested dict, "data": nested dict, "processes": int, "graders": dict, "reward_code": dict},
+        or some of them; others are ignored.
       step: that was saved; 0 before the first save.
     Raises:
       ValueError: one sentence with every field that differs.
     """
     lines = []
     parts = [
-        {name: told[name] for name in ("config", "data", "processes", "graders") if name in told}
+        {name: told[name] for name in ("config", "data", "processes", "graders", "reward_code") if name in told}
         for told in (then, now)
     ]
     for field, old, new in differences(*parts):

@@ -5,6 +5,9 @@
 Invariants:
 - MANIFEST.json is written last and lists the size and BLAKE2b of every file. A step is valid when its files agree with
   it. Only valid steps are restored. Orbax alone restores a flipped byte silently and lists half-deleted steps.
+- The manifest is signed with the key of the run, checkpoints/.key, over its files and the number of the step. So files
+  that were exchanged are found, even if the manifest was computed anew.
+- A save that fails leaves nothing. The run goes on to the next save, and ends after `max_failures` in a row.
 - A step is written under another name and then renamed. Before it is deleted it is renamed too. So a kill at any
   moment leaves only whole steps, and leftovers with names of their own.
 
@@ -13,10 +16,13 @@ There is no pickle. All processes of a job share one POSIX file system.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import hmac
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +34,13 @@ import orbax.checkpoint as ocp
 
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 
-MANIFEST, ABOUT = "MANIFEST.json", "about.json"
+MANIFEST, ABOUT, KEY = "MANIFEST.json", "about.json", ".key"
+_SPARE = 1 << 20  # bytes beside the arrays that a save needs
+_FAILURES = (OSError, ValueError)  # Orbax raises the latter where the disk is full
+
+
+class SaveFailed(RuntimeError):
+    """Several saves in a row have failed, so the run can no longer be resumed from near its end."""
 
 
 # ---- the steps of a run
@@ -68,28 +80,83 @@ class Checkpoints:
 
     Args:
       keep_last: how many of the newest steps are kept. Older steps are deleted after a newer one is complete.
-      say: gets one line for each damaged step.
+      max_failures: failed saves in a row that end the run. 0: none do.
+      say: gets one line for each damaged step and each failed save.
       share: returns process 0's text on every process, and waits for all of them. In a job of one process it returns
         the text itself.
     """
 
     def __init__(
-        self, folder: str | Path, *, keep_last: int, say: Callable[[str], object], share: Callable[[str], str] = str
+        self,
+        folder: str | Path,
+        *,
+        keep_last: int,
+        say: Callable[[str], object],
+        share: Callable[[str], str] = str,
+        max_failures: int = 3,
     ):
         assert keep_last >= 2, f"keep_last={keep_last} leaves nothing to fall back on"
         self._folder, self._keep, self._say, self._share = Path(folder), keep_last, say, share
+        self._most, self._failed = max_failures, 0
 
     def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
-        """Saves a step. The step is complete when this returns.
+        """Saves a step. The step is complete when this returns, or it failed, which is said in one line.
+
+        A failure of another process than 0 ends the job.
 
         Args:
           arrays: a tree of jax arrays.
           host: nested dicts and lists of plain values and numpy arrays. Each process has its own.
           about: JSON.
+
+        Raises:
+          SaveFailed: the last `max_failures` saves have failed.
         """
+        named = _named(arrays)
+        try:
+            self._check_space(named)
+            self._save(step, named, host, about)
+            self._failed = 0
+        except _FAILURES as error:
+            if jax.process_count() > 1:
+                raise
+            self._failed += 1
+            _remove(self._folder / f"{_name(step)}.part")
+            whole = [n for n in self.steps() if not damage(self._folder / _name(n), self._key(), contents=False)]
+            kept = f"the newest whole one is step {whole[-1]}" if whole else "there is no whole one yet"
+            reason = f"step {step} was not saved: {_one_line(error)}; {kept}"
+            if self._most and self._failed >= self._most:
+                raise SaveFailed(
+                    f"{reason}; {self._failed} saves in a row failed, which is checkpoint.max_failures"
+                ) from error
+            self._say(f"CHECKPOINT FAILED: {reason}; the run goes on, and the next save tries again")
+
+    def _check_space(self, named: Mapping[str, Any]) -> None:
+        """Raises OSError where the disk has no room for the arrays."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        needed = sum(leaf.nbytes for leaf in named.values()) + _SPARE
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"it needs {needed:,} bytes, and {free:,} are free", str(self._folder))
+
+    def _key(self) -> bytes:
+        """Returns the key of the run, which is made before the first save.
+
+        Raises:
+          OSError: there are steps and no key.
+        """
+        path = self._folder / KEY
+        if not path.is_file() and not self.steps():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f"{KEY}.part")
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(secrets.token_hex(32))
+            os.replace(part, path)
+        return read_key(self._folder)
+
+    def _save(self, step: int, named: Mapping[str, Any], host: Mapping, about: Mapping) -> None:
         first, path = jax.process_index() == 0, self._folder / _name(step)
         part = path.with_name(f"{path.name}.part")
-        named = _named(arrays)
         if first:
             assert not path.exists(), f"{path} was saved before"
             _remove(part)
@@ -101,7 +168,7 @@ class Checkpoints:
         self._share("")
         if first:
             _write_json(part / ABOUT, {**about, "step": step, "arrays": _kinds(named)})
-            _write_json(part / MANIFEST, manifest(part))
+            _write_json(part / MANIFEST, manifest(part, step, self._key()))
             os.replace(part, path)
             _settle(self._folder)
             self._prune()
@@ -124,6 +191,14 @@ class Checkpoints:
         mine = path / "host" / f"process_{jax.process_index()}"
         return Saved(step=int(found), path=path, about=about, host=read_state(mine) if mine.is_dir() else {})
 
+    def before(self, step: int) -> Saved | None:
+        """Returns the newest valid step before `step`, without the host's state, or None. Nothing is moved aside."""
+        for number in reversed(self.steps()):
+            path = self._folder / _name(number)
+            if number < step and not damage(path, read_key(self._folder)):
+                return Saved(step=number, path=path, about=json.loads((path / ABOUT).read_text("utf-8")), host={})
+        return None
+
     def steps(self) -> list[int]:
         """Returns the numbers of all step folders, valid or not, in order."""
         names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
@@ -131,11 +206,18 @@ class Checkpoints:
 
     def _choose(self) -> str:
         """Returns the newest valid step as digits, an empty text, or why there is none."""
-        for leftover in [*self._folder.glob("step_*.part"), *self._folder.glob("step_*.gone")]:
+        for leftover in [*self._folder.glob("*.part"), *self._folder.glob("step_*.gone")]:
             _remove(leftover)
+        try:
+            key = self._key() if self._folder.is_dir() else b""
+        except (OSError, ValueError) as error:
+            return (
+                f"resume: {self._folder / KEY} is missing or unreadable ({type(error).__name__}), and without it no "
+                "checkpoint can be verified; put it back, or begin a new run"
+            )
         for step in reversed(self.steps()):
             path = self._folder / _name(step)
-            reason = damage(path)
+            reason = damage(path, key)
             if not reason:
                 return str(step)
             aside = next(p for n in range(1, 1 << 20) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
@@ -156,7 +238,8 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Deletes all but the newest `keep_last` steps. Steps with a missing or cut file are left alone."""
-        whole = [step for step in self.steps() if not damage(self._folder / _name(step), contents=False)]
+        key = self._key()
+        whole = [step for step in self.steps() if not damage(self._folder / _name(step), key, contents=False)]
         for step in whole[: -self._keep]:
             path = self._folder / _name(step)
             gone = path.with_name(f"{path.name}.gone")
@@ -164,8 +247,21 @@ class Checkpoints:
             _remove(gone)
 
 
-def manifest(folder: Path) -> dict:
-    """Returns the size and BLAKE2b of every file below `folder`, and `digest`, the hash of that list.
+def read_key(folder: Path) -> bytes:
+    """Returns the key that signs the steps below `folder`.
+
+    Raises:
+      OSError: there is none.
+      ValueError: it is malformed.
+    """
+    key = bytes.fromhex((folder / KEY).read_text(encoding="ascii").strip())
+    if len(key) != 32:
+        raise ValueError(f"a key of {len(key)} bytes, not 32")
+    return key
+
+
+def manifest(folder: Path, step: int, key: bytes) -> dict:
+    """Returns the size and BLAKE2b of every file below `folder`, the step, and their signature with `key`.
 
     Every file is on disk when this returns.
     """
@@ -174,18 +270,22 @@ def manifest(folder: Path) -> dict:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
-    return {"files": files, "digest": _hash(files)}
+    return {"files": files, "step": step, "signature": _signature(files, step, key)}
 
 
-def damage(folder: Path, *, contents: bool = True) -> str:
+def damage(folder: Path, key: bytes, *, contents: bool = True) -> str:
     """Returns why a step is not valid, or an empty text. Without `contents` only sizes are compared."""
     try:
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = listed["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"{MANIFEST} is missing or unreadable ({type(error).__name__})"
-    if listed.get("digest") != _hash(files):
-        return f"{MANIFEST} was changed"
+    if not isinstance(listed, dict) or not isinstance(files := listed.get("files"), dict) or ABOUT not in files:
+        return f"{MANIFEST} does not list {ABOUT}"
+    step = int(folder.name.removeprefix("step_"))
+    if listed.get("step") != step:
+        return f"{MANIFEST} is of step {listed.get('step')!r}"
+    if not hmac.compare_digest(str(listed.get("signature")), _signature(files, step, key)):
+        return f"{MANIFEST} is not signed with this run's key: it was changed"
     for name, about in files.items():
         path = folder / name
         if not path.is_file():
@@ -194,7 +294,9 @@ def damage(folder: Path, *, contents: bool = True) -> str:
             return f"{name} has {path.stat().st_size} bytes instead of {about['bytes']}"
         if contents and _digest(path) != about["blake2b"]:
             return f"the bytes of {name} are not those that were written"
-    return ""
+    there = {path.relative_to(folder).as_posix() for part in ("arrays", "host") for path in (folder / part).rglob("*")}
+    unlisted = sorted(name for name in there if name not in files and (folder / name).is_file())
+    return f"{unlisted[0]} is not listed in {MANIFEST}" if unlisted else ""
 
 
 def _name(step: int) -> str:
@@ -238,8 +340,13 @@ def _digest(path: Path, settle: bool = False) -> str:
     return digest
 
 
-def _hash(files: Mapping) -> str:
-    return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=16).hexdigest()
+def _signature(files: Mapping, step: int, key: bytes) -> str:
+    text = json.dumps({"files": files, "step": step}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=32, key=key).hexdigest()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _write_json(path: Path, value: Mapping) -> None:
@@ -256,6 +363,8 @@ def _settle(folder: Path) -> None:
     os.close(handle)
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -57,7 +57,7 @@ def opened(run: Path, step: int) -> tuple[Learner, tuple[Group, ...], int]:
     start = inputs.gather(config)
     compile_guard.use_cache({})
     learner = build.learner(config, start.model, start.load_params, build.device_plan(config))
-    saved = _before(run / "checkpoints", step)
+    saved = store.Checkpoints(run / "checkpoints", keep_last=config.checkpoint.keep_last, say=print).before(step)
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
     return learner, groups, learner.step
@@ -83,13 +83,3 @@ def findings(learner: Learner, groups: Sequence[Group], step: int, at: int) -> I
     learner.accumulate(groups)
     norm = float(optax.global_norm(learner.gradient()))
     yield f"  gradient norm {norm:g}; rollouts with a number that is not finite: {odd}"
-
-
-def _before(folder: Path, step: int) -> store.Saved | None:
-    """Returns the newest whole checkpoint from before the step, or None."""
-    for path in sorted(folder.glob("step_*[0-9]"), reverse=True):
-        number = int(path.name.removeprefix("step_"))
-        if number < step and not store.damage(path):
-            about = json.loads((path / store.ABOUT).read_text(encoding="utf-8"))
-            return store.Saved(step=number, path=path, about=about, host={})
-    return None

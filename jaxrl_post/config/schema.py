@@ -172,6 +172,13 @@ class CheckpointConfig:
     keep_last: int = at_least(
         3, 2, unit="checkpoints", used_when="checkpoint.every>0", doc="The newest checkpoints that stay."
     )
+    max_failures: int = at_least(
+        3,
+        0,
+        unit="saves",
+        used_when="checkpoint.every>0",
+        doc="Failed saves in a row that end the run, for example where the disk is full. 0: none do.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +202,10 @@ class AlarmConfig:
         0.25, 0.0, 1.0, doc="Alarm where the mean length falls below this share of that of the first 4 steps. 0: none."
     )
     growth: float = at_least(
-        4.0, 0.0, doc="Alarm where the mean length rises above so many times that of the first 4 steps. 0: none."
+        4.0,
+        0.0,
+        unit="times the first length",
+        doc="Alarm where the mean length rises above so many times that of the first 4 steps. 0: none.",
     )
     max_mismatch: float = at_least(
         0.1, 0.0, unit="nats per token", doc="Alarm at a larger KL between engine and learner. 0: none."
@@ -204,6 +214,7 @@ class AlarmConfig:
         0.5,
         0.0,
         1.0,
+        unit="share of the first length",
         doc="Alarm where the reward rises while the mean length falls below this share of that of the first 4 steps, "
         "a sign of reward hacking. 0: none.",
     )

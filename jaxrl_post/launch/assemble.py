@@ -186,7 +186,11 @@ def checkpoints(
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
     about = resume.about(config, start, resume.versions())
     saves = store.Checkpoints(
-        place / "checkpoints", keep_last=config.checkpoint.keep_last, say=say, share=processes.share_text
+        place / "checkpoints",
+        keep_last=config.checkpoint.keep_last,
+        max_failures=config.checkpoint.max_failures,
+        say=say,
+        share=processes.share_text,
     )
     return about, saves, None if new else resume.point(saves, place, mine, about, say)
 

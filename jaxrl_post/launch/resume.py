@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import platform
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -34,7 +35,7 @@ ORDER = 64  # positions whose prompts stand for the order of the data
 
 
 def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
-    """Returns the identity of a run, as JSON: config, fingerprint of the data, processes, device and versions.
+    """Returns the identity of a run, as JSON: config, data, processes, device, versions, and the reward functions' code.
 
     With reward functions whose verdicts depend on what is installed, also what they compare with (`graders`).
     """
@@ -49,6 +50,7 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
         "processes": jax.process_count(),
         "device": jax.devices()[0].device_kind,
         "versions": dict(versions),
+        "reward_code": identity.reward_code(settings.reward.functions, sys.path),
     }
     compared = math_algebra.graders(settings.reward.functions)
     return json.loads(json.dumps(told | ({"graders": compared} if compared else {})))

@@ -34,8 +34,8 @@ FAULTS = (
         (
             "renamed_before_it_is_whole",
             "Checkpoints.save",
-            "_write_json(part / MANIFEST, manifest(part))\nos.replace(part, path)",
-            "os.replace(part, path)\n_write_json(path / MANIFEST, manifest(path))",
+            "_write_json(part / MANIFEST, manifest(part, step, self._key()))\nos.replace(part, path)",
+            "os.replace(part, path)\n_write_json(path / MANIFEST, manifest(path, step, self._key()))",
             "a step has its name before its manifest",
             "test_killed_at_every_file_operation_of_a_save",
         ),
