@@ -199,7 +199,11 @@ class AlarmConfig:
         0.9, 0.0, 1.0, unit="share of log(vocabulary)", doc="Alarm at a mean entropy above it. 0: none."
     )
     shrinkage: float = at_least(
-        0.25, 0.0, 1.0, doc="Alarm where the mean length falls below this share of that of the first 4 steps. 0: none."
+        0.25,
+        0.0,
+        1.0,
+        unit="share of the first length",
+        doc="Alarm where the mean length falls below this share of that of the first 4 steps. 0: none.",
     )
     growth: float = at_least(
         4.0,
