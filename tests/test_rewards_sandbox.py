@@ -208,6 +208,22 @@ def test_what_decides_a_test_belongs_to_the_test():
     assert score("    return 1\ndef double(n): return 8\n", None, **head) == 0
 
 
+def test_a_function_with_the_name_of_a_builtin_is_the_programs_where_nothing_else_is():
+    """As in MBPP's task 126. Where the test calls two builtins, both are its own."""
+    source = "def sum(a, b): return a + b\n"
+    assert score(source, ["assert sum(1, 2) == 3"]) == 1
+    assert score(source, ["import math\nassert sum(1, 2) == math.floor(3.5)"]) == 1
+    assert score("def abs(x): return 0\ndef sum(a, b): return 9\n", ["assert abs(sum(1, 2) - 3) < 1"]) == 0
+    assert score("def abs(x): return 0\ndef f(): return 9\n", ["assert abs(f() - 3) < 1"]) == 0
+
+
+def test_types_are_passed_and_functions_are_no_verdict():
+    source = "def f(xs, kind): return [x for x in xs if isinstance(x, kind)]\n"
+    assert score(source, ["assert f([1, 'a', 2.5], str) == ['a']"]) == 1
+    with pytest.raises(ValueError, match="cannot be sent to a program"):
+        score("def f(g): return g(1)", ["assert f(lambda x: x + 1) == 2"])
+
+
 def test_objects_generators_exceptions_and_changed_arguments_work():
     node = "class Node:\n    def __init__(self, v): self.v, self.next = v, None\ndef second(n): return n.next.v\n"
     setup = {"test_setup_code": "a = Node(1)\na.next = Node(2)"}

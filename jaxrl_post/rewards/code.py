@@ -33,7 +33,7 @@ from functools import cache
 
 from jaxrl_post.rewards import Overrun
 from jaxrl_post.rewards.sandbox import AUTO
-from jaxrl_post.rewards.sandbox.examiner import Names, ProgramTest, examine, names
+from jaxrl_post.rewards.sandbox.examiner import Names, ProgramTest, Unsupported, examine, names
 from jaxrl_post.rewards.sandbox.host import Program, Sandbox, runs
 
 LIMIT_S = 5.0  # CPU seconds, where a rollout has no limit_s
@@ -41,7 +41,7 @@ _MEMORY = 2 << 30  # bytes of the process that runs a test
 _CROWD = 20.0  # times `sleep_s` after which a test ends whatever its state, with one worker a core
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
 _NEAR, _FAR = 0.001, 0.02  # seconds between two polls of a running test, at first and at most
-_PASSED, _FAILED = 17, 1  # exit statuses of the process that runs a test
+_PASSED, _FAILED, _UNSUPPORTED = 17, 1, 18  # exit statuses of the process that runs a test
 
 
 def tests(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping) -> dict[str, float]:
@@ -131,6 +131,9 @@ def judged(sandbox: Sandbox, source: str, test: ProgramTest, limit_s: float, cro
 
     The verdict is "passed" when the test reached its end, "overrun" when the program took too long, else "failed". Too
     long is more than `limit_s` CPU seconds, or more than `sleep_s(limit_s)` asleep.
+
+    Raises:
+      ValueError: the test passes a value that cannot be sent to a program, such as a function.
     """
     read = names(test)
     program = sandbox.start(limit_s)
@@ -141,6 +144,8 @@ def judged(sandbox: Sandbox, source: str, test: ProgramTest, limit_s: float, cro
         late, used, status = _watched(program, examiner, limit_s, wall_s(limit_s, crowd))
     finally:
         program.end()
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _UNSUPPORTED:
+        raise ValueError(f"a test passes a value that cannot be sent to a program: {test.source[:200]!r}")
     if late or used > limit_s or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         return "overrun", used
     return "passed" if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _PASSED else "failed", used
@@ -181,5 +186,7 @@ def _child(program: Program, test: ProgramTest, read: Names, source: str, limit_
             resource.setrlimit(name, (most, most + 1 if name == resource.RLIMIT_CPU else most))
         examine(channel, test, read, source)
         status = _PASSED
+    except Unsupported:
+        status = _UNSUPPORTED
     finally:
         os._exit(status)

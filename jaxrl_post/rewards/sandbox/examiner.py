@@ -22,6 +22,10 @@ class Failed(Exception):
     """The program broke the protocol, or could not be loaded."""
 
 
+class Unsupported(TypeError):
+    """The test passes a value that cannot be sent to a program. This is no verdict on the program."""
+
+
 class ProgramTest(NamedTuple):
     """One test of a program.
 
@@ -139,7 +143,8 @@ class Names(NamedTuple):
 def names(test: ProgramTest) -> Names:
     """Returns the names that a test reads from elsewhere.
 
-    A name is a module where the test reads its attributes and never calls it.
+    A name is a module where the test reads its attributes and never calls it. A builtin is the test's own. Only where the
+    test reads nothing else and calls one builtin alone, that name must be the program's.
 
     Raises:
       SyntaxError: the test is no Python.
@@ -157,8 +162,12 @@ def names(test: ProgramTest) -> Names:
                 stored.add((node.asname or node.name).partition(".")[0])
             elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 stored.add(node.name)
-    wanted = (loaded - stored - set(vars(builtins))) | ({test.entry_point} - {""})
-    return Names(frozenset(wanted), frozenset((wanted & owners & sys.stdlib_module_names) - called))
+    own = set(vars(builtins))
+    wanted = (loaded - stored - own) | ({test.entry_point} - {""})
+    modules = frozenset((wanted & owners & sys.stdlib_module_names) - called)
+    if wanted <= modules and len(called & own - stored) == 1:
+        wanted |= called & own - stored
+    return Names(frozenset(wanted), modules)
 
 
 def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
@@ -226,7 +235,7 @@ def _number(items: list) -> int:
 def _refer(value: object) -> list:
     if isinstance(value, Remote):
         return ["h", value._of]
-    raise TypeError(f"a {type(value).__name__} cannot be passed to a judged program")
+    raise Unsupported(f"a {type(value).__name__} cannot be passed to a judged program")
 
 
 def _raised(name: object, text: object) -> BaseException:

@@ -103,12 +103,18 @@ def encode(value: object, refer) -> object:
     kind = type(value)
     if (known := _SCALARS.get(f"{kind.__module__}.{kind.__qualname__}")) is not None:
         return [known[0], *known[1](value)]
+    if kind is type and _TYPES.get(value.__name__) is value:
+        return ["k", value.__name__]
     if kind.__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
         return encode(value.item(), refer)
     return refer(value)
 
 
 _SEQUENCES = ((list, "l"), (tuple, "t"), (frozenset, "z"), (set, "s"), (collections.deque, "q"))
+_TYPES = {
+    kind.__name__: kind
+    for kind in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, range, set, str, tuple)
+}
 # By name, so that no module is imported that the program does not use.
 _SCALARS = {
     "builtins.complex": ("c", lambda value: (value.real, value.imag)),
@@ -139,6 +145,7 @@ _BUILD = {
     "i": lambda items: int(items[0], 16),
     "b": lambda items: bytes.fromhex(items[0]),
     "B": lambda items: bytearray.fromhex(items[0]),
+    "k": lambda items: _TYPES[items[0]],
     "r": lambda items: range(*(int(item, 16) for item in items)),
     "D": lambda items: _class("decimal.Decimal")(items[0]),
     "F": lambda items: _class("fractions.Fraction")(*(int(item, 16) for item in items)),
