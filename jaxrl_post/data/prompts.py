@@ -20,6 +20,7 @@ from jaxrl_post.data import files, tasks
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.tokenizer import Tokenizer
+from jaxrl_post.json_text import shown
 from jaxrl_post.types import Prompt
 
 _TASK = "task:"
@@ -106,7 +107,7 @@ def tokenised(
     out = []
     for number, row in enumerate(rows, start=1):
         place = row.get("where", f"{where}, row {number}")
-        name = f"{place} (id {row['id']!r})"
+        name = f"{place} (id {shown(row['id'])})"
         _need(
             row["id"] not in seen,
             f"{name}: has the id of {seen.get(row['id'])}; every row needs an id of its own "
@@ -114,7 +115,7 @@ def tokenised(
         )
         seen[row["id"]] = place
         messages = () if isinstance(row["prompt"], str) else tuple(row["prompt"])
-        ids = _encoded(name, row["prompt"], messages, tokenizer, chat)
+        ids = _encoded(name, row["prompt"], messages, tokenizer, chat, limit)
         _need(
             0 < len(ids) <= limit,
             f"{name}: the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that "
@@ -133,16 +134,35 @@ def tokenised(
     return tuple(out)
 
 
-def _encoded(name: str, prompt: str | Sequence, messages: tuple, tokenizer: Tokenizer, chat: Chat | None) -> list[int]:
+def _encoded(
+    name: str, prompt: str | Sequence, messages: tuple, tokenizer: Tokenizer, chat: Chat | None, limit: int
+) -> list[int]:
     _need(
         not messages or chat is not None,
         f"{name}: the prompt is a list of messages, but the tokenizer has no chat "
         "template; add chat_template.jinja beside it, or give the prompt as a text",
     )
     try:
-        return tokenizer.encode(chat.render(messages), special=False) if messages else tokenizer.encode(prompt)
+        text = chat.render(messages) if messages else prompt
+        measured("the prompt", text, tokenizer, limit)
+        return tokenizer.encode(text, special=not messages)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def measured(what: str, text: str, tokenizer: Tokenizer, limit: int) -> None:
+    """Refuses a text that has too many characters for `limit` tokens, before it is tokenised.
+
+    Tokenising needs hundreds of bytes for a character, so that a long text that cannot fit could end the process.
+
+    Raises:
+      ValueError: one sentence with both lengths.
+    """
+    most = limit * tokenizer.longest
+    _need(
+        len(text) <= most,
+        f"{what} has {len(text)} characters; {limit} tokens of at most {tokenizer.longest} characters hold {most}",
+    )
 
 
 def _need(condition: bool, sentence: str) -> None:

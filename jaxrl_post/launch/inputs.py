@@ -69,6 +69,8 @@ def gather(config: Config) -> Inputs:
         )
     template = chat.load(place) if place.is_dir() else None
     train, held_out = (_prompts(config, part, words, template) for part in ("train", "eval"))
+    if template is not None:
+        template.close()
     shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
     if shared:
         raise ValueError(
@@ -111,10 +113,12 @@ def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokeni
     """Each prompt's longest: a character that the tokenizer lacks, or a token too many, shows before anything is
     compiled."""
     for prompt in train:
-        tokens = len(words.encode(_longest(config, prompt), special=False)) + 1
+        text, where = _longest(config, prompt), f"the demonstration of prompt {prompt.id!r}"
+        prompts.measured(f"data.train={config.data.train}: {where}", text, words, config.sampling.max_tokens)
+        tokens = len(words.encode(text, special=False)) + 1
         if tokens > config.sampling.max_tokens:
             raise ValueError(
-                f"data.train={config.data.train}: the demonstration of prompt {prompt.id!r} has {tokens} "
+                f"data.train={config.data.train}: {where} has {tokens} "
                 f"tokens with its end, more than sampling.max_tokens={config.sampling.max_tokens}; the "
                 f"nearest valid value is {tokens}"
             )

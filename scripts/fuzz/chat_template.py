@@ -153,7 +153,9 @@ class Cases:
         else:
             text = random.choice(REAL).encode()
             what, messages = mutations.changed(random, MESSAGES)
-            messages = messages if isinstance(messages, list) else [messages]
+            messages = [
+                one for one in (messages if isinstance(messages, list) else [messages]) if isinstance(one, dict)
+            ]
         self._file.write_bytes(text)
         return what, lambda: self._render(messages)
 

@@ -15,7 +15,7 @@ VERDICT = {"verdict": 0.5}
 
 
 class Cases:
-    """A server on this machine answers each question with a damaged reply; every fifth case damages the cache."""
+    """A server on this machine sends a damaged reply to each question. Every fifth case damages the cache."""
 
     def __init__(self, folder: Path):
         from jaxrl_post.rewards import judge
