@@ -106,13 +106,13 @@ def read_object(file: Path, where: str, most: int = LARGEST) -> dict:
     return value
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, most: int = _SHOWN) -> str:
     """Returns a value as an error shows it, cropped."""
     try:
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     except (RecursionError, ValueError):  # too deep, or a number of too many digits
         return f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def said(error: BaseException | str) -> str:

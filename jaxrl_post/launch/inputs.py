@@ -20,6 +20,7 @@ from jaxrl_post.data import chat, prompts, tasks, tokenizer
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
+from jaxrl_post.json_text import said
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
@@ -51,6 +52,13 @@ def gather(config: Config) -> Inputs:
     Raises:
       ValueError: one sentence about the file, name or length that is wrong.
     """
+    try:
+        return _gathered(config)
+    except OSError as error:
+        raise ValueError(f"{said(error.filename or 'an input')}: cannot be read: {error.strerror}") from error
+
+
+def _gathered(config: Config) -> Inputs:
     place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
     words = tokenizer.load(place)
     model, load_params = _model(config, words.vocab_size)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from pathlib import Path
 from unittest import mock
 
+SMALL = ("--config=configs/demo.py", "--config.data.size=8", "--config.eval.prompts=4")
+FILE = (
+    "--config.data=default",
+    "--config.data.train=FOLDER/rows.jsonl",
+    "--config.eval=default",
+    "--config.eval.prompts=0",
+    "--config.data.format=trl",
+)
 VALID = (
-    ("train", "--config=configs/demo.py", "--dry-run"),
-    ("train", "--config=configs/demo_pipeline.py", "--config.steps=3", "--config.scheduler.prompts=32"),
-    ("train", "--config=configs/demo.py", "--run-dir=FOLDER", "--resume"),
-    ("train", "--config=configs/demo.py", "--config.data.task={'shortest': 3}", "--resume=FOLDER"),
+    ("train", *SMALL, "--dry-run"),
+    ("train", *SMALL, "--config.steps=3", "--config.scheduler.prompts=8"),
+    ("train", *SMALL, "--run-dir=FOLDER/run", "--resume"),
+    ("train", *SMALL, "--config.data.task={'shortest': 3}", "--resume=FOLDER/run"),
+    ("train", "--config=configs/demo.py", *FILE, "--config.data.columns={'answer': 'answer'}"),
     ("train", "--help", "scheduler"),
     ("simulate", "--config=configs/sim/uniform.py", "--config.rounds=2"),
     ("simulate", "--config=configs/sim/uniform.py", "--config.workload.cap=64", "--config.scheduler=default"),
     ("options", "engine"),
 )
+UNBOUNDED = ("data.size", "eval.prompts")  # a valid large number of them is long work
 VALUES = (
     *(
         "",
@@ -72,15 +83,18 @@ class Cases:
     def __init__(self, folder: Path):
         from jaxrl_post import __main__, config, simulate
         from jaxrl_post.config import fields
-        from jaxrl_post.launch import inputs
+        from jaxrl_post.launch import assemble
 
         self._folder, self._main = folder, __main__.main
-        self._replaced = ((inputs, "gather"), (simulate, "report"))
-        self._options = [option.name for option in fields.options(config.Config)]
+        self._replaced = ((assemble, "planned"), (simulate, "report"))
+        options = [option.name for option in fields.options(config.Config) if option.name not in UNBOUNDED]
+        self._options = [*options, "data.task.shortest", "data.task.usual", "data.columns.prompt", "data.columns.id"]
+        rows = ({"id": str(i), "prompt": f"{i}+1=", "answer": "1"} for i in range(9))
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def valid(self) -> None:
         for arguments in VALID:
-            self._run(arguments)
+            self._run([argument.replace("FOLDER", str(self._folder)) for argument in arguments])
 
     def own(self, error: BaseException) -> bool:
         lines = str(error).splitlines()
@@ -92,7 +106,7 @@ class Cases:
 
     def arguments(self, random) -> list[str]:
         """Returns a command line with one to three faults."""
-        out = [argument.replace("FOLDER", str(self._folder / "run")) for argument in random.choice(VALID)]
+        out = [argument.replace("FOLDER", str(self._folder)) for argument in random.choice(VALID)]
         for _ in range(random.choice((1, 1, 2, 3))):
             at = random.randrange(len(out))
             kind = random.choice(("drop", "repeat", "letter", "value", "option", "option", "option", "word", "name"))

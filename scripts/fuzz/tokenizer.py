@@ -73,7 +73,7 @@ class Cases:
             self._encode()
 
     def own(self, error: BaseException) -> bool:
-        return sentence(error, str(self._folder)) or sentence(error, "the tokenizer has no token")
+        return sentence(error, str(self._folder)) or sentence(error, "the tokenizer ")
 
     def case(self, index, random):
         name = random.choice(("tokenizer", "tokenizer", "tokenizer", *BESIDE))
