@@ -170,3 +170,10 @@ def test_a_row_is_measured_before_it_is_tokenised():
         prompts.tokenised(
             [row | {"prompt": [{"role": "user", "content": "1" * (1 << 24)}]}], words, chat=template, limit=16
         )
+
+
+@pytest.mark.parametrize("argument", [(1, "a"), None, "3", 3.5, True])
+def test_a_tasks_argument_of_another_kind_is_one_sentence(argument):
+    with pytest.raises(ValueError, match="argument shortest=.* of task 'sums' must be int"):
+        prompts.rows("task:sums", seed=0, split="train", size=2, arguments={"shortest": argument})
+    assert prompts.rows("task:sums", seed=0, split="train", size=2, arguments={"tail": 0})

@@ -20,7 +20,7 @@ from jaxrl_post.data import files, tasks
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.tokenizer import Tokenizer
-from jaxrl_post.json_text import shown
+from jaxrl_post.json_text import said, shown
 from jaxrl_post.types import Prompt
 
 _TASK = "task:"
@@ -68,13 +68,20 @@ def rows(
         return read(source, columns)
     name = source[len(_TASK) :]
     if name not in tasks.TASKS:
-        raise ValueError(f"data: there is no task {name!r}; tasks are {', '.join(sorted(tasks.TASKS))}")
-    given = (seed, split, size), dict(arguments or {})
+        raise ValueError(f"data: there is no task {shown(name)}; tasks are {', '.join(sorted(tasks.TASKS))}")
+    make, given = tasks.TASKS[name].rows, dict(arguments or {})
     try:
-        inspect.signature(tasks.TASKS[name].rows).bind(*given[0], **given[1])
+        told = inspect.signature(make).bind(seed, split, size, **given)
     except TypeError as error:
-        raise ValueError(f"data: arguments {given[1]} do not fit task {name!r}: {error}") from error
-    return tasks.TASKS[name].rows(*given[0], **given[1])
+        raise ValueError(f"data: arguments {said(given)} do not fit task {name!r}: {error}") from error
+    for argument in given:
+        kind = type(told.signature.parameters[argument].default)
+        fits = (int, float) if kind is float else kind
+        _need(
+            kind is type or (isinstance(given[argument], fits) and not isinstance(given[argument], bool)),
+            f"data: argument {argument}={shown(given[argument])} of task {name!r} must be {kind.__name__}",
+        )
+    return make(seed, split, size, **given)
 
 
 def read(path: str | Path, columns: Columns = Columns()) -> list[dict]:

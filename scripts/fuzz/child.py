@@ -43,9 +43,9 @@ class Outcome:
         return error is not None and not isinstance(error, KeyboardInterrupt)
 
 
-def tried(action: Callable[[], object], own: Callable[[BaseException], bool]) -> tuple[str, str]:
+def tried(action: Callable[[], object], own: Callable[[BaseException], bool], seconds: float) -> tuple[str, str]:
     """Runs an action and returns its outcome and what was said."""
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     with Outcome() as outcome:
         action()
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -83,7 +83,8 @@ def main(kind: str, seed: int, first: int, count: int) -> None:
         cases = importlib.import_module(f"fuzz.{kind}").Cases(Path(folder))
         cases.valid()
         space, held = memory()
-        resource.setrlimit(resource.RLIMIT_AS, (space + BYTES, space + BYTES))
+        if getattr(cases, "bounded", True):
+            resource.setrlimit(resource.RLIMIT_AS, (space + BYTES, space + BYTES))
 
         def late(number, frame):
             raise Hang
@@ -93,7 +94,7 @@ def main(kind: str, seed: int, first: int, count: int) -> None:
             what, action = cases.case(index, random.Random(f"{kind}/{seed}/{index}"))
             say.write(json.dumps({"index": index, "what": what}) + "\n")
             began = time.monotonic()
-            outcome, said = tried(action, cases.own)
+            outcome, said = tried(action, cases.own, getattr(cases, "seconds", SECONDS))
             now = memory()[1]
             row = {"index": index, "what": what, "outcome": outcome, "said": said}
             say.write(json.dumps(row | {"seconds": time.monotonic() - began, "grown": now - held}) + "\n")

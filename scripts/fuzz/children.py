@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-START_S, CASE_S = 180.0, 20.0  # a child that says nothing for so long is ended
+START_S, CASE_S = 300.0, 20.0  # a child that says nothing for so long is ended
 OUTCOMES = ("accepted", "refused", "TRACEBACK", "HANG", "MEMORY", "CRASH")
 BAD = OUTCOMES[2:]
 
@@ -52,6 +52,7 @@ def run(kind: str, seed: int, first: int, count: int) -> Tally:
 
 def _child(tally: Tally, seed: int, first: int, count: int) -> int:
     """Runs one child until it ends. Returns the next case."""
+    case_s = 10 * CASE_S if tally.kind == "processes" else CASE_S
     env = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2"}
     lines: queue.Queue[str] = queue.Queue()
     with tempfile.TemporaryFile("w+", errors="replace") as said:
@@ -68,7 +69,7 @@ def _child(tally: Tally, seed: int, first: int, count: int) -> int:
         reader.start()
         at, begun, late = first, None, False
         try:
-            while line := lines.get(timeout=CASE_S if begun or at > first else START_S):
+            while line := lines.get(timeout=case_s if begun or at > first else START_S):
                 row = json.loads(line)
                 if "outcome" in row:
                     tally.add(row)

@@ -76,13 +76,18 @@ def changed(random: randoms.Random, tree: Any) -> tuple[str, Any]:
         place = random.choice([*_places(tree, ())] or [()])
         if not place:
             done.append("whole")
-            tree = random.choice(SCALARS)
+            tree = _scalar(random)
             break
         holder = tree
         for step in place[:-1]:
             holder = holder[step]
         done.append(f"{'.'.join(map(str, place))} {_change(random, holder, place[-1])}")
     return ", ".join(done), tree
+
+
+def _scalar(random: randoms.Random) -> Any:
+    """Returns a value of its own: a later change must not reach the table."""
+    return copy.deepcopy(random.choice(SCALARS))
 
 
 def _places(tree: Any, at: tuple) -> Any:
@@ -105,7 +110,7 @@ def _change(random: randoms.Random, holder: Any, name: Any) -> str:
     elif kind == "scaled" and isinstance(holder[name], (int, float)) and not isinstance(holder[name], bool):
         holder[name] = holder[name] * random.choice((-1, 0, 3, 1000, 10**9, 10**12))
     else:
-        holder[name] = random.choice(SCALARS)
+        holder[name] = _scalar(random)
         kind = f"= {repr(holder[name])[:30]}"
     return kind
 

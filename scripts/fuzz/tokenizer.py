@@ -73,7 +73,11 @@ class Cases:
             self._encode()
 
     def own(self, error: BaseException) -> bool:
-        return sentence(error, str(self._folder)) or sentence(error, "the tokenizer ")
+        return (
+            sentence(error, str(self._folder))
+            or sentence(error, "the tokenizer ")
+            or sentence(error, "the chat template ")
+        )
 
     def case(self, index, random):
         name = random.choice(("tokenizer", "tokenizer", "tokenizer", *BESIDE))
