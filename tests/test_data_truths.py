@@ -17,7 +17,7 @@ from jaxrl_post.rewards import signatures, worker
 class Letters:
     longest = 1
 
-    def encode(self, text):
+    def encode(self, text, special=True):
         return [ord(letter) for letter in text]
 
 

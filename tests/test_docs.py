@@ -62,6 +62,7 @@ def test_python_blocks_run():
     assert done.stdout.splitlines()[-1] == f"{sum(len(pages.python_blocks(ROOT / name)) for name in named)} blocks"
 
 
+@pytest.mark.extended
 def test_the_config_of_the_readme_trains(tmp_path):
     (block,) = pages.python_blocks(README)
     (tmp_path / "mine.py").write_text(block)

@@ -84,7 +84,7 @@ def placed(params):
 
 def tiers(*cases):
     """Returns the cases. Those that need engines which nothing of the first tier compiles are in the second."""
-    first = {*scripted.KINDS, ("ours", True), ("histospec", False)}
+    first = {*scripted.KINDS, ("histospec", False)}
     return [
         pytest.param(name, clones, marks=() if {name, (name, clones)} & first else pytest.mark.extended)
         for name, clones in cases

@@ -173,6 +173,7 @@ def test_a_demonstration_that_is_too_long_is_found_before_anything_is_compiled(h
     assert "more than sampling.max_tokens=8" in capsys.readouterr().err and not list(here.glob("runs/*"))
 
 
+@pytest.mark.extended
 def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
     (here / "broken.py").write_text(
         "def broken(data_source, solution_str, ground_truth, extra_info):\n    return 1 / 0\n"
@@ -419,6 +420,7 @@ def test_dynamic_sampling_and_no_evaluation(here):
     assert json.loads((folder / "summary.json").read_text())["eval"] == {"before": None, "after": None}
 
 
+@pytest.mark.extended
 def test_supervised_training_is_the_same_loop(here):
     """Rollouts are the task's own solutions, the loss falls, and the evaluating engine got the trained weights."""
     folder = here / "supervised"

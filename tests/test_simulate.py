@@ -114,7 +114,7 @@ def test_parts_are_added_one_after_the_other_and_their_shares_add_up(tmp_path):
     "arguments, said",
     [
         (["--confg=x"], "unknown argument '--confg=x'; nearest is --config=FILE"),
-        (["--config=nowhere.py"], "--config=nowhere.py: no such Python file"),
+        (["--config=nowhere.py"], "--config='nowhere.py': no such Python file"),
         (
             ["--config=FILE", "--config.workload.capp=5"],
             "unknown name 'workload.capp'; nearest valid name is 'workload.cap'",
