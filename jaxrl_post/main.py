@@ -10,7 +10,7 @@ Exit codes:
 - 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
   compiled. A run that could not start leaves no folder.
 - 1: no rollout of the first round could be scored. Then the folder is kept.
-- 42: a weight swap failed midway: use --resume.
+- 42: a signal ended the run, or a weight swap failed midway: use --resume.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from jaxrl_post import evaluation, loop
 from jaxrl_post.checkpoint import log_marks
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import malloc, resume
+from jaxrl_post.launch import resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
-from jaxrl_post.launch.stop_signal import Stopped, StopSignal
+from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
 from jaxrl_post.models import hf
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
@@ -46,8 +46,6 @@ from jaxrl_post.telemetry.journal import forget_aside
 from jaxrl_post.telemetry.observer import Observer
 from jaxrl_post.telemetry.rollout_log import RolloutLog
 from jaxrl_post.telemetry.timing import AtWork
-
-RESTART = 42  # exit code: the run is intact up to its last checkpoint, and --resume continues it
 
 # ---- 1. The loop
 
@@ -91,6 +89,7 @@ def turn(run: Run) -> None:
         )
     ring.flush()
     observe.flush()
+    ring.call("save_checkpoint", run.saver.join)
     examine(run, run.learner.step)
     run.guard.disarm()
     run.writer.close()
@@ -124,11 +123,14 @@ def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
     def save_once(version: int) -> None:
         ring.flush()
         observe.flush()
+        run.saver.join()
         if version not in run.saves.steps():
             save(run, observe, version)
+            run.saver.join()
 
     def may_save() -> bool:
-        return run.config.checkpoint.every > 0 and run.engine.pending == 0
+        config = run.config  # a drafter forgets at a save what it learned of rollouts since
+        return config.checkpoint.every > 0 and config.speculation.drafter == "off" and run.engine.pending == 0
 
     stop = StopSignal(save_once, may_save, run.config.steps)
     ring.on("stepped", stop.stepped)
@@ -154,7 +156,7 @@ def publish(ring: TimedRing, run: Run) -> int:
 
 
 def save(run: Run, observe: Observer, version: int) -> None:
-    """Saves the whole run as one unit, with the present length of its logs.
+    """Saves the whole run as one unit, with the present length of its logs. It is written while the run goes on.
 
     Every engine takes all rollouts out of their slots, so that this run and a resumed one continue alike.
     """
@@ -169,8 +171,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
     }
     # Orbax compiles programs of its own, in which all processes take part
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):
-        run.saves.save(version, run.learner.state, host, run.about)
-    malloc.give_back()
+        run.saver.save(version, run.learner.state, host, run.about)
 
 
 def dump(run: Run, step: int, groups: Sequence[Group]) -> None:
@@ -266,9 +267,12 @@ def main(arguments: Sequence[str]) -> int:
             if "--help" in arguments:
                 print(reference.help_on(arguments, str(__doc__)))
                 return 0
+            stack.enter_context(heard())
             run = assemble(arguments, stack)
         except ValueError as error:
             return sorry(error)
+        except Stopped as stopped:
+            return gone(stopped)
         try:
             if run is not None:
                 turn(run)
@@ -281,9 +285,14 @@ def main(arguments: Sequence[str]) -> int:
         except Torn as error:
             return sorry(error, RESTART)
         except Stopped as stopped:
-            say(str(stopped))
-            return RESTART
+            return gone(stopped)
     return 0
+
+
+def gone(stopped: Stopped) -> int:
+    """Says that a signal ended the run and returns the exit code."""
+    say(str(stopped))
+    return RESTART
 
 
 def sorry(error: Exception, code: int = 1) -> int:

@@ -21,6 +21,7 @@ import jax
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
 from jaxrl_post.checkpoint import store
+from jaxrl_post.checkpoint.background import Background
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import dispatch_log
@@ -31,6 +32,7 @@ from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume, run_lock
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
+from jaxrl_post.launch.stop_signal import Stopped
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
@@ -87,6 +89,7 @@ class Run:
     traces: list[RingTrace]
     writer: metrics.Several
     saves: store.Checkpoints
+    saver: Background
     saved: store.Saved | None
     about: dict
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
@@ -124,10 +127,10 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
     else:
         place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
+    run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
-        run_lock.hold(place, stack)
         return build(config, start, devices, place, new, stack)
-    except ValueError:
+    except (ValueError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
@@ -171,6 +174,7 @@ def build(
         traces=drawn_traces(config, learner, watch, mine, stack),
         writer=written_rows(config, evaluator, place, mine, stack),
         saves=saves,
+        saver=stack.enter_context(Background(saves, malloc.give_back)),
         saved=saved,
         about=about,
     )
