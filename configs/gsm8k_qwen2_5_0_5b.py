@@ -63,4 +63,6 @@ def get_config():
     c.alarms.max_skipped, c.alarms.equal_rewards, c.alarms.max_mismatch = 2, 0.95, 0.02
     c.alarms.min_entropy, c.alarms.max_entropy = 0.02, 0.5
     c.alarms.shrinkage, c.alarms.growth, c.alarms.hacking = 0.3, 2.0, 0.6
+    c.watchdog.dispatch_s, c.watchdog.train_s, c.watchdog.reward_s = 300.0, 600.0, 600.0
+    c.watchdog.save_s, c.watchdog.evaluate_s, c.watchdog.compile_s = 900.0, 3600.0, 3600.0
     return c

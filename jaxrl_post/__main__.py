@@ -13,6 +13,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from jaxrl_post.json_text import shown
+
 COMMANDS = {
     "train": "jaxrl_post.main",
     "simulate": "jaxrl_post.simulate",
@@ -28,9 +30,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.0)
+        near = difflib.get_close_matches(name[:100], COMMANDS, n=1, cutoff=0.0)
         print(
-            f"error: unknown command {name!r}; nearest is {near[0]!r}, all are {', '.join(COMMANDS)}", file=sys.stderr
+            f"error: unknown command {shown(name)}; nearest is {near[0]!r}, all are {', '.join(COMMANDS)}",
+            file=sys.stderr,
         )
         return 1
     return importlib.import_module(COMMANDS[name]).main(rest)

@@ -9,8 +9,9 @@ that one command can be repeated until the run ends.
 Exit codes:
 - 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
   compiled. A run that could not start leaves no folder.
-- 1: no rollout of the first round could be scored. Then the folder is kept.
-- 42: a signal ended the run, or a weight swap failed midway: use --resume.
+- 1: no rollout of the first round could be scored, weights or gradients are not finite, or saves fail again and again.
+  Then the folder is kept.
+- 42: a signal or a hang ended the run, or a weight swap failed midway: use --resume.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import time
 BEGAN = time.monotonic()  # before the imports: a run's seconds include the imports
 
 import contextlib
+import faulthandler
+import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +37,7 @@ from jaxrl_post.launch import resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
+from jaxrl_post.launch.watchdog import Watchdog, WatchedRing
 from jaxrl_post.models import hf
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
@@ -52,7 +57,8 @@ from jaxrl_post.telemetry.timing import AtWork
 
 def turn(run: Run) -> None:
     """Evaluates, runs the loop, evaluates again, and writes the policy and the summary."""
-    config, ring = run.config, TimedRing(run.watch)
+    config, dog = run.config, watchdog(run)
+    ring = WatchedRing(run.watch, dog, run.faults.reach)
     observe = Observer(
         ring=ring,
         sources=[run.engine, run.scheduler, run.rewards, *run.records],
@@ -65,32 +71,33 @@ def turn(run: Run) -> None:
         saved_at=config.saved_at,
         alarms=Alarms(config.alarms, run.start.model.used_vocab or run.start.model.vocab_size, say),
         dump=lambda step, groups: dump(run, step, groups),
-        warm=run.guard.arm,
+        warm=lambda: (run.guard.arm(), dog.warm()),
         watch=run.watch,
         devices=config.devices,
     )
     listen(ring, run, observe)
     for engine in run.engines:
         engine.meanwhile = ring.flush
-    if run.saved is None:
-        examine(run, 0)
-    else:
-        observe.load_state_dict(run.saved.host["observers"])
-    run.watch.drain()
-    with jax.transfer_guard_host_to_device("disallow"), stoppable(ring, run, observe):
-        loop.run(
-            ring,
-            run.engine,
-            run.scheduler,
-            run.rewards,
-            run.learner,
-            lambda learner, engine: publish(ring, run),
-            config.steps,
-        )
-    ring.flush()
-    observe.flush()
-    ring.call("save_checkpoint", run.saver.join)
-    examine(run, run.learner.step)
+    with dog:
+        if run.saved is None:
+            ring.call("testing", examine, run, 0)
+        else:
+            observe.load_state_dict(run.saved.host["observers"])
+        run.watch.drain()
+        with jax.transfer_guard_host_to_device("disallow"), stoppable(ring, run, observe):
+            loop.run(
+                ring,
+                run.engine,
+                run.scheduler,
+                run.rewards,
+                run.learner,
+                lambda learner, engine: publish(ring, run),
+                config.steps,
+            )
+        ring.flush()
+        observe.flush()
+        ring.call("testing", examine, run, run.learner.step)
+        ring.call("save_checkpoint", run.saver.join)
     run.guard.disarm()
     run.writer.close()
     finish(run, observe.tokens)
@@ -114,7 +121,27 @@ def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
     ring.on("stopped", run.meter.stopped, *(trace.stopped for trace in traces))
     ring.on("scored", first.scored, *(record.record for record in run.records))
     ring.on("committed", observe.commit)
+    ring.on("published", lambda version: run.faults.reach("publish"))
     ring.on("published", *(trace.published for trace in traces), observe.published)
+
+
+def watchdog(run: Run) -> Watchdog:
+    """Returns what ends the run where a call hangs. It writes stacks, the scheduler's state and the trace before."""
+
+    def expired(phase: str, seconds: float) -> None:
+        with open(run.mine / "hang.txt", "w", encoding="utf-8") as file:
+            file.write(f"phase {phase}: {seconds:.1f} s, at learner step {run.learner.step}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):  # the state may change while it is read
+            state = {"phase": phase, "seconds": seconds, "scheduler": run.scheduler.state_dict()}
+            (run.mine / "hang.json").write_text(json.dumps(state, default=str), encoding="utf-8")
+        for trace in run.traces:
+            trace.close()
+        say(f"HANG: phase {phase} took {seconds:.0f} s, above its limit; hang.txt has all stacks; --resume continues")
+        os._exit(RESTART)
+
+    return Watchdog(run.config.watchdog.phases, run.config.watchdog.compile_s, expired)
 
 
 def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
@@ -190,6 +217,7 @@ def examine(run: Run, version: int) -> None:
     """
     if run.evaluator is None:
         return
+    run.faults.reach("evaluation")
     config = run.config
     found = evaluation.evaluate(
         run.evaluator,

@@ -285,8 +285,8 @@ def main(arguments: Sequence[str]) -> int:
         given = [settings.resolve(configs.load(file), flags.overrides) for file in files]
         pieces: list[str] = []
         reports = [report(one, pieces.append if flags.trace and one is given[-1] else None) for one in given]
-    except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())[:2000]}", file=sys.stderr)
         return 1
     if flags.json:
         Path(flags.json).write_text(

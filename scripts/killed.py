@@ -23,7 +23,7 @@ class Runs:
     """
 
     def __init__(self, record, here: Path, arguments: Sequence[str], last: int):
-        self._record, self._last, self.here = record, last, here
+        self._record, self._last, self.here, self.root = record, last, here, record.root
         self._command = [sys.executable, "-m", "jaxrl_post.main", "--resume", *arguments]
 
     def killed_at(self, seeds: Sequence[int], starting: int) -> tuple[Path, float]:

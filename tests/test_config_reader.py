@@ -248,3 +248,46 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ValueError, match="has no attribute 'get_config'"):
         config.load(str(tmp_path / "empty.py"))
+
+
+@pytest.mark.parametrize(
+    "override,words",
+    [
+        ("steps={[]: 1}", "steps must be int, got str"),
+        ("steps=" + "(" * 90 + ")" * 90, "steps must be int"),
+        ("steps=" + "[" * 3000, "steps must be int"),
+        ("steps=" + "-" * 30_000 + "1", "steps must be int"),
+        ("optimizer.lr=" + "9" * 400, "optimizer.lr must be float, got int 99999"),
+        ("a" * 5000 + "=1", "no option has a name of 5000 characters"),
+        ("name.b=1", "name has no fields"),
+    ],
+)
+def test_an_override_of_any_kind_is_one_sentence_of_bounded_length(override, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        config.resolve(given(), [override])
+    assert type(caught.value) is ValueError and len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("raise SystemExit(0)", ":1: the file ends Python, with exit code 0"),
+        ("x = 1\nraise MemoryError", ":2: MemoryError"),
+        ("raise StopIteration", ":1: StopIteration"),
+        ("x = " + "-" * 50_000 + "1", "given.py:?.*: (MemoryError|.*nested|.*recursion|.*too complex)"),
+    ],
+)
+def test_a_config_file_that_ends_python_is_one_sentence(tmp_path, text, words):
+    (tmp_path / "given.py").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        config.load(str(tmp_path / "given.py"))
+
+
+def test_a_config_file_is_read_as_it_is_now(tmp_path):
+    """Python's cache of compiled files knows a text by its second and its size."""
+    for words in ("raise StopIteration", "raise SystemExit(0)"):
+        (tmp_path / "given.py").write_text(words)
+        with pytest.raises(ValueError, match="StopIteration" if "Stop" in words else "ends Python"):
+            config.load(str(tmp_path / "given.py"))
+    with pytest.raises(ValueError, match="no such Python file"):
+        config.load("a" * 5000)

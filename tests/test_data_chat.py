@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import json
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +89,71 @@ def test_where_the_template_comes_from(tmp_path):
         chat.load(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("file")
     assert chat.load(tmp_path).render(USER) == "file"
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("{{ 'a' * 10**10 }}", "more than 768 MiB of memory"),
+        ("{{ 'a' * 9**8 }}", "writes more than 16777216 characters"),
+        ("{{ 7 // 0 }}", "ZeroDivisionError: integer division"),
+        ("{{ 1e999 | int }}", "NameError: name 'inf' is not defined"),
+        ("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "RecursionError"),
+        ("{{ raise_exception('a\\nb') }}", "refuses the messages: a b"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+    ],
+)
+def test_a_template_that_needs_too_much_is_refused_and_the_next_one_renders(text, words):
+    template = Chat(template="{% if messages[0].content == 'x' %}" + text + "{% else %}fine{% endif %}")
+    if "{{((" in text:  # no part of it is compiled
+        template = Chat(template=text)
+    with pytest.raises(ValueError, match=words) as caught:
+        template.render([{"role": "user", "content": "x"}])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    if "{{((" not in text:
+        assert template.render(USER) == "fine"
+    template.close()
+
+
+@pytest.mark.extended
+def test_a_template_without_end_is_stopped_by_its_cpu_time_and_replaced():
+    forever = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = Chat(template="{% if messages[0].content == 'x' %}" + forever + "{% endif %}fine")
+    assert template.render(USER) == "fine"
+    first = template._process._child.pid
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="takes more than 4 s of CPU time|takes more than 9 s"):
+        template.render([{"role": "user", "content": "x"}])
+    assert time.monotonic() - begun < 10
+    assert template.render(USER) == "fine" and template._process._child.pid != first
+    template.close()
+
+
+def test_a_template_sees_no_environment_and_its_process_ends_with_it(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    template = Chat(template="fine")
+    assert template.render(USER) == "fine"
+    child = template._process._child
+    assert "secret" not in Path(f"/proc/{child.pid}/environ").read_text()
+    del template
+    gc.collect()
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "settings,words",
+    [
+        ({"chat_template": 5}, "chat_template must be a text, got 5"),
+        ({"chat_template": [5]}, "must list objects with name and template, got 5"),
+        ({"chat_template": [{"name": "default"}]}, "must list objects with name and template"),
+        ({"chat_template": "x", "eos_token": {"x": 1}}, "eos_token must be a text, or an object with the text"),
+    ],
+)
+def test_settings_that_are_no_template_are_one_sentence(tmp_path, settings, words):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=f"tokenizer_config.json: .*{words}"):
+        chat.load(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="chat_template.jinja: is no UTF-8 text"):
+        chat.load(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import random
 import sys
 
 import pytest
@@ -87,3 +88,34 @@ def test_without_pyarrow_it_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"needs pyarrow: pip install 'jaxrl_post\[parquet\]'"):
         list(files.objects(tmp_path / "rows.parquet"))
+
+
+def test_every_flipped_bit_of_parquet_is_read_or_refused_in_one_sentence(tmp_path):
+    whole, file = tmp_path / "whole.parquet", tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(VERL), whole)
+    data, noise, refused = whole.read_bytes(), random.Random(0), 0
+    for _ in range(200):
+        bad = bytearray(data)
+        bad[noise.randrange(len(bad))] ^= 1 << noise.randrange(8)
+        file.write_bytes(bad)
+        try:
+            prompts.read(file)
+        except ValueError as error:
+            assert type(error) is ValueError and "rows.parquet" in str(error) and "\n" not in str(error)
+            refused += 1
+    assert refused > 60
+
+
+@pytest.mark.parametrize(
+    "line,words",
+    [
+        (b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b', "answer": "1"}', "more than 64 levels"),
+        (b'{"prompt": "a\\udfff", "answer": "1"}', "half of a surrogate pair"),
+        (b'{"prompt": "\xed\xa0\x80", "answer": "1"}', "is no UTF-8 text"),
+        (b'{"prompt": 1' + b"0" * 5000 + b', "answer": "1"}', "a number has thousands of digits"),
+    ],
+)
+def test_a_line_that_json_could_not_say_is_named(tmp_path, line, words):
+    (tmp_path / "rows.jsonl").write_bytes(b'{"prompt": "1", "answer": "1"}\n' * 2000 + line)
+    with pytest.raises(ValueError, match=f"rows.jsonl, line 2001: .*{words}"):
+        prompts.read(tmp_path / "rows.jsonl")

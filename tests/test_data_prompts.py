@@ -141,3 +141,38 @@ def test_tasks_by_name(monkeypatch):
         prompts.rows("task:cout", seed=5, split="eval", size=2)
     with pytest.raises(ValueError, match="do not fit task 'count': got an unexpected keyword argument 'digit'"):
         prompts.rows("task:count", seed=5, split="eval", size=2, arguments={"digits": 3, "digit": 3})
+
+
+class Counted:
+    """A tokenizer that counts what reaches it."""
+
+    def __init__(self, tokens):
+        self.tokens, self.longest, self.seen = tokens, tokens.longest, 0
+
+    def encode(self, text, special=True):
+        self.seen += len(text)
+        return self.tokens.encode(text, special)
+
+
+def test_a_row_is_measured_before_it_is_tokenised():
+    words = Counted(LETTERS)  # its longest tokens are <eos> and <unk>
+    row = {"id": "a", "prompt": "1" * 16, "answer": "1", "source": ""}
+    assert len(prompts.tokenised([row], words, chat=None, limit=16)[0].tokens) == 16 and words.seen == 16
+    template = chat.Chat(template="{{ messages[0].content * 30 }}")
+    for prompt in ("1" * 81, [{"role": "user", "content": "111"}]):
+        with pytest.raises(
+            ValueError, match=r"row 1 \(id 'a'\): the prompt has 8\d|90 characters; 16 tokens .* hold 80"
+        ):
+            prompts.tokenised([row | {"prompt": prompt}], words, chat=template, limit=16)
+    assert words.seen == 16
+    with pytest.raises(ValueError, match="the messages have .* bytes as JSON; at most 16777216"):
+        prompts.tokenised(
+            [row | {"prompt": [{"role": "user", "content": "1" * (1 << 24)}]}], words, chat=template, limit=16
+        )
+
+
+@pytest.mark.parametrize("argument", [(1, "a"), None, "3", 3.5, True])
+def test_a_tasks_argument_of_another_kind_is_one_sentence(argument):
+    with pytest.raises(ValueError, match="argument shortest=.* of task 'sums' must be int"):
+        prompts.rows("task:sums", seed=0, split="train", size=2, arguments={"shortest": argument})
+    assert prompts.rows("task:sums", seed=0, split="train", size=2, arguments={"tail": 0})

@@ -135,7 +135,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, data_dir):
     with pytest.raises(ValueError, match="has no 'model'"):
         tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="tokenizer.json: no JSON"):
         tokenizer.load(tmp_path)
 
 
@@ -171,3 +171,20 @@ def test_a_malformed_tokenizer_is_one_sentence(tmp_path, change, files, sentence
     with pytest.raises(ValueError, match=sentence) as caught:
         tokenizer.load(tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_a_regular_expression_without_end_is_one_sentence(tmp_path):
+    """The library panics, with an error that is no Exception."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    write(tmp_path, tokenizer=WORDS | {"pre_tokenizer": split})
+    with pytest.raises(ValueError, match="the tokenizer fails on a text: .*retry-limit"):
+        tokenizer.load(tmp_path).encode("a" * 40 + "b")
+
+
+def test_the_longest_token_bounds_what_tokens_can_hold(tmp_path, data_dir):
+    stories = tokenizer.load(data_dir / "tinystories-260k" / "tok512.bin")
+    assert (
+        stories.longest == max(len(stories.pieces[i]) for i in range(512)) and tokenizer.characters("ab").longest == 5
+    )
+    text = "Once upon a time, there was a little girl named Lily."
+    assert len(text) <= stories.longest * len(stories.encode(text, special=False))

@@ -15,6 +15,8 @@ from jaxrl_post.rewards import signatures, worker
 
 
 class Letters:
+    longest = 1
+
     def encode(self, text):
         return [ord(letter) for letter in text]
 

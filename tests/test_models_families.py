@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -258,3 +259,42 @@ def test_a_mistral_without_a_window_stays_a_mistral(tmp_path):
     assert plain == config and families.write(plain)["architectures"] == ["LlamaForCausalLM"]
     biased = dataclasses.replace(config, qkv_bias=True)  # no Mistral any more
     assert families.write(biased)["architectures"] == ["Qwen2ForCausalLM"]
+
+
+WRONG = [
+    ("llama2", {"architectures": 5}, "architectures must be a list of texts, got 5"),
+    ("llama2", {"architectures": [["a"]]}, "architectures must be a list of texts"),
+    ("llama2", {"architectures": [], "model_type": {"a": 1}}, "architecture {'a': 1} is not read"),
+    ("llama2", {"hidden_act": ["silu"]}, "hidden_act=.*is not one of silu"),
+    ("llama2", {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 is more than 4096"),
+    ("llama2", {"vocab_size": 10**30}, "vocab_size=10+ is more than 16777216"),
+    ("llama2", {"rms_norm_eps": float("nan")}, "rms_norm_eps=nan must be from 0 to 1"),
+    ("llama2", {"rms_norm_eps": -1}, "rms_norm_eps=-1 must be from 0 to 1; nearest is 0"),
+    ("llama2", {"rope_parameters": [1]}, r"rope_parameters must be an object, got \[1\]"),
+    ("llama2", {"rope_parameters": {"rope_theta": 10**400}}, "rope_theta=1.*must be from 0 to 1e"),
+    ("llama2", {"rope_parameters": {"rope_theta": 0}}, "rope_theta=0 must be above 0"),
+    ("llama2", {"rope_parameters": {"rope_type": ["linear"]}}, r"rope type \['linear'\] is not one of"),
+    ("llama2", {"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, got 'false'"),
+    ("llama2", {"head_dim": None, "num_attention_heads": 64, "num_key_value_heads": 64}, "head_dim must be at least 1"),
+    ("llama2", {"head_dim": 7}, "config.json: head_dim=7 must be even"),
+    ("llama2", {"num_key_value_heads": 3}, "config.json: heads=4 must be a multiple of kv_heads=3"),
+    ("qwen3", {"layer_types": 7}, "layer_types must be a list of texts, got 7"),
+    ("qwen3", {"layer_types": [{}]}, "layer_types must be a list of texts"),
+    ("qwen3", {"use_sliding_window": "no"}, "use_sliding_window must be true or false"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 must be from 1 to"),
+    ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0 must be above 0"),
+    ("gemma3", {"rope_parameters": {"sliding_attention": 5}}, "sliding_attention must be an object, got 5"),
+    ("llama3", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0, "factor": 8, "low_freq_factor": 4,
+      "high_freq_factor": 4, "original_max_position_embeddings": 8}}, "high_freq_factor=4 must be above 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, change, sentence", WRONG, ids=range(len(WRONG)))
+def test_a_malformed_config_is_one_sentence_with_file_and_key(tmp_path, family, change, sentence):
+    given = json.loads((Path(__file__).parent / "goldens" / family / "config.json").read_text()) | change
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({key: value for key, value in given.items() if value is not None}))
+    with pytest.raises(ValueError, match=sentence) as caught:
+        hf.read_config(file)
+    text = str(caught.value)
+    assert type(caught.value) is ValueError and str(file) in text and "\n" not in text and len(text) < 500

@@ -278,7 +278,7 @@ def test_broken_files_are_refused_in_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         hf.load(tmp_path / "out")
     (tmp_path / "out" / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="not JSON"):
+    with pytest.raises(ValueError, match="config.json: no JSON"):
         hf.load(tmp_path / "out")
     with pytest.raises(ValueError, match="no such directory"):
         hf.load(tmp_path / "nowhere")
@@ -325,3 +325,15 @@ def test_float16_is_exact_where_it_can_be(tmp_path):
     kept = hf.load(GOLDEN, dtype=None)[1]
     assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {np.dtype(np.float16)}
     assert_same(hf.load(GOLDEN)[1], jax.tree.map(lambda leaf: leaf.astype(np.float32), kept))
+
+
+def test_weights_that_are_not_finite_are_refused_at_load_with_the_tensors_name(tmp_path):
+    params = shaken(SQUARE)
+    params["layers"]["1"]["up"][2, 3] = np.nan
+    hf.save(tmp_path / "out", SQUARE, params)
+    with pytest.raises(ValueError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 of 64 .* nan at \[3, 2\]"):
+        hf.load(tmp_path / "out")
+    params["layers"]["1"]["up"][2, 3] = 1e30
+    hf.save(tmp_path / "out", SQUARE, params)
+    with pytest.raises(ValueError, match="up_proj.weight holds 1 of 64 numbers that are not finite as float16; .* inf"):
+        hf.load(tmp_path / "out", dtype=np.float16)

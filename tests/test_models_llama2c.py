@@ -123,3 +123,12 @@ def test_wrong_files_are_refused_in_one_sentence(tmp_path, header, floats, sente
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="nothing.bin: no such file"):
         llama2c.load(tmp_path / "nothing.bin")
+
+
+def test_weights_that_are_not_finite_are_refused_with_their_name(tmp_path):
+    path = written(tmp_path / "model.bin", HEADER, BODY)
+    data = np.frombuffer(path.read_bytes(), "<f4").copy()
+    data[7 + 5 * 8 + 8 + 3] = np.inf  # after header, embedding and the norm of the first layer
+    path.write_bytes(data.tobytes())
+    with pytest.raises(ValueError, match=r"model.bin: tensor attn_norm holds 1 of 16 numbers .* inf at \[1, 3\]"):
+        llama2c.load(path)

@@ -113,3 +113,34 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed(tmp_path):
     (tmp_path / "file").write_bytes(written(one(), b"1234"))
     with pytest.raises(ValueError, match="it ended while it was read"):
         tensor_file.read(found["a"])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_named(monkeypatch, dtype, number):
+    monkeypatch.setattr(tensor_file, "_BLOCK", 4)
+    value = np.array([[0.0, -0.0, 1e-7, -3e4], [6e4, 1, 2, 3], [5, 6, 7, 8]]).astype(dtype)
+    tensor_file.refuse_not_finite("model FILE", "w", value)
+    tensor_file.refuse_not_finite("model FILE", "w", value[:, :0])
+    value[1, 2] = value[2, 3] = number
+    with pytest.raises(ValueError, match=r"model FILE: tensor w holds 2 of 12 numbers .* is -?(nan|inf) at \[1, 2\]"):
+        tensor_file.refuse_not_finite("model FILE", "w", value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(shape=[2.0]), dict(shape=None), dict(dtype=[]), dict(dtype={}), dict(shape=[10**400]), dict(shape=[1 << 63])],
+)
+def test_a_header_of_wrong_types_is_one_sentence(tmp_path, changes):
+    (tmp_path / "file").write_bytes(written(one(**changes), b"12345678"))
+    with pytest.raises(ValueError, match="not a whole safetensors file") as caught:
+        tensor_file.entries(tmp_path / "file")
+    assert type(caught.value) is ValueError and len(str(caught.value)) < 500
+
+
+def test_a_header_that_no_json_reader_takes_is_one_sentence(tmp_path):
+    for header in (b"[" * 9000 + b"]" * 9000, b"\xff" * 9000, b'{"a": 1' + b"0" * 9000 + b"}"):
+        (tmp_path / "file").write_bytes(written(header, b""))
+        with pytest.raises(ValueError, match="not a whole safetensors file") as caught:
+            tensor_file.entries(tmp_path / "file")
+        assert len(str(caught.value)) < 500

@@ -98,6 +98,7 @@ class Checkpoints:
       keep_last: how many of the newest steps are kept. Older steps are deleted after a newer one is complete.
       max_failures: failed saves in a row that end the run. 0: none do.
       say: gets one line for each damaged step and each failed save.
+      reach: called with "before_save", "mid_save", "after_save" and "prune", for faults on purpose.
       share: returns process 0's text on every process, and waits for all of them. In a job of one process it returns
         the text itself.
     """
@@ -110,10 +111,11 @@ class Checkpoints:
         say: Callable[[str], object],
         share: Callable[[str], str] = str,
         max_failures: int = 3,
+        reach: Callable[[str], None] = lambda point: None,
     ):
         assert keep_last >= 2, f"keep_last={keep_last} leaves nothing to fall back on"
         self._folder, self._keep, self._say, self._share = Path(folder), keep_last, say, share
-        self._most, self._failed = max_failures, 0
+        self._most, self._failed, self._reach = max_failures, 0, reach
 
     def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
         """Saves a step. The step is complete when this returns, or it failed, which is said in one line.
@@ -129,6 +131,7 @@ class Checkpoints:
           SaveFailed: the last `max_failures` saves have failed.
         """
         named = arrays.named if isinstance(arrays, OnHost) else _named(arrays)
+        self._reach("before_save")
         try:
             self._check_space(named)
             self._save(step, named, host, about)
@@ -180,12 +183,14 @@ class Checkpoints:
         self._share("")
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
             writer.save(part.absolute() / "arrays", args=ocp.args.StandardSave(_views(named)))
+        self._reach("mid_save")
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")
         if first:
             _write_json(part / ABOUT, {**about, "step": step, "arrays": _kinds(named)})
             _write_json(part / MANIFEST, manifest(part, step, self._key()))
             os.replace(part, path)
+            self._reach("after_save")
             _settle(self._folder)
             self._prune()
 
@@ -260,6 +265,7 @@ class Checkpoints:
             path = self._folder / _name(step)
             gone = path.with_name(f"{path.name}.gone")
             os.replace(path, gone)
+            self._reach("prune")
             _remove(gone)
 
 

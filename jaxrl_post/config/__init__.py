@@ -24,6 +24,7 @@ from jaxrl_post.config.schema import (
     MeshConfig,
     PolicyConfig,
     RewardConfig,
+    WatchdogConfig,
 )
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
 
@@ -44,6 +45,7 @@ __all__ = [
     "SamplingConfig",
     "SchedulerConfig",
     "SpeculationConfig",
+    "WatchdogConfig",
     "any_of_type",
     "at_least",
     "default",

@@ -12,8 +12,8 @@ import copy
 import dataclasses
 import difflib
 import importlib.util
-import math
 import re
+import sys
 import traceback
 import types
 import typing
@@ -25,6 +25,10 @@ import ml_collections
 
 from jaxrl_post.config import fields
 from jaxrl_post.config.schema import Config
+from jaxrl_post.json_text import said, shown
+
+_LARGEST = sys.float_info.max
+_LONGEST = 200  # characters of the name of an option
 
 
 def default(schema: type = Config) -> ml_collections.ConfigDict:
@@ -57,10 +61,13 @@ _MISTAKES = (
     EOFError,
     ImportError,
     LookupError,
+    MemoryError,
     NameError,
     OSError,
     RuntimeError,
+    StopIteration,
     SyntaxError,
+    SystemExit,
     TypeError,
     ValueError,
 )
@@ -69,15 +76,16 @@ _MISTAKES = (
 def load(path: str) -> ml_collections.ConfigDict:
     """What `get_config()` of a Python file returns; ValueError with the line of a mistake in it."""
     file = Path(path)
-    if not (file.is_file() and file.suffix == ".py"):
+    if not _is_python(file):
         near = difflib.get_close_matches(f"{file.stem}.py", [p.name for p in file.parent.glob("*.py")], n=1)
         raise ValueError(
-            f"--config={path}: no such Python file" + (f"; nearest is {file.parent / near[0]}" if near else "")
+            f"--config={shown(path, 200)}: no such Python file"
+            + (f"; nearest is {file.parent / near[0]}" if near else "")
         )
     spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
+    try:  # from its source: a cached program of an older text may have the same time and size
+        exec(spec.loader.source_to_code(file.read_bytes(), str(file)), module.__dict__)
         given = module.get_config()
     except _MISTAKES as error:
         raise ValueError(_mistake(file, error)) from error
@@ -89,16 +97,25 @@ def load(path: str) -> ml_collections.ConfigDict:
     return given
 
 
-def _mistake(file: Path, error: Exception) -> str:
+def _is_python(file: Path) -> bool:
+    try:
+        return file.is_file() and file.suffix == ".py"
+    except OSError:  # a name that is too long, a folder that may not be read
+        return False
+
+
+def _mistake(file: Path, error: BaseException) -> str:
     """One sentence on an error in a config file: its line, what it says, the nearest valid name."""
     lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     lines += [str(error.lineno)] if isinstance(error, SyntaxError) else []
     said = str(error if isinstance(error, OSError) or not error.args else error.args[0]).splitlines()
-    text = said[0] if said and said[0] else type(error).__name__
+    text = said[0][:300] if said and said[0] else type(error).__name__
+    if isinstance(error, SystemExit):
+        text = f"the file ends Python, with exit code {shown(error.code)}"
     unknown = re.match(r"\W*(?:Key )?\W*(\w+)\W*($|does not exist|n?Did you mean)", text)  # as ml_collections puts it
     if unknown and isinstance(error, (AttributeError, KeyError)):
         near = _nearest(unknown[1], Config, "")
-        text = f"unknown name {unknown[1]!r}" + (f"; nearest valid name is {near!r}" if near else "")
+        text = f"unknown name {shown(unknown[1])}" + (f"; nearest valid name is {near!r}" if near else "")
     return f"--config={file}{':' if lines else ''}{''.join(lines[-1:])}: {text}"
 
 
@@ -118,7 +135,8 @@ def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str]
 
 def _override(values: dict, override: str, root: type) -> None:
     path, equals, text = override.partition("=")
-    _need(bool(equals), f"--config.{override}: write --config.{path}=VALUE")
+    _need(len(path) <= _LONGEST, f"--config.{said(path)}: no option has a name of {len(path)} characters")
+    _need(bool(equals), f"--config.{said(override)}: write --config.{said(path)}=VALUE")
     *parents, leaf = path.split(".")
     schema, where = root, values
     for depth, name in enumerate(parents):
@@ -148,7 +166,7 @@ def _literal(text: str) -> Any:
         return text.lower() == "true"
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
 
 
@@ -157,7 +175,7 @@ def _known(schema, name: str, where: str, root: type) -> None:
     if name not in names:
         near = _nearest(name, schema, where, root)
         raise ValueError(
-            f"config: unknown name {(f'{where}.{name}' if where else name)!r}"
+            f"config: unknown name {shown(f'{where}.{name}' if where else name)}"
             + (f"; nearest valid name is {near!r}" if near else f"; valid names are {', '.join(names)}")
         )
 
@@ -180,7 +198,7 @@ def _build(schema, values: Mapping, where: str, root: type | None = None):
         kind, f = fields.members(schema)[name]
         full = f"{where}.{name}" if where else name
         if dataclasses.is_dataclass(kind):
-            _need(isinstance(value, Mapping), f"config: {full} is a section, got {value!r}")
+            _need(isinstance(value, Mapping), f"config: {full} is a section, got {shown(value)}")
             out[name] = _build(kind, value, full, root)
         else:
             out[name] = _checked(full, kind, f, value)
@@ -194,20 +212,24 @@ def _checked(full: str, kind, f: dataclasses.Field, value):
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3)
         raise ValueError(
-            f"config: {full}={value!r} is not one of {', '.join(choices)}"
+            f"config: {full}={shown(value)} is not one of {', '.join(choices)}"
             + (f"; nearest is {near[0]!r}" if near else "")
         )
-    _need(low is None or value >= low, f"config: {full}={value!r} is below its bound; the nearest valid value is {low}")
     _need(
-        high is None or value <= high, f"config: {full}={value!r} is above its bound; the nearest valid value is {high}"
+        low is None or value >= low,
+        f"config: {full}={shown(value)} is below its bound; the nearest valid value is {low}",
+    )
+    _need(
+        high is None or value <= high,
+        f"config: {full}={shown(value)} is above its bound; the nearest valid value is {high}",
     )
     return value
 
 
 def _coerced(full: str, kind, value):
-    wrong = f"config: {full} must be {getattr(kind, '__name__', kind)}, got {type(value).__name__} {value!r}"
+    wrong = f"config: {full} must be {getattr(kind, '__name__', kind)}, got {type(value).__name__} {shown(value)}"
     if kind is float:
-        _need(isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value), wrong)
+        _need(isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST, wrong)
         return float(value)
     if kind is int:
         _need(isinstance(value, int) and not isinstance(value, bool), wrong)
@@ -219,7 +241,7 @@ def _coerced(full: str, kind, value):
         member = typing.get_args(kind)[0]
         _need(
             isinstance(value, (tuple, list)),
-            f"config: {full} must be a list of {member.__name__}, got {value!r}; write [{value!r}]",
+            f"config: {full} must be a list of {member.__name__}, got {shown(value)}; write [{shown(value)}]",
         )
         return tuple(_coerced(f"{full}[{i}]", member, v) for i, v in enumerate(value))
     _need(isinstance(value, Mapping), wrong)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from jaxrl_post.config import fields, readers
 from jaxrl_post.config.schema import Config
+from jaxrl_post.json_text import said
 
 RUN = "run"  # what the options without a section are listed under
 _WIDTH = 100
@@ -45,7 +46,9 @@ def help_on(arguments: Sequence[str], usage: str, schema: type = Config) -> str:
     section = words[0].partition(".")[0]
     if section not in known:
         near = difflib.get_close_matches(section, known, n=1, cutoff=0.0)
-        raise ValueError(f"--help {words[0]}: no such section; nearest is {near[0]!r}, all are {', '.join(known)}")
+        raise ValueError(
+            f"--help {said(words[0])}: no such section; nearest is {near[0]!r}, all are {', '.join(known)}"
+        )
     doc, options = known[section]
     return "\n\n".join([f"{section}: {_flowing(doc)}", *map(_entry, options)])
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.config import conditions, fields
+from jaxrl_post.json_text import shown
 
 _PLACE = re.compile(r"\{([!#]?)([\w.]+)\}")
 
@@ -58,7 +59,7 @@ class Names:
 
     def fact(self, name: str) -> str:
         """Returns name and value, as a user writes them."""
-        return f"{self.shown(name)}={self.value(name)!r}"
+        return f"{self.shown(name)}={shown(self.value(name))}"
 
     def filled(self, text: str) -> str:
         """Returns the text with every `{name}` replaced."""

@@ -225,6 +225,33 @@ class AlarmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchdogConfig:
+    """Limits of a hang. A phase beyond its limit ends the run with exit code 42 and leaves stacks. 0: no limit."""
+
+    dispatch_s: float = at_least(900.0, 0.0, unit="seconds", doc="Of one dispatch of the engine.")
+    train_s: float = at_least(
+        1800.0, 0.0, unit="seconds", doc="Of one call of the learner, a weight sync, or host work between two calls."
+    )
+    reward_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of the wait for the rewards of one group.")
+    save_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of one checkpoint.")
+    evaluate_s: float = at_least(14400.0, 0.0, unit="seconds", doc="Of one evaluation.")
+    compile_s: float = at_least(
+        7200.0, 0.0, unit="seconds", doc="Of any of these until the first publish, as programs are compiled until then."
+    )
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase of the ring."""
+        return {
+            "gen": self.dispatch_s,
+            "host": self.train_s,
+            "reward": self.reward_s,
+            "save_checkpoint": self.save_s,
+            "testing": self.evaluate_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class HistoryConfig:
     """What is remembered of the rollouts of every prompt, for drafts and for schedules."""
 
@@ -261,6 +288,7 @@ class Config:
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     alarms: AlarmConfig = AlarmConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
     history: HistoryConfig = HistoryConfig()
     speculation: SpeculationConfig = SpeculationConfig()
 

@@ -1,36 +1,132 @@
 """Chat templates: messages to text, as Hugging Face tokenizers do it, without their library.
 
-A template comes from a downloaded file, so it runs in jinja2's immutable sandbox. The settings are those of
-transformers: trim_blocks, lstrip_blocks, loop controls, `tojson` without HTML escapes, `raise_exception`,
-`strftime_now`, and {% generation %} blocks, which are rendered like any text. A template that asks for the date gives
-another text tomorrow; hand `now` over to fix it.
+A template comes from a downloaded file. It runs in a process with limits (data/rendering.py), which renders conversation
+after conversation. A template that takes too long, too much memory or too much room is refused, and the process is
+replaced. A template that asks for the date gives another text tomorrow; hand `now` over to fix it.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, Any
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
+from jaxrl_post import json_text
+from jaxrl_post.data import rendering
+from jaxrl_post.json_text import said, shown
 
+START_S = 60.0  # until a process is ready; importing is slow on a busy machine
+WALL_S = 9.0  # for one conversation; its bound of CPU time is reached long before, unless the machine is busy
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: a template must not see keys and names of machines
 
 
-class _Generation(jinja2.ext.Extension):
-    """{% generation %}...{% endgeneration %} marks what an assistant said; here the mark is dropped."""
+class _Process:
+    """The process of one template. It starts with the first conversation and ends with this object."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    def __init__(self, given: Mapping[str, Any]):
+        self._given, self._end = given, None
+        self._socket: socket.socket | None = None
+        self._child: subprocess.Popen | None = None
+        self._words: IO[bytes] | None = None
 
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
+    def ask(self, question: Mapping[str, Any]) -> str:
+        """Returns the text of a conversation.
+
+        Raises:
+          ValueError: what the template said, or how its process ended. The next conversation gets a new process.
+        """
+        body = json.dumps(question).encode()
+        if len(body) > rendering.LONGEST:
+            raise ValueError(f"the messages have {len(body)} bytes as JSON; at most {rendering.LONGEST} are rendered")
+        if self._socket is None:
+            self._start()
+        try:
+            kind, text = self._answer(body, WALL_S)
+        except (OSError, EOFError, UnicodeDecodeError, ValueError) as error:
+            raise ValueError(f"the chat template refuses the messages: {self._reason(error)}") from error
+        if kind != rendering.TEXT:
+            raise ValueError(f"the chat template refuses the messages: {text}")
+        return text
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        words = tempfile.TemporaryFile()
+        root = str(Path(__file__).resolve().parents[2])
+        code = f"import sys; sys.path[:] = {[*sys.path, root]!r}; from jaxrl_post.data.rendering import main; main()"
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-c", code],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                start_new_session=True,
+            )
+        self._socket, self._child, self._words = ours, child, words
+        self._end = weakref.finalize(self, _ended, ours, child, words)
+        try:
+            self._answer(json.dumps(self._given).encode(), START_S)
+        except (OSError, EOFError, ValueError) as error:
+            raise ValueError(f"the process of the chat template does not start: {self._reason(error)}") from error
+
+    def _answer(self, body: bytes, seconds: float) -> tuple[bytes, str]:
+        end = time.monotonic() + seconds
+        self._socket.settimeout(seconds)
+        self._socket.sendall(rendering.LENGTH.pack(len(body)) + body)
+        kind, size = rendering.REPLY.unpack(self._exactly(rendering.REPLY.size, end))
+        if kind not in (rendering.TEXT, rendering.ERROR) or size > 4 * rendering.LONGEST:
+            raise ValueError("its process sent no answer")
+        return kind, self._exactly(size, end).decode("utf-8")
+
+    def _exactly(self, size: int, end: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self._socket.settimeout(max(end - time.monotonic(), 1e-3))
+            part = self._socket.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _reason(self, error: Exception) -> str:
+        """Ends the process and returns why it gave no text."""
+        late, words = isinstance(error, TimeoutError), self._words
+        if not isinstance(error, (EOFError, ConnectionError)):
+            self._child.kill()  # else it has ended by itself, and its exit code says why
+        code = self._child.wait()
+        words.seek(0)
+        last = words.read().decode("utf-8", errors="replace").strip().splitlines()[-1:]
+        self.close()
+        if late:
+            return f"it takes more than {WALL_S:g} s"
+        if code == -signal.SIGPROF:
+            return f"it takes more than {rendering.SECONDS:g} s of CPU time"
+        return f"its process ended with exit code {code}: {said(' '.join(last))}"
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._end is not None:
+            self._end()
+        self._socket = self._child = self._words = self._end = None
+
+
+def _ended(ours: socket.socket, child: subprocess.Popen, words: IO[bytes]) -> None:
+    child.kill()
+    child.wait()
+    ours.close()
+    words.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,55 +136,60 @@ class Chat:
     template: str
     tokens: Mapping[str, str] = field(default_factory=dict)
     now: datetime.datetime | None = None
+    _process: _Process = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        now = None if self.now is None else self.now.isoformat()
+        given = {"template": self.template, "tokens": dict(self.tokens), "now": now}
+        object.__setattr__(self, "_process", _Process(given))
 
     def render(self, messages: Sequence[Mapping], generation: bool = True) -> str:
-        """The text of `messages`, with the head of the assistant's turn when `generation`.
+        """Returns the text of `messages`, with the head of the assistant's turn when `generation`.
 
         Raises:
-          ValueError: the template has a mistake or refuses these messages.
+          ValueError: the template has a mistake, refuses these messages, or needs more than the limits allow.
         """
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: (self.now or datetime.datetime.now()).strftime(form)
-        try:
-            return environment.from_string(self.template).render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=generation,
-                tools=None,
-                documents=None,
-                **self.tokens,
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
+        return self._process.ask({"messages": [dict(message) for message in messages], "generation": generation})
+
+    def close(self) -> None:
+        """Ends the process that renders. A further conversation starts another one."""
+        self._process.close()
 
 
 def load(folder: str | Path) -> Chat | None:
-    """The template of a folder: chat_template.jinja, else `chat_template` in tokenizer_config.json (the one named
-    "default" where there are several); None when it has none."""
+    """Returns the template of a folder: chat_template.jinja, else `chat_template` in tokenizer_config.json (the one named
+    "default" where there are several); None when it has none.
+
+    Raises:
+      ValueError: a file that cannot be read, or a template or special token that is no text.
+    """
     folder = Path(folder)
     file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    config = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    template = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    config = json_text.read_object(settings, str(settings)) if settings.is_file() else {}
+    template = json_text.text_of(file, str(file)) if file.is_file() else config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        if "default" not in named:
-            raise ValueError(f"{settings}: chat_template has {sorted(named)} but no 'default'")
-        template = named["default"]
+        template = _default(settings, template)
     if template is None:
         return None
-    tokens = {name: config[name] for name in _SPECIAL if config.get(name)}
-    return Chat(
-        template=template,
-        tokens={name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()},
-    )
+    if not isinstance(template, str):
+        raise ValueError(f"{settings}: chat_template must be a text, got {shown(template)}")
+    tokens = {name: _token(settings, name, config[name]) for name in _SPECIAL if config.get(name)}
+    return Chat(template=template, tokens=tokens)
 
 
-def _raise(message: str):
-    raise jinja2.TemplateError(message)
+def _default(settings: Path, templates: list) -> Any:
+    """Returns the template with the name "default"."""
+    for entry in templates:
+        if not (isinstance(entry, dict) and isinstance(entry.get("name"), str) and "template" in entry):
+            raise ValueError(f"{settings}: chat_template must list objects with name and template, got {shown(entry)}")
+    named = {entry["name"]: entry["template"] for entry in templates}
+    if "default" not in named:
+        raise ValueError(f"{settings}: chat_template has {shown(sorted(named))} but no 'default'")
+    return named["default"]
 
 
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _token(settings: Path, name: str, token: Any) -> str:
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise ValueError(f"{settings}: {name} must be a text, or an object with the text 'content', got {shown(token)}")
+    return content

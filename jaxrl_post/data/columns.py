@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxrl_post.json_text import shown
 from jaxrl_post.types import missing_value
 
 PLACE = "{prompt}"  # every template contains it
 _NONE = object()
+_LISTED = 400  # characters of names in an error
 
 # verl: docs/preparation/prepare_data.rst; the second names are this project's own. slime: --input-key, --label-key and
 # --metadata-key at their defaults. TRL: `prompt` of its standard and conversational formats; other columns are free.
@@ -100,7 +102,8 @@ class Columns:
         _, source = self._first(given, "source")
         source = self.source if source in (_NONE, None) else source
         _need(
-            isinstance(source, str), f"data: {where}, column {self._name('source')!r}: must be a text, got {source!r}"
+            isinstance(source, str),
+            f"data: {where}, column {self._name('source')!r}: must be a text, got {shown(source)}",
         )
         prompt = self._prompt(where, given)
         answer, lacks = self._answer(given)
@@ -120,19 +123,19 @@ class Columns:
         name, prompt = self._first(given, "prompt")
         _need(
             prompt is not _NONE,
-            f"data: {where}: there is no column {self._name('prompt')!r}; its columns are {', '.join(given) or 'none'}",
+            f"data: {where}: there is no column {self._name('prompt')!r}; its columns are {_listed(given)}",
         )
         if isinstance(prompt, str):
             _need(prompt != "", f"data: {where}, column {name!r}: is empty")
             return prompt
         _need(
             isinstance(prompt, list) and len(prompt) > 0,
-            f"data: {where}, column {name!r}: must be a text or a list of messages, got {str(prompt)[:80]!r}",
+            f"data: {where}, column {name!r}: must be a text or a list of messages, got {shown(str(prompt))}",
         )
         for i, message in enumerate(prompt):
             _need(
                 isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message,
-                f"data: {where}, column '{name}[{i}]': must be an object with role and content: {str(message)[:60]!r}",
+                f"data: {where}, column '{name}[{i}]': must be an object with role and content: {shown(message)}",
             )
         return [{key: value for key, value in message.items() if value is not None} for message in prompt]
 
@@ -145,7 +148,7 @@ class Columns:
         if answer is _NONE:
             others = f" (nor {', '.join(map(repr, names[1:]))})" if names[1:] else ""
             return "", (
-                f"there is no column {names[0]!r}{others}; its columns are {', '.join(given)}; data.columns names another"
+                f"there is no column {names[0]!r}{others}; its columns are {_listed(given)}; data.columns names another"
             )
         if lacks := missing_value(answer):
             return "", f"column {name!r} {lacks}"
@@ -154,7 +157,7 @@ class Columns:
     def _extra(self, where: str, given: dict) -> dict:
         name, info = self._first(given, "extra")
         info = {} if info is _NONE or info is None else info
-        _need(isinstance(info, dict), f"data: {where}, column {name!r}: must be an object, got {info!r}")
+        _need(isinstance(info, dict), f"data: {where}, column {name!r}: must be an object, got {shown(info)}")
         return info
 
     def _others(self, given: dict) -> dict:
@@ -196,6 +199,12 @@ def _at(given: Mapping, name: str) -> Any:
             return _NONE
         given = given[part]
     return given
+
+
+def _listed(given: Mapping) -> str:
+    """Returns the names of columns, for an error; not those of thousands."""
+    text = ", ".join(given) or "none"
+    return text if len(text) <= _LISTED else f"{text[:_LISTED]}..."
 
 
 def _known(what: str, name: str, choices: Mapping) -> None:

@@ -2,17 +2,18 @@
 
 JSONL needs nothing. Parquet needs pyarrow, an optional part of this project; its dates and decimals become text, and
 bytes (images) are refused. Refused too: no such file, another kind of file, a text that is no UTF-8, a line that is no
-JSON.
+JSON, and a damaged Parquet file. A line is read only when its turn comes.
 """
 
 from __future__ import annotations
 
 import datetime
 import decimal
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from jaxrl_post import json_text
 
 
 def objects(path: str | Path) -> Iterator[tuple[str, Any]]:
@@ -31,17 +32,27 @@ def objects(path: str | Path) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    number = 0
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        with open(path, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield f"{path}, line {number}", json_text.parsed(line.rstrip("\n"), f"data: {path}, line {number}")
     except UnicodeDecodeError as error:
-        raise ValueError(f"data: {path} is no UTF-8 text: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield f"{path}, line {number}", json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"data: {path}, line {number}: no JSON: {error.msg} at character {error.colno}") from error
+        raise ValueError(f"data: {path}, line {_broken(path)}: is no UTF-8 text: {error.reason}") from error
+    except OSError as error:
+        raise ValueError(f"data: {path}, after line {number}: cannot be read: {error.strerror}") from error
+
+
+def _broken(path: Path) -> int:
+    """Returns the number of the first line that is no UTF-8. The reader of text sees blocks, not lines."""
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return number
+    return 0
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
@@ -55,15 +66,25 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             f"data: {path} is a Parquet file, which needs pyarrow: pip install 'jaxrl_post[parquet]', or "
             "write the rows as JSONL"
         ) from error
+    # Damaged pages raise OSError and bare errors of Python beside the library's own.
+    damaged = (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError)
+    for number, row in enumerate(_batched_rows(path, pyarrow.parquet, damaged), start=1):
+        yield f"{path}, row {number}", _plain(f"{path}, row {number}", row)
+
+
+def _batched_rows(path: Path, parquet: Any, damaged: tuple[type[Exception], ...]) -> Iterator[dict]:
+    """Yields the rows of a Parquet file. Text that is no UTF-8 would raise only where it is used, so it is asked for."""
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches():
+                batch.validate(full=True)
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}, row {number}", _plain(f"{path}, row {number}", row)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"data: {path}, after row {number}: no whole Parquet file: {error}") from error
+                    yield row
+    except damaged as error:
+        words = json_text.said(error)
+        raise ValueError(f"data: {path}, after row {number}: no whole Parquet file: {words}") from error
 
 
 def _plain(where: str, value: Any) -> Any:

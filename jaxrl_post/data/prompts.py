@@ -20,6 +20,7 @@ from jaxrl_post.data import files, tasks
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.data.tokenizer import Tokenizer
+from jaxrl_post.json_text import said, shown
 from jaxrl_post.types import Prompt
 
 _TASK = "task:"
@@ -67,13 +68,20 @@ def rows(
         return read(source, columns)
     name = source[len(_TASK) :]
     if name not in tasks.TASKS:
-        raise ValueError(f"data: there is no task {name!r}; tasks are {', '.join(sorted(tasks.TASKS))}")
-    given = (seed, split, size), dict(arguments or {})
+        raise ValueError(f"data: there is no task {shown(name)}; tasks are {', '.join(sorted(tasks.TASKS))}")
+    make, given = tasks.TASKS[name].rows, dict(arguments or {})
     try:
-        inspect.signature(tasks.TASKS[name].rows).bind(*given[0], **given[1])
+        told = inspect.signature(make).bind(seed, split, size, **given)
     except TypeError as error:
-        raise ValueError(f"data: arguments {given[1]} do not fit task {name!r}: {error}") from error
-    return tasks.TASKS[name].rows(*given[0], **given[1])
+        raise ValueError(f"data: arguments {said(given)} do not fit task {name!r}: {error}") from error
+    for argument in given:
+        kind = type(told.signature.parameters[argument].default)
+        fits = (int, float) if kind is float else kind
+        _need(
+            kind is type or (isinstance(given[argument], fits) and not isinstance(given[argument], bool)),
+            f"data: argument {argument}={shown(given[argument])} of task {name!r} must be {kind.__name__}",
+        )
+    return make(seed, split, size, **given)
 
 
 def read(path: str | Path, columns: Columns = Columns()) -> list[dict]:
@@ -106,7 +114,7 @@ def tokenised(
     out = []
     for number, row in enumerate(rows, start=1):
         place = row.get("where", f"{where}, row {number}")
-        name = f"{place} (id {row['id']!r})"
+        name = f"{place} (id {shown(row['id'])})"
         _need(
             row["id"] not in seen,
             f"{name}: has the id of {seen.get(row['id'])}; every row needs an id of its own "
@@ -114,7 +122,7 @@ def tokenised(
         )
         seen[row["id"]] = place
         messages = () if isinstance(row["prompt"], str) else tuple(row["prompt"])
-        ids = _encoded(name, row["prompt"], messages, tokenizer, chat)
+        ids = _encoded(name, row["prompt"], messages, tokenizer, chat, limit)
         _need(
             0 < len(ids) <= limit,
             f"{name}: the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that "
@@ -135,16 +143,35 @@ def tokenised(
     return tuple(out)
 
 
-def _encoded(name: str, prompt: str | Sequence, messages: tuple, tokenizer: Tokenizer, chat: Chat | None) -> list[int]:
+def _encoded(
+    name: str, prompt: str | Sequence, messages: tuple, tokenizer: Tokenizer, chat: Chat | None, limit: int
+) -> list[int]:
     _need(
         not messages or chat is not None,
         f"{name}: the prompt is a list of messages, but the tokenizer has no chat "
         "template; add chat_template.jinja beside it, or give the prompt as a text",
     )
     try:
-        return tokenizer.encode(chat.render(messages), special=False) if messages else tokenizer.encode(prompt)
+        text = chat.render(messages) if messages else prompt
+        measured("the prompt", text, tokenizer, limit)
+        return tokenizer.encode(text, special=not messages)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def measured(what: str, text: str, tokenizer: Tokenizer, limit: int) -> None:
+    """Refuses a text that has too many characters for `limit` tokens, before it is tokenised.
+
+    Tokenising needs hundreds of bytes for a character, so that a long text that cannot fit could end the process.
+
+    Raises:
+      ValueError: one sentence with both lengths.
+    """
+    most = limit * tokenizer.longest
+    _need(
+        len(text) <= most,
+        f"{what} has {len(text)} characters; {limit} tokens of at most {tokenizer.longest} characters hold {most}",
+    )
 
 
 def _need(condition: bool, sentence: str) -> None:

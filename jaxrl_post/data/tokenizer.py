@@ -1,8 +1,8 @@
 """Text to token ids and back: Hugging Face's tokenizer.json, and llama2.c's vocabulary files.
 
 Both kinds have encode(text, special=True) -> list[int], decode(ids, skip_special=True) -> str, eos_ids, bos_id,
-special_ids and vocab_size. With `special`, `encode` adds the tokens that the tokenizer puts around a text (a BOS).
-Pass False for a continuation, and for a chat template's text, which contains them.
+special_ids, vocab_size and longest (characters of the longest token). With `special`, `encode` adds the tokens that the
+tokenizer puts around a text (a BOS). Pass False for a continuation, and for a chat template's text, which contains them.
 
 Refused:
 - a folder without tokenizer.json (no slow tokenizers, no sentencepiece models)
@@ -11,6 +11,7 @@ Refused:
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import struct
@@ -20,7 +21,28 @@ from pathlib import Path
 
 import tokenizers
 
+from jaxrl_post import json_text
+from jaxrl_post.json_text import said, shown
+
+_LARGEST = 1 << 28  # bytes of a tokenizer.json; those of 260,000 tokens have 3 << 23
 _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
+
+
+class _Panics:
+    """Turns a panic of the tokenizers library, as of a regular expression without end, into an error of one sentence.
+
+    The class of a panic is no Exception and cannot be imported, so that only its name tells.
+    """
+
+    def __init__(self, what: str):
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, error, trace) -> None:
+        if kind is not None and kind.__name__ == "PanicException":
+            raise ValueError(f"{self._what}: {said(error)}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +54,16 @@ class JsonTokenizer:
     bos_id: int | None
     special_ids: tuple[int, ...]
     vocab_size: int
+    longest: int
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Returns the token ids of a text.
 
         Raises:
-          ValueError: the text has a character that the vocabulary lacks.
+          ValueError: the text has a character that the vocabulary lacks, or the library fails on it.
         """
-        encoded = self.model.encode(text, add_special_tokens=special)
+        with _Panics("the tokenizer fails on a text"):
+            encoded = self.model.encode(text, add_special_tokens=special)
         unknown = getattr(self.model.model, "unk_token", None)
         if unknown is not None and unknown in encoded.tokens:
             start, end = encoded.offsets[encoded.tokens.index(unknown)]
@@ -80,6 +104,10 @@ class Llama2cTokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.pieces)
+
+    @functools.cached_property
+    def longest(self) -> int:
+        return max(map(len, self.pieces))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Encodes a text as run.c's `encode` does.
@@ -184,13 +212,16 @@ def characters(alphabet: str, eos: str = "<eos>") -> JsonTokenizer:
 
 
 def _json(path: Path) -> JsonTokenizer:
-    data = _object(path)
+    data = _object(path, most=_LARGEST)
     if "model" not in data:
         raise ValueError(f"{path} is no tokenizer.json: it has no 'model'")
     try:
-        model = tokenizers.Tokenizer.from_buffer(path.read_bytes())  # from_file raises a bare Exception
+        with _Panics(f"{path} is a tokenizer.json that the tokenizers library does not take"):
+            model = tokenizers.Tokenizer.from_buffer(path.read_bytes())  # from_file raises a bare Exception
     except ValueError as error:
-        raise ValueError(f"{path} is a tokenizer.json that the tokenizers library does not take: {error}") from error
+        raise ValueError(
+            f"{path} is a tokenizer.json that the tokenizers library does not take: {said(error)}"
+        ) from error
     _check_unknown(model, path)
     config, generation, hub = (
         _object(path.parent / f"{name}.json", optional=True)
@@ -208,28 +239,21 @@ def _check_unknown(model: tokenizers.Tokenizer, path: Path) -> None:
         raise ValueError(f"{path} has a vocabulary of 0 tokens; at least 1 is needed")
     unknown = getattr(model.model, "unk_token", None)
     if unknown is not None and model.token_to_id(unknown) is None:
-        raise ValueError(f"{path} names the unknown token {unknown!r}, which its vocabulary has not")
+        raise ValueError(f"{path} names the unknown token {shown(unknown)}, which its vocabulary has not")
 
 
 def _built(model: tokenizers.Tokenizer, eos: tuple[int, ...], bos: int | None, path: Path | str = "") -> JsonTokenizer:
-    size = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    vocabulary = model.get_vocab(with_added_tokens=True)
+    size, longest = max(vocabulary.values()) + 1, max(map(len, vocabulary))
     for i in eos:
         if not 0 <= i < size:
-            raise ValueError(f"{path}: eos_token_id {i} is outside its vocabulary of {size} tokens")
+            raise ValueError(f"{path}: eos_token_id {shown(i)} is outside its vocabulary of {size} tokens")
     special = tuple(sorted(i for i, token in model.get_added_tokens_decoder().items() if token.special))
-    return JsonTokenizer(model=model, eos_ids=eos, bos_id=bos, special_ids=special, vocab_size=size)
+    return JsonTokenizer(model=model, eos_ids=eos, bos_id=bos, special_ids=special, vocab_size=size, longest=longest)
 
 
-def _object(path: Path, optional: bool = False) -> dict:
-    if optional and not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, got a {type(data).__name__}")
-    return data
+def _object(path: Path, optional: bool = False, most: int = json_text.LARGEST) -> dict:
+    return {} if optional and not path.is_file() else json_text.read_object(path, str(path), most)
 
 
 def _id(model: tokenizers.Tokenizer, name: str, config: dict, path: Path) -> int | None:
@@ -237,7 +261,7 @@ def _id(model: tokenizers.Tokenizer, name: str, config: dict, path: Path) -> int
     token = config.get(name)
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str | None):
-        raise ValueError(f"{path.parent}: {name}={token!r} must be a text, or an object with the text 'content'")
+        raise ValueError(f"{path.parent}: {name}={shown(token)} must be a text, or an object with the text 'content'")
     return model.token_to_id(content) if content else None
 
 
@@ -245,7 +269,7 @@ def _ids(name: str, config: dict, path: Path) -> list[int]:
     value = config.get(name)
     out = [] if value is None else list(value) if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in out):
-        raise ValueError(f"{path.parent}: {name}={value!r} must be an id or a list of ids")
+        raise ValueError(f"{path.parent}: {name}={shown(value)} must be an id or a list of ids")
     return out
 
 

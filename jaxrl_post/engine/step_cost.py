@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from jaxrl_post import json_text
+from jaxrl_post.json_text import shown
 
 # Peak FLOP/s of dense bf16 (f32 on CPU), memory bytes/s, seconds of overhead a step. These are vendor figures. Those of
 # cpu are rough, and only their ratios matter.
@@ -39,6 +42,7 @@ MEMORY = {
 }  # bytes of a device
 SURE = 0.8  # share of the expected right drafts that counts, because rows cost for certain and drafts may be wrong
 TRYING = 0.01  # largest share of the time for trials of drafts that do not seem to pay
+_LONGEST = 1e9  # seconds of a step in a file
 LASTING = 8  # dispatches over which the cost of starting to draft is spread
 
 
@@ -246,15 +250,29 @@ def load(path: str) -> StepCost:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"engine.cost_table={path}: no such file; write one with scripts/bench.py cost --json {path}")
-    try:
-        figures: Mapping[str, Mapping[str, float]] = json.loads(file.read_text())["figures"]
-        pairs = sorted((int(rows), float(seconds)) for rows, seconds in figures["step_s"].items())
-        others = [float(figures.get(name, 0.0)) for name in ("drafting_s", "opening_s", "train_token_s")]
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"engine.cost_table={path}: expected figures.step_s with rows -> seconds, got {error!r}"
-        ) from None
+    where = f"engine.cost_table={path}"
+    figures = json_text.read_object(file, where).get("figures")
+    steps = figures.get("step_s") if isinstance(figures, dict) else None
+    if not isinstance(steps, dict) or not steps:
+        raise ValueError(f"{where}: expected figures.step_s with rows -> seconds, got {shown(steps)}")
+    pairs = sorted((_rows(where, rows), _seconds(where, f"step_s.{rows}", steps[rows])) for rows in steps)
+    others = [_seconds(where, name, figures.get(name, 0.0)) for name in ("drafting_s", "opening_s", "train_token_s")]
     return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), *others)
+
+
+def _rows(where: str, text: str) -> int:
+    """Returns a number of rows of a table's file."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise ValueError(f"{where}: expected figures.step_s with rows -> seconds, got rows {shown(text)}")
+    return int(text)
+
+
+def _seconds(where: str, name: str, value: object) -> float:
+    """Returns seconds of a table's file. Their sign, and whether they are finite, is checked with the table."""
+    wrong = isinstance(value, bool) or not isinstance(value, (int, float))
+    if wrong or (abs(value) > _LONGEST and value not in (math.inf, -math.inf)):
+        raise ValueError(f"{where}: figures.{name} must be seconds, a number up to {_LONGEST:g}, got {shown(value)}")
+    return float(value)
 
 
 def best_size(

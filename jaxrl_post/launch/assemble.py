@@ -32,6 +32,7 @@ from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume, run_lock
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
+from jaxrl_post.launch.fault_points import FaultPoints
 from jaxrl_post.launch.stop_signal import Stopped
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
@@ -92,6 +93,7 @@ class Run:
     saver: Background
     saved: store.Saved | None
     about: dict
+    faults: FaultPoints
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
 
     @property
@@ -146,8 +148,8 @@ def build(
     stack: contextlib.ExitStack,
 ) -> Run:
     """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
-    mine, watch = folder.own(place), Stopwatch()
-    about, saves, saved = checkpoints(config, start, place, mine, new)
+    mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
+    about, saves, saved = checkpoints(config, start, place, mine, new, faults)
     rewards, judge = both_graders(config, start, devices, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
@@ -177,6 +179,7 @@ def build(
         saver=stack.enter_context(Background(saves, malloc.give_back)),
         saved=saved,
         about=about,
+        faults=faults,
     )
     if saved is not None:
         revive(run, saved)
@@ -185,7 +188,7 @@ def build(
 
 
 def checkpoints(
-    config: configs.Config, start: inputs.Inputs, place: Path, mine: Path, new: bool
+    config: configs.Config, start: inputs.Inputs, place: Path, mine: Path, new: bool, faults: FaultPoints
 ) -> tuple[dict, store.Checkpoints, store.Saved | None]:
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
     about = resume.about(config, start, resume.versions())
@@ -193,6 +196,7 @@ def checkpoints(
         place / "checkpoints",
         keep_last=config.checkpoint.keep_last,
         max_failures=config.checkpoint.max_failures,
+        reach=faults.reach,
         say=say,
         share=processes.share_text,
     )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_post.json_text import shown
+
 OVERRIDE = "--config.a.b=VALUE"
 RUN = (
     "--config=FILE",
@@ -81,6 +83,6 @@ def read(arguments: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]
         elif argument in switches:
             found.append((argument, ""))
         else:
-            near = difflib.get_close_matches(argument, known, n=1, cutoff=0.0)
-            raise ValueError(f"unknown argument {argument!r}; nearest is {near[0]}, all are {', '.join(known)}")
+            near = difflib.get_close_matches(argument[:100], known, n=1, cutoff=0.0)
+            raise ValueError(f"unknown argument {shown(argument)}; nearest is {near[0]}, all are {', '.join(known)}")
     return found

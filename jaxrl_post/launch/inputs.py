@@ -20,6 +20,7 @@ from jaxrl_post.data import chat, prompts, tasks, tokenizer
 from jaxrl_post.data.columns import Columns
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
+from jaxrl_post.json_text import said
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh
@@ -51,6 +52,13 @@ def gather(config: Config) -> Inputs:
     Raises:
       ValueError: one sentence about the file, name or length that is wrong.
     """
+    try:
+        return _gathered(config)
+    except OSError as error:
+        raise ValueError(f"{said(error.filename or 'an input')}: cannot be read: {error.strerror}") from error
+
+
+def _gathered(config: Config) -> Inputs:
     place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
     words = tokenizer.load(place)
     model, load_params = _model(config, words.vocab_size)
@@ -69,6 +77,8 @@ def gather(config: Config) -> Inputs:
         )
     template = chat.load(place) if place.is_dir() else None
     train, held_out = (_prompts(config, part, words, template) for part in ("train", "eval"))
+    if template is not None:
+        template.close()
     shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
     if shared:
         raise ValueError(
@@ -117,10 +127,12 @@ def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokeni
                 f"data: {prompt.where}: {prompt.lacks}, and there is no column 'solution': engine.name='demonstrations' "
                 "has nothing to demonstrate"
             )
-        tokens = len(words.encode(_longest(config, prompt), special=False)) + 1
+        text, where = _longest(config, prompt), f"the demonstration of prompt {prompt.id!r}"
+        prompts.measured(f"data.train={config.data.train}: {where}", text, words, config.sampling.max_tokens)
+        tokens = len(words.encode(text, special=False)) + 1
         if tokens > config.sampling.max_tokens:
             raise ValueError(
-                f"data.train={config.data.train}: the demonstration of prompt {prompt.id!r} has {tokens} "
+                f"data.train={config.data.train}: {where} has {tokens} "
                 f"tokens with its end, more than sampling.max_tokens={config.sampling.max_tokens}; the "
                 f"nearest valid value is {tokens}"
             )

@@ -128,6 +128,9 @@ def contents(folder: Path) -> list[str]:
     words = {
         "config.json": "the resolved config, and what else the run was keyed by",
         "summary.json": "figures before and after",
+        "hang.txt": "the stacks of all threads at a hang",
+        "hang.json": "the scheduler's state at a hang",
+        "skipped": "batches whose gradient was not finite, by step",
         "bias.json": "launched against trained lengths, and what was thrown away",
         "metrics.jsonl": "one row per step and per evaluation",
         "rollouts": "every training rollout, by step",

@@ -11,11 +11,13 @@ quantisation, ...). Also refuses to write a variant that no family expresses.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_post import json_text
+from jaxrl_post.json_text import said, shown
+from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import decoder
 from jaxrl_post.models.decoder import ModelConfig, RopeScaling
 
@@ -104,113 +106,81 @@ def read(file: Path) -> ModelConfig:
     Raises:
       ValueError: one sentence with the file, the key and its value.
     """
-    given = read_json(file)
+    given = json_text.read_object(file, f"model {file}")
     family = _family(file, given)
     for key in _OFF:
         if given.get(key):
-            raise ValueError(f"model {file}: {key}={given[key]!r} is not supported; it must be absent or false")
+            raise ValueError(f"model {file}: {key}={shown(given[key])} is not supported; it must be absent or false")
     given = family.absent | given
-    heads, embed = _count(file, given, "num_attention_heads"), _count(file, given, "hidden_size")
-    layers = _count(file, given, "num_hidden_layers")
+    heads, embed = keys.count(file, given, "num_attention_heads"), keys.count(file, given, "hidden_size")
+    layers = keys.count(file, given, "num_hidden_layers", keys.MOST_LAYERS)
     gemma = family.fixed.get("post_norms", False)
     if family.kind == "gemma3_text" and given["attn_logit_softcapping"] is not None:
         raise ValueError(
-            f"model {file}: attn_logit_softcapping={given['attn_logit_softcapping']!r} is not supported for "
+            f"model {file}: attn_logit_softcapping={shown(given['attn_logit_softcapping'])} is not supported for "
             f"{family.architecture}, where transformers ignores it; the nearest valid value is null"
         )
     if gemma:
-        scalar = _number(file, given, "query_pre_attn_scalar")
         softened = dict(
             embed_scale=float(embed) ** 0.5,
-            query_scale=scalar**-0.5,
+            query_scale=keys.number(file, given, "query_pre_attn_scalar", 1.0, 1e9) ** -0.5,
             attn_soft_cap=_cap(file, given, "attn_logit_softcapping"),
             final_soft_cap=_cap(file, given, "final_logit_softcapping"),
         )
     kv_heads, head_dim = (given.get(key) for key in ("num_key_value_heads", "head_dim"))
-    return ModelConfig(
-        vocab_size=_count(file, given, "vocab_size"),
+    fields = dict(
+        vocab_size=keys.count(file, given, "vocab_size"),
         embed=embed,
         layers=layers,
         heads=heads,
-        kv_heads=heads if kv_heads is None else _count(file, given, "num_key_value_heads"),
-        head_dim=embed // heads if head_dim is None else _count(file, given, "head_dim"),
-        ffw=_count(file, given, "intermediate_size"),
-        max_length=_count(file, given, "max_position_embeddings"),
+        kv_heads=heads if kv_heads is None else keys.count(file, given, "num_key_value_heads"),
+        head_dim=embed // heads if head_dim is None else keys.count(file, given, "head_dim"),
+        ffw=keys.count(file, given, "intermediate_size"),
+        max_length=keys.count(file, given, "max_position_embeddings", keys.LONGEST),
         **_rope(file, family, given),
-        norm_eps=_number(file, given, "rms_norm_eps"),
-        activation=_activation(file, given, "hidden_activation" if gemma else "hidden_act"),
-        tied=bool(given["tie_word_embeddings"]),
+        norm_eps=keys.number(file, given, "rms_norm_eps", 0.0, 1.0),
+        activation=keys.choice(file, given, "hidden_activation" if gemma else "hidden_act", _ACTIVATIONS),
+        tied=keys.flag(file, given, "tie_word_embeddings"),
         windows=_windows(file, family, given, layers),
         family=family.kind,
         **family.fixed,
         **(softened if gemma else {}),
     )
-
-
-def read_json(file: Path) -> dict:
-    """Returns the object in a JSON file. Raises ValueError where there is none."""
-    try:
-        given = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"model {file}: no such file") from None
-    except ValueError as error:
-        raise ValueError(f"model {file}: not JSON ({error})") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"model {file}: expected a JSON object, got {type(given).__name__}")
-    return given
+    return keys.named(file, lambda: ModelConfig(**fields))
 
 
 def _family(file: Path, given: Mapping) -> Family:
-    named = given.get("architectures") or [given.get("model_type")]
+    kind = given.get("model_type")
+    named = keys.texts(file, given, "architectures") or [kind if isinstance(kind, str) else shown(kind)]
     for family in FAMILIES:
         if set(named) <= {family.architecture, family.kind}:
             return family
     raise ValueError(
-        f"model {file}: architecture {', '.join(map(str, named))} is not read; known are {', '.join(ARCHITECTURES)}"
+        f"model {file}: architecture {said(', '.join(named))} is not read; known are {', '.join(ARCHITECTURES)}"
     )
 
 
-def _number(file: Path, given: Mapping, key: str) -> float:
-    value = given.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"model {file}: {key} must be a number, got {value!r}")
-    return float(value)
-
-
-def _count(file: Path, given: Mapping, key: str) -> int:
-    value = given.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"model {file}: {key} must be a whole number of at least 1, got {value!r}")
-    return value
-
-
 def _cap(file: Path, given: Mapping, key: str) -> float | None:
-    return None if given[key] is None else _number(file, given, key)
-
-
-def _activation(file: Path, given: Mapping, key: str) -> str:
-    if given[key] not in _ACTIVATIONS:
-        raise ValueError(f"model {file}: {key}={given[key]!r} is not one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[given[key]]
+    return None if given[key] is None else keys.above(file, given, key, 0.0)
 
 
 def _rope(file: Path, family: Family, given: Mapping) -> dict[str, Any]:
     """Returns theta and scaling, from rope_parameters if present, else from rope_theta and rope_scaling. Gemma 3 has
     two sets: nested in the newer spelling, rope_local_base_freq in the older.
     """
-    about, local = given.get("rope_parameters") or given.get("rope_scaling") or {}, None
+    about, local = keys.section(file, given, "rope_parameters") or keys.section(file, given, "rope_scaling"), None
     if "rope_local_base_freq" in family.absent:
-        nested = about.get("sliding_attention") or {}
+        nested = keys.section(file, about, "sliding_attention")
         if nested.get("rope_type", "default") != "default":
             raise ValueError(
-                f"model {file}: rope type {nested['rope_type']!r} of sliding_attention is not supported; "
+                f"model {file}: rope type {shown(nested['rope_type'])} of sliding_attention is not supported; "
                 f"it must be default"
             )
-        local = _number(file, {"rope_theta": given["rope_local_base_freq"], **nested}, "rope_theta")
-        about = about.get("full_attention") or ({} if nested else about)
+        local = keys.above(file, {"rope_theta": given["rope_local_base_freq"], **nested}, "rope_theta", 0.0)
+        about = keys.section(file, about, "full_attention") or ({} if nested else about)
     if any(isinstance(value, Mapping) for value in about.values()):
         raise ValueError(f"model {file}: rope parameters by kind of layer are not supported for {family.architecture}")
-    theta = _number(file, {**given, **about}, "rope_theta")
+    theta = keys.above(file, {**given, **about}, "rope_theta", 0.0)
     if {"partial_rotary_factor": 1.0, **given, **about}["partial_rotary_factor"] not in (1.0, None):
         raise ValueError(f"model {file}: partial_rotary_factor must be 1.0; partial rotation is not supported")
     return dict(rope_theta=theta, rope_scaling=_scaling(file, about), local_rope_theta=local)
@@ -221,36 +191,37 @@ def _scaling(file: Path, about: Mapping) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling("linear", _number(file, about, "factor"))
+        return RopeScaling("linear", keys.above(file, about, "factor", 0.0))
     if kind == "llama3":
+        low = keys.above(file, about, "low_freq_factor", 0.0)
         return RopeScaling(
             "llama3",
-            _number(file, about, "factor"),
-            _number(file, about, "low_freq_factor"),
-            _number(file, about, "high_freq_factor"),
-            _count(file, about, "original_max_position_embeddings"),
+            keys.above(file, about, "factor", 0.0),
+            low,
+            keys.above(file, about, "high_freq_factor", low),
+            keys.count(file, about, "original_max_position_embeddings", keys.LONGEST),
         )
-    raise ValueError(f"model {file}: rope type {kind!r} is not one of default, linear, llama3")
+    raise ValueError(f"model {file}: rope type {shown(kind)} is not one of default, linear, llama3")
 
 
 def _windows(file: Path, family: Family, given: Mapping, layers: int) -> tuple[int | None, ...]:
     """Returns the window of each layer, by layer_types if present, else by the family's rule."""
     slides = _slides(file, family, given, layers)
-    kinds = given.get("layer_types")
+    kinds = keys.texts(file, given, "layer_types")
     if kinds is not None:
         if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
             raise ValueError(
-                f"model {file}: layer_types={kinds!r} must name full_attention or sliding_attention for "
+                f"model {file}: layer_types={shown(kinds)} must name full_attention or sliding_attention for "
                 f"each of {layers} layers"
             )
         named = [kind == "sliding_attention" for kind in kinds]
         if named != slides and family.kind in ("llama", "mistral"):
             raise ValueError(
-                f"model {file}: layer_types={kinds!r} is not supported for {family.architecture}, whose "
+                f"model {file}: layer_types={shown(kinds)} is not supported for {family.architecture}, whose "
                 f"layers are all alike"
             )
         slides = named
-    return tuple(_count(file, given, "sliding_window") if slide else None for slide in slides)
+    return tuple(keys.count(file, given, "sliding_window", keys.LONGEST) if slide else None for slide in slides)
 
 
 def _slides(file: Path, family: Family, given: Mapping, layers: int) -> list[bool]:
@@ -258,11 +229,12 @@ def _slides(file: Path, family: Family, given: Mapping, layers: int) -> list[boo
     if family.kind == "mistral":
         return [window is not None] * layers
     if family.kind in ("qwen2", "qwen3"):
-        if not given["use_sliding_window"] or window is None:
+        if not keys.flag(file, given, "use_sliding_window") or window is None:
             return [False] * layers
-        return [at >= _number(file, given, "max_window_layers") for at in range(layers)]
+        first = keys.number(file, given, "max_window_layers")
+        return [at >= first for at in range(layers)]
     if family.kind in ("gemma2", "gemma3_text"):
-        every = 2 if family.kind == "gemma2" else _count(file, given, "sliding_window_pattern")
+        every = 2 if family.kind == "gemma2" else keys.count(file, given, "sliding_window_pattern")
         return [bool((at + 1) % every) for at in range(layers)]
     return [False] * layers
 

@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_post import json_text
+from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import families, tensor_file
 from jaxrl_post.models.decoder import ModelConfig
 from jaxrl_post.models.families import Tensor
@@ -33,6 +35,7 @@ from jaxrl_post.parallel import mesh
 DTYPES = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_LARGEST_INDEX = 1 << 26  # bytes
 _OWN = ("config.json", "generation_config.json", _ONE, _INDEX)
 
 
@@ -46,7 +49,8 @@ def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = Non
 
     Raises:
       ValueError: a directory or file is missing, or an architecture or format is not read. Or a tensor is missing,
-        left over or of another shape than config.json says. One sentence with name, shape and expected shape.
+        left over, of another shape than config.json says, or holds a number that is not finite. One sentence with name,
+        shape and expected shape.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -61,7 +65,7 @@ def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = Non
         where = params
         for parent in parents:
             where = where.setdefault(parent, {})
-        value = _ours(expected[name], tensor_file.read(present[name]), dtype)
+        value = _finite(present[name], name, expected[name], dtype)
         where[leaf] = value if shardings is None else _placed(value, _at(shardings, expected[name].path))
     return config, params
 
@@ -111,18 +115,19 @@ def _entries(directory: Path) -> dict[str, Entry]:
 
 def _indexed(directory: Path) -> dict[str, Entry]:
     file = directory / _INDEX
-    index = families.read_json(file).get("weight_map")
+    index = json_text.read_object(file, f"model {file}", _LARGEST_INDEX).get("weight_map")
     if not isinstance(index, Mapping) or not all(isinstance(part, str) for part in index.values()):
         raise ValueError(f"model {file}: weight_map must be an object of file names")
     out: dict[str, Entry] = {}
+    files = {path.name for path in directory.iterdir() if path.is_file()}
     for part in sorted(set(index.values())):
-        if Path(part).name != part or not (directory / part).is_file():
-            raise ValueError(f"model {file}: it names {part!r}, which is no file of this directory")
+        if part not in files:
+            raise ValueError(f"model {file}: it names {shown(part)}, which is no file of this directory")
         found = tensor_file.entries(directory / part)
         named = {name for name, where in index.items() if where == part}
         for name in sorted(named ^ set(found)):
             raise ValueError(
-                f"model {file}: tensor {name} is {'in' if name in found else 'not in'} {part}, and the "
+                f"model {file}: tensor {said(name)} is {'in' if name in found else 'not in'} {part}, and the "
                 f"index says otherwise"
             )
         out |= found
@@ -146,13 +151,13 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
         what = (
             f"is missing; expected shape {expected[name].shape}"
             if name in expected
-            else f"of shape {given[name].shape} is not part of this architecture"
+            else f"of shape {shown(given[name].shape)} is not part of this architecture"
         )
-        raise ValueError(f"model {directory}: tensor {name} {what}")
+        raise ValueError(f"model {directory}: tensor {said(name)} {what}")
     for name, tensor in expected.items():
         if given[name].shape != tensor.shape:
             raise ValueError(
-                f"model {given[name].file}: tensor {name} has shape {given[name].shape}, expected {tensor.shape}"
+                f"model {given[name].file}: tensor {name} has shape {shown(given[name].shape)}, expected {tensor.shape}"
             )
         if given[name].type not in tensor_file.FLOATS:
             raise ValueError(
@@ -161,11 +166,24 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
             )
 
 
+def _finite(entry: Entry, name: str, tensor: Tensor, dtype: Any) -> np.ndarray:
+    """Reads a tensor as a leaf of params. Its numbers are finite in the file, and where the cast could overflow after it."""
+    value, where = tensor_file.read(entry), f"model {entry.file}"
+    tensor_file.refuse_not_finite(where, name, value)
+    leaf = _ours(tensor, value, dtype)
+    if jnp.finfo(leaf.dtype).max < jnp.finfo(value.dtype).max:
+        tensor_file.refuse_not_finite(where, name, leaf)
+    return leaf
+
+
 def _ours(tensor: Tensor, value: np.ndarray, dtype: Any) -> np.ndarray:
     # Transposed before the cast: the file's dtype has usually fewer bytes.
     value = np.ascontiguousarray(value.T) if tensor.transposed else value
     value = value.reshape(tensor.ours)
-    return value if dtype is None else value.astype(dtype, copy=False)
+    if dtype is None:
+        return value
+    with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
+        return value.astype(dtype, copy=False)
 
 
 def save(

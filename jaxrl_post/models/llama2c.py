@@ -19,18 +19,20 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_post.models import tensor_file
 from jaxrl_post.models.decoder import ModelConfig
 
 _HEADER = 7
 _VERSIONED = 0x616B3432  # "ak42", the first word of exports that are not read here
-_SANE = 1 << 24  # no field of a real header is larger
+_SANE, _LAYERS = 1 << 24, 1 << 12  # no field of a real header is larger, and no number of layers
 
 
 def load(path: str | Path) -> tuple[ModelConfig, dict]:
     """Returns the shape and the float32 params (host numpy) of a llama2.c file.
 
     Raises:
-      ValueError: the file is missing, of another format, or shorter or longer than its header says.
+      ValueError: the file is missing, of another format, or shorter or longer than its header says. Or a number is
+        not finite.
     """
     path = Path(path)
     if not path.is_file():
@@ -47,6 +49,7 @@ def load(path: str | Path) -> tuple[ModelConfig, dict]:
     for name, shape in shapes.items():
         size = int(np.prod(shape))
         raw[name] = words[at : at + size].reshape(shape).astype(np.float32)
+        tensor_file.refuse_not_finite(f"llama2.c weights {path}", name, raw[name])
         at += size
     return config, _params(config, raw)
 
@@ -78,7 +81,7 @@ def _config(path: Path, header: np.ndarray) -> ModelConfig:
         max_length=max_length,
     )
     for name, number in given.items():
-        if not 1 <= number <= _SANE:
+        if not 1 <= number <= (_LAYERS if name == "layers" else _SANE):
             raise ValueError(f"llama2.c weights {path}: the header says {name}={number}, which no such file has")
     if embed % heads or (embed // heads) % 2 or heads % kv_heads:
         raise ValueError(

@@ -20,6 +20,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_post import json_text
+from jaxrl_post.json_text import said, shown
+
 FLOATS = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -49,6 +52,7 @@ _BYTES = {
 }
 _LIMIT = 100_000_000  # most bytes of a header, by the format
 _BLOCK = 1 << 24
+_FARTHEST = 1 << 62  # largest size or offset
 
 
 class Entry(NamedTuple):
@@ -74,17 +78,18 @@ def entries(file: Path) -> dict[str, Entry]:
             raise ValueError(
                 f"model {file}: not a whole safetensors file ({size} bytes, the first 8 promise a header of {length})"
             )
-        try:
-            header = json.loads(opened.read(length))
-            header.pop("__metadata__", None)
-            out = {name: _entry(file, about, 8 + length) for name, about in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"model {file}: not a whole safetensors file (header: {error!r})") from error
+        head = opened.read(length)
+    try:
+        header = json_text.parsed(head.decode("utf-8"), "header")
+        header.pop("__metadata__", None)
+        out = {name: _entry(file, about, 8 + length) for name, about in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"model {file}: not a whole safetensors file ({_told(error)})") from error
     end = 8 + length
     for name, entry in sorted(out.items(), key=lambda item: (item[1].start, item[1].bytes)):
         if entry.start != end or entry.bytes != math.prod(entry.shape) * _BYTES[entry.type]:
             raise ValueError(
-                f"model {file}: not a whole safetensors file (tensor {name}, {entry.type}{entry.shape}, "
+                f"model {file}: not a whole safetensors file (tensor {said(name)}, {entry.type}{shown(entry.shape)}, "
                 f"has {entry.bytes} bytes from {entry.start}, expected from {end})"
             )
         end += entry.bytes
@@ -94,11 +99,21 @@ def entries(file: Path) -> dict[str, Entry]:
 
 
 def _entry(file: Path, about: Mapping, origin: int) -> Entry:
-    start, end = map(int, about["data_offsets"])
-    shape = tuple(map(int, about["shape"]))
-    if about["dtype"] not in _BYTES or min(shape, default=0) < 0:
-        raise ValueError(f"no tensor is {about['dtype']}{shape}")
+    (start, end), shape = about["data_offsets"], about["shape"]
+    for number in (start, end, *shape):
+        if type(number) is not int or not 0 <= number <= _FARTHEST:
+            raise ValueError(f"{shown(number)} is no size or offset of a tensor")
+    if about["dtype"] not in _BYTES:
+        raise ValueError(f"no tensor is {shown(about['dtype'])}{shown(shape)}")
+    shape = tuple(shape)
     return Entry(file, about["dtype"], shape, origin + start, end - start)
+
+
+def _told(error: Exception) -> str:
+    """Returns what is wrong with a header."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"header: no UTF-8 text: {error.reason} at byte {error.start}"
+    return f"header: {said(error) if type(error) is ValueError else said(repr(error))}"
 
 
 def read(entry: Entry) -> np.ndarray:
@@ -108,6 +123,30 @@ def read(entry: Entry) -> np.ndarray:
         opened.seek(entry.start)
         _fill(opened, raw, entry.file)
     return raw.view(FLOATS[entry.type]).reshape(entry.shape)
+
+
+def refuse_not_finite(where: str, name: str, value: np.ndarray) -> None:
+    """Refuses a tensor with a number that is infinite or none. Needs the memory of a block.
+
+    The bits are compared: a number is not finite where its exponent has all bits set.
+
+    Raises:
+      ValueError: one sentence with the tensor's name, how many they are, and the first one.
+    """
+    words = np.dtype(f"u{value.dtype.itemsize}")
+    exponent = np.full((), np.inf, value.dtype).view(words)
+    bits, wrong = value.reshape(-1).view(words), 0
+    for start in range(0, bits.size, _BLOCK):
+        bad = (bits[start : start + _BLOCK] & exponent) == exponent
+        if bad.any():
+            first = start + int(bad.argmax()) if not wrong else first
+            wrong += int(bad.sum())
+    if wrong:
+        place = ", ".join(map(str, np.unravel_index(first, value.shape)))
+        raise ValueError(
+            f"{where}: tensor {name} holds {wrong} of {bits.size} numbers that are not finite as {value.dtype}; "
+            f"the first is {value.reshape(-1)[first]} at [{place}]"
+        )
 
 
 def same(one: Entry, other: Entry) -> bool:

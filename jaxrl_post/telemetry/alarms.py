@@ -10,22 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+
+from jaxrl_post.config import AlarmConfig
 
 FIRST = 4  # rows whose lengths and rewards later rows are compared with
-
-
-class Thresholds(Protocol):
-    """config.AlarmConfig."""
-
-    max_skipped: int
-    equal_rewards: float
-    min_entropy: float
-    max_entropy: float
-    shrinkage: float
-    growth: float
-    max_mismatch: float
-    hacking: float
 
 
 class Diverged(RuntimeError):
@@ -41,7 +29,7 @@ class Alarms:
       say: prints a line.
     """
 
-    def __init__(self, thresholds: Thresholds, vocabulary: int, say: Callable[[str], object]):
+    def __init__(self, thresholds: AlarmConfig, vocabulary: int, say: Callable[[str], object]):
         self._at, self._say = thresholds, say
         self._most_entropy = thresholds.max_entropy * math.log(max(vocabulary, 2))
         self._lengths: list[float] = []

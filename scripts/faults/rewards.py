@@ -6,15 +6,26 @@ from faults.fault import in_file
 
 FAULTS = (
     *in_file(
-        "jaxrl_post/rewards/pool.py",
+        "jaxrl_post/rewards/process.py",
         (
             "only_the_worker_is_killed",
-            "_Worker.end",
+            "WorkerProcess.end",
             "os.killpg(self.process.pid, signal.SIGKILL)",
             "self.process.kill()",
             "what a grader started goes on",
             "test_what_a_grader_started_dies_with_it",
         ),
+        (
+            "a_message_of_another_task",
+            "WorkerProcess.receive",
+            'message["task"] != self._nonce',
+            "False",
+            "a reward function scores the next rollout",
+            "test_what_is_no_reply_ends_its_worker_and_no_other_score",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/rewards/pool.py",
         (
             "never_tried_again",
             "Pool._failed",
@@ -26,7 +37,7 @@ FAULTS = (
         (
             "late_counts",
             "Pool._answered",
-            'message["seconds"] > self._timeout_s',
+            'message["seconds"] > worker.limit_s',
             "False",
             "a late answer counts",
             "test_a_late_answer_is_late_though_nobody_looked",

@@ -10,7 +10,7 @@ FAULTS = (
         (
             "manifest_unchecked",
             "damage",
-            'listed.get("digest") != _hash(files)',
+            'not hmac.compare_digest(str(listed.get("signature")), _signature(files, step, key))',
             "False",
             "a manifest that was changed is believed",
             "test_a_manifest_that_forgot_a_file_is_found",
@@ -33,7 +33,7 @@ FAULTS = (
         ),
         (
             "renamed_before_it_is_whole",
-            "Checkpoints.save",
+            "Checkpoints._save",
             "_write_json(part / MANIFEST, manifest(part, step, self._key()))\nos.replace(part, path)",
             "os.replace(part, path)\n_write_json(path / MANIFEST, manifest(path, step, self._key()))",
             "a step has its name before its manifest",
