@@ -33,10 +33,10 @@ from jaxrl_post import evaluation, loop
 from jaxrl_post.checkpoint import log_marks
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import malloc, resume
+from jaxrl_post.launch import resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
-from jaxrl_post.launch.stop_signal import Stopped, StopSignal
+from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing
 from jaxrl_post.models import hf
 from jaxrl_post.parallel import processes
@@ -51,8 +51,6 @@ from jaxrl_post.telemetry.journal import forget_aside
 from jaxrl_post.telemetry.observer import Observer
 from jaxrl_post.telemetry.rollout_log import RolloutLog
 from jaxrl_post.telemetry.timing import AtWork
-
-RESTART = 42  # exit code: the run is intact up to its last checkpoint, and --resume continues it
 
 # ---- 1. The loop
 
@@ -96,12 +94,18 @@ def turn(run: Run) -> None:
                 lambda learner, engine: publish(ring, run),
                 config.steps,
             )
-        ring.flush()
-        observe.flush()
-        ring.call("testing", examine, run, run.learner.step)
+        settle(ring, run, observe)
     run.guard.disarm()
     run.writer.close()
     finish(run, observe.tokens)
+
+
+def settle(ring: TimedRing, run: Run, observe: Observer) -> None:
+    """Makes all deferred calls, evaluates the final policy, and waits for the last checkpoint."""
+    ring.flush()
+    observe.flush()
+    ring.call("testing", examine, run, run.learner.step)
+    ring.call("save_checkpoint", run.saver.join)
 
 
 def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
@@ -151,11 +155,14 @@ def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
     def save_once(version: int) -> None:
         ring.flush()
         observe.flush()
+        run.saver.join()
         if version not in run.saves.steps():
             save(run, observe, version)
+            run.saver.join()
 
     def may_save() -> bool:
-        return run.config.checkpoint.every > 0 and run.engine.pending == 0
+        config = run.config  # a drafter forgets at a save what it learned of rollouts since
+        return config.checkpoint.every > 0 and config.speculation.drafter == "off" and run.engine.pending == 0
 
     stop = StopSignal(save_once, may_save, run.config.steps)
     ring.on("stepped", stop.stepped)
@@ -181,7 +188,7 @@ def publish(ring: TimedRing, run: Run) -> int:
 
 
 def save(run: Run, observe: Observer, version: int) -> None:
-    """Saves the whole run as one unit, with the present length of its logs.
+    """Saves the whole run as one unit, with the present length of its logs. It is written while the run goes on.
 
     Every engine takes all rollouts out of their slots, so that this run and a resumed one continue alike.
     """
@@ -196,8 +203,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
     }
     # Orbax compiles programs of its own, in which all processes take part
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):
-        run.saves.save(version, run.learner.state, host, run.about)
-    malloc.give_back()
+        run.saver.save(version, run.learner.state, host, run.about)
 
 
 def dump(run: Run, step: int, groups: Sequence[Group]) -> None:
@@ -294,9 +300,12 @@ def main(arguments: Sequence[str]) -> int:
             if "--help" in arguments:
                 print(reference.help_on(arguments, str(__doc__)))
                 return 0
+            stack.enter_context(heard())
             run = assemble(arguments, stack)
         except ValueError as error:
             return sorry(error)
+        except Stopped as stopped:
+            return gone(stopped)
         try:
             if run is not None:
                 turn(run)
@@ -309,9 +318,14 @@ def main(arguments: Sequence[str]) -> int:
         except Torn as error:
             return sorry(error, RESTART)
         except Stopped as stopped:
-            say(str(stopped))
-            return RESTART
+            return gone(stopped)
     return 0
+
+
+def gone(stopped: Stopped) -> int:
+    """Says that a signal ended the run and returns the exit code."""
+    say(str(stopped))
+    return RESTART
 
 
 def sorry(error: Exception, code: int = 1) -> int:

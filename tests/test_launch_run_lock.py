@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_post.launch import run_lock, stop_signal
+from jaxrl_post.launch import run_folder, run_lock, stop_signal
 from jaxrl_post.launch.stop_signal import Stopped, StopSignal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +103,43 @@ def test_the_last_publish_ends_the_run_itself_and_handlers_come_back():
         made.published(4)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second signal ends the process at once
     assert saved == [] and signal.getsignal(signal.SIGTERM) is before
+
+
+STUCK = """
+import ctypes, sys
+from jaxrl_post.launch import stop_signal
+
+with stop_signal.heard(float(sys.argv[1])):
+    with stop_signal.StopSignal(print, lambda: False, 9):
+        print("ready", flush=True)
+        for _ in range(2):  # as a call that waits for a device: no signal handler of Python's runs meanwhile
+            ctypes.CDLL(None).usleep(60_000_000)
+"""
+
+
+def test_a_run_that_hangs_in_a_call_ends_in_time():
+    command = [sys.executable, "-c", STUCK, "0.5"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=30)[1]
+    assert process.returncode == 42 and said.startswith("stopped where it was, 0.5 s after a signal"), said
+
+
+def test_outside_of_the_ring_a_signal_is_obeyed_at_once_and_handlers_come_back():
+    before = [signal.getsignal(one) for one in stop_signal.SIGNALS]
+    with pytest.raises(Stopped, match="SIGINT: stopped outside of a step"), stop_signal.heard():
+        made, _ = stop()
+        with made:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    assert [signal.getsignal(one) for one in stop_signal.SIGNALS] == before
+
+
+def test_a_dead_lock_alone_leaves_a_folder_empty(tmp_path):
+    (tmp_path / run_lock.NAME).write_text("{}")
+    assert run_folder.make(str(tmp_path), "runs", "demo", 0) == tmp_path
 
 
 COMMAND = (

@@ -25,6 +25,15 @@ def write_state(folder: Path, state: Mapping) -> None:
     np.savez(folder / "arrays.npz", **arrays)
 
 
+def copied(state: Any) -> Any:
+    """Returns a copy that no later change of the state reaches."""
+    if isinstance(state, Mapping):
+        return {key: copied(member) for key, member in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [copied(member) for member in state]
+    return state.copy() if isinstance(state, np.ndarray) else state
+
+
 def read_state(folder: Path) -> dict:
     """What `write_state` got, with tuples as lists and numpy scalars as plain numbers."""
     with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:

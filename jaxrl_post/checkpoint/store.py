@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl_post.checkpoint.host_state import read_state, write_state
@@ -75,6 +76,21 @@ class Saved:
         return jax.tree.unflatten(tree, [found[name] for name in wanted])
 
 
+@dataclass(frozen=True)
+class OnHost:
+    """Copies of arrays in host memory, by name."""
+
+    named: Mapping[str, np.ndarray]
+
+
+def on_host(tree: Any) -> OnHost:
+    """Copies a tree of jax arrays to host memory, of one process. Later changes on the devices do not reach it."""
+    views = _views(_named(tree))
+    for view in views.values():
+        view.copy_to_host_async()
+    return OnHost({name: np.array(view) for name, view in views.items()})
+
+
 class Checkpoints:
     """The steps saved below `folder`.
 
@@ -107,14 +123,14 @@ class Checkpoints:
         A failure of another process than 0 ends the job.
 
         Args:
-          arrays: a tree of jax arrays.
+          arrays: a tree of jax arrays, or what `on_host` made of it.
           host: nested dicts and lists of plain values and numpy arrays. Each process has its own.
           about: JSON.
 
         Raises:
           SaveFailed: the last `max_failures` saves have failed.
         """
-        named = _named(arrays)
+        named = arrays.named if isinstance(arrays, OnHost) else _named(arrays)
         self._reach("before_save")
         try:
             self._check_space(named)
@@ -325,9 +341,12 @@ def _views(named: Mapping[str, Any]) -> dict[str, Any]:
     """Returns other arrays over the same buffers.
 
     Reading an array on the host leaves a view of its buffer. Donating that array later would copy the whole buffer.
+    Copies on the host are returned as they are.
     """
     return {
-        name: jax.make_array_from_single_device_arrays(
+        name: leaf
+        if isinstance(leaf, np.ndarray)
+        else jax.make_array_from_single_device_arrays(
             leaf.shape, leaf.sharding, [shard.data for shard in leaf.addressable_shards]
         )
         for name, leaf in named.items()

@@ -21,6 +21,7 @@ import jax
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
 from jaxrl_post.checkpoint import store
+from jaxrl_post.checkpoint.background import Background
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import dispatch_log
@@ -32,6 +33,7 @@ from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
+from jaxrl_post.launch.stop_signal import Stopped
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
@@ -88,6 +90,7 @@ class Run:
     traces: list[RingTrace]
     writer: metrics.Several
     saves: store.Checkpoints
+    saver: Background
     saved: store.Saved | None
     about: dict
     faults: FaultPoints
@@ -126,10 +129,10 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
     else:
         place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
+    run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
-        run_lock.hold(place, stack)
         return build(config, start, devices, place, new, stack)
-    except ValueError:
+    except (ValueError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
@@ -150,7 +153,6 @@ def build(
     rewards, judge = both_graders(config, start, devices, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
-
     guard = stack.enter_context(compile_guard.CompileGuard())
     learner = compiled_learner(config, start, devices, saved)
     engine, evaluator = ENGINES[config.engine.name](config, start, devices, learner, history)
@@ -173,6 +175,7 @@ def build(
         traces=drawn_traces(config, learner, watch, mine, stack),
         writer=written_rows(config, evaluator, place, mine, stack),
         saves=saves,
+        saver=stack.enter_context(Background(saves, malloc.give_back)),
         saved=saved,
         about=about,
         faults=faults,

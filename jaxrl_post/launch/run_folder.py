@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 
+from jaxrl_post.launch import run_lock
 from jaxrl_post.parallel.processes import share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
@@ -103,7 +104,7 @@ def _there(path: Path, must_exist: bool) -> Found:
 
 def _exact(path: Path) -> Found:
     """Makes the folder that the user named; it must be new or empty."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(entry.name != run_lock.NAME for entry in path.iterdir())):
         raise ValueError(
             f"--run-dir={path} exists already and is not an empty folder: a run is never written over; name a "
             "new one, or leave --run-dir out"

@@ -1,29 +1,86 @@
-"""SIGTERM and SIGINT end a run at a safe point, with an exit code that says: resume me.
+"""SIGTERM and SIGINT end a run in time, with an exit code that says: resume me.
 
 After a signal the run goes on to its next publish, but for at most PATIENCE_S seconds of further dispatches. At a
 publish with no rollout in the engine an extra checkpoint changes no bit, so one is saved there. Elsewhere the newest
-checkpoint counts. A second signal ends the process at once.
+checkpoint counts. While the run starts or ends, a signal ends it where it is. If a run has not ended after LIMIT_S
+seconds, because it waits for a device or evaluates, the process exits where it is. A second signal ends it at once.
 
 Invariant: a signal decides where a run stops, never what it computes. The resumed run ends as an undisturbed one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
 from jaxrl_post.parallel.processes import share_text
 
-PATIENCE_S = 12.0
+RESTART = 42  # exit code: the run is intact up to its last checkpoint, and --resume continues it
+PATIENCE_S, LIMIT_S = 12.0, 18.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stopped(RuntimeError):
-    """A signal ended the run at a safe point. --resume continues it."""
+class Stopped(BaseException):
+    """A signal ended the run. --resume continues it. No library shall take it for an error of its own."""
+
+
+@contextlib.contextmanager
+def heard(limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Obeys signals from here on, in the main thread only. Where no StopSignal listens, a signal raises Stopped.
+
+    The main thread handles no signal while it waits for a device. So another thread reads them, and counts the seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    over, (read, write) = threading.Event(), os.pipe()
+    os.set_blocking(write, False)
+    before = {number: signal.signal(number, _leave) for number in SIGNALS}
+    pipe_before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    reader = threading.Thread(target=_count, args=(read, over, limit_s), name="signals", daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(pipe_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        over.set()
+        os.write(write, b"\0")
+        reader.join()
+        os.close(write)
+        os.close(read)
+
+
+def _leave(number: int, frame) -> None:
+    _default()
+    raise Stopped(f"{signal.Signals(number).name}: stopped outside of a step; --resume begins there again")
+
+
+def _default() -> None:
+    """Lets a second signal end the process at once."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_DFL)
+
+
+def _count(read: int, over: threading.Event, limit_s: float) -> None:
+    """Exits the process `limit_s` seconds after its first signal, unless the run is over by then."""
+    while not over.is_set() and not set(os.read(read, 64)) & set(SIGNALS):
+        pass
+    if not over.wait(limit_s):
+        print(
+            f"stopped where it was, {limit_s:g} s after a signal; --resume continues from the newest checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(RESTART)
 
 
 class StopSignal:
@@ -51,8 +108,7 @@ class StopSignal:
 
     def _notice(self, number: int, frame) -> None:
         self._name, self._since = signal.Signals(number).name, time.monotonic()
-        for one in SIGNALS:
-            signal.signal(one, signal.SIG_DFL)
+        _default()
 
     def stepped(self, *_) -> None:
         """Listens to `stepped`. A job of several processes stops at publishes alone, where all of them agree.
