@@ -190,3 +190,23 @@ def test_kv_that_fits_beside_the_weights():
         ValueError, match="1 x v5e has 1.44e[+]10 usable bytes, the weights need 1.52e[+]10: use more devices"
     ):
         step_cost.kv_tokens("TPU v5 lite", SEVEN)
+
+
+@pytest.mark.parametrize(
+    "figures,words",
+    [
+        ('{"step_s": {"64": 1e-320}}', "step_s.64 must be seconds, a number from 1e-12 to 1e"),
+        ('{"step_s": {"64": "0.1"}}', "step_s.64 must be seconds, .* got '0.1'"),
+        ('{"step_s": {"64": true}}', "step_s.64 must be seconds"),
+        ('{"step_s": {"-3": 1}}', "expected figures.step_s with rows -> seconds, got rows '-3'"),
+        ('{"step_s": {"64": 1' + "0" * 400 + "}}", "step_s.64 must be seconds"),
+        ('{"step_s": {"64": 1}, "opening_s": ' + "[" * 5000 + "]" * 5000 + "}", "more than 64 levels"),
+        ("[1]", "expected figures.step_s with rows -> seconds"),
+    ],
+)
+def test_a_malformed_table_is_one_sentence_with_its_file(tmp_path, figures, words):
+    file = tmp_path / "table.json"
+    file.write_text(f'{{"figures": {figures}}}')
+    with pytest.raises(ValueError, match=f"table.json: .*{words}") as caught:
+        step_cost.load(str(file))
+    assert type(caught.value) is ValueError and len(str(caught.value)) < 400

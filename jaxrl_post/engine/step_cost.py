@@ -42,7 +42,7 @@ MEMORY = {
 }  # bytes of a device
 SURE = 0.8  # share of the expected right drafts that counts, because rows cost for certain and drafts may be wrong
 TRYING = 0.01  # largest share of the time for trials of drafts that do not seem to pay
-_LONGEST = 1e9  # seconds of a step in a file
+_SHORTEST, _LONGEST = 1e-12, 1e9  # seconds in a file, beside 0
 LASTING = 8  # dispatches over which the cost of starting to draft is spread
 
 
@@ -270,8 +270,9 @@ def _rows(where: str, text: str) -> int:
 def _seconds(where: str, name: str, value: object) -> float:
     """Returns seconds of a table's file. Their sign, and whether they are finite, is checked with the table."""
     wrong = isinstance(value, bool) or not isinstance(value, (int, float))
-    if wrong or (abs(value) > _LONGEST and value not in (math.inf, -math.inf)):
-        raise ValueError(f"{where}: figures.{name} must be seconds, a number up to {_LONGEST:g}, got {shown(value)}")
+    if wrong or 0 < value < _SHORTEST or (abs(value) > _LONGEST and value not in (math.inf, -math.inf)):
+        bounds = f"a number from {_SHORTEST:g} to {_LONGEST:g}"
+        raise ValueError(f"{where}: figures.{name} must be seconds, {bounds}, got {shown(value)}")
     return float(value)
 
 
