@@ -105,7 +105,7 @@ def settle(ring: TimedRing, run: Run, observe: Observer) -> None:
     ring.flush()
     observe.flush()
     ring.call("testing", examine, run, run.learner.step)
-    ring.call("save_checkpoint", run.saver.join)
+    ring.call("save_checkpoint", run.saves.join)
 
 
 def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
@@ -155,10 +155,10 @@ def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
     def save_once(version: int) -> None:
         ring.flush()
         observe.flush()
-        run.saver.join()
+        run.saves.join()
         if version not in run.saves.steps():
             save(run, observe, version)
-            run.saver.join()
+            run.saves.join()
 
     def may_save() -> bool:
         config = run.config  # a drafter forgets at a save what it learned of rollouts since
@@ -203,7 +203,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
     }
     # Orbax compiles programs of its own, in which all processes take part
     with run.guard.lifted(), jax.transfer_guard_host_to_device("allow"):
-        run.saver.save(version, run.learner.state, host, run.about)
+        run.saves.save(version, run.learner.state, host, run.about)
 
 
 def dump(run: Run, step: int, groups: Sequence[Group]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 
@@ -301,6 +302,65 @@ def test_the_last_two_whole_ones_stay_until_there_is_a_newer_one(tmp_path):
     assert names(tmp_path) == ["step_000001", "step_000002", "step_000003"]
     ours.save(4, tree(4), host(4), ABOUT)
     assert names(tmp_path) == ["step_000002", "step_000003", "step_000004"]
+
+
+def edited(**fields):
+    """A change of a manifest that sets these fields."""
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (edited(signature="\u00e9" * 64), "is not signed"),
+        (edited(signature=7), "is not signed"),
+        (edited(step={"a": [[]]}), "is of step None"),
+        (edited(step=2), "is of step 2"),
+        (edited(files={}), "does not list about.json"),
+        (lambda path: path.write_text("[" * 100_000), "unreadable .RecursionError"),
+        (lambda path: (path.unlink(), path.mkdir()), "unreadable .IsADirectoryError"),
+    ],
+)
+def test_a_manifest_made_by_hand_is_a_sentence(tmp_path, change, reason):
+    saved(tmp_path, 1, 2, 3)
+    change(tmp_path / "checkpoints" / "step_000003" / "MANIFEST.json")
+    said = []
+    same(saves(tmp_path, said=said).newest(), 2)
+    assert len(said) == 1 and re.search(f"step 3 is not used, because .*{reason}", said[0])
+
+
+def test_a_renamed_step_is_none_and_files_in_the_way_are_no_steps(tmp_path):
+    saved(tmp_path, 1, 2)
+    steps = tmp_path / "checkpoints"
+    (steps / "step_000002").rename(steps / "step_0000002")  # the same number, with more zeros
+    for name in ("step_000003.part", "step_000004.gone"):
+        (steps / name).write_text("a file")
+    (steps / "step_000005").write_text("a file")
+    said = []
+    same(saves(tmp_path, said=said).newest(), 1)
+    assert len(said) == 1 and "step 5 is not used, because MANIFEST.json is missing" in said[0]
+    assert names(tmp_path) == ["step_0000002", "step_000001", "step_000005.damaged-1"]
+
+
+def test_another_key_moves_no_step_aside(tmp_path):
+    saved(tmp_path, 1, 2)
+    key = tmp_path / "checkpoints" / store.KEY
+    right = key.read_text()
+    key.write_text("0" * 64)
+    with pytest.raises(ValueError, match="no checkpoint in .* is signed with .key, the key of the run"):
+        saves(tmp_path).newest()
+    key.write_text(right)
+    same(saves(tmp_path).newest(), 2)
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path, monkeypatch):
+    path = saved(tmp_path, 1).newest().path
+
+    def failing(file, settle=False):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store, "_digest", failing)
+    assert "cannot be read (Input/output error)" in damage(path)
 
 
 def test_killed_at_every_file_operation_of_a_save(tmp_path, monkeypatch):

@@ -37,6 +37,10 @@ class Background:
     def __exit__(self, *error: object) -> None:
         self._thread.shutdown()
 
+    def steps(self) -> list[int]:
+        """Returns the numbers of all steps on disk. One that is being saved is none yet."""
+        return self._saves.steps()
+
     def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
         """Begins to save a step, after the save before has ended. See Checkpoints.save.
 

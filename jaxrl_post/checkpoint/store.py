@@ -36,6 +36,7 @@ import orbax.checkpoint as ocp
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 
 MANIFEST, ABOUT, KEY = "MANIFEST.json", "about.json", ".key"
+_UNSIGNED = f"{MANIFEST} is not signed with this run's key: it was changed"
 _SPARE = 1 << 20  # bytes beside the arrays that a save needs
 _FAILURES = (OSError, ValueError)  # Orbax raises the latter where the disk is full
 
@@ -223,7 +224,8 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Returns the numbers of all step folders, valid or not, in order."""
         names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
-        return sorted(int(name.removeprefix("step_")) for name in names if re.fullmatch(r"step_\d{6,}", name))
+        found = sorted(int(name.removeprefix("step_")) for name in names if re.fullmatch(r"step_[0-9]{6,18}", name))
+        return [step for step in found if _name(step) in names]  # a renamed step may have other zeros
 
     def _choose(self) -> str:
         """Returns the newest valid step as digits, an empty text, or why there is none."""
@@ -235,6 +237,11 @@ class Checkpoints:
             return (
                 f"resume: {self._folder / KEY} is missing or unreadable ({type(error).__name__}), and without it no "
                 "checkpoint can be verified; put it back, or begin a new run"
+            )
+        if self._key_is_wrong(key):
+            return (
+                f"resume: no checkpoint in {self._folder} is signed with {KEY}, the key of the run: the key or every "
+                f"{MANIFEST} was changed; put it back, or begin a new run"
             )
         for step in reversed(self.steps()):
             path = self._folder / _name(step)
@@ -256,6 +263,11 @@ class Checkpoints:
             if damaged
             else ""
         )
+
+    def _key_is_wrong(self, key: bytes) -> bool:
+        """Returns whether all of several steps have a manifest, and none of them is signed with the key."""
+        reasons = [_listed(self._folder / _name(step), key)[1] for step in self.steps()]
+        return len(reasons) > 1 and all(reason == _UNSIGNED for reason in reasons)
 
     def _prune(self) -> None:
         """Deletes all but the newest `keep_last` steps. Steps with a missing or cut file are left alone."""
@@ -297,28 +309,42 @@ def manifest(folder: Path, step: int, key: bytes) -> dict:
 
 def damage(folder: Path, key: bytes, *, contents: bool = True) -> str:
     """Returns why a step is not valid, or an empty text. Without `contents` only sizes are compared."""
-    try:
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{MANIFEST} is missing or unreadable ({type(error).__name__})"
-    if not isinstance(listed, dict) or not isinstance(files := listed.get("files"), dict) or ABOUT not in files:
-        return f"{MANIFEST} does not list {ABOUT}"
-    step = int(folder.name.removeprefix("step_"))
-    if listed.get("step") != step:
-        return f"{MANIFEST} is of step {listed.get('step')!r}"
-    if not hmac.compare_digest(str(listed.get("signature")), _signature(files, step, key)):
-        return f"{MANIFEST} is not signed with this run's key: it was changed"
+    files, reason = _listed(folder, key)
+    if reason:
+        return reason
     for name, about in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
         if path.stat().st_size != about["bytes"]:
             return f"{name} has {path.stat().st_size} bytes instead of {about['bytes']}"
-        if contents and _digest(path) != about["blake2b"]:
+        try:
+            digest = _digest(path) if contents else about["blake2b"]
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+        if digest != about["blake2b"]:
             return f"the bytes of {name} are not those that were written"
     there = {path.relative_to(folder).as_posix() for part in ("arrays", "host") for path in (folder / part).rglob("*")}
     unlisted = sorted(name for name in there if name not in files and (folder / name).is_file())
     return f"{unlisted[0]} is not listed in {MANIFEST}" if unlisted else ""
+
+
+def _listed(folder: Path, key: bytes) -> tuple[dict, str]:
+    """Returns the files that a step's manifest lists, and why the manifest is not valid, or an empty text."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, f"{MANIFEST} is missing or unreadable ({type(error).__name__})"
+    if not isinstance(listed, dict) or not isinstance(files := listed.get("files"), dict) or ABOUT not in files:
+        return {}, f"{MANIFEST} does not list {ABOUT}"
+    step = int(folder.name.removeprefix("step_"))
+    if (named := listed.get("step")) != step:
+        return {}, f"{MANIFEST} is of step {named if isinstance(named, int) else None}"
+    signature = listed.get("signature")
+    given = signature.encode() if isinstance(signature, str) and signature.isascii() else b""
+    if not hmac.compare_digest(given, _signature(files, step, key).encode()):
+        return {}, _UNSIGNED
+    return files, ""
 
 
 def _name(step: int) -> str:

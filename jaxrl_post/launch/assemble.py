@@ -89,8 +89,7 @@ class Run:
     meter: BiasMeter
     traces: list[RingTrace]
     writer: metrics.Several
-    saves: store.Checkpoints
-    saver: Background
+    saves: Background
     saved: store.Saved | None
     about: dict
     faults: FaultPoints
@@ -149,7 +148,7 @@ def build(
 ) -> Run:
     """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
-    about, saves, saved = checkpoints(config, start, place, mine, new, faults)
+    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack)
     rewards, judge = both_graders(config, start, devices, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
@@ -175,7 +174,6 @@ def build(
         traces=drawn_traces(config, learner, watch, mine, stack),
         writer=written_rows(config, evaluator, place, mine, stack),
         saves=saves,
-        saver=stack.enter_context(Background(saves, malloc.give_back)),
         saved=saved,
         about=about,
         faults=faults,
@@ -187,8 +185,14 @@ def build(
 
 
 def checkpoints(
-    config: configs.Config, start: inputs.Inputs, place: Path, mine: Path, new: bool, faults: FaultPoints
-) -> tuple[dict, store.Checkpoints, store.Saved | None]:
+    config: configs.Config,
+    start: inputs.Inputs,
+    place: Path,
+    mine: Path,
+    new: bool,
+    faults: FaultPoints,
+    stack: contextlib.ExitStack,
+) -> tuple[dict, Background, store.Saved | None]:
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
     about = resume.about(config, start, resume.versions())
     saves = store.Checkpoints(
@@ -199,7 +203,8 @@ def checkpoints(
         say=say,
         share=processes.share_text,
     )
-    return about, saves, None if new else resume.point(saves, place, mine, about, say)
+    saved = None if new else resume.point(saves, place, mine, about, say)
+    return about, stack.enter_context(Background(saves, malloc.give_back)), saved
 
 
 def both_graders(

@@ -40,6 +40,7 @@ SMALL = (
     "eval.show=1",
     "checkpoint.every=0",
     "checkpoint.keep_last=3",
+    "checkpoint.max_failures=3",
 )
 MERGES = 4096  # size of the trained vocabulary
 ROOM_GIB = 16.0  # free memory that the run needs
