@@ -1,7 +1,7 @@
 """A run that is told to end exits with 42 in time, wherever it is, and resumed it ends in the same bits."""
 
-import os
 import signal
+import threading
 
 import pytest
 from test_main_resume import here, resume, same_run, saved, whole
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def signalled(here, folder, number, owner, name, count, *flags):
-    """Resumes, and sends the signal to this process when `owner.name` is called for the `count`-th time."""
+    """Resumes, and sends the signal to this thread when `owner.name` is called for the `count`-th time."""
     real, calls = getattr(owner, name), []
 
     def telling(*args, **kwargs):
         calls.append(1)
         if len(calls) == count:
-            os.kill(os.getpid(), number)
+            signal.pthread_kill(threading.get_ident(), number)  # to this thread, so that it is handled here
         return real(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
