@@ -55,6 +55,7 @@ def rows(folder):
     return [metrics.deterministic(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.extended
 def test_the_log_says_when_the_layout_changed(run):
     decisions = [json.loads(line) for line in (run / "scheduler_log.jsonl").read_text().splitlines()]
     layouts = [line["layout"] for line in decisions if line["event"] == "layout"]
@@ -66,11 +67,13 @@ def test_the_log_says_when_the_layout_changed(run):
     assert sum(row["engine/num_relayouts"] for row in steps) == 1
 
 
+@pytest.mark.extended
 def test_the_run_is_keyed_by_every_layout(run):
     derived = json.loads((run / "config.json").read_text())["derived"]
     assert sorted(derived["layouts"]) == ["1 x 2", "2 x 1"] and derived["layouts"]["1 x 2"]["row_sizes"] == [128]
 
 
+@pytest.mark.extended
 def test_a_resumed_run_ends_as_the_one_that_went_on(run, here):  # noqa: F811
     """Killed behind step 4, in the second layout."""
     again = here / "again"

@@ -87,6 +87,7 @@ def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, 
     assert not any("timing_s/overlapped" in row for row in rows)
 
 
+@pytest.mark.extended
 def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here):  # noqa: F811
     found = {}
     for name, more in (("shared", FLAGS), ("split", (*FLAGS, "--config.mesh.engine=1"))):
