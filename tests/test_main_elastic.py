@@ -128,6 +128,7 @@ def test_mistakes_are_one_sentence(here, capsys, flags, sentence):  # noqa: F811
     assert sentence in said and said.count("\n") == 1
 
 
+@pytest.mark.extended
 def test_rank_groups_turn_the_ring(here):  # noqa: F811
     """And train on the same tokens as the least loaded replica: with learning rate 0 every round has the same weights."""
     folders = {own: here / own for own in ("least_loaded", "rank_groups")}

@@ -35,9 +35,8 @@ ROUNDS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name, flags", [("pipeline", SPLIT), pytest.param("rounds", ROUNDS, marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("name, flags", [("pipeline", SPLIT), ("rounds", ROUNDS)])
 def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa: F811
     (here / "cost.json").write_text(COSTS)
     flags = (*flags, TABLE.format(here=here))

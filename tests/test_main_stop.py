@@ -64,10 +64,10 @@ def test_with_a_drafter_too(here, capsys):
 
 
 def test_a_start_that_is_stopped_leaves_no_folder(here, capsys):
-    before = sorted(here.iterdir())
+    before = {*here.iterdir(), here / "__pycache__"}  # Python's, of the reward file
     assert signalled(here, here / "never", signal.SIGTERM, Pool, "check", 1) == 42
     assert "SIGTERM: stopped outside of a step" in capsys.readouterr().out
-    assert sorted(here.iterdir()) == before
+    assert set(here.iterdir()) <= before
 
 
 @pytest.mark.extended

@@ -91,7 +91,8 @@ def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
             assert told[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
-@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("shared", [False, True])
 def test_the_weights_after_steps_are_those_of_the_learner_alone(shared):
     """Lent over a commit: what is accumulated then is at the new weights. SGD-like: no step of Adam hides a difference."""
     with arms.precision(np.float64):
