@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxrl_post.rewards.sandbox import wire
+
+_FEW = 1 << 20  # bytes
 
 
 class Failed(Exception):
     """The program broke the protocol, or could not be loaded."""
 
 
-class Unsupported(TypeError):
-    """The test passes a value that cannot be sent to a program. This is no verdict on the program."""
+class Unsupported(BaseException):
+    """The test passes a value that cannot be sent to a program. This is no verdict on the program.
+
+    It is no Exception, so that a test that expects exceptions does not catch it.
+    """
 
 
 class ProgramTest(NamedTuple):
@@ -48,18 +53,29 @@ class Link:
     """Requests to a judged program over a socket."""
 
     def __init__(self, channel):
-        self._channel, self._buffer = channel, bytearray()
+        self._channel, self._buffer, self._received = channel, bytearray(), 0
+
+    def recv(self, most: int) -> bytes:
+        data = self._channel.recv(most)
+        self._received += len(data)
+        return data
 
     def ask(self, **request) -> dict:
         """Returns the program's reply to one request.
 
         Raises:
-          Failed: the program is gone or broke the protocol.
+          Failed: the program is gone, broke the protocol or is too large.
+          Unsupported: the test's values are too large to be sent.
           Exception: the built-in exception that the program raised, or RuntimeError for another.
         """
         try:
-            self._channel.sendall(wire.pack(request))
-            reply = wire.receive(self._channel, self._buffer)
+            frame = wire.pack(request)
+        except wire.Broken as error:
+            own = request["do"] != "load" and self._received < _FEW  # the values are the test's, not the program's
+            raise (Unsupported if own else Failed)(str(error)) from None
+        try:
+            self._channel.sendall(frame)
+            reply = wire.receive(self, self._buffer)
         except (EOFError, OSError, wire.Broken) as error:
             raise Failed(f"{type(error).__name__}: {error}") from None
         if "raised" in reply:
@@ -91,13 +107,20 @@ class Remote:
         object.__setattr__(self, "_of", of)
 
     def __call__(self, *args, **named):
-        sent = [wire.encode(arg, _refer) for arg in args]
-        reply = self._link.ask(
-            do="call", of=self._of, args=sent, named={name: wire.encode(arg, _refer) for name, arg in named.items()}
-        )
-        for place, now in _changed(reply):
-            if place < len(args):
-                _assign(args[place], self._link.decode(now))
+        given = {**{str(place): arg for place, arg in enumerate(args)}, **{f"={name}": named[name] for name in named}}
+        try:
+            reply = self._link.ask(
+                do="call",
+                of=self._of,
+                args=[wire.encode(arg, _refer) for arg in args],
+                named={name: wire.encode(arg, _refer) for name, arg in named.items()},
+            )
+        except StopIteration as error:  # it would end a `map` of the test early
+            raise RuntimeError(f"the program raised StopIteration: {error}") from None
+        changed = reply.get("changed")
+        for place, now in changed.items() if isinstance(changed, dict) else ():
+            if place in given:
+                _assign(given[place], self._link.decode(now))
         return self._link.decode(reply.get("value"))
 
     def __getattr__(self, name: str):
@@ -185,7 +208,10 @@ def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
     wanted = read.wanted - set(space)
     before = [] if test.head else [test.setup]
     reply = link.ask(do="load", source=f"{test.head}{source}\n", before=before, wanted=sorted(wanted))
-    for name, given in _found(reply).items():
+    found = _found(reply)
+    if absent := wanted & vars(builtins).keys() - found.keys():
+        raise Failed(f"the program does not define {', '.join(absent)}, and the builtin is not what is tested")
+    for name, given in found.items():
         if name in read.modules:
             space[name] = importlib.import_module(name)
         elif name in wanted and given != "module":
@@ -207,19 +233,15 @@ def _found(reply: dict) -> dict:
     return {name: given if given == "module" else given[1] for name, given in names.items()}
 
 
-def _changed(reply: dict) -> Iterator[tuple[int, object]]:
-    changed = reply.get("changed")
-    for place, now in changed.items() if isinstance(changed, dict) else ():
-        if place.isdecimal() and len(place) < 6:
-            yield int(place), now
-
-
 def _assign(old, new) -> None:
     """Gives a mutable argument the content that the program left in it."""
     if type(old) is not type(new):
         return
     if isinstance(old, (list, bytearray)):
         old[:] = new
+    elif isinstance(old, collections.deque):
+        old.clear()
+        old.extend(new)
     elif isinstance(old, (dict, set)):
         old.clear()
         old.update(new)
