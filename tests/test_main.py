@@ -3,6 +3,7 @@ to the bit, and its exported policy is the policy it ended with."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +71,17 @@ def here(tmp_path_factory):
 
 def go(here, *flags):
     return command.main([f"--config={here / 'toy.py'}", *flags])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])
+def test_a_signal_while_modules_are_imported_says_resume_me(number):
+    words = [sys.executable, "-X", "importtime", "-m", "jaxrl_post.main", "--config=configs/demo.py", "--dry-run"]
+    root = Path(__file__).resolve().parents[1]
+    with subprocess.Popen(words, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        next(line for line in run.stderr if "jax._src" in line)
+        run.send_signal(number)
+        said = run.stderr.read()
+    assert run.returncode == 42 and "Traceback" not in said
 
 
 def test_flags():

@@ -33,7 +33,8 @@ from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
-from jaxrl_post.launch.stop_signal import Stopped
+from jaxrl_post.launch.stop_signal import RESTART, Stopped
+from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
@@ -131,12 +132,24 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
-        return build(config, start, devices, place, new, stack)
+        with starting(config, place):
+            return build(config, start, devices, place, new, stack)
     except (ValueError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
         raise
+
+
+def starting(config: configs.Config, place: Path) -> Watchdog:
+    """Returns what ends a run that hangs while its parts are built and compiled."""
+
+    def expired(phase: str, seconds: float) -> None:
+        with leaving(RESTART):
+            say(f"HANG: the start took {seconds:.0f} s, above watchdog.compile_s; hang.txt has all stacks")
+            write_stacks(folder.own(place) / "hang.txt", f"the start: {seconds:.1f} s")
+
+    return Watchdog({}, config.watchdog.compile_s, expired)
 
 
 def build(
