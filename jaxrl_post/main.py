@@ -304,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
                 return 0
             stack.enter_context(heard())
             run = assemble(arguments, stack)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             return sorry(error)
         except Stopped as stopped:
             return gone(stopped)

@@ -19,7 +19,7 @@ from jaxrl_post import main as command
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
 from jaxrl_post.engine.host import dispatch_log
-from jaxrl_post.launch import command_line
+from jaxrl_post.launch import assemble, command_line
 from jaxrl_post.parallel import mesh
 from jaxrl_post.telemetry import metrics, rollout_log
 
@@ -71,6 +71,16 @@ def here(tmp_path_factory):
 
 def go(here, *flags):
     return command.main([f"--config={here / 'toy.py'}", *flags])
+
+
+def test_a_file_of_the_start_that_cannot_be_written_is_one_sentence(here, monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "metrics.jsonl")
+
+    monkeypatch.setattr(assemble, "both_graders", refuse)
+    assert go(here) == 1
+    assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'metrics.jsonl'\n"
+    assert not list(here.glob("runs/*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])

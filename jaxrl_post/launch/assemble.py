@@ -134,7 +134,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     try:
         with starting(config, place):
             return build(config, start, devices, place, new, stack)
-    except (ValueError, Stopped):
+    except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
