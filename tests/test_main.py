@@ -235,6 +235,15 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     ]
 
 
+def test_a_dry_run_refuses_what_a_run_would(here, tmp_path, capsys):
+    path = tmp_path / "lacking.jsonl"
+    path.write_text(json.dumps({"prompt": "11+1=", "answer": None}) + "\n")
+    assert go(here, "--dry-run", f"--config.data.train={path}") == 1
+    assert "lacking.jsonl, line 1: column 'answer' is null, but reward function" in capsys.readouterr().err
+    assert go(here, "--dry-run", "--config.reward.functions=['nowhere.x:y']") == 1
+    assert "there is no module 'nowhere'" in capsys.readouterr().err
+
+
 @pytest.mark.extended
 def test_a_dry_run_says_what_the_process_will_hold_and_makes_no_weights(here, capsys, monkeypatch):
     for name in ("put", "_place"):

@@ -114,6 +114,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)
+        checked(config, start)
         print(planned(config, start), flush=True)
         compile_guard.use_cache(os.environ)
         print(parts.foreseen(config, start))
@@ -218,6 +219,16 @@ def both_graders(
     if rewards.confined:
         say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
     return rewards, judge
+
+
+def checked(config: configs.Config, start: inputs.Inputs) -> None:
+    """Loads the reward functions and checks every prompt against them, for a plan. No score is asked for."""
+    about = config.reward
+    decode = start.tokenizer.decode
+    with Pool(
+        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=decode, sandbox=about.sandbox
+    ) as pool:
+        pool.check((*start.train, *start.held_out))
 
 
 def compiled_learner(

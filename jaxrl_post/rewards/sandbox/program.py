@@ -6,6 +6,7 @@ this module and `wire` as compiled code. Nothing here is trusted by the other si
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import types
 
@@ -33,7 +34,8 @@ class Server:
       "module" or to its value.
     - "call", "get", "set", "item", "put", "len", "iter", "next" act on the object "of".
 
-    A reply holds "value", or "raised" and "text". "changed" holds new values of mutable arguments, by position.
+    A reply holds "value", or "raised" and "text". "changed" holds new values of mutable arguments, by position or by
+    "=" and name.
     """
 
     def __init__(self, channel, buffer: bytearray, wire):
@@ -70,9 +72,11 @@ class Server:
         args = [self._decode(arg) for arg in request["args"]]
         named = {name: self._decode(arg) for name, arg in request["named"].items()}
         reply = {"value": self._encode(self._objects[request["of"]](*args, **named)), "changed": {}}
-        for place, (arg, sent) in enumerate(zip(args, request["args"], strict=True)):
-            if isinstance(arg, (list, dict, set, bytearray)) and (now := self._encode(arg)) != sent:
-                reply["changed"][str(place)] = now
+        given = [(str(place), arg, sent) for place, (arg, sent) in enumerate(zip(args, request["args"], strict=True))]
+        given += [(f"={name}", arg, request["named"][name]) for name, arg in named.items()]
+        for place, arg, sent in given:
+            if isinstance(arg, (list, dict, set, bytearray, collections.deque)) and (now := self._encode(arg)) != sent:
+                reply["changed"][place] = now
         return reply
 
     def _get(self, request: dict) -> dict:
