@@ -260,6 +260,23 @@ def test_objects_generators_exceptions_and_changed_arguments_work():
     assert score(counter, ["assert f('aab') == {'a': 2, 'b': 1}"]) == 1
 
 
+def test_attributes_of_the_programs_objects_are_read_and_set_wherever_a_test_names_them():
+    box = "class Box:\n    size = 1\n    def __init__(self, n): self.n = n\n    def grow(self, by=1): self.n += by; return self"
+    tests = [
+        "b = Box(2)\nb.n += 3\nassert b.n == 5 and b.grow().n == 6",
+        "b = Box([1, 2])\nb.n[0:1] = []\nassert b.n == [1, 2], 'a list is read as a copy'",
+        "assert getattr(Box(1), 'n') == 1 and getattr(Box(1), 'm', 7) == 7 and hasattr(Box(1), 'n')",
+        "assert not hasattr(Box(1), 'm') and Box.size == 1",
+        "class Own:\n    __x = 4\n    def get(self): return self.__x\nassert Own().get() == Box(4).n",
+        "class Base:\n    def f(self): return 1\nclass Own(Base):\n    def f(self): return super().f() + 1\nassert Own().f() == Box(2).n",
+        "import math\nassert math.floor(Box(2.5).n) == 2 and sorted([Box(2), Box(1)], key=lambda b: b.n)[0].n == 1",
+        "try:\n    Box(1).m\n    assert False\nexcept AttributeError:\n    pass",
+    ]
+    for test in tests:
+        assert score(box, [test]) == 1, test
+        assert score(box.replace("self.n = n", "self.m = n"), ["Box(0).n\n" + test]) == 0, test
+
+
 def test_a_broken_test_is_no_verdict():
     with pytest.raises(SyntaxError):
         names(ProgramTest("assert add(1, 2) == "))

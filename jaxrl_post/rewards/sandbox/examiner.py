@@ -11,8 +11,10 @@ import ast
 import builtins
 import collections
 import contextlib
+import copy
 import importlib
 import sys
+from types import CodeType
 from typing import NamedTuple
 
 from jaxrl_post.rewards.sandbox import wire
@@ -96,8 +98,8 @@ class Link:
 class Remote:
     """An object of the judged program: a function, a class, an instance, a generator.
 
-    It can be called, indexed and iterated, and its attributes can be read and set. It is equal to itself alone and has
-    no truth value, so that no comparison is decided by the program.
+    It can be called, indexed and iterated, and its attributes can be set. `attribute` reads them. It is equal to itself alone
+    and has no truth value, so that no comparison is decided by the program.
     """
 
     __slots__ = ("_link", "_of")
@@ -123,9 +125,8 @@ class Remote:
                 _assign(given[place], self._link.decode(now))
         return self._link.decode(reply.get("value"))
 
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _read(self, name: str) -> object:
+        """Returns an attribute of the program's object. Names that begin with two underscores are this object's own."""
         return self._link.value(do="get", of=self._of, name=name)
 
     def __setattr__(self, name: str, value) -> None:
@@ -154,6 +155,50 @@ class Remote:
 
     def __hash__(self) -> int:
         return hash(self._of)
+
+
+def attribute(thing: object, name: str, *default: object) -> object:
+    """Returns `getattr(thing, name, *default)`. Attributes of the program's objects are asked of the program."""
+    if type(thing) is not Remote or name.startswith("__"):
+        return getattr(thing, name, *default)
+    try:
+        return thing._read(name)
+    except AttributeError:
+        if not default:
+            raise
+        return default[0]
+
+
+def has(thing: object, name: str) -> bool:
+    """Returns `hasattr(thing, name)`. Attributes of the program's objects are asked of the program."""
+    missing = object()
+    return attribute(thing, name, missing) is not missing
+
+
+READ = "__read__"  # the name of `attribute` in tests
+BUILTINS = {**vars(builtins), READ: attribute, "getattr": attribute, "hasattr": has}
+
+
+class Reads(ast.NodeTransformer):
+    """Turns each attribute that a test reads into a call of `attribute`, so that only the test's own reads reach a program."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load) or node.attr.startswith("__"):
+            return node
+        return ast.Call(ast.Name(READ, ast.Load()), [node.value, ast.Constant(node.attr)], [])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """`a.b += c` reads and writes: it becomes `a.b = a.b + c`."""
+        if not isinstance(node.target, ast.Attribute):
+            return self.generic_visit(node)
+        before = ast.Attribute(copy.deepcopy(node.target.value), node.target.attr, ast.Load())
+        return self.visit(ast.Assign([node.target], ast.BinOp(before, node.op, node.value)))
+
+
+def compiled(text: str) -> CodeType:
+    """Returns the code of a test."""
+    return compile(ast.fix_missing_locations(Reads().visit(ast.parse(text))), "<test>", "exec")
 
 
 class Names(NamedTuple):
@@ -200,10 +245,10 @@ def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
       Exception: whatever the test raises. The program has passed if nothing is raised.
     """
     link = Link(channel)
-    space: dict = {"__name__": "tests"}
+    space: dict = {"__name__": "tests", "__builtins__": BUILTINS}
     if test.head:
         with contextlib.suppress(SyntaxError):  # a head without a body has no functions of its own
-            exec(compile(test.head, "<head>", "exec"), space)
+            exec(compiled(test.head), space)
     space.pop(test.entry_point, None)
     wanted = read.wanted - set(space)
     before = [] if test.head else [test.setup]
@@ -217,7 +262,7 @@ def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
         elif name in wanted and given != "module":
             space[name] = link.decode(given)
     for text in (test.setup, test.source):
-        exec(compile(text, "<test>", "exec"), space)
+        exec(compiled(text), space)
     if test.entry_point:
         space["check"](space[test.entry_point])
 
