@@ -9,8 +9,8 @@ that one command can be repeated until the run ends.
 Exit codes:
 - 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
   compiled. A run that could not start leaves no folder.
-- 1: no rollout of the first round could be scored, weights or gradients are not finite, or saves fail again and again.
-  Then the folder is kept.
+- 1: no rollout of the first round could be scored, weights or gradients are not finite, saves fail again and again, or
+  a log cannot be written. Then the folder is kept.
 - 42: a signal or a hang ended the run, or a weight swap failed midway: use --resume.
 """
 
@@ -317,6 +317,8 @@ def main(arguments: Sequence[str]) -> int:
             SaveFailed,
         ) as error:  # the user's graders or numbers; other errors show their traceback
             return sorry(error)
+        except OSError as error:  # a log or a result could not be written
+            return sorry(RuntimeError(f"{error}; mend that, and --resume continues from the newest checkpoint"))
         except Torn as error:
             return sorry(error, RESTART)
         except Stopped as stopped:

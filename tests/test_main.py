@@ -83,6 +83,17 @@ def test_a_file_of_the_start_that_cannot_be_written_is_one_sentence(here, monkey
     assert not list(here.glob("runs/*"))
 
 
+def test_a_log_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
+    def refuse(run):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr(command, "assemble", lambda *_: object())
+    monkeypatch.setattr(command, "turn", refuse)
+    assert command.main([]) == 1
+    said = "No space left on device: 'metrics.jsonl'; mend that, and --resume continues from the newest checkpoint"
+    assert capsys.readouterr().err == f"error: [Errno 28] {said}\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])
 def test_a_signal_while_modules_are_imported_says_resume_me(number):
     words = [sys.executable, "-X", "importtime", "-m", "jaxrl_post.main", "--config=configs/demo.py", "--dry-run"]
