@@ -262,6 +262,17 @@ def test_objects_generators_exceptions_and_changed_arguments_work():
     assert score(counter, ["assert f('aab') == {'a': 2, 'b': 1}"]) == 1
 
 
+def test_a_program_is_imported_not_started():
+    """What a program does when it is started as a script is not part of what is tested."""
+    script = "def add(a, b): return a + b\nif __name__ == '__main__':\n    import sys\n    sys.exit(input())"
+    assert score(script) == 1
+    typed = (
+        "from __future__ import annotations\nimport dataclasses, typing\n@dataclasses.dataclass\nclass Pair:\n"
+        "    a: int\n    b: typing.ClassVar[Pair | None] = None\ndef f(): return typing.get_type_hints(Pair)['a'] is int"
+    )
+    assert score(typed, ["assert f()"]) == 1
+
+
 def test_attributes_of_the_programs_objects_are_read_and_set_wherever_a_test_names_them():
     box = "class Box:\n    size = 1\n    def __init__(self, n): self.n = n\n    def grow(self, by=1): self.n += by; return self"
     tests = [

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import sys
 import types
+
+MODULE = "program"  # its name in the judged process: it is imported, not started as a script
 
 
 class Outcome:
@@ -41,7 +44,8 @@ class Server:
     def __init__(self, channel, buffer: bytearray, wire):
         self._channel, self._buffer, self._wire = channel, buffer, wire
         self._objects: list = []
-        self._space = {"__name__": "__main__", "__builtins__": __builtins__}
+        module = sys.modules[MODULE] = types.ModuleType(MODULE)
+        self._space = vars(module)
 
     def serve(self) -> None:
         """Replies to requests until the other end is closed."""
