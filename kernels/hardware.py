@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-PLATFORMS = frozenset({"cuda", "tpu"})  # as `platform_dependent` names them
+PLATFORMS = frozenset({"cpu", "cuda", "tpu"})  # as `platform_dependent` names them
 HOPPER = 9  # major compute capability: wgmma exists there alone
 FIRST_TPU = 5
 
