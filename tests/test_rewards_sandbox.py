@@ -5,6 +5,7 @@ import decimal
 import fractions
 import json
 import math
+import mmap
 import os
 import random
 import socket
@@ -260,6 +261,12 @@ def test_objects_generators_exceptions_and_changed_arguments_work():
     assert score("def f(xs): xs.rotate(1)", [turned]) == 1
     counter = "from collections import Counter\ndef f(s): return Counter(s)"
     assert score(counter, ["assert f('aab') == {'a': 2, 'b': 1}"]) == 1
+
+
+def test_a_grader_with_a_large_address_space_judges_alike():
+    """As one that imports a large framework: the limit is of what a test takes beside it."""
+    with mmap.mmap(-1, 3 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+        assert score("def f(n): return 'x' * n", ["assert len(f(8 << 20)) == 8 << 20"]) == 1
 
 
 def test_a_program_is_imported_not_started():
