@@ -266,7 +266,7 @@ def test_objects_generators_exceptions_and_changed_arguments_work():
 def test_a_grader_with_a_large_address_space_judges_alike():
     """As one that imports a large framework: the limit is of what a test takes beside it."""
     with mmap.mmap(-1, 3 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
-        assert score("def f(n): return 'x' * n", ["assert len(f(8 << 20)) == 8 << 20"]) == 1
+        assert score("def f(n): return 'x' * n", ["assert f(3) + 'x' * (200 << 20) == 'x' * (3 + (200 << 20))"]) == 1
 
 
 def test_a_program_is_imported_not_started():
