@@ -65,6 +65,7 @@ def show(record) -> None:
     for mode in modes:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
             runs = Runs(record, Path(folder), [MODES[mode], *SHORT], STEPS)
+            runs.finish("cold")  # fills the compilation cache
             start, seconds = runs.finish("whole")
             work = {kind: lambda kind=kind: _struck_everywhere(runs, kind) for kind in kinds}
             work["moments"] = lambda mode=mode: _killed_at(runs, MOMENTS[mode], start, seconds)
