@@ -42,7 +42,7 @@ MODES = {
 COUNTS = {  # point -> which time after a start; each comes after a save, and two or three steps later
     "dispatch": 24,
     "before_save": 2,
-    "reward_start": 200,
+    "reward_start": 260,
     "mid_save": 2,
     "accumulate": 4,
     "prune": 2,
