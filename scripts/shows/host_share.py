@@ -2,7 +2,7 @@
 
 The real host runs over a device that computes nothing (scripts/idle_device.py). Slots are those of one replica, or of
 eight. Rollouts have 2,000 tokens on average and are somewhere in their midst at the start. Prompts have 300 tokens and 8
-answers each, and pages hold 64 positions. A dispatch has 8 steps, the default. Rollouts end and others enter all the
+rollouts each, and pages hold 64 positions. A dispatch has 8 steps, the default. Rollouts end and others enter all the
 time. A figure is the least of three means of 40 dispatches: CPU time of the host's thread, without that of the device.
 
 `ms` is everything. `serial_ms` leaves out what the host does while a dispatch runs. Calls of jax are not in it.
