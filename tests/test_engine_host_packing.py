@@ -25,7 +25,7 @@ def test_what_a_dispatch_told_by_hand():
         [0, 7],
         [11, 13],
     )
-    first, second = packing.settled(out, packed, begun)[0]
+    first, second = (packing.settled(out[0, slot], int(packed[0, slot, c.NUM_TOKENS]), begun) for slot in range(2))
     assert first == Settled(
         num_computed=6,
         tokens=[11, 12],

@@ -3,15 +3,15 @@
 import pytest
 from engine_lab import requests
 
-from jaxrl_post.engine.host.sequence import begin
+from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
 
 ASKED = requests(4, samples=1, longest_prompt=4)
 
 
 def live(number, tokens, slot=0):
-    one = begin(ASKED[number], number)
-    one.tokens, one.slot, one.num_computed = list(range(tokens)), slot, one.prompt_length + tokens - 1
+    one = SequenceState(request=ASKED[number], age=number, tokens=range(tokens))
+    one.slot, one.num_computed = slot, one.prompt_length + tokens - 1
     return one
 
 

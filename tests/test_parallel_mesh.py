@@ -96,6 +96,19 @@ def test_impossible_divisions(sizes, message):
         mesh.check_divisible(mesh.make_mesh(*sizes), decoder.axes(MODEL), decoder.abstract(MODEL), "learner")
 
 
+@pytest.mark.parametrize("tensor, near", [(8, 4), (7, 4), (3, 2)])
+def test_the_nearest_tensor_divides_everything_that_it_splits(tensor, near):
+    """Qwen2.5-7B: 28 heads, 4 kv_heads. 7 divides the heads alone."""
+    qwen = decoder.ModelConfig(
+        vocab_size=512, embed=3584, layers=1, heads=28, kv_heads=4, head_dim=128, ffw=18944, max_length=64
+    )
+    counts = {"heads": qwen.heads, "kv_heads": qwen.kv_heads}
+    axes, shapes = decoder.axes(qwen), decoder.abstract(qwen)
+    mesh.check_divisible(mesh.make_mesh(1, 1, near), axes, shapes, "engine", counts)
+    with pytest.raises(ValueError, match=f"mesh.tensor={tensor} does not .*; the nearest valid value is {near}$"):
+        mesh.check_divisible(mesh.make_mesh(1, 1, tensor), axes, shapes, "engine", counts)
+
+
 def test_the_engine_does_not_divide_embed():
     mesh.check_divisible(mesh.make_mesh(1, 3, 1), decoder.axes(MODEL), decoder.abstract(MODEL), "engine")
 

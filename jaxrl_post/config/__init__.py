@@ -11,7 +11,7 @@
 Each imports only those above it, and none imports jax.
 """
 
-from jaxrl_post.config.fields import any_of_type, at_least, mapping, one_of
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.reader import default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
@@ -49,6 +49,7 @@ __all__ = [
     "any_of_type",
     "at_least",
     "default",
+    "file_path",
     "load",
     "mapping",
     "one_of",

@@ -27,6 +27,7 @@ class About:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    path: bool = False
     unit: str = ""
     doc: str = ""
     used_when: conditions.Condition = conditions.Condition()
@@ -46,6 +47,11 @@ def one_of(default, *choices, **words):
 def any_of_type(default, **words):
     """Declares a value of which only the type is checked."""
     return _declared(default, **words)
+
+
+def file_path(default, **words):
+    """Declares the path of a file or folder, or a list of them; a URL is refused."""
+    return _declared(default, path=True, **words)
 
 
 def mapping(**words):

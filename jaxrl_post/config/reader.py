@@ -26,6 +26,7 @@ import ml_collections
 from jaxrl_post.config import fields
 from jaxrl_post.config.schema import Config
 from jaxrl_post.json_text import said, shown
+from jaxrl_post.local_path import refuse_url
 
 _LARGEST = sys.float_info.max
 _LONGEST = 200  # characters of the name of an option
@@ -75,6 +76,7 @@ _MISTAKES = (
 
 def load(path: str) -> ml_collections.ConfigDict:
     """What `get_config()` of a Python file returns; ValueError with the line of a mistake in it."""
+    refuse_url(path, "--config")
     file = Path(path)
     if not _is_python(file):
         near = difflib.get_close_matches(f"{file.stem}.py", [p.name for p in file.parent.glob("*.py")], n=1)
@@ -209,6 +211,8 @@ def _checked(full: str, kind, f: dataclasses.Field, value):
     value = _coerced(full, kind, value)
     about = fields.about(f)
     low, high, choices = about.low, about.high, about.choices
+    for text in ((value,) if isinstance(value, str) else value) if about.path else ():
+        refuse_url(text, f"config: {full}")
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3)
         raise ValueError(

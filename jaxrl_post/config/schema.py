@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.config import relations, rules
-from jaxrl_post.config.fields import any_of_type, at_least, mapping, one_of
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
 
@@ -23,9 +23,9 @@ _EVALUATED = "eval.prompts>0"
 class PolicyConfig:
     """The policy: a checkpoint, or random weights of a preset."""
 
-    path: str = any_of_type("", doc="A Hugging Face directory or a llama2.c file. Empty: random weights of `preset`.")
+    path: str = file_path("", doc="A Hugging Face directory or a llama2.c file. Empty: random weights of `preset`.")
     preset: str = any_of_type("", doc="Name of a model shape for random weights.")
-    tokenizer: str = any_of_type(
+    tokenizer: str = file_path(
         "",
         doc="A tokenizer.json, a directory that holds one, or a llama2.c vocabulary. Empty: the one beside the model.",
     )
@@ -69,7 +69,7 @@ class MeshConfig:
 class DataConfig:
     """Prompts. Files for training and for evaluation are read alike."""
 
-    train: str = any_of_type("task:sums", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task.")
+    train: str = file_path("task:sums", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task.")
     format: str = one_of("verl", "verl", "trl", "slime", used_when=_FILES, doc="Whose column names the files have.")
     columns: Mapping[str, Any] = mapping(
         used_when=_FILES,
@@ -93,7 +93,7 @@ class DataConfig:
 class RewardConfig:
     """Graders, which run in processes of their own."""
 
-    functions: tuple[str, ...] = any_of_type(
+    functions: tuple[str, ...] = file_path(
         ("jaxrl_post.rewards.math:exact",), doc="Import paths `package.module:function` or `file.py:function`."
     )
     weights: tuple[float, ...] = any_of_type((), doc="Weight of each function in the sum. Empty: all 1.")
@@ -134,7 +134,7 @@ class RewardConfig:
 class EvalConfig:
     """Evaluation on held-out prompts: before and after the run, and at the steps named here."""
 
-    data: str = any_of_type(
+    data: str = file_path(
         "",
         used_when=_EVALUATED,
         doc="A file or `task:NAME`, as data.train. Empty: the training task, with prompts that training never draws.",
@@ -268,7 +268,7 @@ class Config:
     name: str = any_of_type("run", doc="Begins the name of the run's folder.")
     seed: int = at_least(0, 0, doc="Seeds the sampling noise, the order of the data and random weights.")
     steps: int = at_least(10, 1, unit="optimizer steps", doc="Length of the run.")
-    run_dir: str = any_of_type("runs", doc="The folder in which the run's folder is made.")
+    run_dir: str = file_path("runs", doc="The folder in which the run's folder is made.")
     trace_rounds: int = at_least(
         0,
         0,

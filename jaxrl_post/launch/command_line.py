@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.json_text import shown
+from jaxrl_post.local_path import refuse_url
 
 OVERRIDE = "--config.a.b=VALUE"
 RUN = (
@@ -40,13 +41,15 @@ def parse(arguments: Sequence[str]) -> Flags:
     """Reads the command line of a run.
 
     Raises:
-      ValueError: no config file, an unknown flag (with the nearest), or --resume without a folder.
+      ValueError: no config file, an unknown flag (with the nearest), a URL, or --resume without a folder.
     """
     given: dict[str, Any] = {"overrides": ()}
     for name, value in read(arguments, RUN):
         if name == OVERRIDE:
             given["overrides"] += (value,)
-        elif name == "--resume":
+            continue
+        refuse_url(value, name)
+        if name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
             given[name.removeprefix("--").replace("-", "_")] = value or True

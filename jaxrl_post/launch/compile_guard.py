@@ -13,12 +13,20 @@ from pathlib import Path
 
 import jax
 
+from jaxrl_post.local_path import refuse_url
+
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # also when the program then comes out of the cache folder
 _LOGGER = "jax._src.interpreters.pxla"  # says, per program, "Compiling NAME with global shapes and types [...]"
 
 
 def use_cache(environment: Mapping[str, str]) -> Path:
-    """Turns the persistent compilation cache on; its folder."""
+    """Turns the persistent compilation cache on and returns its folder.
+
+    Raises:
+      ValueError: the environment names a URL.
+    """
+    for name in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
+        refuse_url(environment.get(name, ""), name)
     given = environment.get("JAX_COMPILATION_CACHE_DIR")
     home = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(given) if given else home / "jaxrl_post" / "jax"

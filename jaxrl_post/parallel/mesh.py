@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_post.parallel import device_order
+
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 REPLICAS = (DATA, FSDP)  # the engine's replicas are spread over both
 
@@ -28,10 +30,10 @@ LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "layer
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """Returns the mesh over the first data*fsdp*tensor devices of all processes.
+    """Returns the mesh over the first data*fsdp*tensor devices of all processes, ordered for their network.
 
     Raises:
-      ValueError: a size is below 1, or more devices are asked for than exist.
+      ValueError: a size is below 1, more devices are asked for than exist, or fsdp or tensor would cross TPU slices.
     """
     sizes = (data, fsdp, tensor)
     if min(sizes) < 1:
@@ -42,7 +44,7 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
             f"mesh: data*fsdp*tensor={data}*{fsdp}*{tensor}={needed} devices were asked for and "
             f"{len(devices)} are there; the largest valid product is {len(devices)}"
         )
-    return _mesh(devices[:needed], sizes)
+    return _mesh(device_order.ordered(device_order.chosen(devices, sizes), sizes), sizes)
 
 
 def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Mesh]:
@@ -78,7 +80,13 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Me
     learners, engines = (
         [device for some in own for device in some[part]] for part in (slice(mine), slice(mine, mine + theirs))
     )
-    return _mesh(learners, (data, fsdp, tensor)), _mesh(engines, (engine // tensor, 1, tensor))
+    whole = device_order.ordered(learners, (data, fsdp, tensor))
+    if processes > 1:  # weights are handed over in pairs, so the engine's devices follow the learner's
+        twin = dict(zip(learners, engines, strict=True))
+        others = np.array([twin[device] for device in whole.flat], object)
+    else:
+        others = device_order.ordered(engines, (engine // tensor, 1, tensor))
+    return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // tensor, 1, tensor))
 
 
 def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
@@ -122,7 +130,8 @@ def along(shards: int, fsdp: int) -> tuple[int, int]:
     return shards // ways, ways
 
 
-def _mesh(devices: Sequence[jax.Device], sizes: tuple[int, int, int]) -> Mesh:
+def _mesh(devices: Sequence[jax.Device] | np.ndarray, sizes: tuple[int, int, int]) -> Mesh:
+    # The order is kept: a part of a mesh has its replicas as they were.
     # Explicit, because the default of jax.make_mesh differs between versions (Auto before 0.9, Explicit after).
     return Mesh(np.array(devices).reshape(sizes), (DATA, FSDP, TENSOR), axis_types=(AxisType.Auto,) * 3)
 
@@ -161,7 +170,7 @@ def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: M
       counts: indivisible units of a dimension, by logical name. Example: {"heads": 4, "kv_heads": 2} where a weight
         holds heads*head_dim in one dimension.
     Raises:
-      ValueError: one sentence with axis, size, bound and the nearest valid size of the mesh axis.
+      ValueError: one sentence with axis, size, bound and the nearest size of the mesh axis that divides all it splits.
     """
     rules = RULES[room]
     sizes = dict(counts or {})
@@ -175,7 +184,8 @@ def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: M
             continue
         ways = mesh.shape[rules[name]]
         if size % ways:
-            near = max(n for n in range(1, ways) if size % n == 0)
+            all_sizes = math.gcd(*(n for other, n in sizes.items() if rules.get(other) == rules[name]))
+            near = min((n for n in range(1, all_sizes + 1) if all_sizes % n == 0), key=lambda n: (abs(n - ways), n))
             raise ValueError(
                 f"mesh.{rules[name]}={ways} does not divide the model's {name}={size}; the nearest valid "
                 f"value is {near}"

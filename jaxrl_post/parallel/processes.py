@@ -5,30 +5,47 @@ Invariant: every process calls `share` and `share_text` in the same order. All p
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxrl_post.parallel import cluster
 from jaxrl_post.parallel import mesh as meshes
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _BLOCK = 4096  # bytes
+_LATER_S = 60  # seconds by which jax's own limit lies behind ours
 
 
-def start(environment: Mapping[str, str]) -> None:
-    """Joins the job that JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe.
+def start(environment: Mapping[str, str], *, limit_s: float = 300.0) -> None:
+    """Joins the processes of this job. Call it before any other use of a device.
 
-    Without them the process is alone. Call this before any other use of a device.
+    JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. Without them jax detects
+    a TPU pod, several slices, Slurm or Open MPI. JAX_NUM_PROCESSES=1 alone says that the process is alone, whatever
+    else the environment says.
+
+    Args:
+      limit_s: seconds to wait for the other processes. Beyond it the process ends with one sentence and exit code 1.
 
     Raises:
-      ValueError: some of the three are missing or are no numbers, or the id is outside [0, number of processes).
+      ValueError: some of the three are missing or are no numbers, or the id is outside [0, number of processes). Or the
+        environment names more processes than can be joined.
     """
     given = [name for name in _NAMES if environment.get(name)]
+    if given == ["JAX_NUM_PROCESSES"] and environment["JAX_NUM_PROCESSES"] == "1":
+        return
     if not given:
+        job = cluster.job(environment)
+        if job is not None:
+            _join_detected(job, limit_s)
         return
     missing = [name for name in _NAMES if name not in given]
     if missing:
@@ -36,17 +53,60 @@ def start(environment: Mapping[str, str]) -> None:
             f"environment: {', '.join(given)} set but {', '.join(missing)} not: set all three of "
             f"{', '.join(_NAMES)}, or none for a single process"
         )
-    address, (count, index) = environment[_NAMES[0]], (_number(environment, name) for name in _NAMES[1:])
+    address, (count, index) = environment[_NAMES[0]], (cluster.number(environment, name) for name in _NAMES[1:])
     if not 0 <= index < count:
         raise ValueError(f"environment: JAX_PROCESS_ID={index} must be at least 0 and below JAX_NUM_PROCESSES={count}")
-    jax.distributed.initialize(address, num_processes=count, process_id=index)
+    with _limited(f"JAX_NUM_PROCESSES={count}", count, limit_s):
+        jax.distributed.initialize(
+            address, num_processes=count, process_id=index, initialization_timeout=int(limit_s) + _LATER_S
+        )
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
-    if not text.isdigit():
-        raise ValueError(f"environment: {name}={text!r} must be a whole number")
-    return int(text)
+def _join_detected(job: cluster.Job, limit_s: float) -> None:
+    """Joins the processes of a job by jax's own detection.
+
+    Raises:
+      ValueError: they cannot be joined, or fewer joined than the environment names.
+    """
+    if job.obstacle:
+        raise ValueError(_apart(job.by, job.processes, job.obstacle))
+    try:
+        with _limited(job.by, job.processes, limit_s):
+            jax.distributed.initialize(
+                local_device_ids=job.local_devices, initialization_timeout=int(limit_s) + _LATER_S
+            )
+    except (ValueError, RuntimeError, OSError, ImportError, KeyError) as error:
+        raise ValueError(_apart(job.by, job.processes, f"{type(error).__name__}: {error}")) from error
+    if jax.process_count() < job.processes:
+        raise ValueError(_apart(job.by, job.processes, f"only {jax.process_count()} joined"))
+
+
+@contextlib.contextmanager
+def _limited(by: str, processes: int, limit_s: float) -> Iterator[None]:
+    """Ends the process with a sentence where the body takes longer than `limit_s`.
+
+    jax's own limit aborts with a stack trace of C++, so it lies behind this one. Nothing is lost: the run has no folder.
+    """
+
+    def end() -> None:
+        print(f"error: {_apart(by, processes, f'not all came within {limit_s:g} s')}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _apart(by: str, processes: int, why: str) -> str:
+    """Returns the sentence that refuses a lone run in a job of several processes."""
+    return (
+        f"environment: {by} says that this is one of {processes} processes, and they could not be joined ({why}): start all "
+        f"of them, or set {', '.join(_NAMES)} in each, or JAX_NUM_PROCESSES=1 alone for a run of this process by itself"
+    )
 
 
 def share(array: np.ndarray, mesh: jax.sharding.Mesh | None = None) -> np.ndarray:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post import config
-from jaxrl_post.config import any_of_type, at_least, mapping, one_of
+from jaxrl_post.config import any_of_type, at_least, file_path, mapping, one_of
 from jaxrl_post.config.relations import check, relation
 from jaxrl_post.config.scheduling import SCHEDULING
 
@@ -47,7 +47,7 @@ class Workload:
     within: float = at_least(
         1.0, 1e-3, 1.0, unit="share", used_when=_FITTED, doc="Part of the logarithm's variance within a prompt."
     )
-    path: str = any_of_type("", used_when="workload.name=trace|rollouts", doc="The file or folder of the lengths.")
+    path: str = file_path("", used_when="workload.name=trace|rollouts", doc="The file or folder of the lengths.")
     tv: float = at_least(0.0, 0.0, 0.999, doc="Chance per token that the next version writes another one there.")
 
 
@@ -80,7 +80,7 @@ class Cluster:
     request_s: float = at_least(
         0.0, 0.0, unit="seconds", used_when="cluster.step_s>0", doc="What each rollout in a step adds."
     )
-    cost_table: str = any_of_type("", doc="A file of measured step costs.")
+    cost_table: str = file_path("", doc="A file of measured step costs.")
     round_s: float = at_least(0.0, 0.0, unit="seconds", doc="What a round takes beside steps and training.")
     pace: str = one_of(
         "lockstep", "lockstep", "independent", doc="All replicas in one program, or each with steps of its own."

@@ -9,12 +9,16 @@ never which token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 from typing import Any
+
+import numpy as np
 
 from jaxrl_post.engine.host.pages import PromptPages
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import SequenceState
+from jaxrl_post.engine.host.slot_table import SlotTable
 from jaxrl_post.engine.host.wire import Sizes
 from jaxrl_post.types import Capacity, RolloutId
 
@@ -33,6 +37,7 @@ class Admission:
     def __init__(self, sizes: Sizes, version: int, drafting: Any):
         self.version, self.drafting, self.num_preempted = version, drafting, 0
         self.replicas = [Replica(sizes.slots, sizes.pages, sizes.page) for _ in range(sizes.replicas)]
+        self.table = SlotTable(sizes)
         self.waiting: list[SequenceState] = []
 
     def reset(self) -> None:
@@ -44,9 +49,9 @@ class Admission:
     @property
     def capacity(self) -> Capacity:
         """Returns free slots that no waiting sequence will take, and free pages, of each replica."""
-        waiting = [sum(one.request.replica == d for one in self.waiting) for d in range(len(self.replicas))]
+        waiting = Counter(one.request.replica for one in self.waiting)
         return Capacity(
-            slots=tuple(max(r.free - w, 0) for r, w in zip(self.replicas, waiting)),
+            slots=tuple(max(r.free - waiting[d], 0) for d, r in enumerate(self.replicas)),
             pages=tuple(r.pages.free for r in self.replicas),
         )
 
@@ -60,6 +65,20 @@ class Admission:
         """Returns (replica, prompt key) of every waiting sequence."""
         return {(one.request.replica, self.prompt_key(one)) for one in self.waiting}
 
+    def watched(self, live: np.ndarray) -> np.ndarray:
+        """Returns int[replicas, S]: the positions of a prompt that others wait for, in the slot that computes it.
+
+        The dispatch ends as soon as they are computed. It goes on where no slot is free for the others.
+        """
+        watched, awaited = np.zeros(live.shape, np.int32), None
+        for d, replica in enumerate(self.replicas):
+            for slot in replica.prompts.leaders() if replica.free else ():
+                one = replica.slots[slot]
+                awaited = self.awaited() if awaited is None else awaited
+                if one is not None and live[d, slot] and (d, self.prompt_key(one)) in awaited:
+                    watched[d, slot] = one.shared
+        return watched
+
     def waits(self, purpose: str) -> bool:
         """Returns whether a sequence of this purpose is waiting."""
         return any(one.request.purpose == purpose for one in self.waiting)
@@ -70,8 +89,11 @@ class Admission:
         """Gives slots and pages to waiting sequences of this purpose, oldest first."""
         self.waiting.sort(key=lambda one: one.age)
         admitted: list[Admitted] = []
-        for index, replica in enumerate(self.replicas):
-            mine = [w for w in self.waiting if w.request.replica == index and w.request.purpose == purpose]
+        queues: list[list[SequenceState]] = [[] for _ in self.replicas]
+        for one in self.waiting:
+            if one.request.purpose == purpose:
+                queues[one.request.replica].append(one)
+        for replica, mine in zip(self.replicas, queues):
             replica.prompts.keep_only({self.prompt_key(one) for one in mine})
             if mine and not replica.free:
                 self._evict(replica, purpose)
@@ -86,6 +108,7 @@ class Admission:
                     copied = self.seat(replica, one, replica.prompts.entries.get(self.prompt_key(one)))
                 if copied is None:
                     break
+                self.table.enter(one, replica)
                 admitted.append((one, *copied))
         seated = {id(one) for one, _, _ in admitted}
         self.waiting = [one for one in self.waiting if id(one) not in seated]
@@ -99,7 +122,7 @@ class Admission:
         """Makes room for a purpose of which nothing runs. Returns whether anything was freed.
 
         Preempts the youngest sequence of the other purpose; without one, drops shared prompts."""
-        if any(one.request.purpose == purpose for one in replica.running):
+        if replica.runs(purpose):
             return False
         if replica.running:
             self._preempt(replica.running[-1])
@@ -113,6 +136,7 @@ class Admission:
         if sequence.place is not None:
             self.drafting.leave(sequence.request.replica, sequence.request.prompt, sequence.place)
         sequence.place = None
+        self.table.leave(sequence)
         self.replicas[sequence.request.replica].leave(sequence)
 
     def requeue(self, sequence: SequenceState) -> None:
@@ -142,6 +166,7 @@ class Admission:
         """Gives a sequence with a slot a place in the drafter's tables."""
         sequence.place, fresh = self.drafting.open(sequence.request.replica, sequence.request.prompt)
         sequence.seen = 0 if fresh else sequence.prompt_length
+        self.table.placed[sequence.request.replica, sequence.slot] = True
 
     def rest(self) -> None:
         """Moves every running sequence back to the waiting list and drops shared prompts."""
@@ -159,8 +184,25 @@ class Admission:
 
     def map_pages(self, purpose: str, growth: int) -> None:
         """Maps pages for `growth` more positions of every running sequence of this purpose, oldest first."""
-        for replica in self.replicas:
-            for one in replica.running:
-                if one.slot >= 0 and one.request.purpose == purpose:
-                    positions = min(one.num_tokens + growth, one.limit - 1)
-                    replica.grow(one, positions, purpose, self.version, self._preempt)
+        replicas, slots, counts = self.table.short_of_pages(self.table.mask(purpose), growth)
+        where, ends = np.searchsorted(replicas, np.arange(len(self.replicas) + 1)).tolist(), np.cumsum(counts).tolist()
+        for replica, begin, end in zip(self.replicas, where, where[1:]):
+            mine = slice(begin, end)
+            short = [one for one in map(replica.slots.__getitem__, slots[mine].tolist()) if one is not None]
+            first = ends[begin - 1] if begin else 0
+            taken = replica.pages.take(ends[end - 1] - first if end else 0)
+            if taken is None:
+                self._squeeze(replica, short, purpose, growth)
+                continue
+            self.table.map_all(replicas[mine], slots[mine], counts[mine], taken)
+            at = 0
+            for one, count in zip(short, counts[mine].tolist()):
+                one.pages += taken[at : at + count]
+                at += count
+
+    def _squeeze(self, replica: Replica, short: list[SequenceState], purpose: str, growth: int) -> None:
+        """Maps pages where they do not suffice, one sequence after another: some are preempted for others."""
+        for one in short:
+            if one.slot >= 0:
+                positions = min(one.num_tokens + growth, one.limit - 1)
+                replica.grow(one, positions, purpose, self.version, self._preempt)

@@ -24,11 +24,6 @@ def blank(sizes: c.Sizes) -> np.ndarray:
     return packed
 
 
-def order(replica: Replica) -> list[int]:
-    """Returns the replica's slots, the slot of the oldest sequence first and free slots last."""
-    return [one.slot for one in replica.running] + [i for i, one in enumerate(replica.slots) if one is None]
-
-
 def describe(sequence: SequenceState, row: np.ndarray, replica: Replica, watched: bool) -> None:
     """Fills the sequence's row of the packed matrix.
 
@@ -95,24 +90,17 @@ def describe_clone(
     row[c.TABLE + whole : c.TABLE + len(leader.pages)] = own
 
 
-def settled(out: np.ndarray, packed: np.ndarray, clock: int) -> list[list[Settled]]:
-    """Returns, by replica and slot, the tokens that a dispatch settled.
+def settled(out: np.ndarray, before: int, clock: int) -> Settled:
+    """Returns the tokens that a dispatch settled in one slot.
 
-    `out` is wire.DispatchResult.out, `packed` the dispatch's input and `clock` the clock at its first step. All slots
-    are converted at once: slot by slot would take longer than a step of a small model."""
-    new = out[..., c.OUT_NUM_TOKENS] - packed[..., c.NUM_TOKENS]
-    blocks = out[..., c.OUT_WINDOW :].reshape(*out.shape[:2], 5, -1)[..., : max(int(new.max()), 0)]
-    tokens, logprobs, entropies, stamps, argmax_tokens = (blocks[:, :, i] for i in range(5))
+    `out` is the slot's row of wire.DispatchResult.out, `before` its number of tokens in the dispatch's input and `clock`
+    the clock at its first step."""
+    new = int(out[c.OUT_NUM_TOKENS]) - before
+    tokens, logprobs, entropies, stamps, argmax_tokens = out[c.OUT_WINDOW :].reshape(5, -1)[:, :new]
     clocks = clock + 1 + stamps.astype(np.int64) // 2
     floats = (block.view(np.float32) for block in (logprobs, entropies))
-    lists = [column.tolist() for column in (tokens, *floats, stamps % 2 == 1, clocks, argmax_tokens)]
-    return [
-        [
-            Settled(computed, *(column[replica][slot][:count] for column in lists))
-            for slot, (computed, count) in enumerate(zip(*ends))
-        ]
-        for replica, ends in enumerate(zip(out[..., c.OUT_NUM_COMPUTED].tolist(), new.tolist()))
-    ]
+    columns = (tokens, *floats, stamps % 2 == 1, clocks, argmax_tokens)
+    return Settled(int(out[c.OUT_NUM_COMPUTED]), *(column.tolist() for column in columns))
 
 
 def entries(
@@ -126,7 +114,7 @@ def entries(
         [(*g, slot) for g, slot in zip(given, slots) if g[0].request.replica == d] for d in range(sizes.replicas)
     ]
     for begin_at in range(0, max(map(len, by_replica)), sizes.inserts):
-        entry = _blank_entry(sizes, watched)
+        entry = c.Entry.blank(sizes, watched)
         for d, mine in enumerate(by_replica):
             for i, (sequence, copy_from, copy_to, at) in enumerate(mine[begin_at : begin_at + sizes.inserts]):
                 text, length = sequence.text()[: sizes.max_length], sequence.num_tokens
@@ -138,16 +126,3 @@ def entries(
                     entry.row[d, i], entry.fresh[d, i] = sequence.place[c.ROW], sequence.seen == 0
                     entry.seen[d, i], sequence.seen = sequence.seen, length
         yield entry
-
-
-def _blank_entry(sizes: c.Sizes, watched: int) -> c.Entry:
-    """Returns an insertion that changes nothing."""
-    shape = (sizes.replicas, sizes.inserts)
-    return c.Entry(
-        slot=np.full(shape, sizes.slots, np.int32),
-        source=np.full(shape, sizes.pages, np.int32),
-        target=np.full(shape, sizes.pages, np.int32),
-        tokens=np.zeros((*shape, sizes.max_length), np.int32),
-        argmax_tokens=np.zeros((*shape, watched), np.int32),
-        **{name: np.zeros(shape, np.int32) for name in ("num_tokens", "row", "fresh", "seen")},
-    )

@@ -33,7 +33,9 @@ class Pages:
         """Takes `count` pages with one reference each. Returns None, with nothing taken, when too few are free."""
         if count > len(self._free):
             return None
-        taken = [self._free.pop() for _ in range(count)]
+        at = len(self._free) - count
+        taken = self._free[at:][::-1]
+        del self._free[at:]
         self._counts[taken] = 1
         return taken
 
@@ -44,12 +46,11 @@ class Pages:
             self._counts[i] += 1
 
     def release(self, ids: list[int]) -> None:
-        """Drops one reference of each page. A page without references is free again."""
-        for i in ids:
-            assert self._counts[i] > 0, "page released twice"
-            self._counts[i] -= 1
-            if self._counts[i] == 0:
-                self._free.append(i)
+        """Drops one reference of each page, which are all different. A page without references is free again."""
+        counts = self._counts[ids] - 1
+        assert counts.min(initial=0) >= 0, "page released twice"
+        self._counts[ids] = counts
+        self._free += [i for i, count in zip(ids, counts.tolist()) if count == 0]
 
 
 @dataclass
@@ -75,6 +76,10 @@ class Prompts:
         """Registers pages that `slot` will compute. Other sequences of the prompt wait for them."""
         self.pages.share(ids)
         self.entries[key] = PromptPages(slot, list(ids))
+
+    def leaders(self) -> list[int]:
+        """Returns the slots that compute a prompt, in the order in which they began."""
+        return [entry.leader for entry in self.entries.values() if not entry.ready]
 
     def finish(self, slot: int) -> None:
         """Marks the pages that `slot` computed as ready."""

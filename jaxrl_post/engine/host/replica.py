@@ -7,6 +7,8 @@ prompt, under one version and one purpose.
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Callable
 
 from jaxrl_post.engine.host.pages import Pages, PromptPages, Prompts
@@ -18,6 +20,8 @@ class Replica:
 
     def __init__(self, slots: int, pages: int, page: int):
         self.slots: list[SequenceState | None] = [None] * slots
+        self._free = list(range(slots))  # a heap
+        self._purposes: Counter[str] = Counter()
         self.pages = Pages(pages, page)
         self.prompts = Prompts(self.pages)
 
@@ -29,7 +33,11 @@ class Replica:
     @property
     def free(self) -> int:
         """Returns the number of free slots."""
-        return self.slots.count(None)
+        return len(self._free)
+
+    def runs(self, purpose: str) -> bool:
+        """Returns whether a sequence of this purpose has a slot."""
+        return self._purposes[purpose] > 0
 
     def seat(self, sequence: SequenceState, entry: PromptPages | None, key: tuple) -> tuple[int, int] | None:
         """Gives the sequence a slot and pages.
@@ -43,8 +51,9 @@ class Replica:
         taken = pages.take(pages.needed(sequence.num_tokens) - whole)
         if taken is None:
             return None
-        sequence.slot = self.slots.index(None)
+        sequence.slot = heapq.heappop(self._free)
         self.slots[sequence.slot] = sequence
+        self._purposes[sequence.request.purpose] += 1
         sequence.num_computed, sequence.pages = 0, taken
         if entry:
             pages.share(entry.ids[:whole])
@@ -60,6 +69,8 @@ class Replica:
         self.prompts.abandon(sequence.slot)
         self.pages.release(sequence.pages)
         self.slots[sequence.slot] = None
+        heapq.heappush(self._free, sequence.slot)
+        self._purposes[sequence.request.purpose] -= 1
         sequence.slot, sequence.pages, sequence.num_computed = -1, [], 0
 
     def victim(self, sequence: SequenceState, purpose: str, version: int) -> SequenceState | None:
@@ -70,7 +81,7 @@ class Replica:
         others = [
             o for o in self.running if o is not sequence and (o.age > sequence.age or o.request.purpose != purpose)
         ]
-        current = [o for o in others if all(v == version for v in o.versions)]
+        current = [o for o in others if o.oldest >= version]
         youngest = (current or others)[-1:]
         return youngest[0] if youngest else None
 
@@ -94,7 +105,7 @@ class Replica:
         while pages.needed(positions) > len(sequence.pages):
             more = pages.take(1)
             if more is not None:
-                sequence.pages += more
+                sequence.add_pages(more)
                 continue
             before = pages.free
             self.prompts.keep_only(set())

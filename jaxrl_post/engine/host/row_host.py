@@ -9,6 +9,7 @@ results of dispatches alone, so two devices with equal results are served alike.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from jaxrl_post.engine.host.counters import Counters
 from jaxrl_post.engine.host.device import DispatchOrder, RowDevice
 from jaxrl_post.engine.host.dispatch_log import Dispatch
 from jaxrl_post.engine.host.replica import Replica
-from jaxrl_post.engine.host.sequence import SequenceState, Settled
+from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.engine.host.wire import DispatchResult, Sizes
 from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
@@ -86,6 +87,7 @@ class RowHost:
         """Resets clocks, counters and order. No request may have a slot."""
         self.admission.reset()
         self.sequences: dict[RolloutId, SequenceState] = {}
+        self._purposes: Counter[str] = Counter()
         self._finished: list[tuple[SequenceState, Finish]] = []
         self._age = 0
         self._clock = {"train": 0, "eval": 0}
@@ -119,13 +121,12 @@ class RowHost:
     @property
     def pending(self) -> int:
         """Returns the number of requests in the engine; with any of evaluation, only those."""
-        purpose = self._purpose
-        return sum(one.request.purpose == purpose for one in self.sequences.values())
+        return self._purposes[self._purpose]
 
     @property
     def _purpose(self) -> str:
         """Returns the purpose that runs: evaluation while the engine has any."""
-        return "eval" if any(one.request.purpose == "eval" for one in self.sequences.values()) else "train"
+        return "eval" if self._purposes["eval"] else "train"
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests in order; see protocols.Engine.
@@ -146,6 +147,7 @@ class RowHost:
         """Adds sequences to the waiting list, or to the finished ones where their prefix ends them."""
         for one in sequences:
             self.sequences[one.request.rollout_id] = one
+            self._purposes[one.request.purpose] += 1
             ending = one.ending()
             if ending is None:
                 self.admission.waiting.append(one)
@@ -161,7 +163,7 @@ class RowHost:
 
     def _remove(self, ids: Iterable[RolloutId]) -> list[SequenceState]:
         """Removes the sequences of these ids. Unknown ids are ignored."""
-        out = [self.sequences.pop(name) for name in ids if name in self.sequences]
+        out = [self._pop(name) for name in ids if name in self.sequences]
         for one in out:
             if one.slot >= 0:
                 self.admission.leave(one)
@@ -170,6 +172,11 @@ class RowHost:
             self.admission.forget(gone)
             self._finished = [(one, how) for one, how in self._finished if one.request.rollout_id not in gone]
         return out
+
+    def _pop(self, name: RolloutId) -> SequenceState:
+        """Removes the sequence of this id from the requests in the engine."""
+        self._purposes[name.purpose] -= 1
+        return self.sequences.pop(name)
 
     def swap(self, params: Any, version: int) -> None:
         """Uses new weights from the next step on; see protocols.Engine. Running rollouts follow the swap policy.
@@ -240,10 +247,11 @@ class RowHost:
         """Runs one dispatch and returns finished rollouts; see protocols.Engine."""
         done, self._finished = self._finished, []
         results = [
-            one.rollout(how, one.clocks[-1] if one.clocks else self._clock[one.request.purpose]) for one, how in done
+            one.rollout(how, one.clocks[-1] if one.num_answered else self._clock[one.request.purpose])
+            for one, how in done
         ]
         for rollout in results:
-            del self.sequences[rollout.id]
+            self._pop(rollout.id)
         if self.sequences:
             purpose = self._purpose
             self._admit(purpose)
@@ -260,7 +268,7 @@ class RowHost:
         """Gives slots to waiting sequences and writes their texts to the device."""
         admitted = self.admission.admit(purpose)
         for one, _, _ in admitted:
-            if any(v != self.version for v in one.versions):
+            if one.oldest < self.version:
                 self.counters.add("sched/recomputed_older_versions", 1)
             if self.drafting.active:
                 self.admission.open(one)
@@ -280,14 +288,17 @@ class RowHost:
 
     def _run(self, purpose: str) -> list[Rollout]:
         """Runs one dispatch for sequences of this purpose. Returns the finished rollouts."""
-        packed, sequences = self._pack(purpose)
-        if not sequences:
+        table = self.admission.table
+        live = table.mask(purpose)
+        if not live.any():
             return []
+        packed = table.view(live)
+        packed[..., wire.WATCH] = self.admission.watched(live)
         waiting = self.admission.waits(purpose)
-        size, drafts = self._size(sequences, waiting, ends_soon=bool(packed[..., wire.WATCH].any()))
+        size, drafts = self._size(live, packed, waiting)
         if drafts:
-            self._show(sequences, packed)
-        clones = self._clone(sequences, packed, size) if drafts and not waiting else []
+            self._show(self._running(live), packed)
+        clones = self._clone(self._running(live), packed, size) if drafts and not waiting else []
         order = DispatchOrder(
             packed=packed,
             rows=size,
@@ -300,6 +311,7 @@ class RowHost:
             version=self.version,
         )
         wait = self.device.dispatch(order)
+        table.store()
         if self.meanwhile is not None:
             self.meanwhile()
         result = wait()
@@ -309,33 +321,26 @@ class RowHost:
         if self.report is not None:
             self.report(dispatch_log.of(purpose, order.clock, size, drafts, result))
         self._count(purpose, size, result, drafts)
-        settled = packing.settled(result.out, packed, order.clock)
-        collected = (self._collect(one, settled[one.request.replica][one.slot], drafts) for one in sequences)
-        return [rollout for rollout in collected if rollout is not None]
+        return self._collect(live, result.out, order)
 
-    def _pack(self, purpose: str) -> tuple[np.ndarray, list[SequenceState]]:
-        """Returns the packed matrix, and the sequences of this purpose in slots, which it describes."""
-        packed, sequences = packing.blank(self.sizes), []
-        awaited = self.admission.awaited()
-        for d, replica in enumerate(self.admission.replicas):
-            packed[d, :, wire.ORDER] = packing.order(replica)
-            free = replica.free > 0
-            for one in replica.running:
-                if one.request.purpose == purpose:
-                    watched = free and (d, self.admission.prompt_key(one)) in awaited
-                    packing.describe(one, packed[d, one.slot], replica, watched)
-                    sequences.append(one)
-        return packed, sequences
+    def _running(self, live: np.ndarray) -> list[SequenceState]:
+        """Returns the sequences of these slots, by replica and age."""
+        order = self.admission.table.order()
+        return [
+            one
+            for d, replica in enumerate(self.admission.replicas)
+            for one in map(replica.slots.__getitem__, order[d].tolist())
+            if one is not None and live[d, one.slot]
+        ]
 
-    def _size(self, sequences: list[SequenceState], waiting: bool, ends_soon: bool) -> tuple[int, bool]:
-        """Returns the best row size for the busiest replica, and whether to draft.
-
-        `ends_soon`: the dispatch ends when a prompt is computed and its other sequences join."""
-        running, backlog = row_sizing.load(sequences, self.sizes.replicas)
+    def _size(self, live: np.ndarray, packed: np.ndarray, waiting: bool) -> tuple[int, bool]:
+        """Returns the best row size for the busiest replica, and whether to draft."""
+        running, backlog = row_sizing.load(live, packed)
+        ends_soon = bool(packed[..., wire.WATCH].any())  # when a prompt is computed and its other sequences join
         demand = row_sizing.Demand(
             running=running,
             backlog=backlog,
-            unopened=sum(one.place is None for one in sequences),
+            unopened=int((live & ~self.admission.table.placed).sum()),
             waiting=waiting,
             ends_soon=ends_soon,
         )
@@ -347,7 +352,7 @@ class RowHost:
 
         Its tables get new groups and rates. Its live table learns the tokens of dispatches that did not draft."""
         unseen = [one for one in sequences if one.place is None or one.seen < one.num_tokens]
-        weights = self.drafting.weights({one.request.rollout_id: len(one.tokens) for one in sequences})
+        weights = self.drafting.weights({one.request.rollout_id: one.num_answered for one in sequences})
         for one in sequences:
             if one.place is None:
                 self.admission.open(one)
@@ -371,25 +376,44 @@ class RowHost:
         self._insert([copy for copy, _ in copies], True, [slot for _, slot in copies])
         return held
 
-    def _collect(self, one: SequenceState, settled: Settled, drafts: bool) -> Rollout | None:
-        """Adds settled tokens to a sequence. Returns its rollout where it has finished."""
-        replica, checked = self.admission.replicas[one.request.replica], len(one.tokens)
-        self.swap_policy.record_outcome(one.candidates, settled.tokens)
-        one.extend(settled, self.version)
-        one.num_computed = settled.num_computed
-        one.seen = one.num_tokens if drafts else one.seen
-        if one.num_computed >= one.shared:
-            replica.prompts.finish(one.slot)
+    def _collect(self, live: np.ndarray, out: np.ndarray, order: DispatchOrder) -> list[Rollout]:
+        """Adds settled tokens to all sequences of a dispatch. Returns the rollouts of those that have finished."""
+        table, replicas = self.admission.table, self.admission.replicas
+        found = table.settle(live, out, order.clock, self.version, order.drafts)
+        for d, replica in enumerate(replicas):
+            for slot in replica.prompts.leaders():
+                if live[d, slot] and table.computed(d, slot):
+                    replica.prompts.finish(slot)
+        rollouts = []
+        for d, slot, before in found:
+            one = replicas[d].slots[slot]
+            assert one is not None
+            rollout = self._end(one, out[d, slot], before, order)
+            if rollout is not None:
+                rollouts.append(rollout)
+        return rollouts
+
+    def _end(self, one: SequenceState, out: np.ndarray, before: int, order: DispatchOrder) -> Rollout | None:
+        """Returns the rollout of a sequence where it has finished.
+
+        Candidates are compared with the settled tokens here. `out`: the slot's row of the result. `before`: tokens before
+        the dispatch."""
+        if one.candidates:
+            settled = packing.settled(out, before, order.clock)
+            self.swap_policy.record_outcome(one.candidates, settled.tokens)
+            one.extend(settled, self.version)
+            self.admission.table.resize(one)
+            one.seen = one.num_tokens if order.drafts else one.seen
         ending = one.ending()
-        length = one.stopped_at(self._decode, checked) if self._decode else None
+        length = one.stopped_at(self._decode, before - one.prompt_length) if self._decode else None
         if length is not None:
             self.counters.add("rows/stop_string_overrun", one.cut(length))
             ending = one.ending(stopped=True)
         if ending is None:
             return None
         self.admission.leave(one)
-        del self.sequences[one.request.rollout_id]
-        return one.rollout(ending, one.clocks[-1])
+        self._pop(one.request.rollout_id)
+        return one.rollout(ending, int(one.column("clocks")[-1]))
 
     # ---- counters
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxrl_post.engine import step_cost
-from jaxrl_post.engine.host.sequence import SequenceState
+from jaxrl_post.engine.host import wire
 from jaxrl_post.engine.host.wire import Sizes
 
 
@@ -27,16 +27,17 @@ class Demand:
     ends_soon: bool
 
 
-def load(sequences: Sequence[SequenceState], replicas: int) -> tuple[np.ndarray, np.ndarray]:
+def load(live: np.ndarray, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns, as int[replicas] each, the sequences in slots and the further rows that they need.
 
     Each sequence has one row. Further rows are positions to prefill or to recompute, and candidates to verify.
+
+    Args:
+      live: which slots run, bool[replicas, S].
+      packed: the matrix of the dispatch.
     """
-    running, backlog = np.zeros(replicas, int), np.zeros(replicas, int)
-    for one in sequences:
-        running[one.request.replica] += 1
-        backlog[one.request.replica] += one.num_tokens - one.num_computed - 1 + one.num_candidates
-    return running, backlog
+    backlog = np.where(live, packed[..., wire.CANDIDATE_END] - packed[..., wire.NUM_COMPUTED] - 1, 0)
+    return live.sum(axis=1), backlog.sum(axis=1)
 
 
 def choose(

@@ -6,13 +6,13 @@ Invariant: the settled text is the text of an uninterrupted run. Parking, preemp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxrl_post.engine.host.wire import Sizes
-from jaxrl_post.types import MOST_ENDS, PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.types import MOST_ENDS, PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId, Sampling, frozen
 
 
 def check_sizes(sizes: Sizes, row_sizes: Sequence[int]) -> None:
@@ -65,13 +65,11 @@ def check_request(request: Request, sizes: Sizes, vocab_size: int, *, decodes: b
         raise ValueError(f"request {name}: prompt has a token outside 0..{vocab_size - 1}")
 
 
-# Per-token lists of a SequenceState, and their dtypes. `sampled` is missing, because an engine samples every token.
+# Per-token values of a SequenceState, and their dtypes. `sampled` is missing, because an engine samples every token.
 _SETTLED = {name: kind for name, kind in PER_TOKEN.items() if name not in ("sampled", "favourites")} | {
     "argmax_tokens": np.int32
 }
-_SAVED = _SETTLED | {"candidates": np.int32}
-# Names that differ in a Rollout and in a saved state.
-_OUTSIDE = {"argmax_tokens": "favourites", "candidates": "guesses"}
+_OUTSIDE = {"argmax_tokens": "favourites"}  # what a Rollout and a saved state call it
 
 
 class Settled(NamedTuple):
@@ -88,41 +86,95 @@ class Settled(NamedTuple):
     argmax_tokens: list[int]
 
 
-@dataclass
+class Home(Protocol):
+    """What keeps the state of a sequence while it has a slot (host/slot_table.py)."""
+
+    def column(self, sequence: SequenceState, name: str) -> np.ndarray:
+        """Returns what was settled in the slot, one entry for each token."""
+
+    def last_token(self, sequence: SequenceState) -> int:
+        """Returns the last token that was settled in the slot."""
+
+    def oldest(self, sequence: SequenceState) -> int:
+        """Returns the oldest version of any token."""
+
+    def count(self, sequence: SequenceState, at: str) -> int:
+        """Returns a number of the slot: num_tokens, num_computed or seen."""
+
+    def set_count(self, sequence: SequenceState, at: str, value: int) -> None:
+        """Sets a number of the slot."""
+
+    def gather(self, sequence: SequenceState) -> dict[str, np.ndarray]:
+        """Returns what was settled in the slot by name, and forgets it."""
+
+    def map(self, sequence: SequenceState, ids: Sequence[int]) -> None:
+        """Writes the pages behind those of the sequence into its row."""
+
+
+NEVER = 1 << 30  # a version above all
+_NOTHING = {name: frozen(np.zeros(0, kind)) for name, kind in _SETTLED.items()}
+
+
 class SequenceState:
     """A request with its settled tokens.
 
     `candidates`: proposals for the tokens after the settled ones, which the device verifies. `age`: rank in the order
     of submission. `slot`: -1 outside a slot. In a slot, `num_computed` counts positions whose keys and values are in
     the cache. `place` locates the prompt's tables for the drafter (wire.PLACE columns; None before the first draft).
-    `seen` counts tokens that the drafter's live table has learned."""
+    `seen` counts tokens that the drafter's live table has learned.
 
-    request: Request
-    age: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)
-    argmax_tokens: list[int] = field(default_factory=list)
-    clocks: list[int] = field(default_factory=list)
-    candidates: list[int] = field(default_factory=list)
-    start_clock: int = -1
-    slot: int = -1
-    num_computed: int = 0
-    pages: list[int] = field(default_factory=list)
-    place: np.ndarray | None = None
-    seen: int = 0
+    Between `enter` and `leave` its counts and new tokens are those of its home, so that a dispatch updates all slots at
+    once.
 
-    @property
-    def prompt_length(self) -> int:
-        """Returns the number of prompt tokens."""
-        return self.request.prompt.tokens.size
+    Args:
+      settled: per-token values by name (_SETTLED). Without a name there are none.
+    """
+
+    def __init__(self, *, request: Request, age: int, start_clock: int = -1, candidates: Sequence[int] = (), **settled):
+        self.request, self.age, self.start_clock = request, age, start_clock
+        self.candidates = list(candidates)
+        self.slot, self.place = -1, None
+        self.pages: list[int] = []
+        self.prompt_length: int = request.prompt.tokens.size
+        self._home: Home | None = None
+        self._num_computed = self._seen = 0
+        self._settled = _NOTHING | {name: np.asarray(values, _SETTLED[name]) for name, values in settled.items()}
+
+    # ---- counts
 
     @property
     def num_tokens(self) -> int:
         """Returns the number of settled tokens, prompt included."""
-        return self.prompt_length + len(self.tokens)
+        return self._home.count(self, "num_tokens") if self._home else self.prompt_length + self._settled["tokens"].size
+
+    @property
+    def num_answered(self) -> int:
+        """Returns the number of settled tokens behind the prompt."""
+        return self.num_tokens - self.prompt_length
+
+    @property
+    def num_computed(self) -> int:
+        """Returns the number of positions whose keys and values are in the cache."""
+        return self._home.count(self, "num_computed") if self._home else self._num_computed
+
+    @num_computed.setter
+    def num_computed(self, count: int) -> None:
+        if self._home:
+            self._home.set_count(self, "num_computed", count)
+        else:
+            self._num_computed = count
+
+    @property
+    def seen(self) -> int:
+        """Returns the number of tokens that the drafter's live table has learned."""
+        return self._home.count(self, "seen") if self._home else self._seen
+
+    @seen.setter
+    def seen(self, count: int) -> None:
+        if self._home:
+            self._home.set_count(self, "seen", count)
+        else:
+            self._seen = count
 
     @property
     def num_candidates(self) -> int:
@@ -141,74 +193,146 @@ class SequenceState:
         The last prompt token is not shared, because its row samples."""
         return self.prompt_length - 1
 
+    @property
+    def oldest(self) -> int:
+        """Returns the oldest version of any token, or NEVER without a token."""
+        if self._home:
+            return self._home.oldest(self)
+        return int(self._settled["versions"].min(initial=NEVER))
+
+    # ---- the slot
+
+    def enter(self, home: Home) -> None:
+        """Hands the state to the table of slots, which has read it."""
+        self._home = home
+
+    def leave(self) -> None:
+        """Takes the state back from the table of slots."""
+        assert self._home is not None
+        num_computed, seen = self.num_computed, self.seen
+        self._gather()
+        self._home, self._num_computed, self._seen = None, num_computed, seen
+
+    def add_pages(self, ids: Sequence[int]) -> None:
+        """Appends pages."""
+        if self._home:
+            self._home.map(self, ids)
+        self.pages += ids
+
+    # ---- what is settled
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns the settled values of a name (_SETTLED), one for each token."""
+        own = self._settled[name]
+        return _joined(own, self._home.column(self, name)) if self._home else own
+
+    @property
+    def tokens(self) -> list[int]:
+        """Returns the settled tokens behind the prompt, in a new list."""
+        return self.column("tokens").tolist()
+
+    @property
+    def versions(self) -> list[int]:
+        """Returns the version of each settled token, in a new list."""
+        return self.column("versions").tolist()
+
+    @property
+    def clocks(self) -> list[int]:
+        """Returns the clock of each settled token, in a new list."""
+        return self.column("clocks").tolist()
+
+    def _gather(self) -> None:
+        """Takes the tokens that were settled in the slot."""
+        if self._home:
+            more = self._home.gather(self)
+            self._settled = {name: _joined(own, more[name]) for name, own in self._settled.items()}
+
+    def _replace(self, settled: dict[str, np.ndarray]) -> None:
+        """Replaces all settled values."""
+        self._settled = settled
+        if self._home:
+            self._home.set_count(self, "num_tokens", self.prompt_length + settled["tokens"].size)
+
     def learnable(self) -> np.ndarray:
         """Returns the tokens that a drafter learns: the prompt, then the argmax token at each settled position."""
-        return np.concatenate([self.request.prompt.tokens, np.array(self.argmax_tokens, np.int32)])
+        return np.concatenate([self.request.prompt.tokens, self.column("argmax_tokens")])
 
     def text(self) -> np.ndarray:
         """Returns prompt, settled tokens and candidates."""
-        return np.concatenate([self.request.prompt.tokens, np.array(self.tokens + self.candidates, np.int32)])
+        return np.concatenate([self.request.prompt.tokens, self.column("tokens"), np.array(self.candidates, np.int32)])
 
     def extend(self, more: Settled, version: int) -> None:
         """Appends settled tokens. Removes the candidates they confirmed, or all candidates after a mismatch."""
         tokens = more.tokens
         self.candidates = self.candidates[len(tokens) :] if self.candidates[: len(tokens)] == tokens else []
-        self.tokens += tokens
-        self.logprobs += more.logprobs
-        self.entropies += more.entropies
-        self.drafted += more.drafted
-        self.argmax_tokens += more.argmax_tokens
-        self.clocks += more.clocks
-        self.versions += [version] * len(tokens)
+        new = more._asdict() | {"versions": [version] * len(tokens)}
+        self._gather()
+        self._replace({name: _joined(own, np.array(new[name], own.dtype)) for name, own in self._settled.items()})
 
     def cut(self, length: int) -> int:
         """Drops all tokens after the first `length`. Returns how many were dropped."""
-        overrun = len(self.tokens) - length
-        for name in _SETTLED:
-            del getattr(self, name)[length:]
+        self._gather()
+        overrun = self._settled["tokens"].size - length
+        self._replace({name: own[:length] for name, own in self._settled.items()})
         return overrun
 
     def unsettle(self) -> None:
         """Turns all settled tokens into candidates."""
         self.candidates = self.tokens + self.candidates
-        for name in _SETTLED:
-            setattr(self, name, [])
+        self._gather()
+        self._replace(dict(_NOTHING))
 
     def ending(self, stopped: bool = False) -> Finish | None:
         """Returns how the tokens end the rollout, or None for an unfinished one.
 
         `stopped`: the last token completes a stop string."""
-        sampling = self.request.sampling
-        if self.tokens and self.tokens[-1] in sampling.eos_ids:
+        sampling, last = self.request.sampling, self._last()
+        if last is not None and last in sampling.eos_ids:
             return Finish.EOS
-        if stopped or (self.tokens and self.tokens[-1] in sampling.stop_ids):
+        if stopped or (last is not None and last in sampling.stop_ids):
             return Finish.STOP
         return Finish.LENGTH if self.num_tokens >= self.limit else None
+
+    def _last(self) -> int | None:
+        """Returns the last settled token behind the prompt."""
+        if self.num_answered > self._settled["tokens"].size:
+            assert self._home is not None
+            return self._home.last_token(self)
+        return int(self._settled["tokens"][-1]) if self._settled["tokens"].size else None
 
     def stopped_at(self, decode: Callable[[np.ndarray], str], checked: int) -> int | None:
         """Returns the number of tokens at which a stop string is complete, or None.
 
         The first `checked` tokens are known to complete no stop string."""
         strings = self.request.sampling.stop_strings
-        if not strings or not any(s in decode(np.array(self.tokens, np.int32)) for s in strings):
+        if not strings:
             return None
-        for length in range(checked + 1, len(self.tokens) + 1):
-            text = decode(np.array(self.tokens[:length], np.int32))
+        tokens = self.column("tokens")
+        if not any(s in decode(tokens) for s in strings):
+            return None
+        for length in range(checked + 1, len(tokens) + 1):
+            text = decode(tokens[:length])
             if any(s in text for s in strings):
                 return length
         return None
 
     def rollout(self, finish: Finish, clock: int) -> Rollout:
         """Returns the settled tokens as a Rollout that ended at `clock`."""
+        settled = {name: self.column(name) for name in _SETTLED}
         return Rollout(
             id=self.request.rollout_id,
             prompt=self.request.prompt,
-            sampled=np.ones(len(self.tokens), bool),
+            sampled=np.ones(settled["tokens"].size, bool),
             finish=finish,
             start_clock=max(self.start_clock, 0),
             finish_clock=clock,
-            **{_OUTSIDE.get(name, name): getattr(self, name) for name in _SETTLED},
+            **{_OUTSIDE.get(name, name): values for name, values in settled.items()},
         )
+
+
+def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns both arrays as one. It is read-only, so that a Rollout takes it without a copy."""
+    return frozen(np.concatenate([one, other]) if one.size else other)
 
 
 def to_state(sequence: SequenceState) -> dict:
@@ -225,7 +349,8 @@ def to_state(sequence: SequenceState) -> dict:
         "replica": request.replica,
         "age": sequence.age,
         "start_clock": sequence.start_clock,
-        **{_OUTSIDE.get(name, name): np.array(getattr(sequence, name), kind) for name, kind in _SAVED.items()},
+        **{_OUTSIDE.get(name, name): sequence.column(name) for name in _SETTLED},
+        "guesses": np.array(sequence.candidates, np.int32),
     }
 
 
@@ -245,7 +370,8 @@ def from_state(state: Mapping, prompts: Mapping[str, Prompt]) -> SequenceState:
         request=request,
         age=state["age"],
         start_clock=state["start_clock"],
-        **{name: state[_OUTSIDE.get(name, name)].tolist() for name in _SAVED},
+        candidates=state["guesses"].tolist(),
+        **{name: state[_OUTSIDE.get(name, name)] for name in _SETTLED},
     )
 
 
@@ -255,16 +381,12 @@ def begin(request: Request, age: int) -> SequenceState:
     Raises:
       ValueError: the prefix belongs to another prompt.
     """
-    sequence = SequenceState(request=replace(request, prefix=None), age=age)
-    prefix = request.prefix
+    bare, prefix = replace(request, prefix=None), request.prefix
     if prefix is None or request.prefix_mode == "restart":
-        return sequence
+        return SequenceState(request=bare, age=age)
     if prefix.prompt.id != request.prompt.id:
         raise ValueError(f"request {request.rollout_id}: its prefix belongs to prompt {prefix.prompt.id!r}")
     if request.prefix_mode == "verify":
-        sequence.candidates = [int(t) for t in prefix.tokens[: request.max_tokens]]
-        return sequence
-    for name in _SETTLED:
-        setattr(sequence, name, getattr(prefix, _OUTSIDE.get(name, name))[: request.max_tokens].tolist())
-    sequence.start_clock = prefix.start_clock
-    return sequence
+        return SequenceState(request=bare, age=age, candidates=prefix.tokens[: request.max_tokens].tolist())
+    settled = {name: getattr(prefix, _OUTSIDE.get(name, name))[: request.max_tokens] for name in _SETTLED}
+    return SequenceState(request=bare, age=age, start_clock=prefix.start_clock, **settled)

@@ -75,11 +75,11 @@ class SwapPolicy:
 
     def _mode(self, sequence: SequenceState) -> str:
         """Returns the mode by the rule, without the bound."""
-        if not sequence.tokens:
+        if not sequence.num_answered:
             return "again" if sequence.slot >= 0 else "keep"
         if self._rule != "auto":
             return self._rule if sequence.slot >= 0 or self._rule == "verify" else "keep"
-        if 2 * self._accepted(len(sequence.tokens)) >= len(sequence.tokens):
+        if 2 * self._accepted(sequence.num_answered) >= sequence.num_answered:
             return "verify"
         return "recompute" if sequence.slot >= 0 else "keep"
 

@@ -132,8 +132,20 @@ class Entry(NamedTuple):
     fresh: Any
     seen: Any
 
+    @classmethod
+    def blank(cls, sizes: Sizes, watched: int) -> Entry:
+        """Returns an entry that changes nothing, with argmax tokens of `watched` positions. `joined` does not copy it."""
+        shape = (sizes.replicas, sizes.inserts, len(_NUMBERS) + sizes.max_length + watched)
+        entry = cls.parted(np.zeros(shape, np.int32), sizes.max_length)
+        entry.slot[:] = sizes.slots
+        entry.source[:] = entry.target[:] = sizes.pages
+        return entry
+
     def joined(self) -> np.ndarray:
         """Joins all arrays to one int32 array [replicas, I, 7 + T + T'], so that one transfer replaces nine."""
+        whole = self.tokens.base
+        if isinstance(whole, np.ndarray) and _same(self, Entry.parted(whole, self.tokens.shape[-1])):
+            return whole
         texts = (self.tokens, self.argmax_tokens)
         return np.concatenate([np.stack([getattr(self, name) for name in _NUMBERS], axis=-1), *texts], axis=-1)
 
@@ -146,6 +158,12 @@ class Entry(NamedTuple):
             tokens=joined[..., many : many + length],
             argmax_tokens=joined[..., many + length :],
         )
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    """Returns whether both entries lie in the same memory."""
+    pairs = [(a.__array_interface__, b.__array_interface__) for a, b in zip(one, other)]
+    return all(a["data"] == b["data"] and a["shape"] == b["shape"] for a, b in pairs)
 
 
 _NUMBERS = tuple(name for name in Entry._fields if name not in ("tokens", "argmax_tokens"))

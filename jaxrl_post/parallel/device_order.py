@@ -1,0 +1,84 @@
+"""The order of devices in a mesh: neighbours of an axis are neighbours on the network, and only data leaves a slice.
+
+A slice is a group of TPU chips with links of their own. Between slices there is only the data centre's network (DCN).
+GPUs and CPUs have no slices here: a learner may be split over several hosts of GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.experimental import mesh_utils
+
+
+def chosen(devices: Sequence[Any], sizes: tuple[int, int, int]) -> list[Any]:
+    """Returns the devices of a mesh of `sizes` (data, fsdp, tensor): the first ones, and equally many of each slice.
+
+    Raises:
+      ValueError: the devices of the mesh lie in several slices, and an axis other than data would cross them.
+    """
+    needed, slices = math.prod(sizes), _slices(devices)
+    whole = min(map(len, slices))
+    count = min(-(-needed // whole), len(slices))
+    if count == 1:
+        return list(devices[:needed])
+    if needed % count:
+        raise ValueError(
+            f"mesh: data*fsdp*tensor={needed} devices lie in {count} slices of {whole} and cannot be divided evenly "
+            f"among them; the nearest valid product is {needed // count * count}"
+        )
+    _check(sizes, count)
+    return [device for one in slices[:count] for device in one[: needed // count]]
+
+
+def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
+    """Returns the devices as an array of `sizes` (data, fsdp, tensor), in the order of `mesh_utils`.
+
+    On a CPU the order is the given one. So it is where TPU chips form no cuboid, for which `mesh_utils` knows no order.
+
+    Raises:
+      ValueError: as in `chosen`.
+    """
+    slices, (data, fsdp, tensor) = _slices(devices), sizes
+    if devices[0].platform == "cpu" or not all(map(_is_cuboid, slices)):
+        return np.array(devices, object).reshape(sizes)
+    if len(slices) == 1:
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    _check(sizes, len(slices))
+    return mesh_utils.create_hybrid_device_mesh(
+        (data // len(slices), fsdp, tensor), (len(slices), 1, 1), devices, allow_split_physical_axes=True
+    )
+
+
+def _check(sizes: tuple[int, int, int], slices: int) -> None:
+    """Refuses a mesh whose fsdp or tensor would cross slices."""
+    data, fsdp, tensor = sizes
+    if data % slices == 0:
+        return
+    needed = math.prod(sizes)
+    near = min((n for n in range(slices, needed + 1, slices) if needed % n == 0), key=lambda n: (abs(n - data), n))
+    kept = math.gcd(needed // near, tensor)
+    raise ValueError(
+        f"mesh: data={data}, fsdp={fsdp}, tensor={tensor} are {needed} devices in {slices} slices, and only data may "
+        f"cross the network between slices, so it must be a multiple of {slices}; the nearest valid choice is "
+        f"data={near}, fsdp={needed // near // kept}, tensor={kept}"
+    )
+
+
+def _slices(devices: Sequence[Any]) -> list[list[Any]]:
+    """Returns the devices by slice. Everything but TPU chips is one slice."""
+    found: dict[int, list[Any]] = {}
+    for device in devices:
+        found.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
+    return [found[index] for index in sorted(found)]
+
+
+def _is_cuboid(devices: Sequence[Any]) -> bool:
+    """Returns whether TPU chips fill a box of coordinates. Other devices have none, and any number of them will do."""
+    if devices[0].platform != "tpu":
+        return True
+    places = {(*device.coords, device.core_on_chip) for device in devices}
+    return math.prod(max(axis) - min(axis) + 1 for axis in zip(*places)) == len(devices)

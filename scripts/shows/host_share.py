@@ -1,0 +1,103 @@
+"""The host's part of a dispatch: CPU milliseconds at 256, 1,024 and 4,096 live slots.
+
+The real host runs over a device that computes nothing (scripts/idle_device.py). Slots are those of one replica, or of
+eight. Rollouts have 2,000 tokens on average and are somewhere in their midst at the start. Prompts have 300 tokens and 8
+rollouts each, and pages hold 64 positions. A dispatch has 8 steps, the default. Rollouts end and others enter all the
+time. A figure is the least of three means of 40 dispatches: CPU time of the host's thread, without that of the device.
+
+`ms` is everything. `serial_ms` leaves out what the host does while a dispatch runs. Calls of jax are not in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+MINUTES = 3.0
+
+LIVE, REPLICAS = (256, 1024, 4096), (1, 8)
+STEPS, PAGE, PROMPT, GROUP, MEAN, LONGEST = 8, 64, 300, 8, 2000, 8192
+WARM, DISPATCHES, RUNS = 6, 40, 3
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    found = {}
+    for replicas in REPLICAS:
+        for live in LIVE:
+            where, bound = f"{live}_slots.{replicas}_replicas", {"at_most": 4.0} if live == 1024 else {}
+            found[live, replicas] = least = np.min([_run(live, replicas) for _ in range(RUNS)], axis=0)
+            record.figure(f"{where}.ms", least[0], **bound)
+            record.figure(f"{where}.serial_ms", least[1])
+            record.figure(f"{where}.ended_in_a_dispatch", least[2], at_least=live * STEPS / MEAN / 2)
+        ratio = found[4096, replicas][0] / found[1024, replicas][0]
+        record.figure(f"4096_over_1024.{replicas}_replicas", ratio, at_most=5.0)
+
+
+def _run(live: int, replicas: int) -> tuple[float, float, float]:
+    """Returns all milliseconds of a dispatch, those without the device at work, and the rollouts that ended in one."""
+    host = _host(live, replicas)
+    asked = _requests(replicas)
+    host.submit([next(asked) for _ in range(live + 2 * GROUP * replicas)])
+    taken, ended = [], 0
+    for number in range(WARM + DISPATCHES):
+        lacking = live + GROUP * replicas - len(host.sequences)
+        if lacking > 0:
+            host.submit([next(asked) for _ in range(lacking)])
+        host.device.clear()
+        begun = time.thread_time()
+        done = host.step()
+        if number >= WARM:
+            whole = time.thread_time() - begun - host.device.own_s
+            taken.append((whole, whole - host.device.meanwhile_s))
+            ended += len(done)
+    assert sum(one is not None for r in host.admission.replicas for one in r.slots) > 0.95 * live
+    return *(1e3 * np.mean(taken, axis=0)).tolist(), ended / DISPATCHES
+
+
+def _host(live: int, replicas: int):
+    from idle_device import VOCABULARY, IdleDevice
+
+    from jaxrl_post.engine.host.row_host import HostSettings, RowHost
+    from jaxrl_post.engine.host.wire import Sizes
+    from jaxrl_post.engine.speculation.interface import Off
+    from jaxrl_post.engine.speculation.speculation import Drafting
+    from jaxrl_post.engine.step_cost import StepCost
+
+    slots = live // replicas
+    sizes = Sizes.of(
+        replicas,
+        slots=slots,
+        max_length=LONGEST,
+        page_size=PAGE,
+        pages=slots * LONGEST // PAGE,
+        head_rows=slots,
+        steps_per_dispatch=STEPS,
+    )
+    cost = StepCost((slots, 2 * slots), (1.0, 1.5), "two sizes")
+    given = HostSettings(row_sizes=cost.rows, refill_slots=slots // 16, cost=cost, vocab_size=VOCABULARY)
+    drafting = Drafting(Off(), replicas=replicas, slots=slots, past=lambda id: ())
+    return RowHost(IdleDevice(sizes, MEAN), sizes, given, drafting=drafting)
+
+
+def _requests(replicas: int) -> Iterator:
+    """Yields requests whose rollouts begin with up to twice the mean length, as rollouts in the midst of a run do."""
+    from idle_device import EOS
+
+    from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, Sampling
+
+    noise, number, law = np.random.default_rng(1), 0, Sampling(eos_ids=(EOS,))
+    while True:
+        prompt = Prompt(id=f"prompt-{number}", tokens=noise.integers(3, 1000, PROMPT))
+        for sample in range(GROUP):
+            id = RolloutId(0, "train", 0, prompt.id, sample)
+            size = int(noise.integers(1, 2 * MEAN))
+            zeros = np.zeros(size)
+            before = Rollout(id=id, prompt=prompt, tokens=zeros + 5, sampled=zeros == 0, logprobs=zeros, entropies=zeros,
+                             versions=zeros, drafted=zeros > 0, finish=Finish.PARKED, start_clock=0, finish_clock=0)  # fmt: skip
+            yield Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=LONGEST - PROMPT - 1, sampling=law,
+                          replica=number % replicas, prefix=before)  # fmt: skip
+        number += 1

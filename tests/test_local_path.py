@@ -1,0 +1,86 @@
+"""A URL is refused wherever a user may name a path: options, flags, variables, commands."""
+
+from __future__ import annotations
+
+import pytest
+from config_arms import error
+
+from jaxrl_post import config, simulate
+from jaxrl_post.commands import replay
+from jaxrl_post.config import fields
+from jaxrl_post.launch.command_line import parse
+from jaxrl_post.launch.compile_guard import use_cache
+from jaxrl_post.local_path import refuse_url
+from jaxrl_post.rewards.judge import Judge
+from jaxrl_post.sim import settings
+
+BUCKET = "gs://bucket/runs"
+NEAR = "is a URL, and buckets are not supported yet: .* for example /mnt/bucket/runs"
+
+
+@pytest.mark.parametrize(
+    "url, near",
+    [
+        (BUCKET, "/mnt/bucket/runs"),
+        ("gs:/bucket/runs", "/mnt/bucket/runs"),
+        ("s3://b/x y", "/mnt/b/x y"),
+        ("anything://b", "/mnt/b"),
+        ("file:///data/runs", "/data/runs"),
+        ("HTTPS://host/a.jsonl", "/mnt/host/a.jsonl"),
+    ],
+)
+def test_a_url_is_refused_with_a_local_path(url, near):
+    with pytest.raises(ValueError) as refused:
+        refuse_url(url, "run_dir")
+    assert str(refused.value).startswith(f"run_dir={url!r} is a URL") and str(refused.value).endswith(f" {near}")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "runs", "/a/b", "./gs:/x", "task:sums", "a.b:c", "my file.py:fn", r"C:\runs", "a:b"]
+)
+def test_paths_and_names_pass(path):
+    refuse_url(path, "run_dir")
+
+
+@pytest.mark.parametrize(
+    "name", ["run_dir", "model.path", "model.tokenizer", "data.train", "eval.data", "engine.cost_table"]
+)
+def test_every_option_that_is_a_path_refuses_it(name):
+    assert error(f"{name}={BUCKET}").startswith(f"config: {name}='{BUCKET}' is a URL")
+
+
+def test_each_of_several_paths_is_checked():
+    assert "config: reward.functions='s3://b/x.py:f' is a URL" in error("reward.functions=['a.b:c','s3://b/x.py:f']")
+
+
+def test_the_options_that_are_paths_are_these():
+    found = [option.name for schema in (config.Config, settings.Simulation) for option in fields.options(schema)
+             if option.about.path]  # fmt: skip
+    assert found == [
+        "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "data.train", "reward.functions", "eval.data",
+        "workload.path", "cluster.cost_table",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: parse([f"--config={BUCKET}"]),
+        lambda: parse(["--config=configs/demo.py", f"--run-dir={BUCKET}"]),
+        lambda: parse(["--config=configs/demo.py", f"--resume={BUCKET}"]),
+        lambda: use_cache({"JAX_COMPILATION_CACHE_DIR": BUCKET}),
+        lambda: use_cache({"XDG_CACHE_HOME": BUCKET}),
+        lambda: simulate.parse(["--json", BUCKET]),
+        lambda: simulate.parse(["--trace", BUCKET]),
+        lambda: config.load(BUCKET),
+        lambda: Judge("http://localhost:1/v1", model="m", question="{answer}?", cache=BUCKET),
+    ],
+)
+def test_flags_and_variables_refuse_it(ask):
+    with pytest.raises(ValueError, match=NEAR):
+        ask()
+
+
+def test_a_command_refuses_it(capsys):
+    assert replay.main([BUCKET, "--batch=1"]) == 1
+    assert "RUN='gs://bucket/runs' is a URL" in capsys.readouterr().err
