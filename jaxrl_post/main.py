@@ -57,6 +57,8 @@ from jaxrl_post.telemetry.timing import AtWork
 
 def turn(run: Run) -> None:
     """Evaluates, runs the loop, evaluates again, and writes the policy and the summary."""
+    if run.swap:
+        say(report.swap(run.swap))
     config, dog = run.config, watchdog(run)
     ring = WatchedRing(run.watch, dog, run.faults.reach)
     observe = Observer(
@@ -270,6 +272,7 @@ def finish(run: Run, tokens: int) -> None:
         "devices": jax.device_count(),
         "processes": jax.process_count(),
         "sandbox": run.rewards.confined,
+        "swap": run.swap,
         "seconds": round(time.monotonic() - BEGAN, 3),
         "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
     }
