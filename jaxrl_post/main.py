@@ -39,7 +39,6 @@ from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing
 from jaxrl_post.models import hf
-from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.parallel.weight_sync import NotFinite, Torn
 from jaxrl_post.rewards import NoScores
@@ -246,19 +245,19 @@ def examine(run: Run, version: int) -> None:
 
 
 def finish(run: Run, tokens: int) -> None:
-    """Writes the policy and the summary, and prints them."""
-    policy = processes.whole(run.learner.params)
-    if jax.process_index() != 0:
-        return
+    """Writes the policy and the summary, and prints them. Every process takes part in gathering the policy."""
     words = run.start.tokenizer
     hf.save(
         run.folder / "policy",
         run.start.model,
-        policy,
+        run.learner.params,
+        dtype=run.start.dtype,
         tokenizer_files=run.start.files,
         eos_ids=words.eos_ids,
         bos_id=words.bos_id,
     )
+    if jax.process_index() != 0:
+        return
     figures = [found.figures() for found in run.evaluations] or [None]
     summary = {
         "name": run.config.name,
