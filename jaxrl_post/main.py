@@ -42,7 +42,6 @@ from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
 from jaxrl_post.models import hf
-from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.parallel.weight_sync import NotFinite, Torn
 from jaxrl_post.rewards import NoScores
@@ -60,6 +59,8 @@ from jaxrl_post.telemetry.timing import AtWork
 
 def turn(run: Run) -> None:
     """Evaluates, runs the loop, evaluates again, and writes the policy and the summary."""
+    if run.swap:
+        say(report.swap(run.swap))
     config, dog = run.config, watchdog(run)
     ring = WatchedRing(run.watch, dog, run.faults.reach)
     observe = Observer(
@@ -246,19 +247,19 @@ def examine(run: Run, version: int) -> None:
 
 
 def finish(run: Run, tokens: int) -> None:
-    """Writes the policy and the summary, and prints them."""
-    policy = processes.whole(run.learner.params)
-    if jax.process_index() != 0:
-        return
+    """Writes the policy and the summary, and prints them. Every process takes part in gathering the policy."""
     words = run.start.tokenizer
     hf.save(
         run.folder / "policy",
         run.start.model,
-        policy,
+        run.learner.params,
+        dtype=run.start.dtype,
         tokenizer_files=run.start.files,
         eos_ids=words.eos_ids,
         bos_id=words.bos_id,
     )
+    if jax.process_index() != 0:
+        return
     figures = [found.figures() for found in run.evaluations] or [None]
     summary = {
         "name": run.config.name,
@@ -272,6 +273,7 @@ def finish(run: Run, tokens: int) -> None:
         "devices": jax.device_count(),
         "processes": jax.process_count(),
         "sandbox": run.rewards.confined,
+        "swap": run.swap,
         "seconds": round(time.monotonic() - BEGAN, 3),
         "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
     }

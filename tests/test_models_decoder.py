@@ -13,6 +13,7 @@ import pytest
 from jaxrl_post.models import decoder
 from jaxrl_post.models.decoder import ModelConfig, RopeScaling
 from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.parallel import mesh as meshes
 from tests import numpy_llama
 from tests.dense_attend import dense
 
@@ -244,6 +245,21 @@ def test_init_is_a_function_of_seed_path_and_shape():
     assert abs(params["layers"]["0"]["q"].std() * 32**0.5 - 1) < 0.1
     assert params["final_norm"].tolist() == [1.0] * 32
     assert decoder.init(dataclasses.replace(config, norm_offset=1.0), 3)["final_norm"].tolist() == [0.0] * 32
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 1), (1, 2, 2), (2, 1, 2)])
+def test_init_by_pieces_has_the_bits_of_init(sizes, monkeypatch):
+    """However the noise is cut into blocks; `init` itself draws a leaf at once here."""
+    config = PRESETS["tiny"]
+    wanted = decoder.init(config, 3)
+    monkeypatch.setattr(decoder, "_DRAWN", 100)
+    there = meshes.make_mesh(*sizes)
+    homes = meshes.param_shardings(there, decoder.axes(config), "learner")
+    placed = decoder.placed(config, 3, homes)
+    for leaf, home, want in zip(*map(jax.tree.leaves, (placed, homes, wanted)), strict=True):
+        assert leaf.sharding == home and leaf.dtype == np.float32
+        for shard in leaf.addressable_shards:
+            assert np.array_equal(shard.data, want[shard.index])
 
 
 def test_axes_name_every_axis_once():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import jax
@@ -14,10 +16,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxrl_post.models import decoder, hf
+from jaxrl_post.models import decoder, hf, tensor_file
 from jaxrl_post.models.decoder import ModelConfig, RopeScaling
 from jaxrl_post.models.presets import PRESETS
-from jaxrl_post.parallel import mesh
+from jaxrl_post.parallel import mesh, processes
 from tests import numpy_llama
 from tests.dense_attend import dense
 
@@ -299,6 +301,54 @@ def test_each_leaf_goes_to_its_sharding_as_it_is_read():
     assert_same(jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), half), host)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 2, 2), (1, 1, 2)])
+def test_each_byte_is_read_once_and_each_piece_is_that_of_the_whole(family, sizes, monkeypatch):
+    """However many devices hold a piece. The mesh splits both sides of a matrix."""
+    config, host = hf.load(GOLDENS / family)
+    shardings = mesh.param_shardings(mesh.make_mesh(*sizes), decoder.axes(config), "learner")
+    fill, sizes_read = tensor_file._fill, []
+    monkeypatch.setattr(tensor_file, "_fill", lambda *given: (sizes_read.append(given[1].size), fill(*given)))
+    _, placed = hf.load(GOLDENS / family, shardings=shardings)
+    assert_same(placed, host)
+    (stored,) = {entry.type for entry in hf._entries(GOLDENS / family).values()}
+    per_number = tensor_file.FLOATS[stored].itemsize
+    assert sum(sizes_read) == per_number * sum(leaf.size for leaf in jax.tree.leaves(host))
+
+
+def test_an_export_has_the_dtype_of_the_model_that_was_read(tmp_path):
+    for dtype, kept in (("bfloat16", "bfloat16"), ("float32", "float32"), ("float16", "float32")):
+        hf.save(tmp_path / dtype, SQUARE, shaken(SQUARE), dtype=dtype)
+        assert hf.stored_dtype(tmp_path / dtype) == kept
+    assert hf.stored_dtype(tmp_path) == "float32"  # no weights yet, in a plan
+
+
+def test_an_export_gathers_one_leaf_at_a_time_and_keeps_none(tmp_path, monkeypatch):
+    """Sharded arrays, several files: as from host arrays, byte for byte."""
+    params = shaken(SQUARE)
+    shardings = mesh.param_shardings(mesh.make_mesh(1, 2, 2), decoder.axes(SQUARE), "learner")
+    placed = mesh.put(params, shardings)
+    alive, gather = [], processes.gathered
+
+    def watched(leaf, dtype):
+        gc.collect()
+        alive.append(sum(one() is not None for one in made))
+        made.append(weakref.ref(value := gather(leaf, dtype)))
+        return value
+
+    made: list = []
+    monkeypatch.setattr(processes, "gathered", watched)
+    hf.save(tmp_path / "placed", SQUARE, placed, dtype="bfloat16", max_file_bytes=400)
+    monkeypatch.undo()
+    assert len(made) == len(jax.tree.leaves(params)) and max(alive) <= 1
+    hf.save(tmp_path / "host", SQUARE, params, dtype="bfloat16", max_file_bytes=400)
+    files = sorted(path.name for path in (tmp_path / "host").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "placed").iterdir()) and len(files) > 4
+    for name in files:
+        assert (tmp_path / "host" / name).read_bytes() == (tmp_path / "placed" / name).read_bytes()
+    assert all(leaf._npy_value is None for leaf in jax.tree.leaves(placed))
+
+
 @pytest.mark.parametrize(
     "change, sentence",
     [
@@ -333,7 +383,12 @@ def test_weights_that_are_not_finite_are_refused_at_load_with_the_tensors_name(t
     hf.save(tmp_path / "out", SQUARE, params)
     with pytest.raises(ValueError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 of 64 .* nan at \[3, 2\]"):
         hf.load(tmp_path / "out")
+    split = mesh.param_shardings(mesh.make_mesh(1, 2, 2), decoder.axes(SQUARE), "learner")
+    with pytest.raises(ValueError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 of 64 .* nan at \[3, 2\]"):
+        hf.load(tmp_path / "out", shardings=split)
     params["layers"]["1"]["up"][2, 3] = 1e30
     hf.save(tmp_path / "out", SQUARE, params)
     with pytest.raises(ValueError, match="up_proj.weight holds 1 of 64 numbers that are not finite as float16; .* inf"):
         hf.load(tmp_path / "out", dtype=np.float16)
+    with pytest.raises(ValueError, match="up_proj.weight holds 1 of 64 numbers that are not finite as float16; .* inf"):
+        hf.load(tmp_path / "out", dtype=np.float16, shardings=split)

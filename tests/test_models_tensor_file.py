@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import ml_dtypes
@@ -41,6 +42,16 @@ def test_both_read_what_the_other_wrote(tmp_path, dtype):
     assert all(np.array_equal(theirs[name], value) for name, value in given.items())
     with safetensors.safe_open(tmp_path / "ours.safetensors", "numpy") as opened:
         assert opened.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (3, 4, 5)])
+def test_a_box_of_a_tensor_is_its_slice(tmp_path, shape):
+    value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    safetensors.numpy.save_file({"before": np.ones(3, np.float32), "x": value}, tmp_path / "file")
+    entry = tensor_file.entries(tmp_path / "file")["x"]
+    sides = [[slice(a, b) for a in range(size) for b in range(a + 1, size + 1)][::2] for size in shape]
+    for box in itertools.islice(itertools.product(*sides), 0, None, 3):
+        assert np.array_equal(tensor_file.read(entry, box), value[box])
 
 
 def test_same_compares_every_byte(tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ import pytest
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel.weight_sync import WeightLayout, handed_over
+from jaxrl_post.parallel.relayout import handed_over
+from jaxrl_post.parallel.weight_sync import WeightLayout
 
 AWKWARD = np.array([0x80000000, 0x00000001, 0x7FC00001, 0xFF800000, 0x3F800000, 0xBF7FFFFF], np.uint32).view(np.float32)
 
@@ -27,7 +28,7 @@ def test_every_bit_arrives(data, fsdp, tensor, axes):
     }
     host = np.resize(AWKWARD, (8,) * len(axes))
     new = meshes.put(host, home["learner"])
-    arrived = handed_over(new, home["engine"])
+    arrived = handed_over([new], [home["engine"]])[0]
     assert arrived.sharding == home["engine"] and arrived.sharding.device_set.isdisjoint(new.sharding.device_set)
     for shard in arrived.addressable_shards:
         np.testing.assert_array_equal(bits(np.asarray(shard.data)), bits(host[shard.index]))
@@ -44,20 +45,21 @@ def test_it_arrives_in_the_engines_dtype(monkeypatch):
     np.testing.assert_array_equal(bits(np.asarray(arrived)), bits(host.astype(jnp.bfloat16)))
 
 
-def test_a_whole_model_arrives_as_a_copy_between_devices_brings_it():
-    """In one process `device_put` reaches every device, so both ways can be compared."""
+@pytest.mark.parametrize("count", [4, 2])
+def test_a_whole_model_arrives_as_a_copy_through_the_host_brings_it(count):
+    """`device_put` alone is the other way. Old leaves are freed, and the learner's stay."""
     model = PRESETS["tiny"]
-    learner, engine = meshes.make_split(1, 2, 2, 4)
+    learner, engine = meshes.make_split(1, 2, 2, count)
     params = meshes.put(decoder.init(model, 0), meshes.param_shardings(learner, decoder.axes(model), "learner"))
     layout = WeightLayout(meshes.param_shardings(engine, decoder.axes(model), "engine"), np.float32)
     assert layout.case(params) == "relayout"
-    copied = layout.place(params)
-    other = jax.tree.map(lambda leaf, home: handed_over(leaf, home), params, layout.shardings)
-    for one, two in zip(jax.tree.leaves(copied), jax.tree.leaves(other), strict=True):
+    placed = layout.place(params)
+    other = jax.tree.map(jax.device_put, params, layout.shardings)
+    for one, two in zip(jax.tree.leaves(placed), jax.tree.leaves(other), strict=True):
         assert one.sharding.is_equivalent_to(two.sharding, one.ndim)
         np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
-    replaced = layout.replace(copied, params)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(copied))
+    replaced = layout.replace(placed, params)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(placed))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((params, replaced)))
 
 

@@ -12,6 +12,7 @@ the same programs.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -62,11 +63,16 @@ class Elastic:
             if layout != first:
                 held = engine.lay_down()
                 drop(held.params if held.owned else ())
-        self._engine, self._borrower = engine, borrower
+        self._engine, self._borrower = engine, None
         self._others: tuple[Layout, Held] | None = None  # a larger layout, and the learner's weights as it used them
         self._prompts: dict[RolloutId, Prompt] = {}
         self._counts: Counter[str] = Counter()
         self.drafting = ActiveDrafting(self)
+        for one, other in itertools.permutations(self.engines, 2):  # so that later moves compile nothing
+            for layout in (one, other, first):
+                if layout != self.layout:
+                    self._move(layout)
+        self._borrower = borrower
 
     def _reported(self, dispatch: Dispatch) -> None:
         """Passes on a report of an engine."""

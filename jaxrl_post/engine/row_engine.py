@@ -87,6 +87,7 @@ class MeshDevice:
             meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype
         )
         self.case = self._sync.case(params)  # how weights reach the engine: shared, cast or relayout
+        self.links = self._sync.links(params)  # bytes of a swap, by link
         self.params = self._sync.place(params)
         self.owned = self.params is not params
         self.programs = compiled.Programs(

@@ -97,6 +97,12 @@ class Run:
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
 
     @property
+    def swap(self) -> dict | None:
+        """How weights reach the row engine, and the bytes of a swap by link. None: there is no row engine."""
+        row_engines = [engine for engine in self.engines if isinstance(engine, (RowEngine, Elastic))]
+        return parts.swap(row_engines[0]) if row_engines else None
+
+    @property
     def records(self) -> list[Any]:
         """Parts that record scored groups: the history, and the drafting of each row engine."""
         return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, (RowEngine, Elastic)))]

@@ -239,6 +239,12 @@ def keys(engine: RowEngine | Elastic) -> dict[str, Any]:
     }
 
 
+def swap(engine: RowEngine | Elastic) -> dict[str, Any]:
+    """Returns how weights reach the engine, and the bytes of a swap by link."""
+    device = (engine.engine if isinstance(engine, Elastic) else engine).device
+    return {"case": device.case, "links": dict(device.links)}
+
+
 def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
     """What guesses tokens ahead, if anything does."""
     c = config.speculation

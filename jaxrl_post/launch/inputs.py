@@ -30,11 +30,13 @@ from jaxrl_post.types import MOST_ENDS, Prompt, Sampling
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """`load_params(shardings)` reads or draws the weights (float32, placed so); until then only shapes are known.
-    `files`: the tokenizer's own, copied beside an exported policy. `held_out` is empty when eval.prompts is 0.
+    `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
+    eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
     or None where none is named."""
 
     model: decoder.ModelConfig
+    dtype: str
     load_params: Callable[[Any], Any]
     tokenizer: tokenizer.Tokenizer
     files: tuple[Path, ...]
@@ -61,7 +63,7 @@ def gather(config: Config) -> Inputs:
 def _gathered(config: Config) -> Inputs:
     place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
     words = tokenizer.load(place)
-    model, load_params = _model(config, words.vocab_size)
+    model, load_params, dtype = _model(config, words.vocab_size)
     hf.check_savable(model)  # as the run ends with it
     if words.vocab_size > model.vocab_size:
         raise ValueError(
@@ -90,6 +92,7 @@ def _gathered(config: Config) -> Inputs:
     sampling = _sampling(config, words)
     return Inputs(
         model=model,
+        dtype=dtype,
         load_params=load_params,
         tokenizer=words,
         files=_files(place),
@@ -179,20 +182,21 @@ def _beside(config: Config) -> Path:
     return tokenizer.beside(path)
 
 
-def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callable[[Any], Any]]:
-    """The shape, and how to come by the weights."""
+def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callable[[Any], Any], str]:
+    """The shape, how to come by the weights, and the dtype of an exported policy."""
     path, preset = config.model.path, config.model.preset
     if path and preset:
         raise ValueError(f"model.path={path!r} and model.preset={preset!r} are both given: name one")
     if path and Path(path).is_dir():
-        return hf.read_config(Path(path) / "config.json"), lambda shardings: hf.load(path, shardings=shardings)[1]
+        shape = hf.read_config(Path(path) / "config.json")
+        return shape, lambda shardings: hf.load(path, shardings=shardings)[1], hf.stored_dtype(path)
     if path:
-        return llama2c.load(path)[0], lambda shardings: mesh.put(llama2c.load(path)[1], shardings)
+        return llama2c.load(path)[0], lambda shardings: mesh.put(llama2c.load(path)[1], shardings), "float32"
     if preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.0)
         raise ValueError(f"model.preset={preset!r} is not one of {', '.join(PRESETS)}; nearest is {near[0]!r}")
     model = dataclasses.replace(PRESETS[preset], vocab_size=vocabulary)
-    return model, lambda shardings: mesh.put(decoder.init(model, config.seed), shardings)
+    return model, lambda shardings: decoder.placed(model, config.seed, shardings), "float32"
 
 
 def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> tuple[Prompt, ...]:

@@ -15,8 +15,9 @@ pages belong to the caller's `attend`.
 from __future__ import annotations
 
 import functools
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.parallel import pieces
+
 ACTIVATIONS: dict[str, Callable] = {
     "silu": jax.nn.silu,
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
@@ -33,6 +36,7 @@ ACTIVATIONS: dict[str, Callable] = {
 }
 
 
+_DRAWN = 1 << 24  # random numbers that are drawn at once
 NOT_ALLOWED = -1e30  # score of an id without a meaning: its probability is exactly 0, and no 0 * inf arises
 
 
@@ -338,12 +342,35 @@ def init(config: ModelConfig, seed: int) -> dict:
     """
 
     def draw(path, shape, about):
-        if not about["std"]:
-            return np.full(shape, about["mean"], np.float32)
-        noise = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32("/".join(path).encode())]))
-        return noise.standard_normal(shape, dtype=np.float32) * np.float32(about["std"])
+        return np.concatenate(list(_drawn(path, shape, about, seed)))
 
     return _leaves(config, draw)
+
+
+def placed(config: ModelConfig, seed: int, shardings: Any) -> dict:
+    """Returns the params of `init` on devices. A process keeps the pieces of its own devices alone.
+
+    Args:
+      shardings: of each leaf, a tree like params.
+    """
+
+    def draw(path, shape, about):
+        home = functools.reduce(lambda tree, name: tree[name], path, shardings)
+        return pieces.streamed(shape, np.float32, home, _drawn(path, shape, about, seed))
+
+    return _leaves(config, draw)
+
+
+def _drawn(path: tuple[str, ...], shape: tuple[int, ...], about: Any, seed: int) -> Iterator[np.ndarray]:
+    """Returns a leaf of `init` in blocks of rows. The noise does not depend on how it is cut."""
+    noise = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32("/".join(path).encode())]))
+    rows = max(_DRAWN // max(math.prod(shape[1:]), 1), 1)
+    for start in range(0, shape[0], rows):
+        block = (min(rows, shape[0] - start), *shape[1:])
+        if about["std"]:
+            yield noise.standard_normal(block, dtype=np.float32) * np.float32(about["std"])
+        else:
+            yield np.full(block, about["mean"], np.float32)
 
 
 def hidden(

@@ -1,7 +1,8 @@
 """Reads and writes Hugging Face directories: config.json and model.safetensors, or several files with an index.
 
-Tensors are read one by one, the largest first, and placed at once. So loading needs little memory beyond the result,
-and saving needs the memory of one tensor. Families and their names of tensors: models/families.py.
+Tensors are read one by one, the largest first, and placed at once. Of several processes each reads the ranges of its
+own devices alone. So loading needs little memory beyond the result. Saving gathers one tensor at a time, which process
+0 writes. Families and their names of tensors: models/families.py.
 
 Invariants:
 - Every tensor is used or refused, never skipped.
@@ -12,7 +13,10 @@ Refuses quantised weights, and pickled weights (a pickle can run code) with a hi
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -30,7 +34,7 @@ from jaxrl_post.models import families, tensor_file
 from jaxrl_post.models.decoder import ModelConfig
 from jaxrl_post.models.families import Tensor
 from jaxrl_post.models.tensor_file import Entry
-from jaxrl_post.parallel import mesh
+from jaxrl_post.parallel import pieces, processes
 
 DTYPES = ("float32", "bfloat16", "float16")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -45,14 +49,28 @@ def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = Non
     Args:
       dtype: what every tensor is cast to; None keeps the files' dtype.
       shardings: placement of each leaf as soon as it is read: a tree like params, or one sharding for all. Every
-        process gives the same. None: host numpy.
+        process gives the same, and fails where one of them does. None: host numpy.
 
     Raises:
       ValueError: a directory or file is missing, or an architecture or format is not read. Or a tensor is missing,
         left over, of another shape than config.json says, or holds a number that is not finite. One sentence with name,
         shape and expected shape.
     """
-    directory = Path(directory)
+    if shardings is None or jax.process_count() == 1:
+        return _loaded(Path(directory), dtype, shardings)
+    found, failure = None, ""
+    try:
+        found = _loaded(Path(directory), dtype, shardings)
+    except (ValueError, OSError) as error:
+        failure = str(error)
+    told = processes.any_text(failure)
+    if told or found is None:
+        raise ValueError(told)
+    return found
+
+
+def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, dict]:
+    """Does what `load` says, for this process."""
     if not directory.is_dir():
         raise ValueError(f"model {directory}: no such directory")
     config = read_config(directory / "config.json")
@@ -65,9 +83,21 @@ def load(directory: str | Path, *, dtype: Any = np.float32, shardings: Any = Non
         where = params
         for parent in parents:
             where = where.setdefault(parent, {})
-        value = _finite(present[name], name, expected[name], dtype)
-        where[leaf] = value if shardings is None else _placed(value, _at(shardings, expected[name].path))
+        given = present[name], name, expected[name], dtype
+        where[leaf] = _finite(*given) if shardings is None else _placed(*given, _at(shardings, expected[name].path))
     return config, params
+
+
+def stored_dtype(directory: str | Path) -> str:
+    """Returns the dtype in which a trained policy of this model is saved: bfloat16 where all its weights have that.
+
+    Else it is float32, also for float16: trained weights may be beyond its range. Raises ValueError as `load` does,
+    but not where there are no weights yet.
+    """
+    directory = Path(directory)
+    if not any((directory / name).is_file() for name in (_ONE, _INDEX)):
+        return "float32"
+    return "bfloat16" if all(entry.type == "BF16" for entry in _entries(directory).values()) else "float32"
 
 
 def read_config(file: str | Path) -> ModelConfig:
@@ -84,9 +114,43 @@ def check_savable(config: ModelConfig) -> None:
     families.write(config)
 
 
-def _placed(value: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    # Waits, because unfinished copies would pile up in host memory.
-    return jax.block_until_ready(mesh.put(value, sharding))
+def _placed(entry: Entry, name: str, tensor: Tensor, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Reads the pieces of a leaf that devices of this process hold. Checks their numbers as `_finite` does."""
+    stored = tensor_file.FLOATS[entry.type]
+    kept = stored if dtype is None else np.dtype(dtype)
+    where = f"model {entry.file}"
+    in_file, cast = tensor_file.Finite(where, name), tensor_file.Finite(where, name)
+
+    def read(index: pieces.Index) -> np.ndarray:
+        box = _box(tensor, index)
+        value = tensor_file.read(entry, box)
+        in_file.add(value, box)
+        leaf = _ours(tensor, value, kept, tuple(side.stop - side.start for side in index))
+        if jnp.finfo(kept).max < jnp.finfo(stored).max:
+            cast.add(leaf, index)
+        return leaf
+
+    placed = pieces.placed(tensor.ours, kept, sharding, read)
+    in_file.refuse()
+    cast.refuse()
+    return placed
+
+
+def _box(tensor: Tensor, index: pieces.Index) -> tensor_file.Box:
+    """Returns where a piece of the leaf lies in the file's tensor."""
+    if tensor.shape == tensor.ours:
+        return index
+    if not tensor.transposed:
+        return (_joined(tensor.ours, index),)
+    inputs = next(at for at in range(1, len(index)) if math.prod(tensor.ours[:at]) == tensor.shape[1])
+    return _joined(tensor.ours[inputs:], index[inputs:]), _joined(tensor.ours[:inputs], index[:inputs])
+
+
+def _joined(shape: tuple[int, ...], index: pieces.Index) -> slice:
+    """Returns a piece of several dimensions as one of all of them together."""
+    assert all((side.start, side.stop) == (0, size) for side, size in zip(index[1:], shape[1:])), (shape, index)
+    each = math.prod(shape[1:])
+    return slice(index[0].start * each, index[0].stop * each)
 
 
 def _at(tree: Any, path: tuple[str, ...]) -> Any:
@@ -139,9 +203,9 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
     # Old exports hold the rotation's frequencies, and tied ones sometimes the embedding twice. Both are redundant.
     present = {name for name in given if not name.endswith("rotary_emb.inv_freq")}
     if config.tied and "lm_head.weight" in present:
-        if "model.embed_tokens.weight" not in present or not tensor_file.same(
-            given["lm_head.weight"], given["model.embed_tokens.weight"]
-        ):
+        two = [given[name] for name in ("lm_head.weight", "model.embed_tokens.weight") if name in present]
+        # Reads both whole, so process 0 does it for all.
+        if len(two) < 2 or (jax.process_index() == 0 and not tensor_file.same(*two)):
             raise ValueError(
                 f"model {directory}: config.json says tie_word_embeddings, but lm_head.weight differs "
                 f"from model.embed_tokens.weight"
@@ -170,16 +234,16 @@ def _finite(entry: Entry, name: str, tensor: Tensor, dtype: Any) -> np.ndarray:
     """Reads a tensor as a leaf of params. Its numbers are finite in the file, and where the cast could overflow after it."""
     value, where = tensor_file.read(entry), f"model {entry.file}"
     tensor_file.refuse_not_finite(where, name, value)
-    leaf = _ours(tensor, value, dtype)
+    leaf = _ours(tensor, value, dtype, tensor.ours)
     if jnp.finfo(leaf.dtype).max < jnp.finfo(value.dtype).max:
         tensor_file.refuse_not_finite(where, name, leaf)
     return leaf
 
 
-def _ours(tensor: Tensor, value: np.ndarray, dtype: Any) -> np.ndarray:
+def _ours(tensor: Tensor, value: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     # Transposed before the cast: the file's dtype has usually fewer bytes.
     value = np.ascontiguousarray(value.T) if tensor.transposed else value
-    value = value.reshape(tensor.ours)
+    value = value.reshape(shape)
     if dtype is None:
         return value
     with np.errstate(over="ignore"):  # what overflows is refused by its tensor's name
@@ -200,7 +264,8 @@ def save(
     """Writes a directory that Hugging Face tools load: weights in `dtype`, config, and copies of `tokenizer_files`.
 
     The whole directory appears at once under its name and replaces an earlier export. Weights saved as float32 are
-    read back bit for bit. Weights of more than `max_file_bytes` go into several files with an index.
+    read back bit for bit. Weights of more than `max_file_bytes` go into several files with an index. Every process
+    calls this with its part of the arrays, and process 0 writes. One tensor at a time is gathered.
 
     Raises:
       ValueError: no family expresses the variant, or params have another shape than config says. Or a tokenizer file
@@ -212,10 +277,14 @@ def save(
     _writable(directory, dtype, files)
     tensors = families.tensors(config)
     _complete(tensors, params)
+    values = _theirs(tensors, params, jnp.dtype(dtype))
+    if jax.process_index() != 0:
+        collections.deque(values, 0)
+        return
     directory.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        _write_tensors(made, tensors, params, jnp.dtype(dtype), max_file_bytes)
+        _write_tensors(made, tensors, values, jnp.dtype(dtype), max_file_bytes)
         _write_json(made / "config.json", about)
         _write_json(made / "generation_config.json", _ids(eos_ids, bos_id))
         for file in files:
@@ -223,6 +292,7 @@ def save(
         made.chmod(0o755)
         _swap_in(made, directory)
     finally:
+        collections.deque(values, 0)  # after an error: the other processes wait for each tensor
         shutil.rmtree(made, ignore_errors=True)
 
 
@@ -253,7 +323,9 @@ def _complete(tensors: Mapping[str, Tensor], params: Mapping) -> None:
             raise ValueError(f"model: params {'.'.join(tensor.path)} has shape {shape}, expected {tensor.ours}")
 
 
-def _write_tensors(made: Path, tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype, limit: int) -> None:
+def _write_tensors(
+    made: Path, tensors: Mapping[str, Tensor], values: Iterator[np.ndarray], dtype: np.dtype, limit: int
+) -> None:
     """Writes one file, or several with an index, each of at most `limit` bytes (or one tensor)."""
     parts, room = [[]], limit
     sizes = {name: int(np.prod(tensor.shape)) * dtype.itemsize for name, tensor in tensors.items()}
@@ -270,7 +342,7 @@ def _write_tensors(made: Path, tensors: Mapping[str, Tensor], params: Mapping, d
     )
     for file, names in zip(files, parts, strict=True):
         shapes = {name: tensors[name].shape for name in names}
-        tensor_file.write(made / file, shapes, dtype, _theirs(tensors, names, params, dtype))
+        tensor_file.write(made / file, shapes, dtype, itertools.islice(values, len(names)))
     if len(parts) > 1:
         _write_json(
             made / _INDEX,
@@ -281,10 +353,10 @@ def _write_tensors(made: Path, tensors: Mapping[str, Tensor], params: Mapping, d
         )
 
 
-def _theirs(tensors: Mapping[str, Tensor], names: list[str], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:
-    for name in names:
-        tensor = tensors[name]
-        value = np.asarray(_at(params, tensor.path)).astype(dtype, copy=False)
+def _theirs(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """Returns each tensor as it is in files, in order. It is gathered when it is asked for."""
+    for tensor in tensors.values():
+        value = processes.gathered(_at(params, tensor.path), dtype)
         yield value.reshape(tensor.shape[::-1]).T if tensor.transposed else value.reshape(tensor.shape)
 
 

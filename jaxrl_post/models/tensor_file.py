@@ -1,8 +1,8 @@
 """Reads and writes safetensors files one tensor at a time: 8 bytes of length, a JSON header, then the bytes.
 
 Invariants:
-- No file is mapped into memory, and only the requested tensor is read. So reading needs the memory of that tensor
-  alone.
+- No file is mapped into memory, and only the requested part of a tensor is read. So reading needs the memory of that
+  part alone.
 - The whole header is checked before any tensor is read. Its tensors must fill the file without gaps and overlaps, to
   the last byte.
 
@@ -11,11 +11,12 @@ The safetensors library maps whole files, and writes only tensors that are all i
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +54,9 @@ _BYTES = {
 _LIMIT = 100_000_000  # most bytes of a header, by the format
 _BLOCK = 1 << 24
 _FARTHEST = 1 << 62  # largest size or offset
+
+
+Box = tuple[slice, ...]  # start and stop in each dimension
 
 
 class Entry(NamedTuple):
@@ -116,37 +120,83 @@ def _told(error: Exception) -> str:
     return f"header: {said(error) if type(error) is ValueError else said(repr(error))}"
 
 
-def read(entry: Entry) -> np.ndarray:
-    """Returns the tensor in memory of its own. Its type must be one of FLOATS."""
-    raw = np.empty(entry.bytes, np.uint8)
+def read(entry: Entry, box: Box | None = None) -> np.ndarray:
+    """Returns the tensor, or a box of it, in memory of its own. Its type must be one of FLOATS."""
+    dtype, shape = FLOATS[entry.type], entry.shape
+    box = box or tuple(slice(0, size) for size in shape)
+    out = np.empty(tuple(side.stop - side.start for side in box), dtype)
+    raw, done = out.reshape(-1).view(np.uint8), 0
     with open(entry.file, "rb", buffering=0) as opened:
-        opened.seek(entry.start)
-        _fill(opened, raw, entry.file)
-    return raw.view(FLOATS[entry.type]).reshape(entry.shape)
+        for start, count in _runs(shape, box):
+            opened.seek(entry.start + start * dtype.itemsize)
+            _fill(opened, raw[done : done + count * dtype.itemsize], entry.file)
+            done += count * dtype.itemsize
+    return out
+
+
+def _runs(shape: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
+    """Returns offset and length of each stretch of neighbouring numbers in a box, in order."""
+    whole = len(shape)  # dimensions from here on are whole, so that rows of the dimension before are neighbours
+    while whole and (box[whole - 1].start, box[whole - 1].stop) == (0, shape[whole - 1]):
+        whole -= 1
+    strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    if not whole:
+        yield 0, math.prod(shape)
+        return
+    side = box[whole - 1]
+    first, count = side.start * strides[whole - 1], (side.stop - side.start) * strides[whole - 1]
+    for place in itertools.product(*(range(part.start, part.stop) for part in box[: whole - 1])):
+        yield first + sum(at * stride for at, stride in zip(place, strides)), count
+
+
+class Finite:
+    """Looks for numbers that are infinite or none in boxes of one tensor. Needs the memory of a block.
+
+    The bits are compared: a number is not finite where its exponent has all bits set.
+    """
+
+    def __init__(self, where: str, name: str):
+        self._where, self._name = where, name
+        self._seen = self._wrong = 0
+        self._first: tuple[tuple[int, ...], Any] | None = None  # place and number
+
+    def add(self, value: np.ndarray, box: Box | None = None) -> None:
+        """Looks through one box. `box`: where it lies in the tensor; None: it is the whole tensor."""
+        words = np.dtype(f"u{value.dtype.itemsize}")
+        exponent = np.full((), np.inf, value.dtype).view(words)
+        bits = value.reshape(-1).view(words)
+        self._dtype, self._seen = value.dtype, self._seen + bits.size
+        first = None
+        for start in range(0, bits.size, _BLOCK):
+            bad = (bits[start : start + _BLOCK] & exponent) == exponent
+            if bad.any():
+                first = start + int(bad.argmax()) if first is None else first
+                self._wrong += int(bad.sum())
+        if first is not None:
+            corner = [side.start for side in box] if box else [0] * value.ndim
+            place = tuple(int(at) + more for at, more in zip(np.unravel_index(first, value.shape), corner))
+            found = place, value.reshape(-1)[first]
+            self._first = found if self._first is None else min(self._first, found, key=lambda one: one[0])
+
+    def refuse(self) -> None:
+        """Refuses a tensor with such a number.
+
+        Raises:
+          ValueError: one sentence with the tensor's name, how many they are, and the first one.
+        """
+        if self._first is not None:
+            place, number = self._first
+            raise ValueError(
+                f"{self._where}: tensor {self._name} holds {self._wrong} of {self._seen} numbers that are not finite "
+                f"as {self._dtype}; the first is {number} at [{', '.join(map(str, place))}]"
+            )
 
 
 def refuse_not_finite(where: str, name: str, value: np.ndarray) -> None:
-    """Refuses a tensor with a number that is infinite or none. Needs the memory of a block.
-
-    The bits are compared: a number is not finite where its exponent has all bits set.
-
-    Raises:
-      ValueError: one sentence with the tensor's name, how many they are, and the first one.
-    """
-    words = np.dtype(f"u{value.dtype.itemsize}")
-    exponent = np.full((), np.inf, value.dtype).view(words)
-    bits, wrong = value.reshape(-1).view(words), 0
-    for start in range(0, bits.size, _BLOCK):
-        bad = (bits[start : start + _BLOCK] & exponent) == exponent
-        if bad.any():
-            first = start + int(bad.argmax()) if not wrong else first
-            wrong += int(bad.sum())
-    if wrong:
-        place = ", ".join(map(str, np.unravel_index(first, value.shape)))
-        raise ValueError(
-            f"{where}: tensor {name} holds {wrong} of {bits.size} numbers that are not finite as {value.dtype}; "
-            f"the first is {value.reshape(-1)[first]} at [{place}]"
-        )
+    """Refuses a whole tensor with a number that is infinite or none; see Finite."""
+    finite = Finite(where, name)
+    finite.add(value)
+    finite.refuse()
 
 
 def same(one: Entry, other: Entry) -> bool:
@@ -188,5 +238,8 @@ def write(file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype, va
         opened.write(len(text).to_bytes(8, "little") + text)
         for (name, shape), value in zip(shapes.items(), values, strict=True):
             assert value.shape == shape and value.dtype == dtype, (name, value.shape, shape, value.dtype)
-            # Contiguous first: the bytes of a transposed view would be in another order.
-            opened.write(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+            rows = max(_BLOCK // max(value[:1].nbytes, 1), 1) if value.ndim else 1
+            for start in range(0, len(value) if value.ndim else 1, rows):
+                # Contiguous first: the bytes of a transposed view would be in another order.
+                block = np.ascontiguousarray(value[start : start + rows] if value.ndim else value)
+                opened.write(memoryview(block.reshape(-1).view(np.uint8)))

@@ -142,6 +142,17 @@ def one_each(mesh: Mesh) -> Mesh:
     return _mesh([first[process] for process in sorted(first)], (len(first), 1, 1))
 
 
+def on_each_host(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Returns the sharding that gives each process a whole array, split over its devices where they divide it."""
+    order = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
+    count = len({device.process_index for device in order})
+    own = len(order) // count
+    split = next((at for at, size in enumerate(shape) if size % own == 0 and size), None)
+    return NamedSharding(
+        _mesh(order, (count, own, 1)), PartitionSpec(*(FSDP if at == split else None for at in range(len(shape))))
+    )
+
+
 def replicas(mesh: Mesh) -> int:
     """Returns data x fsdp: the number of the engine's replicas, and of the shards of a batch."""
     return mesh.shape[DATA] * mesh.shape[FSDP]

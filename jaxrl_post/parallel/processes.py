@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxrl_post.parallel import cluster
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import relayout
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _BLOCK = 4096  # bytes
@@ -150,6 +152,40 @@ def share_text(text: str, *, limit: int = _BLOCK) -> str:
     data = np.zeros(limit, np.uint8)
     data[: len(raw)] = np.frombuffer(raw, np.uint8)
     return share(data).tobytes().rstrip(b"\0").decode()
+
+
+def any_text(text: str, *, limit: int = _BLOCK) -> str:
+    """Returns the text of the first process that has one, on every process, or an empty text. It is cut to `limit`."""
+    if jax.process_count() == 1:
+        return text
+    own = np.zeros(limit, np.uint8)
+    raw = text.encode()[:limit]
+    own[: len(raw)] = np.frombuffer(raw, np.uint8)
+    one = meshes.one_each(meshes.make_mesh(jax.device_count()))
+    rows = meshes.put(np.broadcast_to(own, (one.size, limit)), meshes.batch_sharding(one))
+    every = np.asarray(relayout.relaid([rows], [meshes.replicated(one)])[0].addressable_data(0))
+    return next((row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in every if row.any()), "")
+
+
+def gathered(leaf: Any, dtype: Any) -> np.ndarray:
+    """Returns one leaf as a host array of `dtype`, on every process. It is cast before it moves.
+
+    With several processes each host gets it once, split over its devices as far as they divide it.
+    """
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf).astype(dtype, copy=False)
+    if leaf.is_fully_addressable:
+        there = jnp.array(leaf, dtype, copy=True)  # jax keeps host values of an array as long as the array
+    else:
+        home = meshes.on_each_host(leaf.sharding.mesh, leaf.shape)
+        there = relayout.relaid([leaf], [home], jnp.dtype(dtype))[0]
+    parts = {relayout.bounds(shard.index, leaf.shape): shard for shard in there.addressable_shards}
+    if len(parts) == 1:
+        return np.asarray(next(iter(parts.values())).data)
+    out = np.empty(leaf.shape, there.dtype)
+    for part in parts.values():
+        out[part.index] = np.asarray(part.data)
+    return out
 
 
 def whole(tree: Any) -> Any:

@@ -3,21 +3,23 @@
 The arrays decide between three cases:
 - `shared`: same dtype and layout. The engine uses the learner's buffers.
 - `cast`: another dtype, same layout. One compiled program writes into the buffers of the old weights.
-- `relayout`: another sharding or other devices. Leaf by leaf, each old leaf is freed before the new one is made.
+- `relayout`: another sharding or other devices. Leaves move in groups of bounded bytes (relayout.py), and the old
+  leaves of a group are freed before the new ones are made.
 
-In the last two cases the engine owns its copy. At most one leaf exists at any time besides the weights of learner and
-engine.
+In the last two cases the engine owns its copy. At most one group exists at any time besides the weights of learner and
+engine. No weight passes the memory of a host.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+
+from jaxrl_post.parallel import relayout
 
 
 class Torn(RuntimeError):
@@ -52,8 +54,7 @@ class WeightLayout:
         self._into = jax.jit(
             lambda old, new: self._cast(new), out_shardings=shardings, donate_argnums=0, keep_unused=True
         )
-        self._narrow = jax.jit(self._cast)
-        self._copy = jax.jit(jnp.copy)
+        self._copied = jax.jit(lambda leaves: [jnp.array(x, dtype=self.dtype, copy=True) for x in leaves])
 
     def _cast(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(self.dtype), tree)
@@ -84,13 +85,10 @@ class WeightLayout:
 
     def place(self, params: Any) -> Any:
         """Returns the first weights: the engine's own copy, unless shared."""
-        if self._apart(params):
-            return jax.tree.map(self._sent, params, self.shardings)
-        return params if self.case(params) == "shared" else self._first(params)
-
-    def _apart(self, params: Any) -> bool:
-        """Returns whether the weights are on other devices than this layout's."""
-        return jax.tree.leaves(params)[0].sharding.device_set != jax.tree.leaves(self.shardings)[0].device_set
+        case = self.case(params)
+        if case == "relayout":
+            return self._moved(params)
+        return params if case == "shared" else self._first(params)
 
     def memory(self, old: Any, new: Any) -> Any:
         """Returns the compiler's `memory_analysis()` of the program that `replace` runs in case `cast`."""
@@ -115,7 +113,18 @@ class WeightLayout:
             return new
         if case == "cast":
             return self._into(old, new)
-        return jax.tree.map(lambda old, new, sharding: self._move(old, new, sharding, owned), old, new, self.shardings)
+        return self._moved(new, jax.tree.leaves(old) if owned else None)
+
+    def _moved(self, new: Any, old: Sequence[jax.Array] | None = None) -> Any:
+        """Returns `new` in this layout. Frees the old leaves of each group, if given, before it is made."""
+        leaves, tree = jax.tree.flatten(new)
+        homes, out = jax.tree.leaves(self.shardings), list(leaves)
+        for group in relayout.groups(leaves, homes):
+            for at in group if old is not None else ():
+                old[at].delete()
+            for at, leaf in zip(group, self._sent([leaves[at] for at in group], [homes[at] for at in group])):
+                out[at] = leaf
+        return jax.tree.unflatten(tree, out)
 
     def bring(self, held: Any, owned: bool) -> tuple[Any, bool]:
         """Returns the weights in this layout, of the same dtype, and whether the engine alone uses them.
@@ -134,88 +143,26 @@ class WeightLayout:
 
     @staticmethod
     def _bring(leaf: jax.Array, sharding: Any, give_up: bool) -> jax.Array:
-        brought = jax.block_until_ready(brought_to(leaf, sharding))
+        brought = jax.block_until_ready(relayout.brought_to(leaf, sharding))
         if give_up:
             leaf.delete()
         return brought
 
-    def _move(self, old: jax.Array, new: jax.Array, sharding: Any, owned: bool) -> jax.Array:
-        """Returns the successor of one leaf. Frees the old leaf first where `owned`."""
-        if owned:
-            old.delete()
-        return self._sent(new, sharding)
+    def _sent(self, leaves: Sequence[jax.Array], homes: Sequence[NamedSharding]) -> list[jax.Array]:
+        """Returns a group of leaves in this layout, as copies."""
+        if leaves[0].sharding.device_set == homes[0].device_set:
+            return relayout.relaid(leaves, homes, self.dtype)
+        keep = all(leaf.dtype == self.dtype for leaf in leaves) and not _shares(leaves[0].sharding, homes[0])
+        # Waits, because copies of later groups would take memory beside this one.
+        return jax.block_until_ready(relayout.handed_over(leaves if keep else self._copied(leaves), homes))
 
-    def _sent(self, new: jax.Array, sharding: Any) -> jax.Array:
-        """Returns one leaf in another sharding.
-
-        `device_put` copies between devices directly. A compiled program would use collectives, which are slower on CPU
-        (scripts/results/swap-live.json holds the times). Between processes `device_put` cannot copy.
-        """
-        narrow = (
-            self._narrow(new)
-            if new.dtype != self.dtype
-            else self._copy(new)
-            if _shares(new.sharding, sharding)
-            else new
-        )
-        apart = new.sharding.device_set.isdisjoint(sharding.device_set)
-        return handed_over(narrow, sharding) if apart and jax.process_count() > 1 else brought_to(narrow, sharding)
+    def links(self, params: Any) -> Mapping[str, int]:
+        """Returns how many bytes a swap to these weights moves, by link. Nothing moves where they are shared."""
+        if self.case(params) == "shared":
+            return dict.fromkeys(relayout.LINKS, 0)
+        return relayout.links(jax.tree.leaves(params), jax.tree.leaves(self.shardings), self.dtype)
 
 
 def _shares(one: Any, other: Any) -> bool:
-    """Returns whether `device_put` between two shardings reuses pieces on common devices.
-
-    It does so whatever may_alias says (jax 0.10).
-    """
+    """Returns whether `brought_to` between two shardings may reuse pieces on common devices."""
     return one.device_set != other.device_set and not one.device_set.isdisjoint(other.device_set)
-
-
-def brought_to(leaf: jax.Array, sharding: Any) -> jax.Array:
-    """Returns `leaf` in `sharding`. If the device sets differ but overlap, pieces that stay in place are reused."""
-    if jax.process_count() == 1 or leaf.sharding.device_set == sharding.device_set:
-        return jax.device_put(leaf, sharding, may_alias=False)
-    return within_processes(leaf, sharding)
-
-
-def within_processes(leaf: jax.Array, sharding: Any) -> jax.Array:
-    """Does the same as `brought_to` between processes, where jax.device_put cannot.
-
-    Each device gets its piece from a device of its own process, preferably from itself.
-    """
-    there = {shard.device: shard.data for shard in leaf.addressable_shards}
-    having = {_bounds(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
-    before = leaf.sharding.addressable_devices_indices_map(leaf.shape)
-    pieces = []
-    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
-        same = device in there and _bounds(before[device], leaf.shape) == _bounds(index, leaf.shape)
-        pieces.append(
-            there[device] if same else jax.device_put(having[_bounds(index, leaf.shape)], device, may_alias=False)
-        )
-    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, pieces)
-
-
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple:
-    return tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
-
-
-def handed_over(new: jax.Array, home: NamedSharding) -> jax.Array:
-    """Returns `new` in the sharding `home`, on equally many other devices. `new` stays in place.
-
-    Each learner device is paired with an engine device of the same process, which gets a copy of its piece. Then a
-    program over the engine's devices, which every process enters, assembles the pieces of each replica. Between
-    processes jax.device_put cannot do this. A program over both kinds of devices would make each wait for the other.
-    Bits arrive unchanged: they are copied, never added.
-    """
-    learner = new.sharding.mesh
-    twin = dict(zip(learner.devices.flat, home.mesh.devices.flat, strict=True))
-    pieces = [jax.device_put(shard.data, twin[shard.device], may_alias=False) for shard in new.addressable_shards]
-    there = jax.sharding.Mesh(
-        home.mesh.devices.reshape(learner.devices.shape), learner.axis_names, axis_types=learner.axis_types
-    )
-    arrived = jax.make_array_from_single_device_arrays(new.shape, NamedSharding(there, new.sharding.spec), pieces)
-    return jax.block_until_ready(_joining(home)(arrived))
-
-
-@functools.cache
-def _joining(home: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda leaf: leaf, out_shardings=home)

@@ -93,15 +93,21 @@ def text(shares: Mapping[str, float]) -> str:
     return f"device time: {useful:.1%} useful; {told}{apart}"
 
 
+def swap(told: Mapping) -> str:
+    """Returns how weights reach the engine and what that moves, as one line. `told`: a case, and bytes by link."""
+    moved = ", ".join(f"{count:,} bytes {link}" for link, count in told["links"].items() if count)
+    return f"weights reach the engine: {told['case']}; a publish writes {moved or 'nothing'}, and none through the host"
+
+
 def headline(summary: Mapping, samples: int) -> list[str]:
     """Returns lines that describe a run's summary: the first and last evaluation, if any, and device time.
 
     `samples`: samples per prompt of the evaluation.
     """
     before, after = summary["eval"]["before"], summary["eval"]["after"]
-    where = text(summary["device_time"])
+    where, swaps = text(summary["device_time"]), [swap(summary["swap"])] if summary.get("swap") else []
     if before is None:
-        return ["", where]
+        return ["", *swaps, where]
     shown = {name: [found[name] for found in (before, after)] for name in ("greedy", f"mean_at_{samples}")}
     lines = [f"{name}: {_number(a)} before, {_number(b)} after" for name, (a, b) in shown.items()]
     return [
@@ -109,6 +115,7 @@ def headline(summary: Mapping, samples: int) -> list[str]:
         *lines,
         f"{before['n']} held-out prompts, {summary['steps']} steps, {summary['tokens']:,} sampled "
         f"tokens, {summary['seconds']:.1f} s",
+        *swaps,
         where,
     ]
 

@@ -157,6 +157,8 @@ class Learner:
             self._guest.compiled(lent, self._programs["join"])
         if not is_abstract(self.state):
             self._sums = self._programs["zeros"]()
+            if self._guest:
+                self._guest.rehearse(self.params, self._sums)
 
     def temporaries(self) -> dict[str, int]:
         """Returns the bytes of temporary memory that each program needs on a device, as the compiler reports them.

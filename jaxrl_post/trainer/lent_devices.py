@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel.weight_sync import brought_to
+from jaxrl_post.parallel.relayout import brought_to
 from jaxrl_post.trainer import packing as door
 from jaxrl_post.trainer.programs import Sums
 
@@ -50,6 +50,16 @@ class Guest:
         `join(sums, sums)` is compiled for the learner's mesh.
         """
         self._programs, self._join = programs, join
+
+    def rehearse(self, policy: Any, sums: Sums) -> None:
+        """Moves weights and sums once, so that later moves compile nothing. Nothing stays on the lent devices."""
+        jax.tree.map(brought_to, policy, self.shardings)
+        self._home(self._programs["zeros"](), sums)
+
+    @staticmethod
+    def _home(theirs: Sums, sums: Sums) -> Sums:
+        """Returns sums of the lent devices in the layout of `sums`."""
+        return jax.tree.map(lambda one, home: brought_to(one, home.sharding), theirs, sums)
 
     def _begin(self) -> None:
         self._done = [0, 0]  # micro-batches since the loan or the last join: own devices, lent devices
@@ -91,7 +101,7 @@ class Guest:
         self._begin()
         if self._policy is None:
             return sums
-        whole = self._join(sums, jax.tree.map(lambda one, home: brought_to(one, home.sharding), self._sums, sums))
+        whole = self._join(sums, self._home(self._sums, sums))
         # Dropped, not deleted: `brought_to` reuses pieces that are already in place, so some may be the learner's.
         self._policy = self._sums = None
         return whole

@@ -78,7 +78,7 @@ def bench(record) -> None:
 
 
 def _most_live_beside(layout, new) -> int:
-    """Returns the most bytes of device arrays alive after any leaf of a relayout, beyond both sides' weights."""
+    """Returns the most bytes of device arrays alive after any group of a relayout, beyond both sides' weights."""
     import jax
 
     held = layout.place(new)
@@ -88,14 +88,14 @@ def _most_live_beside(layout, new) -> int:
         shards = [shard.data for x in jax.live_arrays() if not x.is_deleted() for shard in x.addressable_shards]
         return sum({x.unsafe_buffer_pointer(): x.nbytes for x in shards}.values())
 
-    before, seen, move = live(), [], layout._move
+    before, seen, send = live(), [], layout._sent
 
-    def watched(old, leaf, sharding):
-        out = move(old, leaf, sharding)
+    def watched(leaves, homes):
+        out = send(leaves, homes)
         seen.append(live())
         return out
 
-    layout._move = watched
+    layout._sent = watched
     layout.replace(held, new)
     return max(seen) - before
 

@@ -1,0 +1,200 @@
+"""Moves arrays from one sharding to another, over links between devices. No byte passes the memory of a host.
+
+- The same devices: one compiled program, an identity with the new shardings as its result's.
+- Other devices: each device that receives gets one piece, copied from a device of its own process. Then a program over
+  the receiving devices, which every process enters, assembles what each of them needs.
+
+`jax.device_put` alone goes through the host wherever the pieces of two shardings differ (jax 0.11). Bits arrive
+unchanged: they are copied, never added.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from jaxrl_post.parallel.mesh import DATA, FSDP, TENSOR
+
+GROUP = 1 << 28  # bytes; leaves that move in one program have at most so many, unless it is one leaf
+
+
+def groups(leaves: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> list[list[int]]:
+    """Returns indices of leaves in groups of at most GROUP bytes, or of one leaf.
+
+    Leaves of one shape and sharding come together, so that few programs are compiled for many layers.
+    """
+    order: dict[Any, list[int]] = {}
+    for at, (leaf, home) in enumerate(zip(leaves, shardings, strict=True)):
+        order.setdefault((leaf.shape, leaf.dtype, leaf.sharding, home), []).append(at)
+    out: list[list[int]] = [[]]
+    room = GROUP
+    for at in (at for kind in order.values() for at in kind):
+        if leaves[at].nbytes > room and out[-1]:
+            out.append([])
+            room = GROUP
+        out[-1].append(at)
+        room -= leaves[at].nbytes
+    return [group for group in out if group]
+
+
+def relaid(leaves: Iterable[jax.Array], shardings: Iterable[NamedSharding], dtype: Any = None) -> list[jax.Array]:
+    """Returns copies of the leaves in other shardings over the same devices. `dtype`: what they are cast to first."""
+    homes = tuple(shardings)
+    return list(_identity(homes, dtype)(*(_renumbered(leaf, home) for leaf, home in zip(leaves, homes, strict=True))))
+
+
+@functools.cache
+def _identity(homes: tuple[NamedSharding, ...], dtype: Any) -> Callable[..., tuple]:
+    def copies(*leaves: jax.Array) -> tuple:
+        # A copy, because an identity may be answered with its argument. The cast comes before the move.
+        return tuple(jnp.copy(leaf if dtype is None else leaf.astype(dtype)) for leaf in leaves)
+
+    return jax.jit(copies, out_shardings=homes)
+
+
+def _renumbered(leaf: jax.Array, home: NamedSharding) -> jax.Array:
+    """Returns the leaf over devices in the order of `home`. A program takes its devices in one order only."""
+    ours, theirs = (list(sharding.mesh.devices.flat) for sharding in (leaf.sharding, home))
+    # Both shardings have the same devices: jax.device_put runs a program too.
+    return leaf if ours == theirs else jax.device_put(leaf, home, may_alias=False)
+
+
+def brought_to(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Returns `leaf` in `sharding`. If the device sets differ but overlap, pieces that stay in place may be reused."""
+    if leaf.sharding.device_set == sharding.device_set:
+        return relaid([leaf], [sharding])[0]
+    return handed_over([leaf], [sharding])[0]
+
+
+def handed_over(leaves: Sequence[jax.Array], homes: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Returns the leaves in shardings over other devices, in the same order. The leaves stay in place.
+
+    A program over both kinds of devices would make each wait for the other, so the pieces are copied first.
+
+    Raises:
+      ValueError: with several processes, a device needs a piece that no device of its process has.
+    """
+    landings = [_landing(leaf.sharding, home) for leaf, home in zip(leaves, homes, strict=True)]
+    pieces = [_pieces(_cut(leaf, landing), landing) for leaf, landing in zip(leaves, landings, strict=True)]
+    moving = [(piece, at) for some in pieces for at, piece in some.items() if piece.device != at]
+    copies = iter(jax.device_put([piece for piece, _ in moving], [at for _, at in moving], may_alias=False))
+    arrived = [
+        jax.make_array_from_single_device_arrays(
+            leaf.shape,
+            home if landing.is_equivalent_to(home, leaf.ndim) else landing,
+            [piece if piece.device == at else next(copies) for at, piece in some.items()],
+        )
+        for leaf, home, landing, some in zip(leaves, homes, landings, pieces, strict=True)
+    ]
+    apart = [at for at, leaf in enumerate(arrived) if leaf.sharding != homes[at]]
+    if apart:
+        made = relaid([arrived[at] for at in apart], [homes[at] for at in apart])
+        for at, leaf in zip(apart, made, strict=True):
+            arrived[at] = leaf
+    return arrived
+
+
+def _landing(source: NamedSharding, home: NamedSharding) -> NamedSharding:
+    """Returns the sharding over the devices of `home` in which pieces arrive: that of `source`, or larger pieces.
+
+    So every device that receives gets one piece, and as few bytes as possible.
+    """
+    shape, there = source.mesh.shape, home.mesh.devices
+    tensor = math.gcd(there.size, shape[TENSOR])
+    fsdp = math.gcd(there.size // tensor, shape[FSDP])
+    return NamedSharding(_reshaped(source.mesh, there, fsdp, tensor), source.spec)
+
+
+def _cut(leaf: jax.Array, landing: NamedSharding) -> jax.Array:
+    """Returns the leaf on its own devices, in pieces as large as those of `landing`."""
+    fsdp, tensor = landing.mesh.shape[FSDP], landing.mesh.shape[TENSOR]
+    own = leaf.sharding.mesh
+    if (own.shape[FSDP], own.shape[TENSOR]) == (fsdp, tensor):
+        return leaf
+    return relaid([leaf], [NamedSharding(_reshaped(own, own.devices, fsdp, tensor), leaf.sharding.spec)])[0]
+
+
+def _reshaped(like: Mesh, devices: Any, fsdp: int, tensor: int) -> Mesh:
+    assert like.axis_names == (DATA, FSDP, TENSOR), like
+    return Mesh(devices.reshape(-1, fsdp, tensor), like.axis_names, axis_types=like.axis_types)
+
+
+def _pieces(leaf: jax.Array, landing: NamedSharding) -> dict[jax.Device, jax.Array]:
+    """Returns the piece for each receiving device of this process, where it is now.
+
+    A device that has its piece keeps it. Otherwise devices that have it take turns.
+    """
+    having: dict[tuple, dict[jax.Device, jax.Array]] = {}
+    for shard in leaf.addressable_shards:
+        having.setdefault(bounds(shard.index, leaf.shape), {})[shard.device] = shard.data
+    out: dict[jax.Device, jax.Array] = {}
+    turns: dict[tuple, itertools.cycle] = {}
+    for device, index in landing.addressable_devices_indices_map(leaf.shape).items():
+        which = bounds(index, leaf.shape)
+        if which not in having:
+            raise ValueError(
+                f"weights: device {device.id} of process {device.process_index} needs a piece that no device of its "
+                "process has; give each process as many devices that learn as devices that generate"
+            )
+        turn = turns.setdefault(which, itertools.cycle(having[which].values()))
+        out[device] = having[which][device] if device in having[which] else next(turn)
+    return out
+
+
+def bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Returns (start, end) of each dimension."""
+    return tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
+
+
+def links(leaves: Iterable[Any], shardings: Iterable[NamedSharding], dtype: Any) -> Mapping[str, int]:
+    """Returns how many bytes reach the devices of `shardings`, by the shortest link that they can take.
+
+    Args:
+      leaves: arrays, or shapes with shardings.
+      dtype: that they travel in.
+    """
+    out = dict.fromkeys(LINKS, 0)
+    kinds: dict[Any, int] = {}
+    for leaf, home in zip(leaves, shardings, strict=True):
+        kind = leaf.shape, leaf.sharding, home
+        kinds[kind] = kinds.get(kind, 0) + 1
+    for (shape, source, home), count in kinds.items():
+        for link, elements in _elements(shape, source, home):
+            out[link] += count * elements * jnp.dtype(dtype).itemsize
+    return out
+
+
+IN_PLACE, IN_PROCESS, BETWEEN_PROCESSES, BETWEEN_SLICES = LINKS = (
+    "in place",
+    "between devices of a process",
+    "between processes",
+    "between slices",
+)
+
+
+def _elements(shape: tuple[int, ...], source: NamedSharding, home: NamedSharding) -> Iterable[tuple[str, int]]:
+    """Returns link and number of elements of each overlap of a piece that is there with a piece that is needed."""
+    there: dict[tuple, list[jax.Device]] = {}
+    for device, index in source.devices_indices_map(shape).items():
+        there.setdefault(bounds(index, shape), []).append(device)
+    for device, index in home.devices_indices_map(shape).items():
+        wanted = bounds(index, shape)
+        for piece, holders in there.items():
+            sides = [min(a[1], b[1]) - max(a[0], b[0]) for a, b in zip(wanted, piece, strict=True)]
+            if all(side > 0 for side in sides):
+                yield min((_link(holder, device) for holder in holders), key=LINKS.index), math.prod(sides)
+
+
+def _link(one: jax.Device, other: jax.Device) -> str:
+    if one == other:
+        return IN_PLACE
+    if getattr(one, "slice_index", 0) != getattr(other, "slice_index", 0):
+        return BETWEEN_SLICES
+    return IN_PROCESS if one.process_index == other.process_index else BETWEEN_PROCESSES
