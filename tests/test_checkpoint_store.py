@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxrl_post.checkpoint import identity, log_marks, store
+from jaxrl_post.checkpoint import identity, log_marks, signed_files, store
 from jaxrl_post.checkpoint.background import Background
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.checkpoint.log_marks import rewind
@@ -382,7 +382,7 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path, monkeypatch):
     def failing(file, settle=False):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(store, "_digest", failing)
+    monkeypatch.setattr(signed_files, "_digest", failing)
     assert "cannot be read (Input/output error)" in damage(path)
 
 

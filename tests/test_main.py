@@ -307,6 +307,7 @@ def test_a_run_leaves_what_it_promises(finished):
     steps = [row for row in rows if "training/global_step" in row]
     logged = [rollout_log.read(finished / "rollouts" / f"step_{n:06d}.npz") for n in (1, 2, 3)]
     assert summary["steps"] == 3 and summary["seconds"] > 0
+    assert summary["swap"]["case"] in ("shared", "cast", "relayout") and "in place" in summary["swap"]["links"]
     assert summary["tokens"] == sum(r.tokens.size for groups in logged for g in groups for r in g.rollouts)
     for version, (row, groups) in enumerate(zip(steps, logged)):
         assert row["reward/mean"] == pytest.approx(np.mean([g.rewards for g in groups]))

@@ -316,7 +316,7 @@ PAIR = (
 )
 
 
-def pair(here, folder, cache, *, code=(), resumed=False):
+def pair(here, folder, cache, *, code=(), resumed=False, flags=()):
     """Two processes of two forced devices each; their exit statuses and what they said."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -328,6 +328,7 @@ def pair(here, folder, cache, *, code=(), resumed=False):
         f"--config={here / 'toy.py'}",
         f"--run-dir={folder}",
         *PAIR,
+        *flags,
         *(["--resume"] if resumed else []),
     ]
     given = os.environ | {

@@ -51,6 +51,15 @@ def test_a_learner_apart_is_told_beside_the_shares():
     assert said == report.text(found) + "; learner's devices at work 40.0%"
 
 
+def test_a_swap_is_told_by_link():
+    links = {"in place": 8, "between devices of a process": 1_234_567, "between processes": 0}
+    assert report.swap({"case": "relayout", "links": links}) == (
+        "weights reach the engine: relayout; a publish writes 8 bytes in place, 1,234,567 bytes between devices of a "
+        "process, and none through the host"
+    )
+    assert "shared; a publish writes nothing, and none" in report.swap({"case": "shared", "links": {"in place": 0}})
+
+
 def test_steps_add_up_by_their_seconds():
     plain = {"timing_s/step": 30.0, "timing_s/gen": 30.0}  # an engine that counts no rows
     assert report.device_time([STEP, plain])["generating"] == pytest.approx((3.75 + 30) / 40)

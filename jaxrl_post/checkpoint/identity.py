@@ -61,13 +61,14 @@ def _column(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def check_same(then: Mapping, now: Mapping, step: int) -> None:
+def check_same(then: Mapping, now: Mapping, step: int, *, may_move: bool = False) -> None:
     """Refuses to go on under another config, on other data or with another number of processes.
 
     Args:
       then, now: {"config": nested dict, "data": nested dict, "processes": int, "graders": dict, "reward_code": dict},
         or some of them; others are ignored.
       step: that was saved; 0 before the first save.
+      may_move: another mesh and another number of processes are allowed.
     Raises:
       ValueError: one sentence with every field that differs.
     """
@@ -78,7 +79,8 @@ def check_same(then: Mapping, now: Mapping, step: int) -> None:
     ]
     for field, old, new in differences(*parts):
         grows = field == "config.steps" and new >= max(old, step)
-        if not grows and field.removeprefix("config.") not in MAY_CHANGE:
+        moves = may_move and (field == "processes" or field.startswith("config.mesh."))
+        if not grows and not moves and field.removeprefix("config.") not in MAY_CHANGE:
             lines.append(f"{field.removeprefix('config.')} {_shown(old)} -> {_shown(new)}")
     if lines:
         raise ValueError(

@@ -3,10 +3,9 @@
     checkpoints/step_000012/ arrays/  host/process_K/{state.json, arrays.npz}  about.json  MANIFEST.json
 
 Invariants:
-- MANIFEST.json is written last and lists the size and BLAKE2b of every file. A step is valid when its files agree with
-  it. Only valid steps are restored. Orbax alone restores a flipped byte silently and lists half-deleted steps.
-- The manifest is signed with the key of the run, checkpoints/.key, over its files and the number of the step. So files
-  that were exchanged are found, even if the manifest was computed anew.
+- MANIFEST.json is written last, is signed, and lists every file (signed_files.py). A step is valid when its files agree
+  with it. Only valid steps are restored. Orbax alone restores a flipped byte silently and lists half-deleted steps.
+- Each process hashes the files that it wrote, and reads a share of all files before a step is restored.
 - A save that fails leaves nothing. The run goes on to the next save, and ends after `max_failures` in a row.
 - A step is written under another name and then renamed. Before it is deleted it is renamed too. So a kill at any
   moment leaves only whole steps, and leftovers with names of their own.
@@ -17,9 +16,8 @@ There is no pickle. All processes of a job share one POSIX file system.
 from __future__ import annotations
 
 import errno
-import hashlib
-import hmac
 import json
+import math
 import os
 import re
 import secrets
@@ -34,9 +32,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl_post.checkpoint.host_state import read_state, write_state
+from jaxrl_post.checkpoint.signed_files import (
+    ABOUT,
+    HASHES,
+    KEY,
+    MANIFEST,
+    UNSIGNED,
+    damage,
+    hashed,
+    listed,
+    manifest,
+    read_key,
+)
 
-MANIFEST, ABOUT, KEY = "MANIFEST.json", "about.json", ".key"
-_UNSIGNED = f"{MANIFEST} is not signed with this run's key: it was changed"
 _SPARE = 1 << 20  # bytes beside the arrays that a save needs
 _FAILURES = (OSError, ValueError)  # Orbax raises the latter where the disk is full
 
@@ -72,8 +80,9 @@ class Saved:
                 f"{here.get(name, 'no such array')}: it belongs to another model or optimizer"
             )
         shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in wanted.items()}
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            found = reader.restore(self.path.absolute() / "arrays", args=ocp.args.StandardRestore(shapes))
+        asked = ocp.args.PyTreeRestore(shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes))
+        with ocp.Checkpointer(_handler(shapes)) as reader:
+            found = reader.restore(self.path.absolute() / "arrays", args=asked)
         return jax.tree.unflatten(tree, [found[name] for name in wanted])
 
 
@@ -102,6 +111,7 @@ class Checkpoints:
       reach: called with "before_save", "mid_save", "after_save" and "prune", for faults on purpose.
       share: returns process 0's text on every process, and waits for all of them. In a job of one process it returns
         the text itself.
+      any_of: returns the text of the first process that has one, on every process, or an empty text.
     """
 
     def __init__(
@@ -111,11 +121,13 @@ class Checkpoints:
         keep_last: int,
         say: Callable[[str], object],
         share: Callable[[str], str] = str,
+        any_of: Callable[[str], str] = str,
         max_failures: int = 3,
         reach: Callable[[str], None] = lambda point: None,
     ):
         assert keep_last >= 2, f"keep_last={keep_last} leaves nothing to fall back on"
-        self._folder, self._keep, self._say, self._share = Path(folder), keep_last, say, share
+        self._folder, self._keep, self._say = Path(folder), keep_last, say
+        self._share, self._any_of = share, any_of
         self._most, self._failed, self._reach = max_failures, 0, reach
 
     def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
@@ -188,14 +200,19 @@ class Checkpoints:
             _remove(part)
             part.mkdir(parents=True)
         self._share("")
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-            writer.save(part.absolute() / "arrays", args=ocp.args.StandardSave(_views(named)))
+        with ocp.Checkpointer(_handler(named)) as writer:
+            writer.save(part.absolute() / "arrays", args=ocp.args.PyTreeSave(_views(named)))
         self._reach("mid_save")
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")
         if first:
             _write_json(part / ABOUT, {**about, "step": step, "arrays": _kinds(named)})
-            _write_json(part / MANIFEST, manifest(part, step, self._key()))
+        own = hashed(part, jax.process_index())
+        if not first:
+            _write_json(part / f"{HASHES}{jax.process_index()}", own)
+        self._share("")
+        if first:
+            _write_json(part / MANIFEST, manifest(part, step, self._key(), own))
             os.replace(part, path)
             self._reach("after_save")
             _settle(self._folder)
@@ -210,17 +227,46 @@ class Checkpoints:
           ValueError: steps were saved, and all of them are damaged.
         """
         try:
-            found = self._share(self._choose() if jax.process_index() == 0 else "")
+            return self._newest()
         except OSError as error:  # of process 0, which then ends the job
             raise ValueError(f"resume: the checkpoints cannot be taken up: {_one_line(error)}") from error
-        if not found:
-            return None
-        if not found.isdigit():
-            raise ValueError(found)
-        path = self._folder / _name(int(found))
-        about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-        mine = path / "host" / f"process_{jax.process_index()}"
-        return Saved(step=int(found), path=path, about=about, host=read_state(mine) if mine.is_dir() else {})
+
+    def _newest(self) -> Saved | None:
+        first = jax.process_index() == 0
+        refusal = self._share(self._prepare() if first else "")
+        if refusal:
+            raise ValueError(refusal)
+        while number := self._share(str(max(self.steps(), default="")) if first else ""):
+            path = self._folder / _name(int(number))
+            reason = self._any_of(self._damage(path))
+            if not reason:
+                about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+                # Processes decide alike, so the state of process 0 serves any number of them.
+                mine = jax.process_index() if about.get("processes") == jax.process_count() else 0
+                state = path / "host" / f"process_{mine}"
+                return Saved(step=int(number), path=path, about=about, host=read_state(state) if state.is_dir() else {})
+            if first:
+                self._put_aside(path, reason)
+        refusal = self._share(self._all_damaged() if first else "")
+        if refusal:
+            raise ValueError(refusal)
+        return None
+
+    def _damage(self, path: Path) -> str:
+        """Returns why a step is not valid, as far as this process looks, or an empty text."""
+        try:
+            return damage(path, read_key(self._folder), share=(jax.process_index(), jax.process_count()))
+        except OSError as error:
+            return f"it cannot be read ({error.strerror})"
+
+    def _put_aside(self, path: Path, reason: str) -> None:
+        """Moves a damaged step aside and says why."""
+        aside = next(p for n in range(1, 1 << 20) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
+        os.replace(path, aside)
+        self._say(
+            f"CHECKPOINT DAMAGED: step {_number(path)} is not used, because {reason}; it was moved to {aside}, and "
+            "the run falls back on the newest whole step before it"
+        )
 
     def before(self, step: int) -> Saved | None:
         """Returns the newest valid step before `step`, without the host's state, or None. Nothing is moved aside."""
@@ -236,8 +282,8 @@ class Checkpoints:
         found = sorted(int(name.removeprefix("step_")) for name in names if re.fullmatch(r"step_[0-9]{6,18}", name))
         return [step for step in found if _name(step) in names]  # a renamed step may have other zeros
 
-    def _choose(self) -> str:
-        """Returns the newest valid step as digits, an empty text, or why there is none."""
+    def _prepare(self) -> str:
+        """Removes leftovers of a kill. Returns an empty text, or why no step can be verified."""
         for leftover in [*self._folder.glob("*.part"), *self._folder.glob("step_*.gone")]:
             _remove(leftover)
         try:
@@ -252,17 +298,10 @@ class Checkpoints:
                 f"resume: no checkpoint in {self._folder} is signed with {KEY}, the key of the run: the key or every "
                 f"{MANIFEST} was changed; put it back, or begin a new run"
             )
-        for step in reversed(self.steps()):
-            path = self._folder / _name(step)
-            reason = damage(path, key)
-            if not reason:
-                return str(step)
-            aside = next(p for n in range(1, 1 << 20) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
-            os.replace(path, aside)
-            self._say(
-                f"CHECKPOINT DAMAGED: step {step} is not used, because {reason}; it was moved to {aside}, and "
-                "the run falls back on the newest whole step before it"
-            )
+        return ""
+
+    def _all_damaged(self) -> str:
+        """Returns an empty text, or that steps were saved and all of them are damaged."""
         damaged = sorted(path.name for path in self._folder.glob("step_*.damaged-*"))
         return (
             (
@@ -275,8 +314,8 @@ class Checkpoints:
 
     def _key_is_wrong(self, key: bytes) -> bool:
         """Returns whether all of several steps have a manifest, and none of them is signed with the key."""
-        reasons = [_listed(self._folder / _name(step), key)[1] for step in self.steps()]
-        return len(reasons) > 1 and all(reason == _UNSIGNED for reason in reasons)
+        reasons = [listed(self._folder / _name(step), key)[1] for step in self.steps()]
+        return len(reasons) > 1 and all(reason == UNSIGNED for reason in reasons)
 
     def _prune(self) -> None:
         """Deletes all but the newest `keep_last` steps. Steps with a missing or cut file are left alone."""
@@ -290,74 +329,24 @@ class Checkpoints:
             _remove(gone)
 
 
-def read_key(folder: Path) -> bytes:
-    """Returns the key that signs the steps below `folder`.
+def _handler(named: Mapping[str, Any]) -> ocp.PyTreeCheckpointHandler:
+    """Returns what reads and writes these arrays, with a bound on bytes in flight: twice the largest, or an eighth.
 
-    Raises:
-      OSError: there is none.
-      ValueError: it is malformed.
+    Orbax would copy all of them to host memory at once. The bound holds in each process, for bytes of whole arrays.
     """
-    key = bytes.fromhex((folder / KEY).read_text(encoding="ascii").strip())
-    if len(key) != 32:
-        raise ValueError(f"a key of {len(key)} bytes, not 32")
-    return key
-
-
-def manifest(folder: Path, step: int, key: bytes) -> dict:
-    """Returns the size and BLAKE2b of every file below `folder`, the step, and their signature with `key`.
-
-    Every file is on disk when this returns.
-    """
-    files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "blake2b": _digest(path, settle=True)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
-    return {"files": files, "step": step, "signature": _signature(files, step, key)}
-
-
-def damage(folder: Path, key: bytes, *, contents: bool = True) -> str:
-    """Returns why a step is not valid, or an empty text. Without `contents` only sizes are compared."""
-    files, reason = _listed(folder, key)
-    if reason:
-        return reason
-    for name, about in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != about["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {about['bytes']}"
-        try:
-            digest = _digest(path) if contents else about["blake2b"]
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
-        if digest != about["blake2b"]:
-            return f"the bytes of {name} are not those that were written"
-    there = {path.relative_to(folder).as_posix() for part in ("arrays", "host") for path in (folder / part).rglob("*")}
-    unlisted = sorted(name for name in there if name not in files and (folder / name).is_file())
-    return f"{unlisted[0]} is not listed in {MANIFEST}" if unlisted else ""
-
-
-def _listed(folder: Path, key: bytes) -> tuple[dict, str]:
-    """Returns the files that a step's manifest lists, and why the manifest is not valid, or an empty text."""
-    try:
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        return {}, f"{MANIFEST} is missing or unreadable ({type(error).__name__})"
-    if not isinstance(listed, dict) or not isinstance(files := listed.get("files"), dict) or ABOUT not in files:
-        return {}, f"{MANIFEST} does not list {ABOUT}"
-    step = int(folder.name.removeprefix("step_"))
-    if (named := listed.get("step")) != step:
-        return {}, f"{MANIFEST} is of step {named if isinstance(named, int) else None}"
-    signature = listed.get("signature")
-    given = signature.encode() if isinstance(signature, str) and signature.isascii() else b""
-    if not hmac.compare_digest(given, _signature(files, step, key).encode()):
-        return {}, _UNSIGNED
-    return files, ""
+    sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in named.values()]
+    most = max(2 * max(sizes, default=0), sum(sizes) // 8, _SPARE) / 10**9
+    return ocp.PyTreeCheckpointHandler(
+        save_concurrent_gb=most, restore_concurrent_gb=most, save_device_host_concurrent_gb=most
+    )
 
 
 def _name(step: int) -> str:
     return f"step_{step:06d}"
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def _named(tree: Any) -> dict[str, Any]:
@@ -390,19 +379,6 @@ def _views(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kinds(named: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named.items()}
-
-
-def _digest(path: Path, settle: bool = False) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "blake2b").hexdigest()
-        if settle:
-            os.fsync(file.fileno())
-    return digest
-
-
-def _signature(files: Mapping, step: int, key: bytes) -> str:
-    text = json.dumps({"files": files, "step": step}, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=32, key=key).hexdigest()
 
 
 def _one_line(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume, run_lock
+from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
@@ -222,6 +222,7 @@ def checkpoints(
         reach=faults.reach,
         say=say,
         share=processes.share_text,
+        any_of=processes.any_text,
     )
     saved = None if new else resume.point(saves, place, mine, about, say)
     return about, stack.enter_context(Background(saves, malloc.give_back)), saved
@@ -304,13 +305,15 @@ def drawn_traces(
 
 def revive(run: Run, saved: store.Saved) -> None:
     """Restores the host's state. The first and the latest evaluation are read from their log."""
-    prompts = {prompt.id: prompt for prompt in run.start.train}
+    prompts, host = {prompt.id: prompt for prompt in run.start.train}, saved.host
+    if moved_run.changes(saved.about, run.about):
+        host = moved_run.rehomed(host, run.engines)
     run.history.load_state_dict(saved.host["history"])
     run.meter.load_state_dict(saved.host["meter"])
     run.learner.gate.load_state_dict(saved.host["gate"])
-    for engine, state in zip(run.engines, saved.host["engines"], strict=True):
+    for engine, state in zip(run.engines, host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
-    run.scheduler.load_state_dict(saved.host["scheduler"])
+    run.scheduler.load_state_dict(host["scheduler"])
     for rollout in run.scheduler.held():
         run.rewards.start(rollout)
     files = sorted((run.mine / "evaluations").glob("step_*.npz"))

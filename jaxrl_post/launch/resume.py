@@ -3,9 +3,9 @@
 Scores that were journaled after that point are set apart for the resumed run, which uses them instead of grading
 again.
 
-Invariant: nothing is cut before the config, the data and the number of processes are known to be those of the save.
-Refused are another config, other data, a run whose checkpoints are all damaged, and a log that lost lines. Another
-library version or device prints a warning, because bits may differ from there on.
+Invariant: nothing is cut before the config and the data are known to be those of the save. Refused are another config,
+other data, a run whose checkpoints are all damaged, and a log that lost lines. Another library version, device, mesh or
+number of processes prints a warning, because bits may differ from there on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ import jaxrl_post
 from jaxrl_post import config
 from jaxrl_post.checkpoint import identity, log_marks, store
 from jaxrl_post.config import Config
+from jaxrl_post.launch import moved_run
 from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.parallel import processes
 from jaxrl_post.rewards import math_algebra
 from jaxrl_post.telemetry import journal as journal_file
 
@@ -69,7 +71,9 @@ def point(
     """
     saved = saves.newest()
     if saved is not None:
-        identity.check_same(saved.about, now, saved.step)
+        identity.check_same(saved.about, now, saved.step, may_move=moved_run.may_move(now["config"]))
+        for change in moved_run.changes(saved.about, now):
+            say(f"resume: {change} now: from here on bits may differ")
         for name in ("versions", "device"):
             for field, old, new in identity.differences(saved.about[name], now[name], name):
                 say(f"resume: {field} was {old} and is {new} now: from here on bits may differ")
@@ -83,6 +87,9 @@ def point(
             0,
         )
     marks = saved.host["marks"] if saved is not None else {}
+    if saved is not None and saved.about["processes"] != now["processes"]:
+        moved_run.take_logs(place, mine, saved.about["processes"])
+        processes.share_text("")  # process 0 cuts its logs only after they were copied
     log_marks.check_reach(mine, marks)
     if jax.process_index() == 0:  # process 0 grades and shares its scores with the others
         for journal in journal_file.JOURNALS:

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxrl_post.parallel import cluster
+from jaxrl_post.parallel import cluster, relayout
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel import relayout
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _BLOCK = 4096  # bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 MINUTES = 4.0
 STEPS = 2
-SHORT = [f"--config.steps={STEPS}", "--config.engine.slots=32", "--config.eval.prompts=0"]
+SHORT = [f"--config.steps={STEPS}", "--config.engine.slots=32", "--config.eval.prompts=0", "--config.eval.every=0"]
 SPLIT, APART, FEWER = "--config.mesh.fsdp=2", "--config.mesh.engine=2", "--config.mesh.engine=1"
 ARMS = {  # name: processes, devices in all, config, overrides
     "one_process_shared_devices": (1, 4, "demo", [SPLIT, "--config.mesh.data=2"]),
