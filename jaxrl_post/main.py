@@ -80,8 +80,6 @@ def turn(run: Run) -> None:
         devices=config.devices,
     )
     listen(ring, run, observe)
-    for engine in run.engines:
-        engine.meanwhile = ring.flush
     with dog:
         if run.saved is None:
             ring.call("testing", examine, run, 0)
@@ -119,6 +117,8 @@ def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
     The observer is the last listener of a publish: its checkpoint contains the state of all others.
     """
     traces, first = run.traces, FirstScores(run.config.scheduler.prompts)
+    for engine in run.engines:
+        engine.meanwhile = ring.flush
     ring.on("preparing", run.meter.trained)
     ring.on("launched", run.meter.launched, *(trace.launched for trace in traces))
     ring.on("stepped", run.meter.stepped)
