@@ -60,7 +60,9 @@ def learner(
         mesh.make_mesh(*sizes),
         algorithm=given or algorithm(mode),
         optimizer=optimizer or config.OptimizerConfig(),
-        batch=config.BatchConfig(rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64)),
+        batch=config.BatchConfig(
+            rows=rows, tokens=tokens, head_chunk=more.pop("head_chunk", 64), split_head=more.pop("split_head", "auto")
+        ),
         temperature=more.pop("temperature", 0.8),
         steps=more.pop("steps", 10),
         max_tokens=MAX_TOKENS,

@@ -71,6 +71,12 @@ from jaxrl_post.sim import settings
             ["algorithm.prox_logp_method=loglinear", "algorithm.rollout_is=span"],
             "algorithm.rollout_is='span' must be 'token' or 'none'",
         ),
+        (
+            ["optimizer.moments_dtype=bfloat16", "optimizer.b2=0.999"],
+            "optimizer.b2=0.999 moves a moment by less than the rounding of optimizer.moments_dtype='bfloat16': it must be "
+            "at most 0.99; the nearest valid optimizer.b2 is 0.99",
+        ),
+        (["model.remat_policy=offload"], "model.remat_policy='offload' would be ignored"),
         (["algorithm.overlong_buffer=300"], "algorithm.overlong_buffer=300 is above sampling.max_tokens=256"),
         (["algorithm.adv_estimator=maxrl", "algorithm.overlong_buffer=3"], "'maxrl' needs rewards of at least 0"),
         (

@@ -95,6 +95,46 @@ def test_remat_and_a_smaller_head_chunk_need_less():
     assert remat < plain and chunked < plain
 
 
+def test_what_each_policy_keeps_by_hand():
+    """8 rows of 64 tokens on one device: 2 layers, a stream of 32, 4 query heads and 2 others of 8, a gate of 64, 4 bytes."""
+    assert (TINY.layers, TINY.embed, TINY.heads, TINY.kv_heads, TINY.head_dim) == (2, 32, 4, 2, 8)
+    given = config("batch.tokens=64", "batch.rows=8", "model.remat=true")
+    got = memory_plan.kept_by_policy(given, TINY)
+    value = 2 * 8 * 64 * 4  # of every layer and token
+    assert got["full"] == got["offload"] == 32 * value
+    assert got["attention"] == (32 + 32) * value
+    assert got["projections"] == (32 + 32 + 32 + 2 * 16 + 2 * TINY.ffw + 32) * value
+    assert got["all (no remat)"] > got["projections"]
+    halves = memory_plan.kept_by_policy(config("batch.tokens=64", "mesh.tensor=2"), TINY)
+    assert halves["projections"] == (32 + 16 + 16 + 16 + TINY.ffw + 32) * value
+
+
+def test_moments_sums_stack_and_offload_by_hand():
+    """A plan of another platform says so: there, "auto" scans the layers and splits the head."""
+    mixed = ("optimizer.moments_dtype=bfloat16", "optimizer.sums_dtype=bfloat16", "model.compute_dtype=bfloat16")
+    got, plain = table(*mixed), table()
+    weights = plain["weights (learner, float32)"]
+    assert got["optimizer (two moments, bfloat16)"] == weights == plain["optimizer (two moments, float32)"] // 2
+    assert got["gradient (bfloat16)"] == weights // 2
+    stack = "layers stacked in the step, and their gradient (bfloat16)"
+    layers = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(TINY)["layers"]))
+    there = memory_plan.table(memory_plan.memory(config(*mixed), TINY, platform="tpu"))
+    assert got[stack] == 0 and there[stack] == table(*mixed, "model.scan_layers=yes")[stack] == 2 * 2 * layers
+    away = config("model.remat=true", "model.remat_policy=offload", "mesh.fsdp=2")
+    held = memory_plan.by_device(away, memory_plan.memory(away, TINY))
+    assert memory_plan.table(held[memory_plan.HOST])["all"] == memory_plan.kept_by_policy(away, TINY)["full"]
+    assert not any("offloaded" in item.what for item in held["device"])
+    found = memory_plan.process(away, memory_plan.memory(away, TINY), {"commit": 1}, 1000, on_host=False)
+    assert found["activations of layers, offloaded"] == 2 * memory_plan.kept_by_policy(away, TINY)["full"]
+
+
+def test_a_split_head_needs_less():
+    split, whole = (
+        table("mesh.fsdp=4", "batch.rows=4", f"batch.split_head={s}")["activations (estimate)"] for s in ("yes", "no")
+    )
+    assert split != whole and table("batch.split_head=yes") == table("batch.split_head=no")
+
+
 def test_the_process_by_hand():
     held = (
         Item(Kind.WEIGHTS, "weights", 100),

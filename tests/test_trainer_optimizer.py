@@ -102,3 +102,21 @@ def test_mask_has_the_tree_of_the_params():
     assert jax.tree.structure(optimizers.matrices(decoder.axes(made_groups.MODEL))) == jax.tree.structure(
         made_groups.weights()
     )
+
+
+def test_moments_in_bfloat16_are_float32_arithmetic_rounded_once_a_step():
+    """Three steps against AdamW written out, whose moments are rounded after each. Rounding twice or computing in
+    bfloat16 would be off by its 2**-8."""
+    given = OptimizerConfig(max_grad_norm=0.0, b1=0.9, b2=0.98, moments_dtype="bfloat16")
+    transform = optimizers.transform(given, None)
+    rng = np.random.default_rng(0)
+    state = transform.init({"w": jnp.zeros(64)})
+    first, second = np.zeros((2, 64), np.float32)
+    for step in range(1, 4):
+        grads = rng.normal(size=64).astype(np.float32)
+        moved, state = transform.update({"w": jnp.asarray(grads)}, state)
+        first, second = (0.9 * first + 0.1 * grads).astype(np.float32), 0.98 * second + 0.02 * grads**2
+        expected = first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.98**step)) + 1e-8)
+        np.testing.assert_allclose(moved["w"], expected, rtol=1e-5)
+        first, second = (np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in (first, second))
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(state)} == {"int32", "bfloat16"}

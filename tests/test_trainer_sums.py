@@ -13,6 +13,7 @@ import made_groups
 import numpy as np
 import pytest
 
+from jaxrl_post import config
 from jaxrl_post.algorithms import aggregation, credit, losses
 from jaxrl_post.trainer import attention, learner, programs
 
@@ -27,6 +28,9 @@ ARMS = {
     "one_chunk": dict(head_chunk=100_000),
     "remat": dict(remat=True),
     "eight_devices": dict(sizes=(2, 2, 2)),
+    "scanned": dict(scan_layers="yes", remat=True),
+    "scanned_and_split": dict(sizes=(2, 2, 2), scan_layers="yes", split_head="yes", remat=True),
+    "offloaded": dict(scan_layers="yes", remat=True, remat_policy="offload"),
 }
 
 
@@ -63,7 +67,14 @@ def test_every_loss_in_x64(loss_mode):
 
 
 @pytest.mark.parametrize(
-    "arm", ["other_micro_batches", *(pytest.param(arm, marks=pytest.mark.extended) for arm in ("one_chunk", "remat"))]
+    "arm",
+    [
+        "other_micro_batches",
+        *(
+            pytest.param(arm, marks=pytest.mark.extended)
+            for arm in ("one_chunk", "remat", "scanned", "scanned_and_split", "offloaded")
+        ),
+    ],
 )
 def test_what_must_not_matter_in_x64(plain, arm):
     mode = "seq-mean-token-mean"
@@ -71,13 +82,24 @@ def test_what_must_not_matter_in_x64(plain, arm):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices"])
+@pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices", "scanned", "scanned_and_split"])
 def test_float32(plain, arm):
     mode = "token-mean"
     packed = arms.gradient(GROUPS, mode=mode)
     assert arms.worst(packed, plain[mode]) <= SINGLE
     if arm != "packed":
         assert arms.worst(arms.gradient(GROUPS, mode=mode, **ARMS[arm]), packed) <= SINGLE
+
+
+@pytest.mark.extended
+def test_sums_in_bfloat16_are_rounded_once_for_each_micro_batch():
+    """Each addition rounds by at most 2**-9 of the sum, so three parts stay within 2**-7 of the exact sum per leaf."""
+    optimizer = config.OptimizerConfig(sums_dtype="bfloat16")
+    exact = arms.gradient(GROUPS, parts=3)
+    rounded = arms.gradient(GROUPS, parts=3, optimizer=optimizer)
+    gap = arms.worst(rounded, exact)
+    assert 1e-5 < gap <= 2**-7
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(rounded)} == {"float32"}
 
 
 def test_an_unscored_rollout_is_as_if_it_were_not_there():

@@ -11,7 +11,7 @@
 Each imports only those above it, and none imports jax.
 """
 
-from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, on, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.reader import default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
@@ -52,6 +52,7 @@ __all__ = [
     "file_path",
     "load",
     "mapping",
+    "on",
     "one_of",
     "resolve",
     "to_dict",

@@ -54,6 +54,20 @@ def file_path(default, **words):
     return _declared(default, path=True, **words)
 
 
+def switch(**words):
+    """Declares a form of a program that can be chosen. `on` says whether it is used."""
+    return one_of("auto", "auto", "yes", "no", **words)
+
+
+def on(given: str, platform: str) -> bool:
+    """Returns whether a form is used. "auto" uses it on every platform but the CPU.
+
+    Args:
+      platform: of the devices, as jax names it.
+    """
+    return given == "yes" or (given == "auto" and platform != "cpu")
+
+
 def mapping(**words):
     """Declares a mapping with names of its own; it is empty by default."""
     return field(default_factory=dict, metadata=_said(**words))

@@ -315,6 +315,18 @@ _LOSSES = (
     ),
 )
 
+_MOMENTS = tuple(
+    relation(
+        f"optimizer.{name}",
+        when="optimizer.moments_dtype=bfloat16",
+        need=lambda decay: decay <= 0.99,
+        says=f"{{optimizer.{name}}} moves a moment by less than the rounding of {{optimizer.moments_dtype}}: it must be at "
+        "most 0.99",
+        nearest=lambda decay: 0.99,
+    )
+    for name in ("b1", "b2")
+)
+
 _PARTS = (
     relation(
         "reward.weights",
@@ -342,4 +354,4 @@ _PARTS = (
     ),
 )
 
-RUN = (*_SIZES, *_STEPS, *_LOANS, *_HISTORY, *_WHITENED, *SCHEDULING, *_DEVICES, *_LOSSES, *_PARTS)
+RUN = (*_SIZES, *_STEPS, *_LOANS, *_HISTORY, *_WHITENED, *SCHEDULING, *_DEVICES, *_LOSSES, *_MOMENTS, *_PARTS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.config import relations, rules
-from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of, switch
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
 
@@ -32,6 +32,19 @@ class PolicyConfig:
     compute_dtype: str = one_of("float32", "float32", "bfloat16", doc="Number format of the learner's activations.")
     remat: bool = any_of_type(
         False, doc="Whether the activations of a layer are computed again in the backward pass, to save memory."
+    )
+    remat_policy: str = one_of(
+        "full",
+        "full",
+        "attention",
+        "projections",
+        "offload",
+        used_when="model.remat=true",
+        doc="What of a layer is kept beside its input. full: nothing. attention: the output of attention. projections: "
+        "that and all products with weights. offload: nothing, and inputs wait in host memory.",
+    )
+    scan_layers: str = switch(
+        doc="Whether the learner stacks its layers in the program and scans them. auto: yes, except on a CPU."
     )
 
 

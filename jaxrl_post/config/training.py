@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrl_post.config.fields import any_of_type, at_least, one_of
+from jaxrl_post.config.fields import any_of_type, at_least, one_of, switch
 
 _RATIOS = "algorithm.loss_mode!=sft"
 _NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
@@ -191,6 +191,12 @@ class OptimizerConfig:
     eps: float = at_least(1e-8, 0.0, doc="Added to the root of Adam's second moment.")
     weight_decay: float = at_least(0.0, 0.0, doc="Decoupled decay of matrices, times the learning rate. 0: none.")
     max_grad_norm: float = at_least(1.0, 0.0, doc="The gradient is clipped to this global norm. 0: no clipping.")
+    moments_dtype: str = one_of(
+        "float32", "float32", "bfloat16", doc="Number format in which both moments are kept between steps."
+    )
+    sums_dtype: str = one_of(
+        "float32", "float32", "bfloat16", doc="Number format of the gradient sums over the micro-batches of a step."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,3 +206,7 @@ class BatchConfig:
     rows: int = at_least(8, 1, unit="rows", doc="Packed sequences of one micro-batch.")
     tokens: int = at_least(512, 2, unit="tokens", doc="Length of one packed sequence.")
     head_chunk: int = at_least(1024, 1, unit="tokens", doc="Tokens whose logits exist at the same time.")
+    split_head: str = switch(
+        doc="Whether the head stays split over the vocabulary, on all devices of mesh.fsdp x mesh.tensor. "
+        "auto: yes, except on a CPU."
+    )

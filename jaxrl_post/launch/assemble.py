@@ -59,6 +59,11 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
         [
             memory_plan.text("Batch", numbers),
             *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),
+            memory_plan.text(
+                "Kept for the backward pass per device, by model.remat_policy",
+                memory_plan.kept_by_policy(config, start.model),
+                "B",
+            ),
             f"Weights reach the engine: {memory_plan.swap_case(config)}",
             *(f"{path} compares by {by}" for path, by in math_algebra.graders(config.reward.functions).items()),
         ]

@@ -101,6 +101,8 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         max_tokens=config.sampling.max_tokens,
         reference=params if config.algorithm.needs_reference else None,
         remat=config.model.remat,
+        remat_policy=config.model.remat_policy,
+        scan_layers=config.model.scan_layers,
         compute_dtype=config.model.compute_dtype,
         lent=devices.lent,
     )
@@ -273,7 +275,7 @@ def memory(config: Config, start: Inputs) -> tuple[memory_plan.Item, ...]:
     held = jax.eval_shape(lambda: drafter(config, start.model).empty(config.engine.slots))
     generates = config.engine.name == "rows" or bool(start.held_out)
     tables = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) if generates else 0
-    return memory_plan.memory(config, start.model, tables)
+    return memory_plan.memory(config, start.model, tables, jax.default_backend())
 
 
 def foreseen(config: Config, start: Inputs) -> str:

@@ -22,10 +22,12 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
+from jaxrl_post.launch import activations
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
 SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
+HOST = "host, for each device that learns"
 WHILE_LENT = "device while it is lent"
 
 
@@ -37,6 +39,7 @@ class Kind(Enum):
     GRADIENT = "gradient"
     REFERENCE = "weights of the reference policy"
     ACTIVATIONS = "activations, an estimate"
+    OFFLOADED = "activations that wait in host memory"
     ENGINE_WEIGHTS = "weights of the engine"
     PAGES = "KV cache"
     DRAFTING = "tables of the drafter"
@@ -96,11 +99,12 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
     }
 
 
-def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> tuple[Item, ...]:
+def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0, platform: str = "cpu") -> tuple[Item, ...]:
     """Returns what each device holds. `by_device` says which devices hold which items.
 
     Args:
       drafting: bytes of the drafter's tables of one replica.
+      platform: of the devices, as jax names it.
 
     Raises:
       ValueError: the mesh does not divide the model.
@@ -112,33 +116,70 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0) -> tup
     # The engine splits over `tensor` alone, which both meshes have alike.
     meshes.check_divisible(mesh, axes, shapes, "engine", counts)
     learner, engine = (_elements(shapes, meshes.param_shardings(mesh, axes, side)) for side in ("learner", "engine"))
+    layers = _elements(shapes["layers"], meshes.param_shardings(mesh, axes, "learner")["layers"])
+    moments, sums, compute = config.optimizer.moments_dtype, config.optimizer.sums_dtype, config.model.compute_dtype
     case, dtype = swap_case(config), config.engine.dtype
     own_copy = _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0
     pages = f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})"
     return (
         Item(Kind.WEIGHTS, "weights (learner, float32)", 4 * learner),
-        Item(Kind.MOMENTS, "optimizer (two moments, float32)", 8 * learner),
-        Item(Kind.GRADIENT, "gradient (float32)", 4 * learner),
-        Item(Kind.GRADIENT, "gradient of lent devices, as it is added (float32)", 4 * learner if config.lent else 0),
+        Item(Kind.MOMENTS, f"optimizer (two moments, {moments})", 2 * _bytes(moments) * learner),
+        Item(Kind.GRADIENT, f"gradient ({sums})", _bytes(sums) * learner),
+        Item(
+            Kind.GRADIENT,
+            f"gradient of lent devices, as it is added ({sums})",
+            _bytes(sums) * learner if config.lent else 0,
+        ),
         Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", own_copy),
         Item(Kind.REFERENCE, "weights (reference, float32)", 4 * learner if config.algorithm.needs_reference else 0),
         Item(Kind.PAGES, pages, _cache(config, model)),
         Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
-        Item(Kind.ACTIVATIONS, "activations (estimate)", _activations(config, model, config.mesh.shards)),
-        *(_lent(config, model) if config.lent else ()),
+        Item(
+            Kind.ACTIVATIONS,
+            "activations (estimate)",
+            activations.estimate(config, model, config.mesh.shards, platform),
+        ),
+        Item(
+            Kind.ACTIVATIONS,
+            f"layers stacked in the step, and their gradient ({compute})",
+            activations.stacked(config, layers, platform),
+        ),
+        *_waiting(config, model),
+        *(_lent(config, model, platform) if config.lent else ()),
     )
 
 
-def _lent(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+def kept_by_policy(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
+    """Returns the bytes that all layers keep on a device for the backward pass, by model.remat_policy in words."""
+    held = activations.kept(config, model, config.mesh.shards)
+    return {"all (no remat)" if name == activations.OFF else name: size for name, size in held.items()}
+
+
+def _waiting(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+    size = activations.offloaded(config, model)
+    return (Item(Kind.OFFLOADED, "activations of layers, offloaded", size),) if size else ()
+
+
+def _lent(config: Config, model: decoder.ModelConfig, platform: str) -> tuple[Item, ...]:
     """Returns what a device holds while it is lent. Its mesh is that of mesh.divided."""
     shards, shapes, axes = config.lent // config.mesh.tensor, decoder.abstract(model), decoder.axes(model)
     mesh = _mesh(config, *meshes.along(shards, config.mesh.fsdp))
-    weights = 4 * _elements(shapes, meshes.param_shardings(mesh, axes, "learner"))
+    homes = meshes.param_shardings(mesh, axes, "learner")
+    elements, layers = _elements(shapes, homes), _elements(shapes["layers"], homes["layers"])
+    sums, compute = config.optimizer.sums_dtype, config.model.compute_dtype
     there = config.mesh.engine == 0 and config.mesh.fsdp == 1  # the learner's own weights serve here too
     return (
-        Item(Kind.WEIGHTS, "weights (lent, float32)", 0 if there else weights, lent=True),
-        Item(Kind.GRADIENT, "gradient (lent, float32)", weights, lent=True),
-        Item(Kind.ACTIVATIONS, "activations (estimate)", _activations(config, model, shards), lent=True),
+        Item(Kind.WEIGHTS, "weights (lent, float32)", 0 if there else 4 * elements, lent=True),
+        Item(Kind.GRADIENT, f"gradient (lent, {sums})", _bytes(sums) * elements, lent=True),
+        Item(
+            Kind.ACTIVATIONS, "activations (estimate)", activations.estimate(config, model, shards, platform), lent=True
+        ),
+        Item(
+            Kind.ACTIVATIONS,
+            f"layers stacked in the step, and their gradient ({compute})",
+            activations.stacked(config, layers, platform),
+            lent=True,
+        ),
     )
 
 
@@ -162,6 +203,8 @@ def by_device(config: Config, items: Sequence[Item]) -> dict[str, tuple[Item, ..
 
 def _devices(config: Config, item: Item) -> tuple[str, ...]:
     """Returns the sorts of devices that hold the item."""
+    if item.kind is Kind.OFFLOADED:
+        return (HOST,)
     if item.lent:
         return (WHILE_LENT,)
     if config.mesh.engine:
@@ -190,7 +233,8 @@ def process(
       on_host: the devices are the CPU, whose memory is the memory of the process. Otherwise the process holds one copy
         of the weights, at the beginning and at the end, and the bytes on devices are given per device.
     """
-    kept = [item for item in items if item.kind is not Kind.ACTIVATIONS and item.bytes]
+    kept = [item for item in items if item.kind not in (Kind.ACTIVATIONS, Kind.OFFLOADED) and item.bytes]
+    waiting = {item.what: config.mesh.learner * item.bytes for item in items if item.kind is Kind.OFFLOADED}
     largest, shards = max(temporaries, key=lambda name: temporaries[name]), config.mesh.fsdp * config.mesh.tensor
     copied = {kind: shards * sum(item.bytes for item in kept if item.kind is kind and not item.lent) for kind in Kind}
     saved = {}
@@ -198,7 +242,7 @@ def process(
         saved = {"copy of weights and moments for a checkpoint": copied[Kind.WEIGHTS] + copied[Kind.MOMENTS]}
     if not on_host:
         staged = saved or {"weights in transfer (float32)": copied[Kind.WEIGHTS]}
-        inside = {"process itself (compiled, no weights yet)": resident, **staged}
+        inside = {"process itself (compiled, no weights yet)": resident, **staged, **waiting}
         most = max(sum(item.bytes for item in own) for own in by_device(config, kept).values())
         return inside | {
             "process at its highest": sum(inside.values()),
@@ -209,6 +253,7 @@ def process(
     inside = {
         "process itself (compiled, no weights yet)": resident,
         **max(totals, key=lambda lines: sum(lines.values())),
+        **waiting,
         **max(program, saved, key=lambda line: sum(line.values())),
     }
     return inside | {"process at its highest": sum(inside.values())}
@@ -246,7 +291,7 @@ def swap_case(config: Config) -> str:
 
 
 def _bytes(dtype: str) -> int:
-    return {"float32": 4, "bfloat16": 2}[dtype]
+    return activations.SIZES[dtype]
 
 
 def _elements(shapes: Any, shardings: Any) -> int:
@@ -260,23 +305,6 @@ def _cache(config: Config, model: decoder.ModelConfig) -> int:
     positions = config.pages * config.engine.page_size
     heads = model.kv_heads // config.mesh.tensor
     return 2 * model.layers * positions * heads * model.head_dim * _bytes(config.engine.dtype)
-
-
-def _activations(config: Config, model: decoder.ModelConfig, shards: int) -> int:
-    """Returns an estimate of the bytes of one micro-batch's backward pass.
-
-    - Each layer: the residual stream twice, q, k, v, o, both halves of the gated feed-forward, and attention weights.
-    - With remat: one layer of that, and the residual stream of each layer.
-    - The head: logits and their gradient, `head_chunk` tokens at a time.
-    """
-    tokens = config.batch.rows // shards * config.batch.tokens
-    ways = config.mesh.tensor
-    inner = (2 * model.heads + 2 * model.kv_heads) * model.head_dim // ways + 3 * model.ffw // ways
-    weights = model.heads // ways * config.batch.tokens
-    layer = tokens * (2 * model.embed + inner + weights)
-    layers = layer + model.layers * tokens * model.embed if config.model.remat else model.layers * layer
-    head = 2 * min(config.batch.head_chunk, tokens) * model.vocab_size // ways * 4
-    return layers * _bytes(config.model.compute_dtype) + head
 
 
 def text(title: str, rows: dict, unit: str = "") -> str:

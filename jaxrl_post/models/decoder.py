@@ -27,6 +27,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.models import layer_loop
+from jaxrl_post.models.layer_loop import ATTENDED, PROJECTED, STREAM, named
 from jaxrl_post.parallel import pieces
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -206,27 +208,30 @@ class Layer(nnx.Module):
         h is [..., D]. turn holds cosines and sines, [..., H/2] each.
         """
         c, dtype = self.config, h.dtype
+        h = named(h, STREAM)
         with jax.named_scope("qkv"):
             q, k, v = self._qkv(_norm(h, self.attn_norm[...], c), turn)
         with jax.named_scope("attend"):
             out, cache = attend(
                 self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap
             )
-            out = jnp.einsum("...nh,nhd->...d", out.astype(dtype), self.o[...].astype(dtype))
+            out = named(out.astype(dtype), ATTENDED)
+            out = named(jnp.einsum("...nh,nhd->...d", out, self.o[...].astype(dtype)), PROJECTED)
             h = h + (_norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
             x = _norm(h, self.ffw_norm[...], c)
-            gate = jnp.einsum("...d,df->...f", x, self.gate[...].astype(dtype))
-            up = jnp.einsum("...d,df->...f", x, self.up[...].astype(dtype))
-            out = jnp.einsum("...f,fd->...d", ACTIVATIONS[c.activation](gate) * up, self.down[...].astype(dtype))
+            gate = named(jnp.einsum("...d,df->...f", x, self.gate[...].astype(dtype)), PROJECTED)
+            up = named(jnp.einsum("...d,df->...f", x, self.up[...].astype(dtype)), PROJECTED)
+            inner = ACTIVATIONS[c.activation](gate) * up
+            out = named(jnp.einsum("...f,fd->...d", inner, self.down[...].astype(dtype)), PROJECTED)
             h = h + (_norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
         return h, cache
 
     def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         c, dtype = self.config, x.dtype
-        q = jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(dtype))
-        k = jnp.einsum("...d,dkh->...kh", x, self.k[...].astype(dtype))
-        v = jnp.einsum("...d,dkh->...kh", x, self.v[...].astype(dtype))
+        q = named(jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(dtype)), PROJECTED)
+        k = named(jnp.einsum("...d,dkh->...kh", x, self.k[...].astype(dtype)), PROJECTED)
+        v = named(jnp.einsum("...d,dkh->...kh", x, self.v[...].astype(dtype)), PROJECTED)
         if c.qkv_bias:
             q = q + self.q_bias[...].astype(dtype)
             k = k + self.k_bias[...].astype(dtype)
@@ -250,17 +255,17 @@ class Decoder(nnx.Module):
         if not c.tied:
             self.head = _param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed**-0.5)
 
-    def hidden(self, tokens: Array, positions: Array, attend: Callable, cache: Any, dtype: Any, remat: bool):
+    def hidden(
+        self, tokens: Array, positions: Array, attend: Callable, cache: Any, dtype: Any, how: layer_loop.LayerLoop
+    ):
         with jax.named_scope("embed"):
             h = jnp.asarray(self.embed[...])[tokens].astype(dtype)
             if self.config.embed_scale != 1.0:
                 h = h * jnp.asarray(self.config.embed_scale, dtype)
         with jax.named_scope("rope"):
             turns = _turns(self.config, positions, jnp.promote_types(dtype, jnp.float32))
-        for index in range(self.config.layers):
-            layer = self.layers[str(index)]
-            with jax.named_scope(f"layer_{index}"):
-                h, cache = (_remat(layer, attend) if remat else layer)(h, turns[index], attend, cache)
+        layers = [self.layers[str(index)] for index in range(self.config.layers)]
+        h, cache = layer_loop.run(layers, h, turns, self.config.windows, attend, cache, how)
         with jax.named_scope("final_norm"):
             return _norm(h, self.final_norm[...], self.config), cache
 
@@ -287,16 +292,6 @@ def _turns(config: ModelConfig, positions: Array, wide: Any) -> list[tuple[Array
             angles = positions[..., None] * steps
             made[keys[-1]] = jnp.cos(angles), jnp.sin(angles)
     return [made[key] for key in keys]
-
-
-def _remat(layer: Layer, attend: Callable) -> Callable:
-    """Returns the layer such that only its inputs are kept for the backward pass.
-
-    `attend` must be pure: it may change nothing but the cache.
-    """
-    graph, state = nnx.split(layer)
-    run = jax.checkpoint(lambda state, h, turn, cache: nnx.merge(graph, state)(h, turn, attend, cache))
-    return lambda h, turn, attend, cache: run(nnx.to_pure_dict(state), h, turn, cache)
 
 
 @functools.lru_cache(maxsize=32)
@@ -383,6 +378,8 @@ def hidden(
     *,
     dtype: Any = jnp.float32,
     remat: bool = False,
+    policy: str = "full",
+    scan: bool = False,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
 
@@ -393,10 +390,12 @@ def hidden(
 
     Args:
       dtype: of the computation; params of another dtype are cast where they are used.
-      remat: keep only each layer's inputs for the backward pass.
+      remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
+      scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
     """
     graph, _ = _skeleton(config)
-    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, dtype, remat)
+    how = layer_loop.LayerLoop(scan=scan, policy=policy if remat else None)
+    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, dtype, how)
 
 
 def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:

@@ -21,6 +21,7 @@ from jaxrl_post.parallel import device_order
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 REPLICAS = (DATA, FSDP)  # the engine's replicas are spread over both
+VOCAB_SHARDS = (TENSOR, FSDP)  # the learner's head is split over both
 
 # Logical axis name -> mesh axis, by room. A name that is absent, or None, is replicated.
 LEARNER_RULES = {"embed": FSDP, "heads": TENSOR, "kv_heads": TENSOR, "ffw": TENSOR, "vocab": TENSOR}
@@ -255,6 +256,33 @@ def by_vocab(mesh: Mesh, draw: Callable) -> Callable:
     return jax.shard_map(
         draw, mesh=mesh, in_specs=(PartitionSpec(None, TENSOR), rows, rows, rows, rows), out_specs=rows, check_vma=False
     )
+
+
+def vocab_shards(mesh: Mesh) -> int:
+    """Returns fsdp x tensor: the number of parts of the learner's split head."""
+    return mesh.shape[FSDP] * mesh.shape[TENSOR]
+
+
+def vocab_sharding(mesh: Mesh, axis: int) -> NamedSharding:
+    """Returns the sharding of the split head, a matrix whose vocabulary lies along `axis`. Its other axis is whole."""
+    return NamedSharding(mesh, _vocab_spec(axis))
+
+
+def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str) -> Callable:
+    """Returns `run` such that every device runs it on its own part of the vocabulary, with collectives of its own.
+
+    Args:
+      axis: of the vocabulary in the matrix.
+      given, made: what each argument and each result is, one letter each: "r" is [B, ...] with rows over data x fsdp,
+        "m" is the matrix. A result "m" must be equal along data.
+    """
+    specs = {"r": PartitionSpec(REPLICAS), "m": _vocab_spec(axis)}
+    ins, outs = (tuple(specs[letter] for letter in letters) for letters in (given, made))
+    return jax.shard_map(run, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
+
+
+def _vocab_spec(axis: int) -> PartitionSpec:
+    return PartitionSpec(*(None,) * axis, VOCAB_SHARDS)
 
 
 def put(tree: Any, shardings: Any) -> Any:

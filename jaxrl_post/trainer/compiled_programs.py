@@ -105,7 +105,7 @@ def adding(
     `measure` computes the metrics of a micro-batch whose gradient is 0.
     """
     one, batch = meshes.replicated(mesh), shapes.batch(mesh)
-    recipe = dataclasses.replace(recipe, rows=meshes.batch_sharding(mesh), heads=meshes.heads_sharding(mesh))
+    recipe = dataclasses.replace(recipe, mesh=mesh)
     policy = jax.tree.map(struct, policy, shardings)
     shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
     home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=shardings)

@@ -62,6 +62,8 @@ class Learner:
         max_tokens: int,
         reference: Any = None,
         remat: bool = False,
+        remat_policy: str = "full",
+        scan_layers: str = "auto",
         compute_dtype: str = "float32",
         lent: jax.sharding.Mesh | None = None,
     ):
@@ -76,16 +78,16 @@ class Learner:
           steps: commits of the whole run, for the schedule.
           max_tokens: longest rollout of the run, for seq-mean-token-sum-norm and for the length penalty.
           reference: frozen weights in one of the forms of `params`, or None.
-          compute_dtype: of activations. Weights, gradients and moments stay float32 or wider.
+          remat, remat_policy, scan_layers: as config.PolicyConfig declares them.
+          compute_dtype: of activations. Weights stay float32 or wider; gradient sums and moments, as `optimizer` says.
           lent: devices that add up gradients between `borrow` and `give_back`, alone or together with the learner's
             own devices (trainer/lent_devices.py).
         """
         for one in (mesh, lent) if lent else (mesh,):
             _check(model, one, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
-        self._recipe = programs.recipe(
-            model, algorithm, batch, mesh, temperature=temperature, remat=remat, dtype=compute_dtype
-        )
+        form = dict(remat=remat_policy if remat else None, scan_layers=scan_layers, dtype=compute_dtype)
+        self._recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, temperature=temperature, **form)
         self._max_tokens = max_tokens
         axes = decoder.axes(model)
         self._shardings = meshes.param_shardings(mesh, axes, "learner")

@@ -57,10 +57,28 @@ def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransfo
       decayed: a tree of bool like the params (see `matrices`).
     """
     parts = [optax.clip_by_global_norm(optimizer.max_grad_norm)] if optimizer.max_grad_norm > 0 else []
-    parts.append(optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps))
+    adam = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
+    parts.append(adam if optimizer.moments_dtype == "float32" else _kept_in(adam, jnp.dtype(optimizer.moments_dtype)))
     if optimizer.weight_decay > 0:
         parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=decayed))
     return optax.chain(*parts)
+
+
+def _kept_in(inner: optax.GradientTransformation, dtype: Any) -> optax.GradientTransformation:
+    """Returns `inner` with its floating state kept in `dtype`. It computes in float32 or wider, and rounds at the end."""
+
+    def cast(state, to):
+        return jax.tree.map(lambda x: x.astype(to(x.dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x, state)
+
+    def init(params):
+        return cast(inner.init(params), lambda _: dtype)
+
+    def update(grads, state, params=None):
+        wide = cast(state, lambda own: jnp.promote_types(own, jnp.float32))
+        steps, state = inner.update(grads, wide, params)
+        return steps, cast(state, lambda _: dtype)
+
+    return optax.GradientTransformation(init, update)
 
 
 def matrices(axes: Mapping) -> Any:

@@ -17,10 +17,10 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
-from jaxrl_post.config import AlgorithmConfig, BatchConfig
+from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import attention
+from jaxrl_post.trainer import attention, split_head
 from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.state import TrainState
 
@@ -30,7 +30,10 @@ class Recipe:
     """All settings that are fixed in a run.
 
     - head_chunk: tokens whose logits exist at once
-    - rows, heads: shardings of [B, ...] and of [B, T, N, H]
+    - remat: the policy by which layers are computed again (models/layer_loop.py), or None
+    - scan: layers are stacked and scanned
+    - split: the head is split over fsdp x tensor, where that is more than one device
+    - sums: dtype of the gradient sums; float32 stands for that of the weights
     """
 
     model: decoder.ModelConfig
@@ -38,22 +41,37 @@ class Recipe:
     temperature: float
     head_chunk: int
     dtype: Any
-    remat: bool
-    rows: jax.sharding.Sharding
-    heads: jax.sharding.Sharding
+    remat: str | None
+    scan: bool
+    split: bool
+    sums: Any
+    mesh: jax.sharding.Mesh
+
+    @property
+    def rows(self) -> jax.sharding.Sharding:
+        """Returns the sharding of [B, ...]."""
+        return meshes.batch_sharding(self.mesh)
+
+    @property
+    def heads(self) -> jax.sharding.Sharding:
+        """Returns the sharding of [B, T, N, H]."""
+        return meshes.heads_sharding(self.mesh)
 
 
 def recipe(
     model: decoder.ModelConfig,
     algorithm: AlgorithmConfig,
+    optimizer: OptimizerConfig,
     batch: BatchConfig,
     mesh: jax.sharding.Mesh,
     *,
     temperature: float,
-    remat: bool,
+    remat: str | None,
+    scan_layers: str,
     dtype: str,
 ) -> Recipe:
     """Returns the recipe of a run on `mesh`. Temperature 0 stands for 1, as in the engine's log-probs."""
+    platform = mesh.devices.flat[0].platform
     return Recipe(
         model=model,
         algorithm=algorithm,
@@ -61,8 +79,10 @@ def recipe(
         head_chunk=batch.head_chunk,
         dtype=jnp.dtype(dtype),
         remat=remat,
-        rows=meshes.batch_sharding(mesh),
-        heads=meshes.heads_sharding(mesh),
+        scan=on(scan_layers, platform),
+        split=on(batch.split_head, platform),
+        sums=jnp.dtype(optimizer.sums_dtype),
+        mesh=mesh,
     )
 
 
@@ -104,18 +124,28 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         attend,
         None,
         dtype=recipe.dtype,
-        remat=recipe.remat,
+        remat=recipe.remat is not None,
+        policy=recipe.remat or "full",
+        scan=recipe.scan,
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
+
+    with jax.named_scope("logprobs"):
+        results = _laws(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
+        return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
+
+
+def _laws(policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe) -> tuple[jax.Array, jax.Array]:
+    """Returns log-probs of the following tokens, and entropies, [B, T] each."""
+    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk)
+    if recipe.split and split_head.serves(recipe.mesh):
+        return split_head.chosen(policy, recipe.model, h, following, mesh=recipe.mesh, **how)
 
     def head(piece):
         b, c, d = piece.shape
         return decoder.logits(policy, recipe.model, piece.reshape(b * c, d)).reshape(b, c, -1)
 
-    with jax.named_scope("logprobs"):
-        following = jnp.roll(batch.tokens, -1, axis=1)
-        results = logprobs.chosen(head, h, following, temperature=recipe.temperature, chunk=recipe.head_chunk)
-        return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
+    return logprobs.chosen(head, h, following, **how)
 
 
 def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Float[Array, ""], tuple]:
@@ -172,6 +202,8 @@ def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
     grads, (count, tokens, by_count, by_token, _) = jax.eval_shape(
         lambda p, b: jax.grad(numerator, has_aux=True)(p, b, recipe), policy, batch
     )
+    if recipe.sums != jnp.float32:
+        grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, recipe.sums), grads)
     shapes = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -184,7 +216,7 @@ def accumulate(
         policy, batch, recipe, at_start
     )
     added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
-    return jax.tree.map(jnp.add, sums, added), logps
+    return jax.tree.map(lambda total, one: (total + one).astype(total.dtype), sums, added), logps
 
 
 def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
@@ -198,7 +230,8 @@ def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
 
 def divided(sums: Sums) -> Any:
     """Returns the gradient of the loss by the one division, or zeros where nothing was counted."""
-    return jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1).astype(g.dtype), sums.grads)
+    wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), sums.grads)
+    return jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1).astype(g.dtype), wide)
 
 
 def commit(

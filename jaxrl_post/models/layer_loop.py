@@ -1,0 +1,152 @@
+"""How a decoder runs its layers: each written out in the program, or stacked and scanned. And what backward keeps of them.
+
+Scanned, the program holds one layer. The weights are stacked inside the program, so the tree of params stays as it is.
+Layers may differ in window and rotation: arrays with an entry for each layer say which of the few kinds it has.
+
+Invariant: both forms compute the same, and so does every policy. They differ in memory, in time and in rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array
+
+Turn = tuple[Array, Array]  # cosines and sines of a layer
+
+# What a policy may keep of a layer, by the name that the layer gives it.
+STREAM, ATTENDED, PROJECTED = "stream", "attended", "projected"
+
+_KEEP = jax.checkpoint_policies
+POLICIES: dict[str, Callable | None] = {
+    "full": None,  # the stream alone
+    "attention": _KEEP.save_only_these_names(ATTENDED),
+    "projections": _KEEP.save_only_these_names(ATTENDED, PROJECTED),
+    "offload": _KEEP.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[STREAM],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerLoop:
+    """The form of the loop.
+
+    - scan: layers are stacked and scanned.
+    - policy: a name of POLICIES, by which a layer is computed again in the backward pass. None: nothing is.
+    """
+
+    scan: bool = False
+    policy: str | None = None
+
+
+def named(x: Array, name: str) -> Array:
+    """Returns `x` under a name that a policy can ask for. Without a policy it changes nothing."""
+    return checkpoint_name(x, name)
+
+
+def run(
+    layers: Sequence[nnx.Module],
+    h: Array,
+    turns: Sequence[Turn],
+    windows: Sequence[int | None],
+    attend: Callable,
+    cache: Any,
+    how: LayerLoop,
+) -> tuple[Array, Any]:
+    """Returns the stream [..., D] after all layers, and the cache.
+
+    Args:
+      layers: each called as layer(h, turn, attend, cache) -> (h, cache), all with the same names and shapes of weights.
+      turns: of each layer. Layers with equal rotation share the same tuple.
+      windows: of each layer, as `attend` wants them.
+      attend: must be pure. It may change nothing but the cache.
+    """
+    if how.scan:
+        return _scanned(layers, h, turns, windows, attend, cache, how)
+    for index, layer in enumerate(layers):
+        with jax.named_scope(f"layer_{index}"):
+            graph, state = nnx.split(layer)
+            if how.policy is None:
+                h, cache = layer(h, turns[index], attend, cache)
+                continue
+            once = functools.partial(_called, graph, attend)
+            h, cache = _again(once, how, in_loop=False)(nnx.to_pure_dict(state), h, turns[index], cache)
+    return h, cache
+
+
+def _called(graph: Any, attend: Callable, weights: dict, h: Array, turn: Turn, cache: Any) -> tuple[Array, Any]:
+    return nnx.merge(graph, weights)(h, turn, attend, cache)
+
+
+def _again(run: Callable, how: LayerLoop, *, in_loop: bool) -> Callable:
+    """Returns `run` such that the backward pass computes it again. A loop already keeps XLA from merging both passes."""
+    if how.policy is None:
+        return run
+    return jax.checkpoint(run, policy=POLICIES[how.policy], prevent_cse=not in_loop)
+
+
+def _scanned(
+    layers: Sequence[nnx.Module],
+    h: Array,
+    turns: Sequence[Turn],
+    windows: Sequence[int | None],
+    attend: Callable,
+    cache: Any,
+    how: LayerLoop,
+) -> tuple[Array, Any]:
+    graph, _ = nnx.split(layers[0])
+    own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
+    with jax.named_scope("stack_layers"):
+        weights = jax.tree.map(lambda *leaves: jnp.stack([_in_dtype(leaf, h.dtype) for leaf in leaves]), *own)
+    turning, rotations = _kinds([id(turn[0]) for turn in turns])
+    tables = [turns[index] for index in rotations]
+    seeing, first = _kinds(windows)
+    choices = [windows[index] for index in first]
+
+    def one(weights, index, turning, seeing, h, cache):
+        def attend_here(_, q, k, v, cache, *, window, **more):
+            ways = [functools.partial(attend, index, window=choice, **more) for choice in choices]
+            return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
+
+        return _called(graph, attend_here, weights, h, _chosen(tables, turning), cache)
+
+    run_one = _again(one, how, in_loop=True)
+
+    def step(carry, layer):
+        return run_one(*layer, *carry), None
+
+    numbers = jnp.arange(len(layers), dtype=jnp.int32)
+    with jax.named_scope("layers"):
+        (h, cache), _ = jax.lax.scan(step, (h, cache), (weights, numbers, jnp.asarray(turning), jnp.asarray(seeing)))
+    return h, cache
+
+
+def _in_dtype(leaf: Array, dtype: Any) -> Array:
+    """Returns a matrix or a bias in the dtype in which the layer uses it, and a norm as it is."""
+    leaf = jnp.asarray(leaf)
+    return leaf if leaf.ndim == 1 else leaf.astype(dtype)
+
+
+def _kinds(values: Sequence) -> tuple[np.ndarray, list[int]]:
+    """Returns int32[L], the kind of each layer, and the first layer of each kind."""
+    order = list(dict.fromkeys(values))
+    return np.array([order.index(value) for value in values], np.int32), [list(values).index(one) for one in order]
+
+
+def _chosen(tables: Sequence[Turn], kind: Array) -> Turn:
+    """Returns the rotation of one kind of layer."""
+    if len(tables) == 1:
+        return tables[0]
+    return tuple(jnp.stack(parts)[kind] for parts in zip(*tables, strict=True))

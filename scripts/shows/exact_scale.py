@@ -1,0 +1,115 @@
+"""What makes a train step of billions of weights small changes no gradient: scanned layers, split head, remat policies.
+
+Each form is compared with the plain one, layers written out and the whole head, per leaf in relative 2-norm. The forms
+are compared inside the whole learner, on one device and on eight, in x64 and in float32. A model with two kinds of
+windows and rotations is compared in the decoder alone. Sums in bfloat16 are reported, and must be near. Each planted
+fault must be far outside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+MINUTES = 6.0
+EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-3
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+EIGHT = dict(sizes=(2, 2, 2))
+SCANNED = dict(scan_layers="yes")
+LEARNERS = {  # form -> what makes it, beside the plain learner
+    "scanned": SCANNED,
+    "scanned_full": SCANNED | dict(remat=True),
+    "scanned_attention": SCANNED | dict(remat=True, remat_policy="attention"),
+    "scanned_projections": SCANNED | dict(remat=True, remat_policy="projections"),
+    "scanned_offload": SCANNED | dict(remat=True, remat_policy="offload"),
+    "split_head": EIGHT | dict(split_head="yes"),
+    "scanned_full_split_head": EIGHT | SCANNED | dict(remat=True, split_head="yes"),
+}
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "tests")]
+    import numpy as np
+
+    for name, dtype, bound in (("x64", np.float64, EXACT), ("f32", np.float32, SINGLE)):
+        _learners(record, name, dtype, bound)
+        _layers(record, name, dtype, bound)
+        _heads(record, name, dtype, bound)
+    _sums(record)
+    _planted(record)
+
+
+def _learners(record, name: str, dtype, bound: float) -> None:
+    """Compares whole learners: packed rows, every term of the loss, several micro-batches."""
+    import gradient_arms as arms
+    import made_groups
+
+    groups = made_groups.groups()
+    plain = arms.gradient(groups, dtype, scan_layers="no", split_head="no")
+    for form, how in LEARNERS.items():
+        found = arms.gradient(groups, dtype, **how)
+        record.figure(f"{name}_learner_{form}", arms.worst(found, plain), at_most=bound)
+
+
+def _layers(record, name: str, dtype, bound: float) -> None:
+    """Compares the loop over layers that differ in window and rotation, and over equal ones."""
+    import test_models_layer_loop as layers
+
+    from jaxrl_post.models import layer_loop
+
+    for kind, model in (("mixed", layers.MIXED), ("alike", layers.ALIKE)):
+        plain = layers.gradient(model, dtype)
+        for policy in layer_loop.POLICIES:
+            found = layers.gradient(model, dtype, scan=True, remat=True, policy=policy)
+            record.figure(f"{name}_{kind}_layers_{policy}", layers.worst(found, plain), at_most=bound)
+
+
+def _heads(record, name: str, dtype, bound: float) -> None:
+    """Compares log-probs, entropies and gradients of the split head with those of the whole one."""
+    import made_groups
+    import test_trainer_split_head as heads
+
+    for kind, model in (("tied", heads.TIED), ("own", heads.OWN)):
+        for sizes in ((2, 2, 2), (1, 8, 1), (1, 1, 8)):
+            rows = heads.B if sizes[1] < 8 else 8
+            split, whole = heads.both(model, sizes, dtype, rows=rows)
+            far = max(made_groups.distances(split, whole).values())
+            record.figure(f"{name}_{kind}_head_{'x'.join(map(str, sizes))}", far, at_most=bound)
+
+
+def _sums(record) -> None:
+    """Reports what gradient sums in bfloat16 cost in accuracy over three accumulates."""
+    import gradient_arms as arms
+    import made_groups
+
+    from jaxrl_post.config import OptimizerConfig
+
+    groups = made_groups.groups()
+    exact = arms.gradient(groups, parts=3)
+    rounded = arms.gradient(groups, parts=3, optimizer=OptimizerConfig(sums_dtype="bfloat16"))
+    record.figure("f32_sums_in_bfloat16", arms.worst(rounded, exact), at_least=1e-5, at_most=2**-7)
+
+
+def _planted(record) -> None:
+    """Measures the distance that each planted fault makes, here and not by a test's exit code."""
+    import made_groups
+    import numpy as np
+    import pytest
+    import test_models_layer_loop as layers
+    import test_trainer_split_head as heads
+
+    plain = layers.gradient(layers.MIXED)
+    for fault in layers.FAULTS:
+        with pytest.MonkeyPatch.context() as patch:
+            fault(patch)
+            far = layers.worst(layers.gradient(layers.MIXED, scan=True, remat=True), plain)
+        record.figure(f"planted_{fault.__name__}", far, at_least=SEEN)
+    for fault in heads.FAULTS:
+        with pytest.MonkeyPatch.context() as patch:
+            fault(patch)
+            split, whole = heads.both(heads.TIED, (2, 2, 2), np.float64)
+        far = max(made_groups.distances(split, whole).values())
+        record.figure(f"planted_{fault.__name__}", far if np.isfinite(far) else 1e9, at_least=SEEN)

@@ -1,0 +1,132 @@
+"""The scanned form of the layers and every remat policy against layers written out: values, gradients, what is kept."""
+
+import contextlib
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import made_groups
+import numpy as np
+import pytest
+from dense_attend import dense
+from test_models_decoder import config_of, shaken, text
+
+from jaxrl_post.models import decoder, layer_loop
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+EXACT, SINGLE = 1e-12, 5e-6
+MIXED = dataclasses.replace(config_of("all"), layers=5, windows=(3, None, 5, 3, None))
+ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
+
+
+def loss(params, config, tokens, dtype, **how):
+    positions = jnp.arange(tokens.size)[None]
+    plain = dense(positions)
+
+    def attend(layer, q, k, v, cache, **more):
+        out, _ = plain(layer, q, k, v, None, **more)
+        return out, cache + (layer + 1) * jnp.sum(k, dtype=cache.dtype)
+
+    start = jnp.zeros((), jnp.promote_types(dtype, jnp.float32))
+    h, cache = decoder.hidden(params, config, tokens[None], positions, attend, start, dtype=dtype, **how)
+    return jnp.sin(decoder.logits(params, config, h)).sum() + cache
+
+
+def gradient(config, dtype=np.float64, **how):
+    with jax.enable_x64(True) if dtype == np.float64 else contextlib.nullcontext():
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), shaken(config))
+        return jax.device_get(jax.jit(jax.grad(lambda p: loss(p, config, jnp.asarray(text()), dtype, **how)))(params))
+
+
+def worst(a, b):
+    return max(made_groups.distances(a, b).values())
+
+
+@pytest.mark.parametrize(
+    "config, remat",
+    [(MIXED, True), *(pytest.param(*one, marks=pytest.mark.extended) for one in ((MIXED, False), (ALIKE, True)))],
+    ids=["mixed", "mixed_kept", "alike"],
+)
+def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, remat):
+    assert worst(gradient(config, scan=True, remat=remat), gradient(config)) <= EXACT
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("policy", layer_loop.POLICIES)
+@pytest.mark.parametrize("scan", [False, True], ids=["written_out", "scanned"])
+def test_policies_change_no_gradient(policy, scan):
+    assert worst(gradient(MIXED, remat=True, policy=policy, scan=scan), gradient(MIXED)) <= EXACT
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("config", [MIXED, ALIKE], ids=["mixed", "alike"])
+def test_float32(config):
+    assert worst(gradient(config, np.float32, scan=True, remat=True), gradient(config, np.float32)) <= SINGLE
+
+
+def jaxpr(config, *, dtype=jnp.float32, **how):
+    shapes = decoder.abstract(config)
+    tokens = jax.ShapeDtypeStruct((12,), jnp.int32)
+    return jax.make_jaxpr(jax.grad(lambda p, t: loss(p, config, t, dtype, **how)))(shapes, tokens)
+
+
+def products(config, **how):
+    return len(re.findall(r"\bdot_general\[", str(jaxpr(config, **how))))
+
+
+def test_a_scanned_program_holds_one_layer():
+    deeper = dataclasses.replace(ALIKE, layers=6, windows=(4,) * 6)
+    assert (
+        products(deeper, scan=True, remat=True) == products(ALIKE, scan=True, remat=True) < products(ALIKE, remat=True)
+    )
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["written_out", "scanned"])
+def test_a_policy_keeps_what_it_says(scan):
+    """Products that backward repeats of a layer: full q, k, v, scores, values, o, gate, up; attention not the last of
+    attention; projections the scores alone. None repeats down, which nothing needs."""
+    layers = 1 if scan else ALIKE.layers
+    plain = products(ALIKE, scan=scan)
+    repeated = {
+        policy: (products(ALIKE, scan=scan, remat=True, policy=policy) - plain) / layers
+        for policy in layer_loop.POLICIES
+    }
+    assert repeated == {"full": 8, "attention": 7, "projections": 1, "offload": 8}
+
+
+def test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computation():
+    leaf = jnp.ones(3, jnp.float32)
+    assert layer_loop._in_dtype(leaf, jnp.bfloat16).dtype == jnp.float32
+    assert layer_loop._in_dtype(jnp.ones((3, 2), jnp.float32), jnp.bfloat16).dtype == jnp.bfloat16
+    found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, remat=True))
+    assert "f32[3,16]" in found and "bf16[3,16,20]" in found and "f32[3,16,20]" not in found
+
+
+def every_layer_has_the_first_window(monkeypatch):
+    right = layer_loop.run
+    monkeypatch.setattr(
+        layer_loop,
+        "run",
+        lambda layers, h, turns, windows, *rest: right(layers, h, turns, (windows[0],) * len(windows), *rest),
+    )
+
+
+def every_layer_has_the_first_rotation(monkeypatch):
+    monkeypatch.setattr(layer_loop, "_chosen", lambda tables, kind: tables[0])
+
+
+def layers_in_reverse(monkeypatch):
+    right = layer_loop._scanned
+    monkeypatch.setattr(layer_loop, "_scanned", lambda layers, *rest: right(layers[::-1], *rest))
+
+
+FAULTS = (every_layer_has_the_first_window, every_layer_has_the_first_rotation, layers_in_reverse)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_planted_faults_are_seen(monkeypatch, fault):
+    plain = gradient(MIXED)
+    fault(monkeypatch)
+    assert worst(gradient(MIXED, scan=True, remat=True), plain) > 1e-3
