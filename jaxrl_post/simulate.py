@@ -22,8 +22,8 @@ from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
+from jaxrl_post.config.local_path import refuse_url
 from jaxrl_post.launch.command_line import OVERRIDE, read
-from jaxrl_post.local_path import refuse_url
 from jaxrl_post.scheduler import registry
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.learner import SimLearner

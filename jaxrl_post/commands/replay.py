@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_post.config.local_path import refuse_url
 from jaxrl_post.launch import skipped_batch
-from jaxrl_post.local_path import refuse_url
 
 
 class _Words(argparse.ArgumentParser):

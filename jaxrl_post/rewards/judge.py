@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxrl_post.local_path import refuse_url
 from jaxrl_post.rewards import endpoint as web
 
 _log = logging.getLogger(__name__)
@@ -88,7 +87,8 @@ class Judge:
             )
         if "{answer}" not in question:
             raise ValueError("judge: the question does not say where {answer} goes")
-        refuse_url(cache or "", "judge: cache")
+        if "://" in str(cache):
+            raise ValueError(f"judge: cache={str(cache)!r} is a URL, and it must be a folder of this machine")
         if cache is not None and Path(cache).exists() and not Path(cache).is_dir():
             raise ValueError(f"judge: cache={str(cache)!r} must be a folder, and it is a file")
         self.needs_truth = "{truth}" in question
