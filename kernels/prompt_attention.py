@@ -30,7 +30,8 @@ def rows_of(
     first: Int[Array, " tiles"], count: Int[Array, " tiles"], table: Int[Array, "tiles blocks"], tile: int
 ) -> Rows:
     """Returns the rows of tiles of `tile` rows that begin at position `first` and have `count` real rows."""
-    offset, tiles = jnp.arange(tile, dtype=jnp.int32), jnp.arange(first.shape[0], dtype=jnp.int32)
+    offset = jnp.arange(tile, dtype=jnp.int32)
+    tiles = jnp.arange(first.shape[0], dtype=jnp.int32) + 0 * first  # so that under vmap it has the mapped axis too
     real = offset < count[:, None]
     position = jnp.where(real, first[:, None] + offset, 0)
     return Rows(jnp.repeat(tiles, tile), position.reshape(-1), real.reshape(-1), table)

@@ -125,10 +125,18 @@ def test_the_kernel_on_gpus_computes_tiles():
 
 @pytest.mark.parametrize("platform, page", [("tpu", 8), pytest.param("cuda", 64, marks=ALSO)])
 def test_the_platforms_kernel_is_lowered(platform, page):
+    """Under vmap, as the replicas of an engine are."""
     q, cache, rows = case(page=page, head_dim=128, dtype=jnp.bfloat16)
-    run = jax.jit(functools.partial(prompt_attention.attention, **HOW))
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, 0))
+    def run(q, pages, first, count, table):
+        rows = prompt_attention.rows_of(first, count, table, TILE)
+        return prompt_attention.attention(q, attention.Cache(pages), rows, **HOW)
+
+    given = [x[None] for x in (q, cache.pages, jnp.array(FIRST), jnp.array(COUNT), rows.table)]
     chip = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
     one = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=chip if platform == "tpu" else None)
     with jax.sharding.use_abstract_mesh(one):
-        text = run.trace(q, cache, rows).lower(lowering_platforms=(platform,)).as_text()
+        text = run.trace(*given).lower(lowering_platforms=(platform,)).as_text()
     assert {"tpu": "tpu_custom_call", "cuda": "mosaic_gpu"}[platform] in text
