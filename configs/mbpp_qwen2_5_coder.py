@@ -33,6 +33,7 @@ def get_config():
     c = load(str(HERE / "gsm8k_qwen2_5_0_5b.py"))
     c.name, c.steps = "mbpp", 100
     c.model.path = str(MODELS / "Qwen2.5-Coder-1.5B-Instruct")
+    c.engine.prompt_rows = 1024
     c.sampling.max_tokens = 640
     c.scheduler.prompts = 64
     c.scheduler.name, c.scheduler.max_staleness, c.scheduler.ahead = "pipeline", 2, 16

@@ -116,13 +116,13 @@ def _chosen(q: Array, cache: Cache, rows: Rows, *, platforms: frozenset[str], **
     """Runs the platform's kernel, or the reference where it has none. Jitted, so that equal layers are traced and
     lowered once."""
     kernels = {
-        platform: _one_by_one(functools.partial(kernel, **how))
+        platform: one_by_one(functools.partial(kernel, **how))
         for platform, kernel in serving(q, cache, platforms).items()
     }
     return jax.lax.platform_dependent(q, cache, rows, default=functools.partial(reference, **how), **kernels)
 
 
-def _one_by_one(kernel: Callable) -> Callable:
+def one_by_one(kernel: Callable) -> Callable:
     """Returns `kernel` over (q, cache, rows), which under vmap runs once for each element.
 
     A grid with one more axis would be another kernel."""

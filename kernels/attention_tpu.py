@@ -4,6 +4,8 @@ Invariant: the same as the reference's (attention.py). It requires sequences of 
 sequence, the kernel would read the slot's pages once. But the kernel divides its output by the mass after every block
 of pages. A block that only later rows see would still round an earlier row's output, (mass * out) / mass. So a draft
 could change a token. Refuses shapes for which `serves` is False.
+
+A tile of a prompt (prompt_attention.py) is one sequence. Its rows are the same in every run, and so is that rounding.
 """
 
 from __future__ import annotations
@@ -65,3 +67,44 @@ def attention(
         )
         outs.append(jnp.where(real[:, None, None], out, 0))
     return jnp.concatenate(outs)
+
+
+def prompt_attention(
+    q: Float[Array, "R N H"],
+    pages: Float[Array, "pages page KV H"],
+    rows: Any,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    kernel: Any = ragged_paged_attention.ragged_paged_attention,
+) -> Float[Array, "R N H"]:
+    """Returns prompt_attention.attention over the cache's pages. Every tile reads its pages once.
+
+    A tile's last rows may not be real. The kernel computes them too, so that every sequence has as many rows. They come
+    behind all real rows of the tile, which see none of them. `kernel`: as in `attention`."""
+    page, tiles = pages.shape[1], rows.table.shape[0]
+    tile = q.shape[0] // tiles
+    first, used = rows.position[::tile], rows.real[::tile]
+    table = jnp.pad(jnp.clip(rows.table, 0, pages.shape[0] - 1), ((0, 0), (0, -(-tile // page))))
+    blocks = table.shape[1]
+    outs, size = [], max(1, TABLE // blocks)
+    for begin in range(0, tiles, size):
+        some = slice(begin, begin + size)
+        num = used[some].shape[0]
+        last = jnp.max(jnp.where(used[some], jnp.arange(num, dtype=jnp.int32), 0))
+        out = kernel(
+            (q[begin * tile : (begin + num) * tile] * scale).astype(q.dtype),
+            pages,
+            first[some] + tile,
+            table[some].astype(jnp.int32),
+            tile * jnp.arange(num + 1, dtype=jnp.int32),
+            last[None] + 1,
+            sm_scale=1.0,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            num_kv_pages_per_block=min(blocks, BLOCK // page),
+            num_queries_per_block=tile,
+        )
+        outs.append(out)
+    return jnp.where(rows.real[:, None, None], jnp.concatenate(outs), 0)

@@ -128,7 +128,7 @@ def _share_engines(shelf: Shelf, programs: type) -> None:
     def compile(self, params):
         def make():
             real(self, params)
-            return [getattr(self, name) for name in ("_dispatches", "_inserts", "_blanks", "_uploads")]
+            return [getattr(self, name) for name in ("_dispatches", "_inserts", "_prefills", "_blanks", "_uploads")]
 
         sizes = dataclasses.replace(self.sizes, shards=None)  # those follow from the mesh
         settings = (
@@ -141,8 +141,9 @@ def _share_engines(shelf: Shelf, programs: type) -> None:
             self.drafter,
             described(params),
         )
-        (dispatches, inserts, self._blanks, uploads), _ = shelf.ask(settings, make)
+        (dispatches, inserts, prefills, self._blanks, uploads), _ = shelf.ask(settings, make)
         self._dispatches, self._inserts, self._uploads = dict(dispatches), dict(inserts), dict(uploads)
+        self._prefills = dict(prefills)
 
     programs.compile = compile
 

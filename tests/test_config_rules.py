@@ -8,6 +8,7 @@ from config_arms import PIPE, SUPERVISED, TAIL, error, given
 from jaxrl_post import config
 from jaxrl_post.algorithms.advantages import WHOLE_ROUND
 from jaxrl_post.config import relations, rules
+from jaxrl_post.engine.host.wire import PROMPT_TILE
 from jaxrl_post.sim import settings
 
 
@@ -20,6 +21,11 @@ from jaxrl_post.sim import settings
         (["engine.row_sizes=[]"], "engine.row_sizes must hold at least one positive size"),
         (["engine.row_sizes=[64,-1]"], "engine.row_sizes must hold at least one positive size"),
         (["engine.head_rows=3"], "engine.head_rows=3 must be 0 or at least engine.slots=64"),
+        (
+            ["engine.prompt_rows=100"],
+            f"engine.prompt_rows=100 must be a multiple of {PROMPT_TILE}, the rows of a tile of one prompt; "
+            "the nearest valid engine.prompt_rows is 128",
+        ),
         (["sampling.max_tokens=512"], "sampling.max_tokens=512 must be below engine.max_length=512"),
         (
             ["engine.pages=31"],

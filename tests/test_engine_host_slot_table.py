@@ -47,7 +47,14 @@ class Device(RowTwin):
         super().put(entry, drafts)
         self.told.append(("put", drafts, entry.joined().tobytes()))
 
+    def prefill(self, tiles):
+        super().prefill(tiles)
+        self.told.append(("prefill", tiles.tobytes()))
+
     def dispatch(self, order):
+        if self._sizes.prompt_rows:
+            lives = [one for slots in order.sequences for one in slots if one]
+            assert all(one.num_computed >= one.shared for one in lives), "the row program gets a prompt to compute"
         self.told.append(
             (order.purpose, order.clock, order.version, order.rows, order.drafts, order.freed, order.packed.tobytes())
         )
@@ -177,10 +184,17 @@ MOVES = st.lists(
 )
 
 
-def served(moves, seed, replicas, slots, pages, rule, share):
+def served(moves, seed, replicas, slots, pages, rule, share, prompt_rows=0):
     """Runs the moves on both hosts, then to the end."""
     sizes = c.Sizes.of(
-        replicas, slots=slots, max_length=LONGEST, page_size=4, pages=pages, head_rows=slots, steps_per_dispatch=3
+        replicas,
+        slots=slots,
+        max_length=LONGEST,
+        page_size=4,
+        pages=pages,
+        head_rows=slots,
+        steps_per_dispatch=3,
+        prompt_rows=prompt_rows,
     )
     pair = Pair(sizes, rule, share, np.random.default_rng(seed))
     for move in moves:
@@ -223,6 +237,17 @@ def test_a_long_run_short_of_pages(rule):
     pair = served(["train"] * 3 + noise.choice(few, 70).tolist(), 7, 2, 4, 12, rule, 1.0)
     assert {told[0] for told in pair.both[0].device.told} == {"put", "train", "eval"}
     assert pair.both[0].clock > 50 and pair.preempted > 10
+
+
+@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(6, 14))])
+def test_a_wide_program_computes_every_prompt_before_its_rollouts_run(seed):
+    noise = np.random.default_rng(seed)
+    few = ["train", "train", "step", "step", "swap", "park", "eval", "save"]
+    rule, pages = str(noise.choice(["keep", "recompute", "verify", "auto"])), int(noise.choice([12, 60]))
+    moves = ["train"] * 3 + noise.choice(few, 50).tolist()
+    pair = served(moves, seed, 2, 4, pages, rule, float(noise.choice([0.2, 1.0])), prompt_rows=64)
+    assert sum(told[0] == "prefill" for told in pair.both[0].device.told) > 10
+    assert pair.preempted > 0 or pages > 12
 
 
 def test_a_long_run_with_both_purposes_in_slots():

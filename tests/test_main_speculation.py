@@ -108,3 +108,14 @@ def test_two_replicas_draft_and_end_alike(here):  # noqa: F811
     ]
     assert total(ends[1], "spec/num_accepted") > 50
     same_end(*ends)
+
+
+@pytest.mark.extended
+def test_with_a_wide_prompt_program_it_ends_alike_too_also_killed_and_resumed(here):  # noqa: F811
+    wide = ("--config.engine.prompt_rows=128",)
+    alone, drafted = (run(here, here / f"wide-{len(more)}", *wide, *more) for more in ((), OURS))
+    assert total(alone, "rows/size_128") > 5 and total(drafted, "spec/num_accepted") > 50
+    same_end(alone, drafted)
+    kill(here, here / "wide-killed", row_engine.RowEngine, "step", 25, flags=(*FLAGS, *wide, *OURS))
+    run(here, here / "wide-killed", *wide, *OURS)
+    same_run(drafted, here / "wide-killed")

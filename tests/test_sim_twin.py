@@ -122,7 +122,13 @@ def by_steps(rollouts):
         {"pages": 13},
         *(
             pytest.param(more, marks=pytest.mark.extended)
-            for more in ({"steps_per_dispatch": 1}, {"pages": 13, "steps_per_dispatch": 3}, {"head_rows": 24})
+            for more in (
+                {"steps_per_dispatch": 1},
+                {"pages": 13, "steps_per_dispatch": 3},
+                {"head_rows": 24},
+                {"prompt_rows": 128},
+                {"prompt_rows": 192, "pages": 13, "steps_per_dispatch": 3},
+            )
         ),
         pytest.param({"slots": 60, "pages": 400, "refill_slots": 5}, marks=pytest.mark.extended),
         pytest.param(
@@ -140,7 +146,8 @@ def test_the_twin_does_what_the_engine_does(changes):
     counts = real.engine.metrics()
     assert (twin.dispatches, twin.seen, twin.engine.metrics()) == (real.dispatches, real.seen, counts)
     assert ("sched/preemptions" in counts) == ("pages" in changes and changes["pages"] == 13)
-    assert len({d.rows for d in real.dispatches}) == len(changes.get("row_sizes", (64,)))
+    sizes = {*changes.get("row_sizes", (64,)), changes.get("prompt_rows", 64)}
+    assert {d.rows for d in real.dispatches} == sizes
 
 
 @pytest.mark.extended

@@ -36,6 +36,15 @@ class EngineConfig:
         used_when=_ENGINE,
         doc="Rows per step that are compiled. At the start, sizes whose bits differ from the largest size are dropped.",
     )
+    prompt_rows: int = at_least(
+        0,
+        0,
+        1 << 15,
+        unit="rows",
+        used_when=_ENGINE,
+        doc="Rows of a wide program that computes prompts before they are sampled from. It reads far less KV cache for long "
+        "prompts. 0: the row program computes them. Tokens of the two differ at near ties.",
+    )
     head_rows: int = at_least(
         0,
         0,

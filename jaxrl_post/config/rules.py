@@ -31,6 +31,7 @@ def _beyond(at: tuple, steps: int) -> list[int]:
     return [step for step in at if not 0 <= step <= steps][:1]
 
 
+_TILE = 64  # engine/host/wire.py: PROMPT_TILE
 _SIZES = (
     relation(
         "model.path",
@@ -50,6 +51,12 @@ _SIZES = (
         need=lambda sizes, slots: max(sizes) >= slots,
         says="{engine.row_sizes} must reach {engine.slots}: every running slot needs a row",
         nearest=lambda sizes, slots: (*(size for size in sizes if size != max(sizes)), slots),
+    ),
+    relation(
+        "engine.prompt_rows",
+        need=lambda rows: rows % _TILE == 0,
+        says=f"{{engine.prompt_rows}} must be a multiple of {_TILE}, the rows of a tile of one prompt",
+        nearest=lambda rows: max(round(rows / _TILE), 1) * _TILE,
     ),
     relation(
         "engine.head_rows",

@@ -2,14 +2,16 @@
 
 Compilers choose another matrix-product path for another number of rows, and then sums round differently. The probe runs
 the same requests with every size, without drafts and with them. It keeps the sizes whose tokens, log-probs and
-entropies equal those of the largest size bit for bit. It cannot see a difference that only other weights or longer
-texts show.
+entropies equal those of the largest size bit for bit. With a wide prompt program, it runs them once more in the
+opposite order, so that the prompts lie elsewhere in its passes. It cannot see a difference that only other weights or
+longer texts show.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from jaxrl_post.engine.host.wire import PROMPT_TILE
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.types import Prompt, Request, Rollout, RolloutId, Sampling
 
@@ -20,7 +22,8 @@ def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
     The engine must be idle. Its clocks and counters are reset.
 
     Raises:
-      ValueError: with drafts, the largest size gives other bits than without.
+      ValueError: with drafts, the largest size gives other bits than without. Or the place of a prompt in a pass of
+        the wide prompt program changes bits.
     """
     sizes, drafting = engine.row_sizes, engine.drafting
     programs = (False, True) if drafting.drafter.width else (False,)
@@ -28,10 +31,16 @@ def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
     for size in sizes:
         for drafting.forced in programs:
             engine.row_sizes = (size,)
-            results[size, drafting.forced] = _bits(_rollouts(engine))
-            engine.reset()
-    drafting.forced = None
+            results[size, drafting.forced] = _bits(engine)
+    engine.row_sizes, drafting.forced = (max(sizes),), False
     whole = results[max(sizes), False]
+    rows = engine.sizes.prompt_rows
+    if rows and _bits(engine, backwards=True) != whole:
+        raise ValueError(
+            f"engine.prompt_rows={rows}: here the bits of a prompt depend on its place among the rows; the nearest "
+            "valid value is 0"
+        )
+    drafting.forced = None
     if results[max(sizes), programs[-1]] != whole:
         raise ValueError(
             f"speculation.drafter: with drafts a step of {max(sizes)} rows gives other bits here than without; "
@@ -42,19 +51,22 @@ def keep_equal_sizes(engine: RowEngine) -> dict[int, bool]:
     return kept
 
 
-def _rollouts(engine: RowEngine) -> list[Rollout]:
-    """Runs the probe's requests. Returns their rollouts by id."""
-    engine.submit(_requests(engine))
-    out = []
+def _bits(engine: RowEngine, backwards: bool = False) -> bytes:
+    """Runs the probe's requests and resets the engine. Returns the bytes of tokens, log-probs and entropies, by id."""
+    requests = _requests(engine)
+    engine.submit(requests[::-1] if backwards else requests)
+    out: list[Rollout] = []
     while engine.pending:
         out += engine.step()
-    return sorted(out, key=lambda rollout: rollout.id)
+    engine.reset()
+    out.sort(key=lambda rollout: rollout.id)
+    return b"".join(r.tokens.tobytes() + r.logprobs.tobytes() + r.entropies.tobytes() for r in out)
 
 
 def _requests(engine: RowEngine) -> list[Request]:
     """Returns the probe's requests: for every replica up to 24 prompts of several lengths, with two samples each."""
     sizes, noise = engine.sizes, np.random.default_rng(0)
-    longest = max(1, min(sizes.max_length // 2, 3 * sizes.page))
+    longest = max(1, min(sizes.max_length // 2, 3 * max(sizes.page, PROMPT_TILE * (sizes.prompt_rows > 0))))
     length = min(sizes.max_length - longest, 3 * sizes.steps)
     out = []
     for replica in range(sizes.replicas):
@@ -74,8 +86,3 @@ def _requests(engine: RowEngine) -> list[Request]:
                     )
                 )
     return out
-
-
-def _bits(rollouts: list[Rollout]) -> bytes:
-    """Returns the bytes of tokens, log-probs and entropies."""
-    return b"".join(r.tokens.tobytes() + r.logprobs.tobytes() + r.entropies.tobytes() for r in rollouts)

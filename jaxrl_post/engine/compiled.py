@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_post.engine.host.wire import BULK, TABLE, UPLOAD, DispatchResult, Entry, Sizes
+from jaxrl_post.engine.host.wire import BULK, PROMPT_TILE, TABLE, TILE_TABLE, UPLOAD, DispatchResult, Entry, Sizes
 from jaxrl_post.engine.insertion import insert, upload
+from jaxrl_post.engine.prompt_program import PromptProgram, prefill
 from jaxrl_post.engine.row_program import dispatch
 from jaxrl_post.engine.row_state import RowProgram, State
 from jaxrl_post.engine.speculation.interface import Drafter, Off
@@ -27,7 +28,9 @@ from jaxrl_post.parallel import mesh as meshes
 
 
 class Programs:
-    """The compiled programs: an insertion, and one dispatch for each row size; with a drafter, each of them twice."""
+    """The compiled programs: an insertion, and one dispatch for each row size; with a drafter, each of them twice.
+
+    Where sizes.prompt_rows is positive, also the wide prompt program, which has nothing to draft."""
 
     def __init__(
         self,
@@ -49,12 +52,15 @@ class Programs:
         self._placed = State(tuple(attention.Cache(cached) for _ in range(config.layers)), *[self._blocks] * 3)
         self._dispatches: dict[tuple[int, bool], Callable] = {}
         self._inserts: dict[bool, Callable] = {}
+        self._prefills: dict[int, Callable] = {}  # by rows of the wide prompt program, where there is one
 
     def compile(self, params: Any) -> None:
         """Compiles every program for weights of these shapes, dtypes and shardings."""
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
         for drafter in dict.fromkeys((Off(), self.drafter)):
             self._compile_steps(like, drafter)
+        if self.sizes.prompt_rows:
+            self._compile_prefill(like)
         self._blanks = tuple(
             jax.jit(make, out_shardings=home).lower().compile()
             for make, home in (
@@ -107,6 +113,23 @@ class Programs:
             jax.jit(put, donate_argnums=0, out_shardings=self._placed).lower(state, entry).compile()
         )
 
+    def _compile_prefill(self, params: Any) -> None:
+        """Compiles a pass of the wide prompt program."""
+        s, home = self.sizes, self._placed.cache
+        state = self._described(jax.eval_shape(lambda: self.blanks(Off())[0]), self._placed)
+        tiles = (s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks)
+        program = PromptProgram(
+            config=self.config,
+            dtype=self.dtype,
+            spread=functools.partial(meshes.by_heads, self.mesh),
+            platforms=self.platforms,
+        )
+        self._prefills[s.prompt_rows] = (
+            jax.jit(functools.partial(prefill, program), donate_argnums=2, out_shardings=home)
+            .lower(params, state.tokens, state.cache, jax.ShapeDtypeStruct(tiles, jnp.int32, sharding=self._whole))
+            .compile()
+        )
+
     @staticmethod
     def _described(tree: Any, homes: Any) -> Any:
         """Returns the tree's shapes and dtypes with the shardings of `homes`."""
@@ -130,7 +153,8 @@ class Programs:
     def compiled(self) -> dict[str, Any]:
         """Returns the programs of a step, by name."""
         programs = {f"dispatch_{rows}{'_drafting' * drafts}": run for (rows, drafts), run in self._dispatches.items()}
-        return programs | {f"insert{'_drafting' * drafts}": run for drafts, run in self._inserts.items()}
+        programs |= {f"insert{'_drafting' * drafts}": run for drafts, run in self._inserts.items()}
+        return programs | {f"prefill_{rows}": run for rows, run in self._prefills.items()}
 
     def blanks(self, drafter: Drafter) -> tuple[State, Any]:
         """Returns an empty state and empty tables, not placed on devices."""
@@ -180,6 +204,11 @@ class Programs:
         run, tables = self._dispatches[rows, drafts], tables if drafts else ()
         packed, scalars = meshes.put((packed, np.array([steps, freed, clones], np.int32)), self._whole)
         return self._through(lambda state: run(params, tables, state, packed, scalars), drafts, state)
+
+    def prefill(self, params: Any, state: State, tiles: np.ndarray) -> State:
+        """Returns the state after a pass of the wide prompt program."""
+        run, tiles = self._prefills[self.sizes.prompt_rows], meshes.put(tiles, self._whole)
+        return state._replace(cache=run(params, state.tokens, state.cache, tiles))
 
     def insert(self, state: State, entry: Entry, drafts: bool) -> State:
         """Returns the state after an insertion. `drafts`: the drafter learns the texts too."""

@@ -42,7 +42,8 @@ class EngineSettings:
 
     `max_length`: positions of a slot. `pages`: pages of `page_size` positions. `row_sizes`: rows of a step that are
     compiled. `head_rows`: rows that can sample. `refill_slots`: finished slots that end a dispatch while requests wait.
-    `restricted`: whether requests may have top-k and top-p. `dtype`: of activations and KV cache."""
+    `restricted`: whether requests may have top-k and top-p. `dtype`: of activations and KV cache. `prompt_rows`: rows
+    of the wide program that computes prompts; 0: the row program computes them."""
 
     slots: int
     max_length: int
@@ -54,6 +55,7 @@ class EngineSettings:
     refill_slots: int
     restricted: bool = False
     dtype: Any = np.float32
+    prompt_rows: int = 0
 
     def sizes(self, replicas: int) -> Sizes:
         """Returns the sizes of the device programs."""
@@ -66,6 +68,7 @@ class EngineSettings:
             head_rows=self.head_rows,
             steps_per_dispatch=self.steps_per_dispatch,
             restricted=self.restricted,
+            prompt_rows=self.prompt_rows,
         )
 
 
@@ -121,6 +124,10 @@ class MeshDevice:
             clones=order.clones,
         )
         return functools.partial(compiled.read, result)
+
+    def prefill(self, tiles: np.ndarray) -> None:
+        """Starts a pass of the wide prompt program; see RowDevice."""
+        self.state = self.programs.prefill(self.params, self.state, tiles)
 
     def exchange(self, params: Any) -> None:
         """Replaces the weights; see RowDevice."""
@@ -186,7 +193,7 @@ class RowEngine(RowHost):
         host = HostSettings(
             row_sizes=settings.row_sizes,
             refill_slots=settings.refill_slots,
-            cost=cost or _analytic(params, settings.dtype, settings.row_sizes),
+            cost=cost or _analytic(params, settings),
             vocab_size=model.vocab_size,
             decode=decode,
         )
@@ -234,7 +241,8 @@ def _no_drafts(sizes: Sizes) -> Drafting:
     return Drafting(Off(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ())
 
 
-def _analytic(params: Any, dtype: Any, row_sizes: Sequence[int]) -> costs.StepCost:
-    """Returns the analytic cost table of this kind of device."""
+def _analytic(params: Any, settings: EngineSettings) -> costs.StepCost:
+    """Returns the analytic cost table of this kind of device. A pass of the wide prompt program costs a step."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(dtype).itemsize, row_sizes)
+    rows = {*settings.row_sizes, settings.prompt_rows} - {0}
+    return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(settings.dtype).itemsize, sorted(rows))

@@ -132,6 +132,7 @@ def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
         head_rows=config.head_rows * more,
         steps_per_dispatch=c.steps_per_dispatch,
         restricted=config.sampling.restricted,
+        prompt_rows=c.prompt_rows * more,
         dtype=jnp.dtype(c.dtype),
     )
 

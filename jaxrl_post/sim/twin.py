@@ -109,6 +109,9 @@ class RowTwin:
     def teach(self, pieces: Sequence[tuple], rates: np.ndarray) -> None:
         """Does nothing: the twin does not draft."""
 
+    def prefill(self, tiles: np.ndarray) -> None:
+        """Does nothing: the twin has no keys and values."""
+
     def exchange(self, params: Any) -> None:
         """Does nothing: the twin's weights are a version number."""
 

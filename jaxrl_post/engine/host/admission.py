@@ -10,7 +10,7 @@ never which token.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,21 @@ class Admission:
         """Preempts a sequence. It resumes later with its tokens forced and its candidates kept."""
         self.num_preempted += 1
         self.requeue(sequence)
+
+    def share(self, sequences: Sequence[SequenceState]) -> None:
+        """Lets waiting sequences share the prompts that these sequences have computed."""
+        for one in sequences:
+            self.replicas[one.request.replica].prompts.finish(one.slot)
+
+    def running(self, live: np.ndarray) -> list[SequenceState]:
+        """Returns the sequences in the slots of `live`, by replica and age."""
+        order = self.table.order()
+        return [
+            one
+            for d, replica in enumerate(self.replicas)
+            for one in map(replica.slots.__getitem__, order[d].tolist())
+            if one is not None and live[d, one.slot]
+        ]
 
     def abandon(self, sequence: SequenceState) -> None:
         """Stops sharing the prompt pages that a running sequence has not finished computing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jaxrl_post.engine.host.wire import USES, DispatchResult
+
 
 class Counters:
     """Sums since the last `metrics`."""
@@ -36,6 +38,12 @@ class Counters:
         self.add(f"{prefix}/dispatches", 1)
         self.add(f"{prefix}/size_{size}", steps)
         return 1.0 + accepted / max(1, uses["decode"])
+
+    def prefill(self, purpose: str, size: int, result: DispatchResult) -> int:
+        """Counts passes of the wide prompt program with `size` rows. Returns the rows that computed a position."""
+        uses = dict(zip(USES, result.uses.sum(axis=0).tolist()))
+        self.dispatch(purpose, size, result.steps, uses, 0)
+        return uses["prefill"]
 
     def metrics(self) -> dict[str, float]:
         """Returns the counters by name, and resets them."""

@@ -50,6 +50,11 @@ class RowDevice(Protocol):
         """Writes `pieces` (replica, offset, flat arrays) into the drafter's tables, and sets the rates f32[C] of its
         classes."""
 
+    def prefill(self, tiles: np.ndarray) -> None:
+        """Starts a pass of the wide prompt program: computes keys and values of prompt positions.
+
+        tiles: int32[replicas, tiles, columns] (host/prompt_tiles.py). Texts are in their slots already."""
+
     def dispatch(self, order: DispatchOrder) -> Callable[[], DispatchResult]:
         """Starts up to `Sizes.steps` steps. Returns a function that waits for the result.
 

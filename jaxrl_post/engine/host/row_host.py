@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.engine import step_cost as costs
-from jaxrl_post.engine.host import dispatch_log, packing, row_sizing, sequence, wire
+from jaxrl_post.engine.host import dispatch_log, packing, prompt_tiles, row_sizing, sequence, wire
 from jaxrl_post.engine.host.admission import Admission, Admitted
 from jaxrl_post.engine.host.counters import Counters
 from jaxrl_post.engine.host.device import DispatchOrder, RowDevice
@@ -254,8 +254,7 @@ class RowHost:
             self._pop(rollout.id)
         if self.sequences:
             purpose = self._purpose
-            self._admit(purpose)
-            self.admission.map_pages(purpose, int(self.sizes.steps * self._growth) + 1)
+            self._seat(purpose)
             preempted = self.admission.take_preempted()
             if preempted:
                 self.counters.add("sched/preemptions", preempted)
@@ -264,8 +263,27 @@ class RowHost:
 
     # ---- admission
 
-    def _admit(self, purpose: str) -> None:
-        """Gives slots to waiting sequences and writes their texts to the device."""
+    def _seat(self, purpose: str) -> None:
+        """Gives slots and pages to waiting sequences. A wide program, where there is one, then computes their prompts."""
+        while True:
+            admitted = self._admit(purpose)
+            self.admission.map_pages(purpose, int(self.sizes.steps * self._growth) + 1)
+            seated = [one for one, _, _ in admitted if one.slot >= 0 and one.num_computed < one.shared]
+            if not (seated and self.sizes.prompt_rows):
+                return
+            self._prefill(purpose, seated)
+
+    def _prefill(self, purpose: str, sequences: list[SequenceState]) -> None:
+        """Computes the prompts of these sequences. A pass counts as an engine step."""
+        rows, result = self.sizes.prompt_rows, prompt_tiles.compute(self.device, self.sizes, sequences)
+        self.admission.share(sequences)
+        if self.report is not None:
+            self.report(dispatch_log.of(purpose, self._clock[purpose], rows, False, result))
+        self._clock[purpose] += result.steps
+        self.swap_policy.used(self.counters.prefill(purpose, rows, result))
+
+    def _admit(self, purpose: str) -> list[Admitted]:
+        """Gives slots to waiting sequences and writes their texts to the device. Returns them."""
         admitted = self.admission.admit(purpose)
         for one, _, _ in admitted:
             if one.oldest < self.version:
@@ -275,6 +293,7 @@ class RowHost:
             if one.start_clock < 0:
                 one.start_clock = self._clock[one.request.purpose]
         self._insert(admitted, self.drafting.active)
+        return admitted
 
     def _insert(self, admitted: list[Admitted], drafts: bool, slots: Sequence[int] | None = None) -> None:
         """Writes texts and page copies to the device, into the sequences' own slots or into `slots`.
@@ -297,8 +316,8 @@ class RowHost:
         waiting = self.admission.waits(purpose)
         size, drafts = self._size(live, packed, waiting)
         if drafts:
-            self._show(self._running(live), packed)
-        clones = self._clone(self._running(live), packed, size) if drafts and not waiting else []
+            self._show(self.admission.running(live), packed)
+        clones = self._clone(self.admission.running(live), packed, size) if drafts and not waiting else []
         order = DispatchOrder(
             packed=packed,
             rows=size,
@@ -322,16 +341,6 @@ class RowHost:
             self.report(dispatch_log.of(purpose, order.clock, size, drafts, result))
         self._count(purpose, size, result, drafts)
         return self._collect(live, result.out, order)
-
-    def _running(self, live: np.ndarray) -> list[SequenceState]:
-        """Returns the sequences of these slots, by replica and age."""
-        order = self.admission.table.order()
-        return [
-            one
-            for d, replica in enumerate(self.admission.replicas)
-            for one in map(replica.slots.__getitem__, order[d].tolist())
-            if one is not None and live[d, one.slot]
-        ]
 
     def _size(self, live: np.ndarray, packed: np.ndarray, waiting: bool) -> tuple[int, bool]:
         """Returns the best row size for the busiest replica, and whether to draft."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxrl_post.engine.host.wire import Sizes
+from jaxrl_post.engine.host.wire import PROMPT_TILE, Sizes
 from jaxrl_post.types import MOST_ENDS, PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId, Sampling, frozen
 
 
@@ -19,8 +19,14 @@ def check_sizes(sizes: Sizes, row_sizes: Sequence[int]) -> None:
     """Checks that a row device of these sizes can serve every request.
 
     Raises:
-      ValueError: the largest row size is below the number of slots, or the pages hold less than one rollout.
+      ValueError: the largest row size is below the number of slots, the pages hold less than one rollout, or the rows
+        of the wide prompt program are no whole tiles.
     """
+    if sizes.prompt_rows % PROMPT_TILE:
+        raise ValueError(
+            f"engine.prompt_rows={sizes.prompt_rows} must be a multiple of {PROMPT_TILE}; the nearest valid value is "
+            f"{-(-sizes.prompt_rows // PROMPT_TILE) * PROMPT_TILE}"
+        )
     if max(row_sizes) < sizes.slots:
         raise ValueError(
             f"engine.row_sizes={tuple(row_sizes)} must reach engine.slots={sizes.slots}: every running slot "

@@ -29,6 +29,9 @@ OUT_NUM_TOKENS, OUT_NUM_COMPUTED, OUT_CANDIDATE_END, OUT_DONE, OUT_WINDOW = rang
 LEAST_TILE, TILE_STEP = 64, 32  # head rows of a tile: compilers take other paths for few rows, and for odd numbers
 USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 OFFERS = 16  # bins of equal width, by estimated chance, in which offered drafts are counted
+PROMPT_TILE = 64  # rows of a tile of the wide prompt program; one tile computes positions of one prompt
+# Columns of a tile: its slot, its first position, and its number of positions. The slot's page table follows.
+TILE_SLOT, TILE_FIRST, TILE_COUNT, TILE_TABLE = range(4)
 UPLOAD = 1024  # entries of a drafter's tables in a small upload
 BULK = 64 * UPLOAD  # entries in a large upload
 
@@ -38,7 +41,8 @@ class Sizes:
     """Sizes that a row device is compiled for, per replica.
 
     `emit`: most tokens that one slot may get in one dispatch. `restricted`: whether rows may have top-k and top-p.
-    `shards`: the devices that the vocabulary is split over (kernels.verify.Shards), or None for one device."""
+    `prompt_rows`: rows of a pass of the wide prompt program; 0: the row program computes prompts. `shards`: the devices
+    that the vocabulary is split over (kernels.verify.Shards), or None for one device."""
 
     replicas: int
     slots: int
@@ -50,6 +54,7 @@ class Sizes:
     emit: int
     inserts: int
     restricted: bool
+    prompt_rows: int = 0
     shards: Any = None
 
     @classmethod
@@ -64,6 +69,7 @@ class Sizes:
         head_rows: int,
         steps_per_dispatch: int,
         restricted: bool = False,
+        prompt_rows: int = 0,
     ) -> Sizes:
         """Builds the sizes from an engine's settings."""
         return cls(
@@ -77,6 +83,7 @@ class Sizes:
             emit=min(max_length, max(4 * steps_per_dispatch, 16)),
             inserts=min(slots, 16),
             restricted=restricted,
+            prompt_rows=prompt_rows,
         )
 
     @property
