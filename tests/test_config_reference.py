@@ -109,6 +109,7 @@ def test_readers_are_found_by_the_types_of_names(tmp_path):
         (tmp_path / "config" / file.name).write_text(file.read_text())
     found = {name: modules for name, modules in readers.readers(package=tmp_path).items() if modules}
     assert found == {
+        "mesh.engine_tensor": ["c"],
         "scheduler.lane": ["a"],
         "engine.slots": ["a"],
         "algorithm.gamma": ["b"],

@@ -119,7 +119,8 @@ from jaxrl_post.sim import settings
         (["reward.adaptive_limit=True"], "reaches its limit of 30.0 s"),
         (
             ["mesh.engine=3", "mesh.tensor=2"],
-            "mesh.engine=3 must be a multiple of mesh.tensor=2, the devices of a replica; the nearest valid mesh.engine is 2",
+            "mesh.engine=3 must be a multiple of 2, the devices of a replica (mesh.engine_tensor, or mesh.tensor); the nearest "
+            "valid mesh.engine is 2",
         ),
         (
             ["mesh.engine=1", "scheduler.mini_batches=2"],
@@ -241,8 +242,7 @@ def simulated(*overrides: str) -> str:
     [
         (
             ["cluster.layouts=[3]"],
-            "cluster.layouts=(3,): 3 devices a replica must be a multiple of cluster.tensor=1 above it that divides "
-            "the 16 devices",
+            "cluster.layouts=(3,): 3 devices a replica must be a multiple of 1 above it that divides the 16 devices",
         ),
         (["cluster.layouts=[2,2]"], "cluster.layouts=(2, 2) names a layout twice"),
         (["cluster.layouts=[2]", "cluster.cost_table=t"], "cluster.cost_table='t' was measured in one layout"),

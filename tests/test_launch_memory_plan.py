@@ -236,6 +236,27 @@ def test_a_mesh_that_does_not_divide_is_one_sentence():
         memory_plan.memory(config("mesh.tensor=4"), TINY)
 
 
+def test_an_engine_that_divides_layers_by_a_number_of_its_own():
+    sizes = dict(shape=(2, 1, 2), given=("mesh.fsdp=4", "mesh.engine_tensor=2", "engine.dtype=bfloat16"))
+    placed = meshes.put(
+        decoder.init(TINY, 0), meshes.param_shardings(meshes.make_mesh(*sizes["shape"]), decoder.axes(TINY), "engine")
+    )
+    there, got = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(placed)), table(*sizes["given"])
+    assert config(*sizes["given"]).replicas == 2
+    assert got["weights (engine, bfloat16, relayout)"] == there // 2
+    pages = [size for name, size in got.items() if name.startswith("KV pages")]
+    assert (
+        2 * pages[0]
+        == table("mesh.fsdp=4", "engine.dtype=bfloat16")[f"KV pages ({config().pages} of 16 tokens, bfloat16)"]
+    )
+    with pytest.raises(ValueError, match="mesh.engine_tensor=4 does not divide the model's kv_heads=2; .* value is 2"):
+        memory_plan.memory(config("mesh.fsdp=4", "mesh.engine_tensor=4"), TINY)
+    with pytest.raises(
+        ValueError, match="engine_tensor=3 must divide the 4 devices that generate; the nearest .* is 2"
+    ):
+        config("mesh.fsdp=4", "mesh.engine_tensor=3")
+
+
 def test_text_lines_up():
     lines = memory_plan.text("Memory", {"a": 2**20, "longer": np.int64(3 * 2**30)}, "B").splitlines()
     assert lines == ["Memory", "  a              1.0 MiB", "  longer     3,072.0 MiB"]

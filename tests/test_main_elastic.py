@@ -98,12 +98,12 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(run, here):  # noqa: F811
     [
         (
             ["--config.engine.layouts=[3]"],
-            "engine.layouts=(3,): 3 devices a replica must be a multiple of mesh.tensor=1 above it "
+            "engine.layouts=(3,): 3 devices a replica must be a multiple of 1 above it "
             "that divides the 2 devices; the nearest valid engine.layouts is (2,)",
         ),
         (
             ["--config.mesh.data=1"],
-            "2 devices a replica must be a multiple of mesh.tensor=1 above it that divides the 1 devices; "
+            "2 devices a replica must be a multiple of 1 above it that divides the 1 devices; "
             "the nearest valid engine.layouts is ()",
         ),
         (["--config.engine.layouts=[2,2]"], "engine.layouts=(2, 2) names a layout twice"),

@@ -120,3 +120,21 @@ def test_how_long_a_step_is_foreseen_to_take():
     measured = StepCost((64,), (0.01,), "hand", training=0.5)
     assert build.pace(given, lambda: replica, measured)._token_s == 0.5
     assert build.pace(config.resolve(config.default(), ["model.preset=tiny"]), lambda: replica, measured) is None
+
+
+@pytest.mark.extended
+def test_a_replica_of_two_devices_samples_the_same_beside_any_learner(here):  # noqa: F811
+    """Weights divided over fsdp or over tensor are the same to an engine of one replica of two devices."""
+    found = {}
+    frozen = ["optimizer.lr=0.0", "steps=3", "eval=default", "eval.prompts=0"]
+    for name, mesh in (("alike", ["mesh.tensor=2"]), ("own", ["mesh.fsdp=2", "mesh.engine_tensor=2"])):
+        folder = here / f"replica_{name}"
+        assert go(here, f"--run-dir={folder}", *(f"--config.{one}" for one in (*mesh, *frozen))) == 0
+        files = sorted((folder / "rollouts").glob("*.npz"))
+        found[name] = [
+            (r.id.seed().tobytes(), r.tokens.tobytes(), r.logprobs.tobytes())
+            for file in files
+            for group in rollout_log.read(file)
+            for r in group.rollouts
+        ]
+    assert found["own"] == found["alike"] and len(found["own"]) > 20

@@ -65,7 +65,7 @@ def test_a_replica_of_more_devices_holds_more():
     assert list(found) == [(8, 1), (4, 2), (2, 4)] and [one.slots for one in found.values()] == [10, 20, 40]
     kv = [one.kv_tokens for one in found.values()]
     assert kv[1] > 2 * kv[0] and kv[2] > 2 * kv[1]  # the weights lie on the devices once, not twice
-    fits = "must be a multiple of cluster.tensor=1 above it that divides the 8 devices"
+    fits = "must be a multiple of 1 above it that divides the 8 devices"
     for unfit, said in (
         ("cluster.layouts=[3]", fits),
         ("cluster.layouts=[16]", fits),

@@ -1,5 +1,6 @@
 """The config of a run: its options, what must hold between them, how files and overrides are read, and the reference.
 
+  local_path   paths of this machine; URLs are refused
   conditions   when an option is read, as one line
   fields       how an option is declared
   relations    the two rules: nothing that is set is ignored, and options do not contradict each other

@@ -244,10 +244,25 @@ _WHITENED = (
 _DEVICES = (
     relation(
         "mesh.engine",
+        "mesh.replica",
+        need=lambda engine, replica: engine % replica == 0,
+        says="{mesh.engine} must be a multiple of {!mesh.replica}, the devices of a replica (mesh.engine_tensor, or mesh.tensor)",
+        nearest=lambda engine, replica: max(engine // replica, 1) * replica,
+    ),
+    relation(
+        "mesh.engine_tensor",
+        "generating",
+        need=lambda replica, devices: replica == 0 or devices % replica == 0,
+        says="{mesh.engine_tensor} must divide the {!generating} devices that generate",
+        nearest=lambda replica, devices: max(n for n in range(1, replica) if devices % n == 0),
+    ),
+    relation(
+        "mesh.engine_tensor",
         "mesh.tensor",
-        need=lambda engine, tensor: engine % tensor == 0,
-        says="{mesh.engine} must be a multiple of {mesh.tensor}, the devices of a replica",
-        nearest=lambda engine, tensor: max(engine // tensor, 1) * tensor,
+        when="scheduler.lend>0",
+        need=lambda replica, tensor: replica in (0, tensor),
+        says="{scheduler.lend} lends replicas to the learner, so that {mesh.engine_tensor} must be {mesh.tensor}",
+        nearest=lambda replica, tensor: 0,
     ),
     relation(
         "mesh.engine",

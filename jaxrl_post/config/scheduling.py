@@ -145,11 +145,11 @@ _SPLIT = (
 _LAYOUTS = (
     relation(
         "engine.layouts",
-        "mesh.tensor",
+        "mesh.replica",
         "generating",
         need=lambda *given: _unfit(*given) is None,
         culprit=_unfit,
-        says="{engine.layouts}: {culprit} devices a replica must be a multiple of {mesh.tensor} above it that divides the "
+        says="{engine.layouts}: {culprit} devices a replica must be a multiple of {!mesh.replica} above it that divides the "
         "{!generating} devices",
         nearest=_nearest_layouts,
     ),

@@ -63,9 +63,23 @@ class MeshConfig:
         1, 1, unit="devices", doc="Learner: parts of weights and moments, which also divide a micro-batch."
     )
     tensor: int = at_least(
-        1, 1, unit="devices", doc="Parts of every layer, in the learner and in a replica of the engine."
+        1,
+        1,
+        unit="devices",
+        doc="Learner: parts of every layer. Also of a replica of the engine, without `engine_tensor`.",
     )
     engine: int = at_least(0, 0, unit="devices", doc="Devices of the engine alone. 0: it shares the learner's.")
+    engine_tensor: int = at_least(
+        0,
+        0,
+        unit="devices",
+        doc="Devices of a replica of the engine, which divide every layer. 0: as many as `tensor`.",
+    )
+
+    @property
+    def replica(self) -> int:
+        """Devices of a replica of the engine."""
+        return self.engine_tensor or self.tensor
 
     @property
     def learner(self) -> int:
@@ -320,7 +334,7 @@ class Config:
     @property
     def replicas(self) -> int:
         """Of the engine."""
-        return self.generating // self.mesh.tensor
+        return self.generating // self.mesh.replica
 
     @property
     def staying(self) -> int:
@@ -330,7 +344,7 @@ class Config:
     @property
     def lent(self) -> int:
         """Devices that are lent at times."""
-        return (self.replicas - self.staying) * self.mesh.tensor
+        return (self.replicas - self.staying) * self.mesh.replica
 
     @property
     def lent_shards(self) -> int:

@@ -64,7 +64,7 @@ def device_plan(config: Config) -> DevicePlan:
     """
     m, every = config.mesh, layouts(config)
     shared = None if m.engine else meshes.make_mesh(m.data, m.fsdp, m.tensor)
-    learner, own = (shared, shared) if shared else meshes.make_split(m.data, m.fsdp, m.tensor, m.engine)
+    learner, own = (shared, shared) if shared else meshes.make_split(m.data, m.fsdp, m.tensor, m.engine, m.replica)
     staying, lent = meshes.divided(own, config.staying, learner) if config.lent else (None, None)
 
     def mesh_of(layout: Layout) -> jax.sharding.Mesh:
@@ -78,8 +78,8 @@ def device_plan(config: Config) -> DevicePlan:
 
 def layouts(config: Config) -> tuple[Layout, ...]:
     """Layouts that the engine is compiled for. The engine begins in the first, that of the config's mesh."""
-    tensors = config.mesh.tensor, *config.engine.layouts
-    lending = [Layout(config.staying, config.mesh.tensor)] if config.lent else []
+    tensors = config.mesh.replica, *config.engine.layouts
+    lending = [Layout(config.staying, config.mesh.replica)] if config.lent else []
     return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
 
 
@@ -115,14 +115,14 @@ def pace(config: Config, replica: Callable[[], ReplicaCapacity], table: step_cos
     if not config.mesh.engine and not ratio:
         return None
     first = replica()
-    forward_s = first.cost.prefill_s * config.mesh.tensor / config.mesh.learner
+    forward_s = first.cost.prefill_s * config.mesh.replica / config.mesh.learner
     work = Split(first, token_s=table.training if table and table.training else GRADIENT * forward_s)
     return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
 
 
 def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
     """What the row engine's programs are compiled for: a replica of more devices has as many more slots, pages and rows."""
-    c, more = config.engine, layout.tensor // config.mesh.tensor
+    c, more = config.engine, layout.tensor // config.mesh.replica
     return dict(
         slots=c.slots * more,
         max_length=c.max_length,

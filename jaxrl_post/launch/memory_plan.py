@@ -109,14 +109,11 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0, platfo
     Raises:
       ValueError: the mesh does not divide the model.
     """
-    mesh = _mesh(config, config.mesh.data, config.mesh.fsdp)
-    shapes, axes = decoder.abstract(model), decoder.axes(model)
-    counts = {"heads": model.heads, "kv_heads": model.kv_heads}
-    meshes.check_divisible(mesh, axes, shapes, "learner", counts)
-    # The engine splits over `tensor` alone, which both meshes have alike.
-    meshes.check_divisible(mesh, axes, shapes, "engine", counts)
-    learner, engine = (_elements(shapes, meshes.param_shardings(mesh, axes, side)) for side in ("learner", "engine"))
-    layers = _elements(shapes["layers"], meshes.param_shardings(mesh, axes, "learner")["layers"])
+    m, shapes = config.mesh, decoder.abstract(model)
+    homes = _homes(model, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor")
+    learner, layers = _elements(shapes, homes), _elements(shapes["layers"], homes["layers"])
+    option = "engine_tensor" if m.engine_tensor else "tensor"
+    engine = _elements(shapes, _homes(model, _mesh(config.replicas, 1, m.replica), "engine", option))
     moments, sums, compute = config.optimizer.moments_dtype, config.optimizer.sums_dtype, config.model.compute_dtype
     case, dtype = swap_case(config), config.engine.dtype
     own_copy = _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0
@@ -162,9 +159,9 @@ def _waiting(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
 
 def _lent(config: Config, model: decoder.ModelConfig, platform: str) -> tuple[Item, ...]:
     """Returns what a device holds while it is lent. Its mesh is that of mesh.divided."""
-    shards, shapes, axes = config.lent // config.mesh.tensor, decoder.abstract(model), decoder.axes(model)
-    mesh = _mesh(config, *meshes.along(shards, config.mesh.fsdp))
-    homes = meshes.param_shardings(mesh, axes, "learner")
+    shards, shapes = config.lent_shards, decoder.abstract(model)
+    mesh = _mesh(*meshes.along(shards, config.mesh.fsdp), config.mesh.tensor)
+    homes = meshes.param_shardings(mesh, decoder.axes(model), "learner")
     elements, layers = _elements(shapes, homes), _elements(shapes["layers"], homes["layers"])
     sums, compute = config.optimizer.sums_dtype, config.model.compute_dtype
     there = config.mesh.engine == 0 and config.mesh.fsdp == 1  # the learner's own weights serve here too
@@ -183,10 +180,17 @@ def _lent(config: Config, model: decoder.ModelConfig, platform: str) -> tuple[It
     )
 
 
-def _mesh(config: Config, data: int, fsdp: int) -> AbstractMesh:
+def _mesh(data: int, fsdp: int, tensor: int) -> AbstractMesh:
     return AbstractMesh(
-        (data, fsdp, config.mesh.tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR), axis_types=(AxisType.Auto,) * 3
+        (data, fsdp, tensor), (meshes.DATA, meshes.FSDP, meshes.TENSOR), axis_types=(AxisType.Auto,) * 3
     )
+
+
+def _homes(model: decoder.ModelConfig, mesh: AbstractMesh, room: str, option: str) -> Any:
+    """Returns the sharding of every weight. Refuses a mesh that does not divide them, by the option's name."""
+    axes, counts = decoder.axes(model), {"heads": model.heads, "kv_heads": model.kv_heads}
+    meshes.check_divisible(mesh, axes, decoder.abstract(model), room, counts, tensor=option)
+    return meshes.param_shardings(mesh, axes, room)
 
 
 def by_device(config: Config, items: Sequence[Item]) -> dict[str, tuple[Item, ...]]:
@@ -285,7 +289,7 @@ def resident() -> int:
 
 def swap_case(config: Config) -> str:
     """Returns how weights reach the engine: "shared", "cast" or "relayout" (another sharding)."""
-    if config.mesh.fsdp > 1 or config.mesh.engine:
+    if config.mesh.fsdp > 1 or config.mesh.engine or config.mesh.replica != config.mesh.tensor:
         return "relayout"
     return "shared" if config.engine.dtype == "float32" else "cast"
 
@@ -301,9 +305,9 @@ def _elements(shapes: Any, shardings: Any) -> int:
 
 
 def _cache(config: Config, model: decoder.ModelConfig) -> int:
-    """Returns the bytes of keys and values of one replica's pages. kv_heads are split over tensor."""
+    """Returns the bytes of keys and values of one replica's pages, on each of its devices."""
     positions = config.pages * config.engine.page_size
-    heads = model.kv_heads // config.mesh.tensor
+    heads = model.kv_heads // config.mesh.replica
     return 2 * model.layers * positions * heads * model.head_dim * _bytes(config.engine.dtype)
 
 

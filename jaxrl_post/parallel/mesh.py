@@ -48,10 +48,10 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     return _mesh(device_order.ordered(device_order.chosen(devices, sizes), sizes), sizes)
 
 
-def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Mesh]:
+def make_split(data: int, fsdp: int, tensor: int, engine: int, replica: int = 0) -> tuple[Mesh, Mesh]:
     """Returns two meshes without a common device: the learner's and the engine's.
 
-    The learner's has data*fsdp*tensor devices. The engine's has `engine` devices in replicas of `tensor`. Every
+    The learner's has data*fsdp*tensor devices. The engine's has `engine` devices in replicas of `replica`, or of `tensor`. Every
     process has an equal part of both meshes, so that its host can read all it needs from local devices. With several
     processes, each has as many learner devices as engine devices.
 
@@ -59,7 +59,7 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Me
       ValueError: there are too few devices, or processes cannot have equal parts. With several processes also: learner
         and engine differ in their number of devices, which hand weights over in pairs.
     """
-    processes, learner = jax.process_count(), data * fsdp * tensor
+    processes, learner, replica = jax.process_count(), data * fsdp * tensor, replica or tensor
     if processes > 1 and engine != learner:
         raise ValueError(
             f"mesh.engine={engine}: {processes} processes hand weights over from each device of the learner to one "
@@ -86,8 +86,8 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int) -> tuple[Mesh, Me
         twin = dict(zip(learners, engines, strict=True))
         others = np.array([twin[device] for device in whole.flat], object)
     else:
-        others = device_order.ordered(engines, (engine // tensor, 1, tensor))
-    return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // tensor, 1, tensor))
+        others = device_order.ordered(engines, (engine // replica, 1, replica))
+    return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // replica, 1, replica))
 
 
 def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
@@ -173,7 +173,9 @@ def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
     return jax.tree.map(lambda names: NamedSharding(mesh, _spec(names, RULES[room])), axes, is_leaf=_is_names)
 
 
-def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: Mapping[str, int] | None = None) -> None:
+def check_divisible(
+    mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: Mapping[str, int] | None = None, tensor: str = TENSOR
+) -> None:
     """Refuses weights that the mesh cannot split evenly.
 
     Args:
@@ -181,6 +183,7 @@ def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: M
       shapes: the same tree with arrays or ShapeDtypeStructs.
       counts: indivisible units of a dimension, by logical name. Example: {"heads": 4, "kv_heads": 2} where a weight
         holds heads*head_dim in one dimension.
+      tensor: what the config calls the size of the axis `tensor`.
     Raises:
       ValueError: one sentence with axis, size, bound and the nearest size of the mesh axis that divides all it splits.
     """
@@ -198,9 +201,9 @@ def check_divisible(mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: M
         if size % ways:
             all_sizes = math.gcd(*(n for other, n in sizes.items() if rules.get(other) == rules[name]))
             near = min((n for n in range(1, all_sizes + 1) if all_sizes % n == 0), key=lambda n: (abs(n - ways), n))
+            option = tensor if rules[name] == TENSOR else rules[name]
             raise ValueError(
-                f"mesh.{rules[name]}={ways} does not divide the model's {name}={size}; the nearest valid "
-                f"value is {near}"
+                f"mesh.{option}={ways} does not divide the model's {name}={size}; the nearest valid value is {near}"
             )
 
 

@@ -107,7 +107,7 @@ def made(
         **_OWN[s.name](config, past, pace),
     )
     if s.lend:
-        all_of_them, half = (Layout(count, config.mesh.tensor) for count in (config.replicas, config.staying))
+        all_of_them, half = (Layout(count, config.mesh.replica) for count in (config.replicas, config.staying))
         scheduler = Lending(
             scheduler,
             all_of_them=all_of_them,

@@ -170,7 +170,7 @@ def _nameless(parts: tuple) -> list[str]:
 _ALIASES = {
     "engine.layouts": "cluster.layouts",
     "engine.cost_table": "cluster.cost_table",
-    "mesh.tensor": "cluster.tensor",
+    "mesh.replica": "cluster.tensor",
     "mesh.engine": "learner.apart",
 }
 RELATIONS = (
