@@ -9,21 +9,24 @@ that one command can be repeated until the run ends.
 Exit codes:
 - 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
   compiled. A run that could not start leaves no folder.
-- 1: no rollout of the first round could be scored, weights or gradients are not finite, or saves fail again and again.
-  Then the folder is kept.
+- 1: no rollout of the first round could be scored, weights or gradients are not finite, saves fail again and again, or
+  a log cannot be written. Then the folder is kept.
 - 42: a signal or a hang ended the run, or a weight swap failed midway: use --resume.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 BEGAN = time.monotonic()  # before the imports: a run's seconds include the imports
+if __name__ == "__main__":  # nothing has begun while modules are imported
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(42))
 
 import contextlib
-import faulthandler
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -37,7 +40,7 @@ from jaxrl_post.launch import resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
-from jaxrl_post.launch.watchdog import Watchdog, WatchedRing
+from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
 from jaxrl_post.models import hf
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
@@ -95,9 +98,10 @@ def turn(run: Run) -> None:
                 config.steps,
             )
         settle(ring, run, observe)
-    run.guard.disarm()
-    run.writer.close()
-    finish(run, observe.tokens)
+        run.guard.disarm()
+        run.writer.close()
+        with dog.phase("save_checkpoint"):
+            finish(run, observe.tokens)
 
 
 def settle(ring: TimedRing, run: Run, observe: Observer) -> None:
@@ -134,17 +138,15 @@ def watchdog(run: Run) -> Watchdog:
     """Returns what ends the run where a call hangs. It writes stacks, the scheduler's state and the trace before."""
 
     def expired(phase: str, seconds: float) -> None:
-        with open(run.mine / "hang.txt", "w", encoding="utf-8") as file:
-            file.write(f"phase {phase}: {seconds:.1f} s, at learner step {run.learner.step}\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
-        with contextlib.suppress(RuntimeError, TypeError, ValueError):  # the state may change while it is read
+        with leaving(RESTART):
+            say(
+                f"HANG: phase {phase} took {seconds:.0f} s, above its limit; hang.txt has all stacks; --resume continues"
+            )
+            write_stacks(run.mine / "hang.txt", f"phase {phase}: {seconds:.1f} s, at learner step {run.learner.step}")
+            for trace in run.traces:
+                trace.close()
             state = {"phase": phase, "seconds": seconds, "scheduler": run.scheduler.state_dict()}
             (run.mine / "hang.json").write_text(json.dumps(state, default=str), encoding="utf-8")
-        for trace in run.traces:
-            trace.close()
-        say(f"HANG: phase {phase} took {seconds:.0f} s, above its limit; hang.txt has all stacks; --resume continues")
-        os._exit(RESTART)
 
     return Watchdog(run.config.watchdog.phases, run.config.watchdog.compile_s, expired)
 
@@ -302,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
                 return 0
             stack.enter_context(heard())
             run = assemble(arguments, stack)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             return sorry(error)
         except Stopped as stopped:
             return gone(stopped)
@@ -315,6 +317,8 @@ def main(arguments: Sequence[str]) -> int:
             SaveFailed,
         ) as error:  # the user's graders or numbers; other errors show their traceback
             return sorry(error)
+        except OSError as error:  # a log or a result could not be written
+            return sorry(RuntimeError(f"{error}; mend that, and --resume continues from the newest checkpoint"))
         except Torn as error:
             return sorry(error, RESTART)
         except Stopped as stopped:

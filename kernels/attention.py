@@ -5,8 +5,8 @@ private to them. A page holds `page` consecutive positions of one slot. Page ids
 alternate along one axis, because TPUs read both at once; other platforms do not need it.
 
 On TPU and on NVIDIA GPUs a kernel (attention_tpu.py, attention_gpu.py) computes the shapes that its `serves` accepts.
-The reference computes all other shapes. The choice depends on platform, dtypes, head counts, head size and page size
-alone.
+The reference computes all other shapes. The choice depends on the device's generation (hardware.py), dtypes, head
+counts, head size and page size alone.
 
 Invariant: a row's output depends on its slot's entries at positions <= its own. Pages are walked in absolute order with
 an online softmax, and masked entries are exact zeros. So stale pages, and the lengths of other slots, change no bit.
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_post.kernels import attention_gpu, attention_tpu
+from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
 
 BIG_NEGATIVE = -1e30
 
@@ -79,33 +79,45 @@ def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Ca
     return Cache(cache.pages.at[target[:, None], offset].set(cache.pages[source], mode="drop"))
 
 
-def serving(q: Float[Array, "R N H"], cache: Cache) -> dict[str, Callable]:
-    """Returns, by platform, the kernel that computes these shapes, where one does."""
+def serving(
+    q: Float[Array, "R N H"], cache: Cache, platforms: frozenset[str] = hardware.PLATFORMS
+) -> dict[str, Callable]:
+    """Returns, by platform, the kernel that computes these shapes, where one does. See `attention`."""
     _, page, combined, H = cache.pages.shape
     return {
         platform: kernel.attention
         for platform, kernel in KERNELS.items()
-        if kernel.serves(q.dtype, cache.pages.dtype, q.shape[1], combined // 2, H, page)
+        if platform in platforms and kernel.serves(q.dtype, cache.pages.dtype, q.shape[1], combined // 2, H, page)
     }
 
 
 def attention(
-    q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
+    q: Float[Array, "R N H"],
+    cache: Cache,
+    rows: Rows,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    platforms: frozenset[str] = hardware.PLATFORMS,
 ) -> Float[Array, "R N H"]:
     """Returns causal attention of each row over its slot's cache, with grouped queries, up to the longest length.
 
     `window` w keeps positions > own - w. `soft_cap` c replaces a score by c * tanh(score / c). The softmax is in
-    float32. Under vmap, every argument must have the mapped axis."""
+    float32. `platforms`: those whose kernel may be used. Under vmap, every argument must have the mapped axis."""
     how = dict(scale=scale, window=window, soft_cap=soft_cap)
-    return _chosen(q, cache, rows, **how) if serving(q, cache) else reference(q, cache, rows, **how)
+    if not serving(q, cache, platforms):
+        return reference(q, cache, rows, **how)
+    return _chosen(q, cache, rows, platforms=platforms, **how)
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window", "soft_cap"))
-def _chosen(q: Array, cache: Cache, rows: Rows, **how) -> Array:
+@functools.partial(jax.jit, static_argnames=("platforms", "scale", "window", "soft_cap"))
+def _chosen(q: Array, cache: Cache, rows: Rows, *, platforms: frozenset[str], **how) -> Array:
     """Runs the platform's kernel, or the reference where it has none. Jitted, so that equal layers are traced and
     lowered once."""
     kernels = {
-        platform: _one_by_one(functools.partial(kernel, **how)) for platform, kernel in serving(q, cache).items()
+        platform: _one_by_one(functools.partial(kernel, **how))
+        for platform, kernel in serving(q, cache, platforms).items()
     }
     return jax.lax.platform_dependent(q, cache, rows, default=functools.partial(reference, **how), **kernels)
 

@@ -29,6 +29,7 @@ STAGES = 3  # pages in shared memory
 STATS = 32  # columns that hold a row's peak and mass: 128 bytes, so that rows stay aligned
 STRETCH = 1024  # fewest positions of one block of the grid
 STRETCHES = 8  # most blocks that share a row's positions
+NEEDS = "bfloat16 or float16, heads of 64 or 128, at most 64 query heads for a key head, and pages of 64"
 LOG2E = 1.4426950408889634
 BIG_NEGATIVE = -1e30
 

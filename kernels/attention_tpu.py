@@ -18,6 +18,7 @@ from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 LANES = 128
 BLOCK = 256  # positions that the kernel loads at once
 ROWS = 8  # rows of one block of the kernel's grid
+NEEDS = "bfloat16, heads of a multiple of 128, 1, 2, 4 or a multiple of 8 key heads, and pages of 8, 16, .. 256"
 TABLE = 1 << 17  # entries of a page table that fit into scalar memory beside other data
 
 

@@ -19,6 +19,7 @@ from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 
 TILES = 8  # tiles of one program: 32 KiB of logits
 ALIGNED = 4  # numbers of one 16-byte load
+NEEDS = f"at least {tiles.TILE} ids a device, in a multiple of {ALIGNED}"
 
 
 def serves(rows: int, vocab: int) -> bool:

@@ -17,6 +17,7 @@ from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 ROWS = 8
 TILES = 8  # tiles of one block: 256 KiB of logits
 LANES = 128
+NEEDS = f"at least {tiles.TILE} ids a device"
 
 
 def serves(rows: int, vocab: int) -> bool:

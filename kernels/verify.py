@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from jaxrl_post.kernels import sampling, sampling_gpu, sampling_tpu, tiles
+from jaxrl_post.kernels import hardware, sampling, sampling_gpu, sampling_tpu, tiles
 
 KERNELS = {"tpu": sampling_tpu, "cuda": sampling_gpu}
 
@@ -40,16 +40,18 @@ def verify_sample(
     temperatures: Float[Array, " R"],
     thresholds: Float[Array, " R"] | None = None,
     shards: Shards | None = None,
+    platforms: frozenset[str] = hardware.PLATFORMS,
 ) -> sampling.Drawn:
     """Samples as sampling.sample does.
 
-    `shards`: how kernels, which the compiler cannot split, run on several devices."""
+    `shards`: how kernels, which the compiler cannot split, run on several devices. `platforms`: those whose kernel may
+    be used."""
     rows, vocab = logits.shape
     here = vocab if shards is None else _padded(vocab, shards) // shards.count
     drawing = {
         platform: drawn_by(kernel.statistics, shards)
         for platform, kernel in KERNELS.items()
-        if kernel.serves(rows, here)
+        if platform in platforms and kernel.serves(rows, here)
     }
     if not drawing:
         return sampling.sample(logits, seeds, positions, temperatures, thresholds)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from record import Missing
 
-BASE = "d703eb60940c8ecf0610145ad46b31d738e6469b"
+BASE = "fa4630fd08cc1fc54ca2a4f831b406218baaf29b"
 
 
 def checkout(root: Path) -> Path:

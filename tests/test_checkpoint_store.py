@@ -242,6 +242,29 @@ def test_a_full_disk_is_said_retried_and_ends_the_run_in_the_end(tmp_path, monke
     same(saves(tmp_path).newest(), 4)
 
 
+def test_a_failed_save_after_which_nothing_can_be_read_is_a_line_too(tmp_path):
+    said = []
+    ours = saves(tmp_path, said=said)
+    ours.save(1, tree(1), host(1), ABOUT)
+    (tmp_path / "checkpoints" / ".key").unlink()
+    ours.save(2, tree(2), host(2), ABOUT)
+    assert len(said) == 1 and said[0].startswith("CHECKPOINT FAILED: step 2 was not saved") and ".key" in said[0]
+
+
+def test_a_folder_that_cannot_be_changed_is_one_sentence(tmp_path, monkeypatch):
+    saved(tmp_path, 1, 2)
+    (tmp_path / "checkpoints" / "step_000002" / "about.json").unlink()
+
+    def refuse(path, aside):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(
+        ValueError, match="resume: the checkpoints cannot be taken up: .*Permission denied.*step_000002"
+    ):
+        saves(tmp_path).newest()
+
+
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), ValueError("RESOURCE_EXHAUSTED: Error writing")]
 )

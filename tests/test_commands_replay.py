@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_post.commands import replay
+from jaxrl_post.telemetry import rollout_log
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = (
@@ -51,6 +52,11 @@ def test_overflowing_gradients_end_a_run_and_their_batch_is_repeated(tmp_path):
 def test_what_cannot_be_replayed_is_one_sentence(tmp_path, capsys):
     assert replay.main([str(tmp_path), "--batch=3"]) == 1
     assert "has no config.json" in capsys.readouterr().err
+    assert replay.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        "error: replay: the following arguments are required: --batch; "
+        "write python -m jaxrl_post replay RUN --batch=STEP\n"
+    )
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "skipped").mkdir()
     (tmp_path / "skipped" / "step_000007.npz").write_bytes(b"no archive")
@@ -58,3 +64,7 @@ def test_what_cannot_be_replayed_is_one_sentence(tmp_path, capsys):
     assert "no skipped batch of step 3; it has those of steps [7]" in capsys.readouterr().err
     assert replay.main([str(tmp_path), "--batch=7"]) == 1
     assert "is no rollout log, or is damaged" in capsys.readouterr().err
+    rollout_log.RolloutLog(tmp_path / "skipped").write(7, [])
+    (tmp_path / "config.json").write_text("[]")
+    assert replay.main([str(tmp_path), "--batch=7"]) == 1
+    assert "holds a list, not the config of a run" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def check(path, function, **columns):
     """As launch/assemble.py does before a run: every prompt against what the function says it needs."""
     loaded = worker.load(function)
     for prompt in read(path, **columns):
-        signatures.check(prompt, function, loaded.needs, loaded.truths)
+        signatures.check(prompt, function, loaded.needs, loaded.truths, loaded.instead)
 
 
 def written(folder, *rows):
@@ -41,7 +41,6 @@ GOOD = {"prompt": "1", "answer": "1", "label": "1"}
 EXACT = "jaxrl_post.rewards.math:exact"
 FREE = [f"jaxrl_post.rewards.format:{name}" for name in ("thinking", "hashes", "boxed", "required")]
 FREE += [f"jaxrl_post.rewards.length:{name}" for name in ("finished", "brevity", "overlong")]
-FREE += ["jaxrl_post.rewards.code:tests"]  # tests may stand in extra_info
 BAD = [
     ({"prompt": "2"}, {}, "there is no column 'reward_model.ground_truth' (nor 'answer'); its columns are prompt"),
     ({"prompt": "2"}, {"format": "slime"}, "there is no column 'label'; its columns are prompt"),
@@ -69,6 +68,17 @@ def test_a_function_that_needs_a_truth_refuses_a_row_without(tmp_path, row, colu
 def test_rewards_of_form_and_length_need_none(tmp_path, function):
     for row, columns, _ in BAD:
         check(written(tmp_path, GOOD, row), function, **columns)
+
+
+@pytest.mark.parametrize("lacking", [{}, {"answer": None}, {"answer": ""}, {"answer": None, "test_list": []}])
+def test_programs_need_tests_in_the_truth_or_beside_it(tmp_path, lacking):
+    function = "jaxrl_post.rewards.code:tests"
+    rows = [{"prompt": "1", "answer": "assert f() == 1"}]
+    rows += [{"prompt": "2", "answer": None, "test_list": ["assert f() == 1"]}, {"prompt": "3", "test": "assert f()"}]
+    check(written(tmp_path, *rows), function)
+    path = written(tmp_path, *rows, {"prompt": "4", **lacking})
+    with pytest.raises(ValueError, match=f"data: {path}, line 4: .* give one, or the column test_list or test, or set"):
+        check(path, function)
 
 
 def test_texts_and_falsy_values_are_truths(tmp_path):

@@ -84,7 +84,7 @@ def placed(params):
 
 def tiers(*cases):
     """Returns the cases. Those that need engines which nothing of the first tier compiles are in the second."""
-    first = {*scripted.KINDS, ("histospec", False)}
+    first = set(scripted.KINDS)
     return [
         pytest.param(name, clones, marks=() if {name, (name, clones)} & first else pytest.mark.extended)
         for name, clones in cases

@@ -134,7 +134,8 @@ def test_planted_tile_math_without_the_threshold_fails(monkeypatch):
         assert_alike(drawn(shell, *args), reference(*args))
 
 
-@pytest.mark.parametrize("ways, vocab", [pytest.param(2, 4500, marks=pytest.mark.extended), (4, 1100)])
+@pytest.mark.extended
+@pytest.mark.parametrize("ways, vocab", [(2, 4500), (4, 1100)])
 def test_a_vocabulary_in_parts_is_drawn_from_as_a_whole(ways, vocab):
     """Also with padded parts, with parts of padding only, and under vmap over two replicas, as in the engine."""
     mesh = meshes.make_mesh(2, 1, ways)

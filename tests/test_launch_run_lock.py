@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -68,14 +69,14 @@ def test_a_signal_saves_at_the_next_publish_where_that_changes_no_bit():
     with made:
         made.stepped((), 5)
         made.published(1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         made.stepped((), 6)
         with pytest.raises(Stopped, match="SIGTERM: stopped after step 2, which is saved"):
             made.published(2)
     assert saved == [2]
     made, saved = stop(may_save=False)
     with made:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         with pytest.raises(
             Stopped, match="SIGINT: stopped after step 3; --resume continues from the newest checkpoint"
         ):
@@ -87,7 +88,7 @@ def test_a_signal_ends_a_long_round_after_a_dispatch(monkeypatch):
     monkeypatch.setattr(stop_signal, "PATIENCE_S", 0.05)
     made, saved = stop()
     with made:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         made.stepped((), 1)
         time.sleep(0.06)
         with pytest.raises(Stopped, match="stopped after a dispatch"):
@@ -99,7 +100,7 @@ def test_the_last_publish_ends_the_run_itself_and_handlers_come_back():
     before = signal.getsignal(signal.SIGTERM)
     made, saved = stop(last=4)
     with made:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         made.published(4)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second signal ends the process at once
     assert saved == [] and signal.getsignal(signal.SIGTERM) is before
@@ -132,7 +133,7 @@ def test_outside_of_the_ring_a_signal_is_obeyed_at_once_and_handlers_come_back()
         made, _ = stop()
         with made:
             pass
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         time.sleep(5)
     assert [signal.getsignal(one) for one in stop_signal.SIGNALS] == before
 

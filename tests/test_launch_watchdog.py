@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from jaxrl_post.launch import assemble, run_folder
 from jaxrl_post.launch.fault_points import POINTS, FaultPoints, Planted
-from jaxrl_post.launch.watchdog import Watchdog, WatchedRing
+from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving
 from jaxrl_post.telemetry.timing import Stopwatch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +86,28 @@ def test_the_thread_reports_once():
             time.sleep(0.01)
         time.sleep(0.6)
     assert len(told) == 1 and told[0][0] == "host"
+
+
+def test_a_report_that_fails_or_hangs_ends_the_process_too(monkeypatch):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(OSError), leaving(42):
+        raise OSError("no space")
+    assert codes == [42]
+    with leaving(43, 0.05):
+        time.sleep(0.3)
+    assert codes == [42, 43, 43]
+
+
+def test_a_start_that_hangs_ends_too(monkeypatch, tmp_path, capsys):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    (tmp_path / ".lock").touch()
+    with assemble.starting(SimpleNamespace(watchdog=SimpleNamespace(compile_s=0.2)), tmp_path):
+        time.sleep(1.0)
+    assert codes == [42] and "HANG: the start took" in capsys.readouterr().out
+    assert "test_a_start_that_hangs_ends_too" in (tmp_path / "hang.txt").read_text()
+    assert run_folder.take_up(str(tmp_path), must_exist=True) == (tmp_path, False)
 
 
 def test_a_fault_comes_at_its_point_and_count():

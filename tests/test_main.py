@@ -3,6 +3,7 @@ to the bit, and its exported policy is the policy it ended with."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from jaxrl_post import main as command
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
 from jaxrl_post.engine.host import dispatch_log
-from jaxrl_post.launch import command_line
+from jaxrl_post.launch import assemble, command_line
 from jaxrl_post.parallel import mesh
 from jaxrl_post.telemetry import metrics, rollout_log
 
@@ -70,6 +71,38 @@ def here(tmp_path_factory):
 
 def go(here, *flags):
     return command.main([f"--config={here / 'toy.py'}", *flags])
+
+
+def test_a_file_of_the_start_that_cannot_be_written_is_one_sentence(here, monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "metrics.jsonl")
+
+    monkeypatch.setattr(assemble, "both_graders", refuse)
+    assert go(here) == 1
+    assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'metrics.jsonl'\n"
+    assert not list(here.glob("runs/*"))
+
+
+def test_a_log_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
+    def refuse(run):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    monkeypatch.setattr(command, "assemble", lambda *_: object())
+    monkeypatch.setattr(command, "turn", refuse)
+    assert command.main([]) == 1
+    said = "No space left on device: 'metrics.jsonl'; mend that, and --resume continues from the newest checkpoint"
+    assert capsys.readouterr().err == f"error: [Errno 28] {said}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])
+def test_a_signal_while_modules_are_imported_says_resume_me(number):
+    words = [sys.executable, "-X", "importtime", "-m", "jaxrl_post.main", "--config=configs/demo.py", "--dry-run"]
+    root = Path(__file__).resolve().parents[1]
+    with subprocess.Popen(words, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        next(line for line in run.stderr if "jax._src" in line)
+        run.send_signal(number)
+        said = run.stderr.read()
+    assert run.returncode == 42 and "Traceback" not in said
 
 
 def test_flags():
@@ -233,6 +266,15 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     assert [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts] == [
         path for path in before if "__pycache__" not in path.parts
     ]
+
+
+def test_a_dry_run_refuses_what_a_run_would(here, tmp_path, capsys):
+    path = tmp_path / "lacking.jsonl"
+    path.write_text(json.dumps({"prompt": "11+1=", "answer": None}) + "\n")
+    assert go(here, "--dry-run", f"--config.data.train={path}") == 1
+    assert "lacking.jsonl, line 1: column 'answer' is null, but reward function" in capsys.readouterr().err
+    assert go(here, "--dry-run", "--config.reward.functions=['nowhere.x:y']") == 1
+    assert "there is no module 'nowhere'" in capsys.readouterr().err
 
 
 @pytest.mark.extended

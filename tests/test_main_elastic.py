@@ -55,6 +55,7 @@ def rows(folder):
     return [metrics.deterministic(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.extended
 def test_the_log_says_when_the_layout_changed(run):
     decisions = [json.loads(line) for line in (run / "scheduler_log.jsonl").read_text().splitlines()]
     layouts = [line["layout"] for line in decisions if line["event"] == "layout"]
@@ -66,11 +67,13 @@ def test_the_log_says_when_the_layout_changed(run):
     assert sum(row["engine/num_relayouts"] for row in steps) == 1
 
 
+@pytest.mark.extended
 def test_the_run_is_keyed_by_every_layout(run):
     derived = json.loads((run / "config.json").read_text())["derived"]
     assert sorted(derived["layouts"]) == ["1 x 2", "2 x 1"] and derived["layouts"]["1 x 2"]["row_sizes"] == [128]
 
 
+@pytest.mark.extended
 def test_a_resumed_run_ends_as_the_one_that_went_on(run, here):  # noqa: F811
     """Killed behind step 4, in the second layout."""
     again = here / "again"
@@ -125,6 +128,7 @@ def test_mistakes_are_one_sentence(here, capsys, flags, sentence):  # noqa: F811
     assert sentence in said and said.count("\n") == 1
 
 
+@pytest.mark.extended
 def test_rank_groups_turn_the_ring(here):  # noqa: F811
     """And train on the same tokens as the least loaded replica: with learning rate 0 every round has the same weights."""
     folders = {own: here / own for own in ("least_loaded", "rank_groups")}

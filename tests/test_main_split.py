@@ -35,9 +35,8 @@ ROUNDS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name, flags", [("pipeline", SPLIT), pytest.param("rounds", ROUNDS, marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("name, flags", [("pipeline", SPLIT), ("rounds", ROUNDS)])
 def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa: F811
     (here / "cost.json").write_text(COSTS)
     flags = (*flags, TABLE.format(here=here))
@@ -87,6 +86,7 @@ def test_when_deferred_calls_are_made_changes_nothing(here, where, monkeypatch, 
     assert not any("timing_s/overlapped" in row for row in rows)
 
 
+@pytest.mark.extended
 def test_at_learning_rate_zero_a_split_run_trains_on_what_a_shared_one_does(here):  # noqa: F811
     found = {}
     for name, more in (("shared", FLAGS), ("split", (*FLAGS, "--config.mesh.engine=1"))):

@@ -55,6 +55,7 @@ def test_a_state_with_groups_put_off_holds_their_tokens(here):  # noqa: F811
     assert admitted and all(mode == "recompute" and size == parked[tuple(id)] for id, _, mode, size in admitted)
 
 
+@pytest.mark.extended
 def test_at_learning_rate_zero_it_trains_on_what_synchronous_rounds_train_on(here):  # noqa: F811
     found = {}
     for name, more in (("sync", ()), ("tail", VERIFIED), ("partial", PARTIAL)):

@@ -1,9 +1,11 @@
 """Judged programs: what earns a reward, what reaches the host, what the wire refuses, and what the levels give."""
 
+import contextlib
 import decimal
 import fractions
 import json
 import math
+import mmap
 import os
 import random
 import socket
@@ -12,6 +14,7 @@ import struct
 import time
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_rewards_pool import group, pool, rollout
@@ -192,6 +195,15 @@ def test_tricks_earn_nothing(text):
     assert score(text) == 0
 
 
+def test_an_early_end_of_an_iteration_earns_nothing():
+    """A call that raises StopIteration would end the test's own loop over `map`."""
+    stops = "def f(x): raise StopIteration"
+    assert score(stops, ["assert all(map(f, [1, 2]))"]) == 0
+    assert score(stops, ["for y in map(f, [1, 2]):\n    assert y == 1"]) == 0
+    iterated = "class F:\n    def __iter__(self): return iter([1, 2])\ndef f(): return F()"
+    assert score(iterated, ["assert list(f()) == [1, 2] and next(iter(f())) == 1"]) == 1
+
+
 def test_what_decides_a_test_belongs_to_the_test():
     """Builtins, modules and functions of the head are the test's own, whatever the program calls so."""
     assert score("abs = lambda x: 0\ndef f(): return 9.0", ["assert abs(f() - 3.0) < 1e-6"]) == 0
@@ -215,6 +227,7 @@ def test_a_function_with_the_name_of_a_builtin_is_the_programs_where_nothing_els
     assert score(source, ["import math\nassert sum(1, 2) == math.floor(3.5)"]) == 1
     assert score("def abs(x): return 0\ndef sum(a, b): return 9\n", ["assert abs(sum(1, 2) - 3) < 1"]) == 0
     assert score("def abs(x): return 0\ndef f(): return 9\n", ["assert abs(f() - 3) < 1"]) == 0
+    assert score("", ["assert sum([1, 2]) == 3"]) == 0  # the builtin would pass
 
 
 def test_types_are_passed_and_functions_are_no_verdict():
@@ -222,6 +235,12 @@ def test_types_are_passed_and_functions_are_no_verdict():
     assert score(source, ["assert f([1, 'a', 2.5], str) == ['a']"]) == 1
     with pytest.raises(ValueError, match="cannot be sent to a program"):
         score("def f(g): return g(1)", ["assert f(lambda x: x + 1) == 2"])
+    with pytest.raises(ValueError, match="cannot be sent to a program"):
+        score("def f(g): return 7", ["try:\n    f(lambda: 1)\nexcept TypeError:\n    pass"])
+    with pytest.raises(ValueError, match="cannot be sent to a program"):
+        score("def f(s): return len(s)", ["assert f('x' * (17 << 20)) == 17 << 20"])
+    echo = "def f(): return 'x' * ((16 << 20) - 50)\ndef g(s, t): return 1"
+    assert score(echo, ["x = f()\nassert g(x, x) == 1"]) == 0  # the program's own value is too large
 
 
 def test_objects_generators_exceptions_and_changed_arguments_work():
@@ -237,8 +256,45 @@ def test_objects_generators_exceptions_and_changed_arguments_work():
     assert score("def f(n): return 1 / n", [raising]) == 1
     assert score("def f(xs): xs.sort()", ["xs = [3, 1, 2]\nassert f(xs) is None and xs == [1, 2, 3]"]) == 1
     assert score("def f(xs): return sorted(xs)", ["xs = [3, 1]\nassert f(xs) == [1, 3] and xs == [3, 1]"]) == 1
+    assert score("def f(xs): xs.append(1)", ["xs = [0]\nf(xs=xs)\nassert xs == [0, 1]"]) == 1
+    turned = "from collections import deque\nxs = deque([1, 2])\nf(xs)\nassert xs == deque([2, 1])"
+    assert score("def f(xs): xs.rotate(1)", [turned]) == 1
     counter = "from collections import Counter\ndef f(s): return Counter(s)"
     assert score(counter, ["assert f('aab') == {'a': 2, 'b': 1}"]) == 1
+
+
+def test_a_grader_with_a_large_address_space_judges_alike():
+    """As one that imports a large framework: the limit is of what a test takes beside it."""
+    with mmap.mmap(-1, 3 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+        assert score("def f(n): return 'x' * n", ["assert f(3) + 'x' * (200 << 20) == 'x' * (3 + (200 << 20))"]) == 1
+
+
+def test_a_program_is_imported_not_started():
+    """What a program does when it is started as a script is not part of what is tested."""
+    script = "def add(a, b): return a + b\nif __name__ == '__main__':\n    import sys\n    sys.exit(input())"
+    assert score(script) == 1
+    typed = (
+        "from __future__ import annotations\nimport dataclasses, typing\n@dataclasses.dataclass\nclass Pair:\n"
+        "    a: int\n    b: typing.ClassVar[Pair | None] = None\ndef f(): return typing.get_type_hints(Pair)['a'] is int"
+    )
+    assert score(typed, ["assert f()"]) == 1
+
+
+def test_attributes_of_the_programs_objects_are_read_and_set_wherever_a_test_names_them():
+    box = "class Box:\n    size = 1\n    def __init__(self, n): self.n = n\n    def grow(self, by=1): self.n += by; return self"
+    tests = [
+        "b = Box(2)\nb.n += 3\nassert b.n == 5 and b.grow().n == 6",
+        "b = Box([1, 2])\nb.n[0:1] = []\nassert b.n == [1, 2], 'a list is read as a copy'",
+        "assert getattr(Box(1), 'n') == 1 and getattr(Box(1), 'm', 7) == 7 and hasattr(Box(1), 'n')",
+        "assert not hasattr(Box(1), 'm') and Box.size == 1",
+        "class Own:\n    __x = 4\n    def get(self): return self.__x\nassert Own().get() == Box(4).n",
+        "class Base:\n    def f(self): return 1\nclass Own(Base):\n    def f(self): return super().f() + 1\nassert Own().f() == Box(2).n",
+        "import math\nassert math.floor(Box(2.5).n) == 2 and sorted([Box(2), Box(1)], key=lambda b: b.n)[0].n == 1",
+        "try:\n    Box(1).m\n    assert False\nexcept AttributeError:\n    pass",
+    ]
+    for test in tests:
+        assert score(box, [test]) == 1, test
+        assert score(box.replace("self.n = n", "self.m = n"), ["Box(0).n\n" + test]) == 0, test
 
 
 def test_a_broken_test_is_no_verdict():
@@ -354,6 +410,20 @@ def test_an_unknown_level_and_a_missing_layer_are_named(monkeypatch):
     monkeypatch.setattr(host, "_paths", lambda: ["/missing"])
     with pytest.raises(Unavailable, match="layer 'root'|layer 'namespaces'"):
         host.Sandbox("strict")
+
+
+def test_an_orphan_that_holds_the_channel_ends_with_its_program():
+    """Only the level "none" lets a program start another."""
+    forks = "import os, time\nchild = os.fork()\nif child == 0:\n    time.sleep(999)\ndef f(): return child"
+    assert score(forks, ["assert f() > 0"], level="none") == 1
+    made = host.Sandbox("none")
+    orphan = returned(made, forks)
+    made.close()
+    end = time.monotonic() + 10
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < end, "the orphan still runs"
+            time.sleep(0.01)
 
 
 def test_the_launcher_ends_with_its_sandbox():

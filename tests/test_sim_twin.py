@@ -208,13 +208,14 @@ def test_a_swap_in_mid_generation_and_parked_rollouts():
     assert twin.told == real.told
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name, clones, changes",
     [
         ("ours", True, {}),
-        pytest.param("ngram", True, {"steps_per_dispatch": 3}, marks=pytest.mark.extended),
-        pytest.param("ours", False, {"pages": 13, "steps_per_dispatch": 5}, marks=pytest.mark.extended),
-        pytest.param("ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240}, marks=pytest.mark.extended),
+        ("ngram", True, {"steps_per_dispatch": 3}),
+        ("ours", False, {"pages": 13, "steps_per_dispatch": 5}),
+        ("ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240}),
     ],
     ids=str,
 )

@@ -86,7 +86,7 @@ def test_a_test_over_its_time_limit_is_ended_and_the_others_run(tmp_path):
     assert "crashed while running 'test_hanging.py::test_hangs'" in done.stdout and "Timeout (0:00:01)!" in done.stderr
 
 
-@pytest.mark.parametrize("required, code", [("", 0), ("1", 1)])
+@pytest.mark.parametrize("required, code", [pytest.param("", 0, marks=pytest.mark.extended), ("1", 1)])
 def test_missing_inputs_are_told_loudly_and_fail_where_they_are_required(required, code):
     done = run(
         "-n", 0, "tests/test_data_chat.py::test_verls_real_template", JAXRL_DATA="/nowhere", JAXRL_REQUIRE_DATA=required

@@ -29,8 +29,10 @@ def flat(x):
         (20, None, None),
         (20, 3, None),
         (20, None, 2.0),
-        (150, 70, 5.0),
-        *(pytest.param(*given, marks=pytest.mark.extended) for given in ((150, None, None), (128, 1, None))),
+        *(
+            pytest.param(*given, marks=pytest.mark.extended)
+            for given in ((150, None, None), (150, 70, 5.0), (128, 1, None))
+        ),
     ],
 )
 def test_values_and_gradients(T, window, soft_cap):

@@ -163,6 +163,7 @@ def test_what_was_not_prepared_in_this_round_is_refused(shared):
     shared.commit()
 
 
+@pytest.mark.extended
 def test_a_round_of_several_steps_keeps_the_policy_of_its_start():
     """The second step's gradient against the plain formula: old log-probs are those of the first weights."""
     with arms.precision(np.float64):
@@ -220,6 +221,7 @@ def test_old_logprobs_come_from_the_gradients_own_pass_where_there_is_one():
     assert len(asked) == 1
 
 
+@pytest.mark.extended
 def test_penalties_are_in_the_rewards_reported_and_in_the_advantages():
     """Against tests of credit.py by what the learner reports: the reference is the policy, moved."""
     given = config.AlgorithmConfig(

@@ -65,22 +65,18 @@ def bytes_on(devices):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "shared, fsdp, mode, back",
     [
         (False, False, "token-mean", True),
-        *(
-            pytest.param(*given, marks=pytest.mark.extended)
-            for given in (
-                (False, True, "token-mean", False),
-                (True, False, "prompt-mean", False),
-                (True, True, "seq-mean-token-sum-norm", True),
-                (True, False, "token-mean", True),
-                (True, True, "token-mean", False),
-                (False, False, "prompt-mean", False),
-                (False, True, "seq-mean-token-sum-norm", True),
-            )
-        ),
+        (False, True, "token-mean", False),
+        (True, False, "prompt-mean", False),
+        (True, True, "seq-mean-token-sum-norm", True),
+        (True, False, "token-mean", True),
+        (True, True, "token-mean", False),
+        (False, False, "prompt-mean", False),
+        (False, True, "seq-mean-token-sum-norm", True),
     ],
 )
 def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
@@ -95,7 +91,8 @@ def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
             assert told[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
-@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("shared", [False, True])
 def test_the_weights_after_steps_are_those_of_the_learner_alone(shared):
     """Lent over a commit: what is accumulated then is at the new weights. SGD-like: no step of Adam hides a difference."""
     with arms.precision(np.float64):

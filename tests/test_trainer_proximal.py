@@ -33,13 +33,10 @@ def recipe(method, **changes):
     return config.AlgorithmConfig(**(terms | changes))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "method, changes",
-    [
-        pytest.param("rollout", {}, marks=pytest.mark.extended),
-        pytest.param("loglinear", {}, marks=pytest.mark.extended),
-        ("loglinear", {"rollout_is": "token", "rollout_is_threshold": (BOUND,)}),
-    ],
+    [("rollout", {}), ("loglinear", {}), ("loglinear", {"rollout_is": "token", "rollout_is_threshold": (BOUND,)})],
 )
 def test_gradient_against_the_formulas(method, changes):
     with arms.precision(np.float64):

@@ -141,15 +141,21 @@ class Checkpoints:
             if jax.process_count() > 1:
                 raise
             self._failed += 1
-            _remove(self._folder / f"{_name(step)}.part")
-            whole = [n for n in self.steps() if not damage(self._folder / _name(n), self._key(), contents=False)]
-            kept = f"the newest whole one is step {whole[-1]}" if whole else "there is no whole one yet"
-            reason = f"step {step} was not saved: {_one_line(error)}; {kept}"
+            reason = f"step {step} was not saved: {_one_line(error)}; {self._left_by(step)}"
             if self._most and self._failed >= self._most:
                 raise SaveFailed(
                     f"{reason}; {self._failed} saves in a row failed, which is checkpoint.max_failures"
                 ) from error
             self._say(f"CHECKPOINT FAILED: {reason}; the run goes on, and the next save tries again")
+
+    def _left_by(self, step: int) -> str:
+        """Removes what a failed save left, and says which step is the newest whole one."""
+        try:
+            _remove(self._folder / f"{_name(step)}.part")
+            whole = [n for n in self.steps() if not damage(self._folder / _name(n), self._key(), contents=False)]
+        except _FAILURES as error:
+            return f"which steps are whole is not known: {_one_line(error)}"
+        return f"the newest whole one is step {whole[-1]}" if whole else "there is no whole one yet"
 
     def _check_space(self, named: Mapping[str, Any]) -> None:
         """Raises OSError where the disk has no room for the arrays."""
@@ -203,7 +209,10 @@ class Checkpoints:
         Raises:
           ValueError: steps were saved, and all of them are damaged.
         """
-        found = self._share(self._choose() if jax.process_index() == 0 else "")
+        try:
+            found = self._share(self._choose() if jax.process_index() == 0 else "")
+        except OSError as error:  # of process 0, which then ends the job
+            raise ValueError(f"resume: the checkpoints cannot be taken up: {_one_line(error)}") from error
         if not found:
             return None
         if not found.isdigit():

@@ -12,21 +12,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_post.config import refuse_url
 from jaxrl_post.launch import skipped_batch
-from jaxrl_post.local_path import refuse_url
+
+
+class _Words(argparse.ArgumentParser):
+    def error(self, message):
+        raise ValueError(f"replay: {message}; write python -m jaxrl_post replay RUN --batch=STEP")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints what the batch does. Exit code 1, with one sentence, where the run or the batch cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_post replay", description=__doc__)
+    parser = _Words(prog="python -m jaxrl_post replay", description=__doc__)
     parser.add_argument("run", help="the folder of a run")
     parser.add_argument("--batch", type=int, required=True, help="the optimizer step that was skipped")
-    flags = parser.parse_args(arguments)
     try:
+        flags = parser.parse_args(arguments)
         refuse_url(flags.run, "RUN")
         learner, groups, at = skipped_batch.opened(Path(flags.run), flags.batch)
         print("\n".join(skipped_batch.findings(learner, groups, flags.batch, at)))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

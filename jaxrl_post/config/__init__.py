@@ -2,6 +2,7 @@
 
   conditions   when an option is read, as one line
   fields       how an option is declared
+  local_path   what a user may name as a path: no URL
   relations    the two rules: nothing that is set is ignored, and options do not contradict each other
   scheduling, rules   the entries of the second rule, those of the simulator too in the first
   generation, training, schema   the options, by section
@@ -13,6 +14,7 @@ Each imports only those above it, and none imports jax.
 
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
+from jaxrl_post.config.local_path import refuse_url
 from jaxrl_post.config.reader import default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
     AlarmConfig,
@@ -53,6 +55,7 @@ __all__ = [
     "load",
     "mapping",
     "one_of",
+    "refuse_url",
     "resolve",
     "to_dict",
 ]

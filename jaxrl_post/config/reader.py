@@ -24,9 +24,9 @@ from typing import Any
 import ml_collections
 
 from jaxrl_post.config import fields
+from jaxrl_post.config.local_path import refuse_url
 from jaxrl_post.config.schema import Config
 from jaxrl_post.json_text import said, shown
-from jaxrl_post.local_path import refuse_url
 
 _LARGEST = sys.float_info.max
 _LONGEST = 200  # characters of the name of an option

@@ -21,7 +21,7 @@ from jaxrl_post.engine.insertion import insert, upload
 from jaxrl_post.engine.row_program import dispatch
 from jaxrl_post.engine.row_state import RowProgram, State
 from jaxrl_post.engine.speculation.interface import Drafter, Off
-from jaxrl_post.kernels import attention, verify
+from jaxrl_post.kernels import attention, hardware, verify
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 
@@ -42,6 +42,7 @@ class Programs:
         self.sizes = replace(sizes, shards=shards if mesh.size > 1 else None)
         self.config, self.mesh, self.row_sizes, self.dtype = config, mesh, row_sizes, dtype
         self.drafter = drafter
+        self.platforms = hardware.platforms(mesh.devices.flat[0])
         self._whole = meshes.replicated(mesh)
         self._blocks = meshes.slot_sharding(mesh)
         cached = meshes.cache_sharding(mesh)
@@ -83,7 +84,13 @@ class Programs:
         )
         for rows in self.row_sizes:
             program = RowProgram(
-                rows=rows, sizes=s, config=self.config, dtype=self.dtype, drafter=drafter, spread=spread
+                rows=rows,
+                sizes=s,
+                config=self.config,
+                dtype=self.dtype,
+                drafter=drafter,
+                spread=spread,
+                platforms=self.platforms,
             )
             run = jax.jit(
                 functools.partial(dispatch, program), donate_argnums=2, out_shardings=(self._placed, self._whole)

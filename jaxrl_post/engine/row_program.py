@@ -90,7 +90,7 @@ def _step(
     going = (packed[:, ACTIVE] > 0) & (slots.done == 0)
     drafts, tokens, work = _planned(program, tables, packed, state, slots, going)
     plan, position = work.plan, work.position
-    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), program.spread)
+    attend = _attending(attention.Rows(plan.slot, position, plan.real, packed[:, TABLE:]), program)
     inputs = jnp.where(plan.real, tokens[plan.slot, position], 0)
     h, cache = decoder.hidden(params, config, inputs, position, attend, state.cache, dtype=program.dtype)
 
@@ -169,12 +169,12 @@ def _shared(
     return State(cache, tokens, argmax_tokens, memory), settled
 
 
-def _attending(at: attention.Rows, spread: Callable) -> Callable:
+def _attending(at: attention.Rows, program: RowProgram) -> Callable:
     """Returns the decoder's `attend`, which writes the rows' keys and values and then reads their slots' pages."""
 
     def attend(layer, q, k, v, cache, **how):
         written = attention.write(cache[layer], k, v, at)
-        run = spread(functools.partial(attention.attention, **how))
+        run = program.spread(functools.partial(attention.attention, platforms=program.platforms, **how))
         return run(q, written, at), (*cache[:layer], written, *cache[layer + 1 :])
 
     return attend
@@ -247,23 +247,22 @@ def _drawn(program: RowProgram, params: Any, h: Array, packed: Array, after: Arr
     A drafter needs more tiles, of the same size. The barriers keep a compiler from merging tiles with each other or
     with the operations around them.
     """
-    sizes, config = program.sizes, program.config
-    size, tiles = sizes.head_tile(program.rows), []
+    config, size, tiles = program.config, program.sizes.head_tile(program.rows), []
     for start in range(0, h.shape[0], size):
         inputs = jax.lax.optimization_barrier(tuple(x[start : start + size] for x in (h, packed, after)))
-        drawn = _draw(sizes, inputs[1], decoder.logits(params, config, inputs[0]), inputs[2])
+        drawn = _draw(program, inputs[1], decoder.logits(params, config, inputs[0]), inputs[2])
         tiles.append(jax.lax.optimization_barrier(drawn))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tiles)
 
 
-def _draw(sizes: Sizes, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
+def _draw(program: RowProgram, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
     """Returns the samples of the heads. `packed` has the heads' own rows."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0 : SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
-    if sizes.restricted:
+    if program.sizes.restricted:
         lowest = thresholds.find(logits, heat, packed[:, TOP_K], as_float(packed[:, TOP_P]))
-    return verify.verify_sample(logits, seeds, after, heat, lowest, sizes.shards)
+    return verify.verify_sample(logits, seeds, after, heat, lowest, program.sizes.shards, program.platforms)
 
 
 def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: row_plan.Plan, heads: Heads, going: Array) -> Slots:

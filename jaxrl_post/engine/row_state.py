@@ -11,6 +11,7 @@ from jaxtyping import Array
 from jaxrl_post.engine import row_plan
 from jaxrl_post.engine.host.wire import Sizes
 from jaxrl_post.engine.speculation.interface import Drafter
+from jaxrl_post.kernels import hardware
 from jaxrl_post.models import decoder
 
 
@@ -72,7 +73,7 @@ class RowProgram:
     """What is fixed when a dispatch is compiled.
 
     `rows`: rows of a step. `dtype`: of activations. `spread(attention)`: the same attention, run by each device on its
-    own part."""
+    own part. `platforms`: those whose kernels may be used."""
 
     rows: int
     sizes: Sizes
@@ -80,3 +81,4 @@ class RowProgram:
     dtype: Any
     drafter: Drafter
     spread: Callable
+    platforms: frozenset[str] = hardware.PLATFORMS

@@ -33,7 +33,8 @@ from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
-from jaxrl_post.launch.stop_signal import Stopped
+from jaxrl_post.launch.stop_signal import RESTART, Stopped
+from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
@@ -114,6 +115,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)
+        checked(config, start)
         print(planned(config, start), flush=True)
         compile_guard.use_cache(os.environ)
         print(parts.foreseen(config, start))
@@ -130,12 +132,24 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
-        return build(config, start, devices, place, new, stack)
-    except (ValueError, Stopped):
+        with starting(config, place):
+            return build(config, start, devices, place, new, stack)
+    except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
         raise
+
+
+def starting(config: configs.Config, place: Path) -> Watchdog:
+    """Returns what ends a run that hangs while its parts are built and compiled."""
+
+    def expired(phase: str, seconds: float) -> None:
+        with leaving(RESTART):
+            say(f"HANG: the start took {seconds:.0f} s, above watchdog.compile_s; hang.txt has all stacks")
+            write_stacks(folder.own(place) / "hang.txt", f"the start: {seconds:.1f} s")
+
+    return Watchdog({}, config.watchdog.compile_s, expired)
 
 
 def build(
@@ -218,6 +232,16 @@ def both_graders(
     if rewards.confined:
         say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
     return rewards, judge
+
+
+def checked(config: configs.Config, start: inputs.Inputs) -> None:
+    """Loads the reward functions and checks every prompt against them, for a plan. No score is asked for."""
+    about = config.reward
+    decode = start.tokenizer.decode
+    with Pool(
+        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=decode, sandbox=about.sandbox
+    ) as pool:
+        pool.check((*start.train, *start.held_out))
 
 
 def compiled_learner(

@@ -23,6 +23,7 @@ from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
+from jaxrl_post.kernels import choice
 from jaxrl_post.launch import malloc, memory_plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
@@ -202,12 +203,28 @@ def _engine(
         drafting=drafting(config, start.model, history, layout),
         swap_policy=SwapPolicy(config.engine.carry_over, config.engine.carry_share),
     )
+    for line in references(start.model, mesh, layout, sizes):
+        say(line)
     dropped = [size for size, kept in bit_probe.keep_equal_sizes(made).items() if not kept]
     if dropped:
         say(
             f"engine.row_sizes: {dropped} give other bits than {max(sizes['row_sizes'])} on this machine and are not used"
         )
     return made
+
+
+def references(model: decoder.ModelConfig, mesh: jax.sharding.Mesh, layout: Layout, sizes: Mapping) -> list[str]:
+    """Returns a line for each part of the engine that has no kernel on this accelerator."""
+    return choice.reference_lines(
+        mesh.devices.flat[0],
+        sizes["dtype"],
+        heads=model.heads // layout.tensor,
+        kv_heads=model.kv_heads // layout.tensor,
+        head_dim=model.head_dim,
+        page=sizes["page_size"],
+        rows=max(sizes["row_sizes"]),
+        vocab=model.vocab_size // layout.tensor,
+    )
 
 
 def keys(engine: RowEngine | Elastic) -> dict[str, Any]:

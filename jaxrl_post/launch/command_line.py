@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_post.config import refuse_url
 from jaxrl_post.json_text import shown
-from jaxrl_post.local_path import refuse_url
 
 OVERRIDE = "--config.a.b=VALUE"
 RUN = (

@@ -19,7 +19,9 @@ from jaxrl_post.launch import run_lock
 from jaxrl_post.parallel.processes import share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
-_EARLY = re.compile(r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|config\.json.*")
+_EARLY = re.compile(
+    r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|config\.json.*"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ def opened(run: Path, step: int) -> tuple[Learner, tuple[Group, ...], int]:
         raise ValueError(f"replay: {run} has no skipped batch of step {step}; it has those of steps {there}")
     groups = rollout_log.read(file)
     kept = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(kept, dict):
+        raise ValueError(f"replay: {run / 'config.json'} holds a {type(kept).__name__}, not the config of a run")
     config = configs.resolve({name: value for name, value in kept.items() if name != "derived"})
     start = inputs.gather(config)
     compile_guard.use_cache({})

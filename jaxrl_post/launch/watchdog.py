@@ -9,9 +9,12 @@ Invariant: the watchdog only measures. A limit decides whether a run goes on, ne
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxrl_post.launch.fault_points import CALLS
@@ -19,7 +22,31 @@ from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.telemetry.timing import Stopwatch
 
 HOST = "host"
+REPORT_S = 60.0  # seconds that a report of a hang may take
 _POLL_S = 0.25
+
+
+@contextlib.contextmanager
+def leaving(code: int, limit_s: float = REPORT_S) -> Iterator[None]:
+    """Ends the process with `code` after what happens inside, whatever it raises, and after `limit_s` at the latest.
+
+    What made the run hang, for example a lost disk, may hold up its report too.
+    """
+    timer = threading.Timer(limit_s, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        os._exit(code)
+
+
+def write_stacks(file: Path, words: str) -> None:
+    """Writes a line and the stacks of all threads."""
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(f"{words}\n")
+        out.flush()
+        faulthandler.dump_traceback(out, all_threads=True)
 
 
 class Watchdog:

@@ -37,7 +37,7 @@ from jaxrl_post.rewards.sandbox.examiner import Names, ProgramTest, Unsupported,
 from jaxrl_post.rewards.sandbox.host import Program, Sandbox, runs
 
 LIMIT_S = 5.0  # CPU seconds, where a rollout has no limit_s
-_MEMORY = 2 << 30  # bytes of the process that runs a test
+_MEMORY = 2 << 30  # bytes that a test may take beside what its process holds already
 _CROWD = 20.0  # times `sleep_s` after which a test ends whatever its state, with one worker a core
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
 _NEAR, _FAR = 0.001, 0.02  # seconds between two polls of a running test, at first and at most
@@ -83,7 +83,7 @@ def budget(data_source: str, solution_str: str, ground_truth: str, extra_info: M
 
 
 tests.budget, tests.sandboxed = budget, True
-tests.needs_truth = False  # the tests may stand in extra_info instead
+tests.instead_of_truth = ("test_list", "test")  # columns of extra_info
 
 
 def sleep_s(limit_s: float) -> float:
@@ -171,6 +171,12 @@ def _watched(program: Program, examiner: int, limit_s: float, wall: float) -> tu
         pause = min(2 * pause, _FAR)
 
 
+def _held() -> int:
+    """Returns the bytes of this process's address space. A module that a grader imports may have taken gigabytes."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
 def _child(program: Program, test: ProgramTest, read: Names, source: str, limit_s: float) -> None:
     """Runs the test and never returns. The exit status says whether it reached its end."""
     status = _FAILED
@@ -182,7 +188,11 @@ def _child(program: Program, test: ProgramTest, read: Names, source: str, limit_
         os.closerange(4, 1 << 20)
         warnings.simplefilter("ignore")
         seconds = 2 * math.ceil(limit_s) + 2
-        for name, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, seconds)):
+        for name, most in (
+            (resource.RLIMIT_AS, _held() + _MEMORY),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_CPU, seconds),
+        ):
             resource.setrlimit(name, (most, most + 1 if name == resource.RLIMIT_CPU else most))
         examine(channel, test, read, source)
         status = _PASSED

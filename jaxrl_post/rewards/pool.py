@@ -150,9 +150,9 @@ class Pool:
 
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Raises ValueError when a prompt lacks a ground truth, or a column, that a function needs."""
-        for name, (_, needs, truths) in zip(self._functions, self._signatures, strict=True):
+        for name, (_, needs, truths, instead) in zip(self._functions, self._signatures, strict=True):
             for prompt in prompts if needs or truths else ():
-                signatures.check(prompt, name, needs, truths)
+                signatures.check(prompt, name, needs, truths, instead)
 
     def start(self, rollout: Rollout) -> None:
         """Queues a rollout and returns at once. A resumed rollout that is started again is scored again."""

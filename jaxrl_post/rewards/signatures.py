@@ -54,12 +54,15 @@ def columns(prompt: Prompt) -> dict:
     return {"ground_truth": prompt.answer, "answer": prompt.answer, "data_source": prompt.source} | dict(prompt.extra)
 
 
-def check(prompt: Prompt, function: str, needs: Sequence[str], truths: Sequence[str]) -> None:
+def check(
+    prompt: Prompt, function: str, needs: Sequence[str], truths: Sequence[str], instead: Sequence[str] = ()
+) -> None:
     """Refuses a prompt that lacks what a function needs.
 
     Args:
       needs: columns that the prompt must have.
       truths: columns that must hold a ground truth. "" stands for the prompt's own.
+      instead: columns of which one may stand for the prompt's own.
 
     Raises:
       ValueError: one sentence, with the prompt's file and line where it has one.
@@ -75,10 +78,12 @@ def check(prompt: Prompt, function: str, needs: Sequence[str], truths: Sequence[
     for column in truths:
         own = column in prompt.extra
         lacks = (value := missing_value(prompt.extra[column])) and f"column {column!r} {value}" if own else prompt.lacks
-        if lacks:
+        given = [prompt.extra.get(name) for name in instead] if column == "" else []
+        if lacks and not any(value and not missing_value(value) for value in given):
+            remedy = f", or the column {' or '.join(instead)}," if instead else ","
             raise ValueError(
                 f"data: {prompt.where or where}: {lacks}, but reward function {function!r} needs a ground truth; give "
-                "one, or set the function's attribute needs_truth = False"
+                f"one{remedy} or set the function's attribute needs_truth = False"
             )
 
 

@@ -65,6 +65,7 @@ class Loaded(NamedTuple):
       signature: "verl" or "trl".
       needs: columns that a prompt must have.
       truths: columns that must hold a ground truth. "" stands for the prompt's own.
+      instead: columns of which one may stand for the prompt's own ground truth.
       score: maps the pool's arguments to numbers. The dict is empty where the function does not apply.
       budget: maps the pool's arguments to seconds that `score` may take, where that is more than the pool's limit.
         Without it the pool's limit holds.
@@ -77,6 +78,7 @@ class Loaded(NamedTuple):
     score: Callable[[Any], dict[str, float]]
     budget: Callable[[Any], float] | None = None
     sandboxed: bool = False
+    instead: tuple[str, ...] = ()
 
 
 def load(path: str) -> Loaded:
@@ -87,6 +89,7 @@ def load(path: str) -> Loaded:
 
     - `needs_truth`, a bool: whether every prompt must have a ground truth. Without it, functions of verl's signature need
       one, and functions of TRL's need the columns of TRUTHS that they name without a default.
+    - `instead_of_truth`, names of columns: a prompt with one of them needs no ground truth.
     - `prepare`, a function without arguments: it is called once, when the function is loaded.
 
     Raises:
@@ -117,11 +120,12 @@ def load(path: str) -> Loaded:
     given = getattr(function, "budget", None)
     budget = None if given is None else (lambda values: float(given(*values)))
     sandboxed = bool(getattr(function, "sandboxed", False))
+    instead = tuple(getattr(function, "instead_of_truth", ()))
     if _binds(signature, (), dict.fromkeys(_NAMES)):
         named = lambda values: verdict(function(**dict(zip(_NAMES, values, strict=True))))  # noqa: E731
-        return Loaded("verl", (), truths, named, budget, sandboxed)
+        return Loaded("verl", (), truths, named, budget, sandboxed, instead)
     if _binds(signature, _NAMES, {}):
-        return Loaded("verl", (), truths, lambda values: verdict(function(*values)), budget, sandboxed)
+        return Loaded("verl", (), truths, lambda values: verdict(function(*values)), budget, sandboxed, instead)
     raise Refused(
         f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}, "
         "nor TRL's (prompts, completions, completion_ids, **columns)"
@@ -272,7 +276,7 @@ def main(fd: int, parent: int) -> None:
     sys.excepthook = last_word
     functions = [load(path) for path in paths]
     sandbox = _confined(functions, first["sandbox"])
-    ready = [[one.signature, one.needs, one.truths] for one in functions]
+    ready = [[one.signature, one.needs, one.truths, one.instead] for one in functions]
     channel.sendall(pack({"ready": ready, "sandbox": sandbox}))
     while True:
         task = _receive(channel, buffer)

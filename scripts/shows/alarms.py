@@ -4,7 +4,7 @@ Plants one fault at a time in short runs of the demo:
 
 - weights that become infinite, and gradients that overflow;
 - equal rewards, and entropy at both ends;
-- a length that collapses while the reward rises, and an engine that is far from the learner.
+- lengths that collapse and grow, a reward that rises while lengths collapse, and an engine that is far from the learner.
 
 A run without a fault is the control: it must stay quiet. The batch of an overflow is repeated by the replay command.
 """
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-MINUTES = 6.0
+MINUTES = 7.0
 RUN = (
     "--config=configs/demo.py",
     "--config.steps=8",
@@ -39,6 +39,9 @@ def huge(data_source, solution_str, ground_truth, extra_info):
 
 def brief(data_source, solution_str, ground_truth, extra_info):
     return -float(extra_info["rollout"]["tokens"])
+
+def lengthy(data_source, solution_str, ground_truth, extra_info):
+    return float(extra_info["rollout"]["tokens"])
 """
 
 
@@ -65,10 +68,18 @@ FAULTS = {
     "equal rewards": Fault(("reward.functions=('{graders}:equal',)",), r"alarm: step 1: 100% of the groups"),
     "low entropy": Fault(("sampling.temperature=0.001",), r"alarm: step 1: the entropy is \S+ nats: below"),
     "high entropy": Fault(("sampling.temperature=50.0",), r"alarm: step 1: the entropy is \S+ nats: above"),
-    "collapse of lengths": Fault(
+    # the first four steps set the scale of lengths, so that the fifth is the first that can be wrong
+    "reward hacking": Fault(
         ("reward.functions=('{graders}:brief',)", "optimizer.lr=0.02", "alarms.hacking=0.9"),
-        r"alarm: step (5|6|7|8): the mean reward rose",
-        within=8,
+        r"alarm: step 5: the mean reward rose",
+    ),
+    "collapse of lengths": Fault(
+        ("reward.functions=('{graders}:brief',)", "optimizer.lr=0.02", "alarms.shrinkage=0.9"),
+        r"alarm: step 5: the mean length is \S+ tokens, at first \S+: below",
+    ),
+    "growth of lengths": Fault(
+        ("reward.functions=('{graders}:lengthy',)", "optimizer.lr=0.02", "alarms.growth=1.2"),
+        r"alarm: step 5: the mean length is \S+ tokens, at first \S+: above",
     ),
     "mismatch": Fault(
         ("engine.dtype=bfloat16", "alarms.max_mismatch=1e-7"), r"alarm: step 1: engine and learner differ"

@@ -110,9 +110,11 @@ def _key(command) -> tuple:
 
 
 def _checked_by_name(words: list[str]) -> bool:
-    """Whether a command is a show, says no config to run, or names a config whose checkpoint is not there."""
+    """Whether a command is a show, says no config to run, repeats a skipped step, or names a config whose checkpoint is not there."""
     from jaxrl_post import config
 
+    if "replay" in words:
+        return True
     if words[0] in BY_NAME or words[1] in BY_NAME or words[-1] in ("train", "simulate", "jaxrl_post.simulate"):
         return True
     for word in words:

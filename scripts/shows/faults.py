@@ -1,8 +1,9 @@
 """Killed, stopped, raised or hung at every fault point, and resumed: a run ends as the undisturbed one, bit for bit.
 
-Three modes: synchronous, tail batching and pipelined. Each point of JAXRL_FAULT is reached with each kind of fault, then
-the run is resumed by the same command. Further runs are killed at 20 random moments. A second process on a live run's
-folder is refused. With a disk that is full at every save, a run loses nothing and its results are the same.
+Three modes: synchronous, tail batching and pipelined. For each kind of fault, one run meets it at every point of
+JAXRL_FAULT, one after the other. After each fault the same command resumes the run, which saves before it meets the next.
+Further runs are killed at 20 random moments. A second process on a live run's folder is refused. With a disk that is full
+at every save, a run loses nothing and its results are the same.
 
 `--modes=sync,pipeline` and `--kinds=kill,hang` choose a part. Disks are filled in a mount namespace, which needs root.
 """
@@ -10,6 +11,7 @@ folder is refused. With a disk that is full at every save, a run loses nothing a
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -18,40 +20,38 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from killed import Runs
+from killed import Runs, steps
 
-MINUTES = 30.0
-STEPS = 8
+MINUTES = 25.0
+STEPS = 48
+DEADLINE_S = 12
 SHORT = (
     f"--config.steps={STEPS}",
+    "--config.scheduler.prompts=8",
     "--config.eval.prompts=4",
     "--config.eval.every=3",
     "--config.checkpoint.every=2",
     "--config.checkpoint.keep_last=2",
-    "--config.watchdog.dispatch_s=12",
-    "--config.watchdog.train_s=12",
-    "--config.watchdog.reward_s=12",
-    "--config.watchdog.save_s=12",
-    "--config.watchdog.evaluate_s=12",
+    *(f"--config.watchdog.{phase}_s={DEADLINE_S}" for phase in ("dispatch", "train", "reward", "save", "evaluate")),
 )
-MODES = {
-    "sync": ("--config=configs/demo.py", "--config.scheduler.prompts=8"),
-    "tail_batching": ("--config=configs/demo_tail_batching.py", "--config.scheduler.prompts=8"),
-    "pipeline": ("--config=configs/demo_pipeline.py", "--config.scheduler.prompts=8"),
+MODES = {  # a pipeline with this staleness publishes, and so saves, every other step
+    "sync": ("--config=configs/demo.py",),
+    "tail_batching": ("--config=configs/demo_tail_batching.py",),
+    "pipeline": ("--config=configs/demo_pipeline.py", "--config.scheduler.max_staleness=1"),
 }
-COUNTS = {  # point -> which time; all come after the first save
-    "dispatch": 14,
-    "reward_start": 150,
-    "reward_join": 20,
-    "accumulate": 4,
-    "commit": 4,
-    "swap": 4,
-    "publish": 4,
+COUNTS = {  # point -> which time after a start; each comes after a save, and two or three steps later
+    "dispatch": 40,
     "before_save": 2,
+    "reward_start": 260,
     "mid_save": 2,
-    "after_save": 2,
-    "prune": 1,
+    "accumulate": 4,
+    "prune": 2,
+    "swap": 4,
     "evaluation": 2,
+    "commit": 4,
+    "after_save": 2,
+    "reward_join": 26,
+    "publish": 4,
 }
 CODES = {"kill": -9, "raise": 1, "hang": 42, "term": 42}
 MOMENTS = {"sync": range(7), "tail_batching": range(7, 14), "pipeline": range(14, 20)}
@@ -63,23 +63,15 @@ def show(record) -> None:
     modes = record.options.get("modes", ",".join(MODES)).split(",")
     kinds = record.options.get("kinds", ",".join(CODES)).split(",")
     for mode in modes:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
             runs = Runs(record, Path(folder), [*MODES[mode], *SHORT], STEPS)
-            runs.finish("cold")
+            runs.finish("cold")  # fills the compilation cache
             start, seconds = runs.finish("whole")
-            for kind in kinds:
-                found = record.cached(f"{mode}.{kind}", lambda kind=kind: _struck_everywhere(runs, kind))
-                record.figure(f"{mode}.{kind}.points", len(found), equals=len(COUNTS))
-                wrong = {point: one["code"] for point, one in found.items() if one["code"] != CODES[kind]}
-                record.figure(f"{mode}.{kind}.wrong_exit_codes", wrong, equals={})
-                differing = {point: one["differs"] for point, one in found.items() if one["differs"]}
-                record.figure(f"{mode}.{kind}.what_differs", differing, equals={})
-                print(
-                    f"{mode} {kind}: exit codes {wrong or 'as expected'}, differences {differing or 'none'}", flush=True
-                )
-            differing = {seed: _killed(runs, seed, start, seconds) for seed in MOMENTS[mode]}
-            record.figure(f"{mode}.random_moments", len(differing))
-            record.figure(f"{mode}.random_moments.what_differs", {s: d for s, d in differing.items() if d}, equals={})
+            work = {kind: lambda kind=kind: _struck_everywhere(runs, kind) for kind in kinds}
+            work["moments"] = lambda mode=mode: _killed_at(runs, MOMENTS[mode], start, seconds)
+            found = pool.map(lambda key, mode=mode, work=work: record.cached(f"{mode}.{key}", work[key]), work)
+            for key, one in zip(work, found, strict=True):
+                _say(record, mode, key, one)
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(record, Path(folder), [*MODES["sync"], *SHORT], STEPS)
         runs.finish("whole")
@@ -87,35 +79,60 @@ def show(record) -> None:
         _full_disk(record, runs)
 
 
-def _struck_everywhere(runs: Runs, kind: str) -> dict[str, dict]:
-    """Returns what `_struck` finds at every point, two at a time."""
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(COUNTS, pool.map(lambda point: _struck(runs, point, kind), COUNTS), strict=True))
+def _say(record, mode: str, key: str, found: dict) -> None:
+    """Writes the figures of one chain of faults."""
+    if key == "moments":
+        record.figure(f"{mode}.random_moments", len(found["codes"]), equals=len(MOMENTS[mode]))
+        record.figure(f"{mode}.random_moments.exit_codes", found["codes"], equals=[-9] * len(MOMENTS[mode]))
+    else:
+        record.figure(f"{mode}.{key}.points", len(found["codes"]), equals=len(COUNTS))
+        wrong = {point: code for point, code in found["codes"].items() if code != CODES[key]}
+        record.figure(f"{mode}.{key}.wrong_exit_codes", wrong, equals={})
+        record.figure(f"{mode}.{key}.saved_nothing_before", found["saved_nothing"], equals=[])
+    record.figure(f"{mode}.{key}.steps_of_resumption", found["steps"])
+    record.figure(f"{mode}.{key}.what_differs", found["differs"], equals=[])
+    print(f"{mode} {key}: {found}", flush=True)
 
 
-def _struck(runs: Runs, point: str, kind: str) -> dict:
-    """Runs with a fault, then resumes. Returns the first exit code, and what differs from the undisturbed run."""
-    name = f"{point}-{kind}"
-    environment = {**runs.environment(), "JAXRL_FAULT": f"{point}:{COUNTS[point]}:{kind}"}
-    done = subprocess.run(runs.begun(name), cwd=runs.root, env=environment, capture_output=True, text=True, timeout=300)
+def _struck_everywhere(runs: Runs, kind: str) -> dict:
+    """Lets one run meet the fault at every point, resumes it after each, and compares its end.
+
+    Points are met in the order of `COUNTS`, which begins elsewhere for each kind. A run that is told to stop saves then,
+    so it need not run as long before.
+    """
+    here, first, often = runs.here / kind, 3 * list(CODES).index(kind), 2 if kind == "term" else 1
+    codes, at = {}, [0]
+    for point in [*list(COUNTS)[first:], *list(COUNTS)[:first]]:
+        environment = {**runs.environment(), "JAXRL_FAULT": f"{point}:{COUNTS[point] // often}:{kind}"}
+        done = subprocess.run(
+            runs.begun(kind), cwd=runs.root, env=environment, capture_output=True, text=True, timeout=300
+        )
+        codes[point] = done.returncode
+        at.append(max(steps(here), default=0))
+        for left in LEFT:
+            (here / left).unlink(missing_ok=True)
+    runs.finish(kind)
+    differs = runs.differences(runs.here / "whole", here)
+    shutil.rmtree(here)
+    saved_nothing = [point for point, old, new in zip(codes, at[:-1], at[1:], strict=True) if new <= old]
+    return {"codes": codes, "steps": at[1:], "saved_nothing": saved_nothing, "differs": differs}
+
+
+def _killed_at(runs: Runs, seeds: range, start: float, seconds: float) -> dict:
+    """Kills one run at a moment drawn from each seed, resumes it after each, and compares its end.
+
+    Every third moment lies within the start. The others lie in the first half of the steps that are left.
+    """
+    here, name = runs.here / "moments", "moments"
+    codes, at = [], [0]
+    for seed in seeds:
+        noise, left = random.Random(seed).random(), (STEPS - at[-1]) / STEPS * (seconds - start)
+        codes.append(-9 if runs.kill(name, (noise - 1) * start if seed % 3 == 2 else noise * left / 2, start) else 0)
+        at.append(max(steps(here), default=0))
     runs.finish(name)
-    for left in LEFT:
-        (runs.here / name / left).unlink(missing_ok=True)
-    differs = runs.differences(runs.here / "whole", runs.here / name)
-    shutil.rmtree(runs.here / name)
-    return {"code": done.returncode, "differs": differs}
-
-
-def _killed(runs: Runs, seed: int, start: float, seconds: float) -> list[str]:
-    """Kills a run at a moment of its seed, resumes it, and returns what differs."""
-    name, share = f"moment-{seed}", (seed % 7 + 0.5) / 7
-    while not runs.kill(name, share * (seconds - start), start):
-        shutil.rmtree(runs.here / name)
-        share *= 0.7
-    runs.finish(name)
-    differs = runs.differences(runs.here / "whole", runs.here / name)
-    shutil.rmtree(runs.here / name)
-    return differs
+    differs = runs.differences(runs.here / "whole", here)
+    shutil.rmtree(here)
+    return {"codes": codes, "steps": at[1:], "differs": differs}
 
 
 def _second_process(record, runs: Runs) -> None:

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 MINUTES = 12.0
 LIMIT_S = 1.0
 WORKERS = (1, 4, 16)
-UNFIT = (123,)  # of MBPP: its reference takes 5 CPU seconds
 WRONG_AT_THE_END = {
     "backslash": "{code}\nx = 1\\",
     "open string": "{code}\nx = '''",
@@ -139,7 +138,7 @@ def _rollouts(count: int) -> tuple:
     )
 
 
-def _score(row: Mapping, text: str, limit_s: float = 10.0) -> float:
+def _score(row: Mapping, text: str, limit_s: float = 40.0) -> float:
     from jaxrl_post.rewards import Overrun, code
 
     try:
@@ -149,8 +148,8 @@ def _score(row: Mapping, text: str, limit_s: float = 10.0) -> float:
 
 
 def _references(record, rows: Sequence[Mapping], tasks: Sequence[Mapping]) -> None:
-    failed = [row["task_id"] for row in rows if row["task_id"] not in UNFIT and _score(row, row["code"]) != 1.0]
-    record.figure("mbpp.references", len(rows) - len(UNFIT))
+    failed = [row["task_id"] for row in rows if _score(row, row["code"]) != 1.0]
+    record.figure("mbpp.references", len(rows))
     record.figure("mbpp.references_that_fail", failed, equals=[])
     failed = [task["task_id"] for task in tasks if _score(task, task["canonical_solution"]) != 1.0]
     record.figure("humaneval.references", len(tasks))

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import contextlib
+import copy
 import importlib
 import sys
-from collections.abc import Iterator
+from types import CodeType
 from typing import NamedTuple
 
 from jaxrl_post.rewards.sandbox import wire
+
+_FEW = 1 << 20  # bytes
 
 
 class Failed(Exception):
     """The program broke the protocol, or could not be loaded."""
 
 
-class Unsupported(TypeError):
-    """The test passes a value that cannot be sent to a program. This is no verdict on the program."""
+class Unsupported(BaseException):
+    """The test passes a value that cannot be sent to a program. This is no verdict on the program.
+
+    It is no Exception, so that a test that expects exceptions does not catch it.
+    """
 
 
 class ProgramTest(NamedTuple):
@@ -48,18 +55,29 @@ class Link:
     """Requests to a judged program over a socket."""
 
     def __init__(self, channel):
-        self._channel, self._buffer = channel, bytearray()
+        self._channel, self._buffer, self._received = channel, bytearray(), 0
+
+    def recv(self, most: int) -> bytes:
+        data = self._channel.recv(most)
+        self._received += len(data)
+        return data
 
     def ask(self, **request) -> dict:
         """Returns the program's reply to one request.
 
         Raises:
-          Failed: the program is gone or broke the protocol.
+          Failed: the program is gone, broke the protocol or is too large.
+          Unsupported: the test's values are too large to be sent.
           Exception: the built-in exception that the program raised, or RuntimeError for another.
         """
         try:
-            self._channel.sendall(wire.pack(request))
-            reply = wire.receive(self._channel, self._buffer)
+            frame = wire.pack(request)
+        except wire.Broken as error:
+            own = request["do"] != "load" and self._received < _FEW  # the values are the test's, not the program's
+            raise (Unsupported if own else Failed)(str(error)) from None
+        try:
+            self._channel.sendall(frame)
+            reply = wire.receive(self, self._buffer)
         except (EOFError, OSError, wire.Broken) as error:
             raise Failed(f"{type(error).__name__}: {error}") from None
         if "raised" in reply:
@@ -80,8 +98,8 @@ class Link:
 class Remote:
     """An object of the judged program: a function, a class, an instance, a generator.
 
-    It can be called, indexed and iterated, and its attributes can be read and set. It is equal to itself alone and has
-    no truth value, so that no comparison is decided by the program.
+    It can be called, indexed and iterated, and its attributes can be set. `attribute` reads them. It is equal to itself alone
+    and has no truth value, so that no comparison is decided by the program.
     """
 
     __slots__ = ("_link", "_of")
@@ -91,18 +109,24 @@ class Remote:
         object.__setattr__(self, "_of", of)
 
     def __call__(self, *args, **named):
-        sent = [wire.encode(arg, _refer) for arg in args]
-        reply = self._link.ask(
-            do="call", of=self._of, args=sent, named={name: wire.encode(arg, _refer) for name, arg in named.items()}
-        )
-        for place, now in _changed(reply):
-            if place < len(args):
-                _assign(args[place], self._link.decode(now))
+        given = {**{str(place): arg for place, arg in enumerate(args)}, **{f"={name}": named[name] for name in named}}
+        try:
+            reply = self._link.ask(
+                do="call",
+                of=self._of,
+                args=[wire.encode(arg, _refer) for arg in args],
+                named={name: wire.encode(arg, _refer) for name, arg in named.items()},
+            )
+        except StopIteration as error:  # it would end a `map` of the test early
+            raise RuntimeError(f"the program raised StopIteration: {error}") from None
+        changed = reply.get("changed")
+        for place, now in changed.items() if isinstance(changed, dict) else ():
+            if place in given:
+                _assign(given[place], self._link.decode(now))
         return self._link.decode(reply.get("value"))
 
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
+    def _read(self, name: str) -> object:
+        """Returns an attribute of the program's object. Names that begin with two underscores are this object's own."""
         return self._link.value(do="get", of=self._of, name=name)
 
     def __setattr__(self, name: str, value) -> None:
@@ -131,6 +155,50 @@ class Remote:
 
     def __hash__(self) -> int:
         return hash(self._of)
+
+
+def attribute(thing: object, name: str, *default: object) -> object:
+    """Returns `getattr(thing, name, *default)`. Attributes of the program's objects are asked of the program."""
+    if type(thing) is not Remote or name.startswith("__"):
+        return getattr(thing, name, *default)
+    try:
+        return thing._read(name)
+    except AttributeError:
+        if not default:
+            raise
+        return default[0]
+
+
+def has(thing: object, name: str) -> bool:
+    """Returns `hasattr(thing, name)`. Attributes of the program's objects are asked of the program."""
+    missing = object()
+    return attribute(thing, name, missing) is not missing
+
+
+READ = "__read__"  # the name of `attribute` in tests
+BUILTINS = {**vars(builtins), READ: attribute, "getattr": attribute, "hasattr": has}
+
+
+class Reads(ast.NodeTransformer):
+    """Turns each attribute that a test reads into a call of `attribute`, so that only the test's own reads reach a program."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load) or node.attr.startswith("__"):
+            return node
+        return ast.Call(ast.Name(READ, ast.Load()), [node.value, ast.Constant(node.attr)], [])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """`a.b += c` reads and writes: it becomes `a.b = a.b + c`."""
+        if not isinstance(node.target, ast.Attribute):
+            return self.generic_visit(node)
+        before = ast.Attribute(copy.deepcopy(node.target.value), node.target.attr, ast.Load())
+        return self.visit(ast.Assign([node.target], ast.BinOp(before, node.op, node.value)))
+
+
+def compiled(text: str) -> CodeType:
+    """Returns the code of a test."""
+    return compile(ast.fix_missing_locations(Reads().visit(ast.parse(text))), "<test>", "exec")
 
 
 class Names(NamedTuple):
@@ -177,21 +245,24 @@ def examine(channel, test: ProgramTest, read: Names, source: str) -> None:
       Exception: whatever the test raises. The program has passed if nothing is raised.
     """
     link = Link(channel)
-    space: dict = {"__name__": "tests"}
+    space: dict = {"__name__": "tests", "__builtins__": BUILTINS}
     if test.head:
         with contextlib.suppress(SyntaxError):  # a head without a body has no functions of its own
-            exec(compile(test.head, "<head>", "exec"), space)
+            exec(compiled(test.head), space)
     space.pop(test.entry_point, None)
     wanted = read.wanted - set(space)
     before = [] if test.head else [test.setup]
     reply = link.ask(do="load", source=f"{test.head}{source}\n", before=before, wanted=sorted(wanted))
-    for name, given in _found(reply).items():
+    found = _found(reply)
+    if absent := wanted & vars(builtins).keys() - found.keys():
+        raise Failed(f"the program does not define {', '.join(absent)}, and the builtin is not what is tested")
+    for name, given in found.items():
         if name in read.modules:
             space[name] = importlib.import_module(name)
         elif name in wanted and given != "module":
             space[name] = link.decode(given)
     for text in (test.setup, test.source):
-        exec(compile(text, "<test>", "exec"), space)
+        exec(compiled(text), space)
     if test.entry_point:
         space["check"](space[test.entry_point])
 
@@ -207,19 +278,15 @@ def _found(reply: dict) -> dict:
     return {name: given if given == "module" else given[1] for name, given in names.items()}
 
 
-def _changed(reply: dict) -> Iterator[tuple[int, object]]:
-    changed = reply.get("changed")
-    for place, now in changed.items() if isinstance(changed, dict) else ():
-        if place.isdecimal() and len(place) < 6:
-            yield int(place), now
-
-
 def _assign(old, new) -> None:
     """Gives a mutable argument the content that the program left in it."""
     if type(old) is not type(new):
         return
     if isinstance(old, (list, bytearray)):
         old[:] = new
+    elif isinstance(old, collections.deque):
+        old.clear()
+        old.extend(new)
     elif isinstance(old, (dict, set)):
         old.clear()
         old.update(new)

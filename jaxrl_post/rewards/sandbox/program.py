@@ -6,8 +6,12 @@ this module and `wire` as compiled code. Nothing here is trusted by the other si
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import sys
 import types
+
+MODULE = "program"  # its name in the judged process: it is imported, not started as a script
 
 
 class Outcome:
@@ -33,13 +37,15 @@ class Server:
       "module" or to its value.
     - "call", "get", "set", "item", "put", "len", "iter", "next" act on the object "of".
 
-    A reply holds "value", or "raised" and "text". "changed" holds new values of mutable arguments, by position.
+    A reply holds "value", or "raised" and "text". "changed" holds new values of mutable arguments, by position or by
+    "=" and name.
     """
 
     def __init__(self, channel, buffer: bytearray, wire):
         self._channel, self._buffer, self._wire = channel, buffer, wire
         self._objects: list = []
-        self._space = {"__name__": "__main__", "__builtins__": __builtins__}
+        module = sys.modules[MODULE] = types.ModuleType(MODULE)
+        self._space = vars(module)
 
     def serve(self) -> None:
         """Replies to requests until the other end is closed."""
@@ -70,9 +76,11 @@ class Server:
         args = [self._decode(arg) for arg in request["args"]]
         named = {name: self._decode(arg) for name, arg in request["named"].items()}
         reply = {"value": self._encode(self._objects[request["of"]](*args, **named)), "changed": {}}
-        for place, (arg, sent) in enumerate(zip(args, request["args"], strict=True)):
-            if isinstance(arg, (list, dict, set, bytearray)) and (now := self._encode(arg)) != sent:
-                reply["changed"][str(place)] = now
+        given = [(str(place), arg, sent) for place, (arg, sent) in enumerate(zip(args, request["args"], strict=True))]
+        given += [(f"={name}", arg, request["named"][name]) for name, arg in named.items()]
+        for place, arg, sent in given:
+            if isinstance(arg, (list, dict, set, bytearray, collections.deque)) and (now := self._encode(arg)) != sent:
+                reply["changed"][place] = now
         return reply
 
     def _get(self, request: dict) -> dict:

@@ -1,0 +1,35 @@
+"""What a run is told about its kernels: one line for each part that a jnp reference computes on an accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxrl_post.kernels import attention, hardware, verify
+
+
+def reference_lines(
+    device: Any, dtype: Any, *, heads: int, kv_heads: int, head_dim: int, page: int, rows: int, vocab: int
+) -> list[str]:
+    """Returns a line for each part without a kernel, with the reason. On a CPU there are none.
+
+    heads, kv_heads, vocab: the share of one device.
+    """
+    if device.platform == "cpu":
+        return []
+    if reason := hardware.without_kernels(device):
+        return [f"kernels: the jnp references compute attention and sampling, because {reason}"]
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    lines, kernel = [], attention.KERNELS[platform]
+    if not kernel.serves(dtype, dtype, heads, kv_heads, head_dim, page):
+        lines.append(
+            f"kernels: the jnp reference computes attention. The {platform} kernel needs {kernel.NEEDS}; here are "
+            f"{jnp.dtype(dtype).name}, heads of {head_dim}, {heads} and {kv_heads} heads a device, and pages of {page}"
+        )
+    if not (drawing := verify.KERNELS[platform]).serves(rows, vocab):
+        lines.append(
+            f"kernels: the jnp reference samples. The {platform} kernel needs {drawing.NEEDS}; here are {vocab} ids "
+            "a device"
+        )
+    return lines

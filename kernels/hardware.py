@@ -1,0 +1,35 @@
+"""Which devices run the kernels of their platform: those for which the kernels were written and compiled.
+
+Another device of the platform runs the jnp references. A choice by platform alone would end in a compiler's error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+PLATFORMS = frozenset({"cpu", "cuda", "tpu"})  # as `platform_dependent` names them
+HOPPER = 9  # major compute capability: wgmma exists there alone
+FIRST_TPU = 5
+
+
+def without_kernels(device: Any) -> str:
+    """Returns why a device runs no kernel, or an empty text. `device`: a jax.Device, also of a topology."""
+    if device.platform == "tpu":
+        found = re.search(r"TPU ?v?(\d+)", device.device_kind)
+        if found and int(found[1]) >= FIRST_TPU:
+            return ""
+        return f"the kernels are written for TPU v{FIRST_TPU} and later, and this is {device.device_kind}"
+    if device.platform in ("cuda", "gpu"):
+        capability = str(getattr(device, "compute_capability", "unknown"))
+        if capability.partition(".")[0] == str(HOPPER):
+            return ""
+        return f"the kernels are written for compute capability {HOPPER}.0, and {device.device_kind} has {capability}"
+    return f"{device.platform} has no kernels"
+
+
+def platforms(device: Any) -> frozenset[str]:
+    """Returns the platforms whose kernels a program for `device` may hold.
+
+    A program that is made on a CPU may be lowered for any platform, so it holds them all."""
+    return PLATFORMS if device.platform == "cpu" or not without_kernels(device) else frozenset()

@@ -1,0 +1,78 @@
+"""Which device runs kernels, and what is said where a reference runs: against devices that are described by hand."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+import test_kernels_attention_gpu as gpu
+
+from jaxrl_post.kernels import attention, choice, hardware, verify
+
+SHAPE = dict(heads=28, kv_heads=4, head_dim=128, page=64, rows=256, vocab=152064)
+
+
+def device(platform, kind, **more):
+    return SimpleNamespace(platform=platform, device_kind=kind, **more)
+
+
+H100, A100 = (device("gpu", f"NVIDIA {name}", compute_capability=cc) for name, cc in (("H100", "9.0"), ("A100", "8.0")))
+B200, T4 = (device("gpu", f"NVIDIA {name}", compute_capability=cc) for name, cc in (("B200", "10.0"), ("T4", "7.5")))
+CPU, V5E = device("cpu", "cpu"), device("tpu", "TPU v5 lite")
+
+
+@pytest.mark.parametrize(
+    "one", [H100, V5E, device("tpu", "TPU v5"), device("tpu", "TPU v6 lite"), device("tpu", "TPU7x")]
+)
+def test_these_run_their_kernels(one):
+    assert hardware.without_kernels(one) == "" and hardware.platforms(one) == hardware.PLATFORMS
+    assert choice.reference_lines(one, jnp.bfloat16, **SHAPE) == []
+
+
+@pytest.mark.parametrize(
+    "one, reason",
+    [
+        (A100, "the kernels are written for compute capability 9.0, and NVIDIA A100 has 8.0"),
+        (B200, "and NVIDIA B200 has 10.0"),
+        (T4, "NVIDIA T4 has 7.5"),
+        (device("gpu", "AMD"), "AMD has unknown"),
+        (device("tpu", "TPU v3"), "for TPU v5 and later, and this is TPU v3"),
+        (device("tpu", "Trillium"), "this is Trillium"),
+    ],
+)
+def test_these_run_the_references_and_say_why(one, reason):
+    assert hardware.platforms(one) == frozenset()
+    (line,) = choice.reference_lines(one, jnp.bfloat16, **SHAPE)
+    assert line.startswith("kernels: the jnp references compute attention and sampling, because ") and reason in line
+
+
+@pytest.mark.parametrize(
+    "one, changes, parts",
+    [
+        (H100, dict(head_dim=256), ["attention. The cuda kernel needs bfloat16 or float16, heads of 64 or 128"]),
+        (
+            H100,
+            dict(page=16),
+            ["and pages of 64; here are bfloat16, heads of 128, 28 and 4 heads a device, and pages of 16"],
+        ),
+        (H100, dict(vocab=2053), ["samples. The cuda kernel needs at least"]),
+        (V5E, dict(head_dim=64, vocab=200), ["attention. The tpu kernel needs", "samples. The tpu kernel needs"]),
+        (CPU, dict(head_dim=20, page=3), []),
+    ],
+)
+def test_shapes_without_a_kernel_are_said(one, changes, parts):
+    lines = choice.reference_lines(one, jnp.bfloat16, **(SHAPE | changes))
+    assert len(lines) == len(parts) and all(part in line for part, line in zip(parts, lines, strict=True)), lines
+
+
+def test_a_program_for_an_older_gpu_holds_no_kernel():
+    q, cache, rows = gpu._case()
+    logits, number = jax.ShapeDtypeStruct((8, 2048), jnp.float32), functools.partial(jax.ShapeDtypeStruct, (8,))
+    given = (logits, jax.ShapeDtypeStruct((8, 2), jnp.uint32), number(jnp.int32), number(jnp.float32))
+    for one, held in ((H100, True), (A100, False), (CPU, True)):
+        how = dict(platforms=hardware.platforms(one))
+        attend = jax.jit(functools.partial(attention.attention, **gpu.HOW, **how)).trace(q, cache, rows)
+        draw = jax.jit(functools.partial(verify.verify_sample, **how)).trace(*given)
+        for traced in (attend, draw):
+            assert ("mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()) == held
