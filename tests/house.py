@@ -57,6 +57,7 @@ CONFIG_DICT_MODULES = {"config.reader", "main", "simulate"}  # the only ones tha
 CONFIG_ORDER = (  # each imports only those before it
     "conditions",
     "fields",
+    "local_path",
     "relations",
     "scheduling",
     "rules",
