@@ -119,6 +119,18 @@ class SlotTable:
         """Returns what was settled in the slot."""
         at = sequence.request.replica, sequence.slot
         self._store_one(at)
+        return self._column(at, name)
+
+    def gather(self, sequence: SequenceState) -> dict[str, np.ndarray]:
+        """Returns what was settled in the slot by name, and forgets it."""
+        at = sequence.request.replica, sequence.slot
+        self._store_one(at)
+        out = {name: self._column(at, name) for name in (*_KINDS, "drafted", "clocks")}
+        self._stored[at] = 0
+        return out
+
+    def _column(self, at: tuple[int, int], name: str) -> np.ndarray:
+        """Returns what is stored of a slot."""
         words = self._words[at][: self._stored[at]]
         if name == "drafted":
             return words[:, _STAMP] % 2 == 1
@@ -126,13 +138,6 @@ class SlotTable:
             return self._begun[at] + words[:, _STAMP] // 2
         word, kind = _KINDS[name]
         return words[:, word].copy().view(kind)
-
-    def gather(self, sequence: SequenceState) -> dict[str, np.ndarray]:
-        """Returns what was settled in the slot by name, and forgets it."""
-        at = sequence.request.replica, sequence.slot
-        out = {name: self.column(sequence, name) for name in (*_KINDS, "drafted", "clocks")}
-        self._stored[at] = 0
-        return out
 
     # ---- a dispatch
 
