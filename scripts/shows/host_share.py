@@ -3,8 +3,8 @@
 The real host runs over a device that computes nothing (scripts/idle_device.py). Slots are those of one replica, or of
 eight. Rollouts have 2,000 tokens on average and are somewhere in their midst at the start. Prompts have 300 tokens and 8
 rollouts each, and pages hold 64 positions. A dispatch has 8 steps, the default. Rollouts end and others enter all the
-time. A figure is a mean of 40 dispatches: CPU time of the host's thread, without that of the device. Four equal runs time
-each dispatch, and the least counts: other programs on the machine make CPU time longer too.
+time. A figure is a mean of 40 dispatches: CPU time of the host's thread, without that of the device. Eight equal runs
+time each dispatch, and the least counts: other programs on the machine make CPU time longer too.
 
 `ms` is everything. `serial_ms` leaves out what the host does while a dispatch runs. Calls of jax are not in it.
 """
@@ -21,16 +21,18 @@ MINUTES = 3.0
 
 LIVE, REPLICAS = (256, 1024, 4096), (1, 8)
 STEPS, PAGE, PROMPT, GROUP, MEAN, LONGEST = 8, 64, 300, 8, 2000, 8192
-WARM, DISPATCHES, RUNS = 6, 40, 4
+WARM, DISPATCHES, RUNS = 6, 40, 8
 
 
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    cases = [(live, replicas) for replicas in REPLICAS for live in LIVE]
+    runs = [{case: _run(*case) for case in cases} for _ in range(RUNS)]
     found = {}
     for replicas in REPLICAS:
         for live in LIVE:
             where, bound = f"{live}_slots.{replicas}_replicas", {"at_most": 4.0} if live == 1024 else {}
-            taken, ended = zip(*(_run(live, replicas) for _ in range(RUNS)))
+            taken, ended = zip(*(run[live, replicas] for run in runs))
             assert len({*ended}) == 1, "the runs are not equal"
             found[live, replicas], serial = np.mean(np.min(taken, axis=0), axis=0)
             record.figure(f"{where}.ms", found[live, replicas], **bound)
