@@ -22,7 +22,6 @@ from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
-from jaxrl_post.config.local_path import refuse_url
 from jaxrl_post.launch.command_line import OVERRIDE, read
 from jaxrl_post.scheduler import registry
 from jaxrl_post.sim import parts, settings
@@ -64,7 +63,7 @@ def parse(arguments: Sequence[str]) -> Flags:
     given = read(arguments, KNOWN)
     last = dict(given)
     for name in ("--json", "--trace"):
-        refuse_url(last.get(name, ""), name)
+        configs.refuse_url(last.get(name, ""), name)
     return Flags(
         files=tuple(value for name, value in given if name == "--config"),
         overrides=tuple(value for name, value in given if name == OVERRIDE),

@@ -58,6 +58,7 @@ CONFIG_ORDER = (  # each imports only those before it
     "local_path",
     "conditions",
     "fields",
+    "local_path",
     "relations",
     "scheduling",
     "rules",

@@ -7,11 +7,9 @@ from config_arms import error
 
 from jaxrl_post import config, simulate
 from jaxrl_post.commands import replay
-from jaxrl_post.config import fields
-from jaxrl_post.config.local_path import refuse_url
+from jaxrl_post.config import fields, refuse_url
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.compile_guard import use_cache
-from jaxrl_post.rewards.judge import Judge
 from jaxrl_post.sim import settings
 
 BUCKET = "gs://bucket/runs"
@@ -78,11 +76,6 @@ def test_the_options_that_are_paths_are_these():
 def test_flags_and_variables_refuse_it(ask):
     with pytest.raises(ValueError, match=NEAR):
         ask()
-
-
-def test_a_judge_refuses_it_as_its_cache():
-    with pytest.raises(ValueError, match="is a URL, and it must be a folder of this machine"):
-        Judge("http://localhost:1/v1", model="m", question="{answer}?", cache=BUCKET)
 
 
 def test_a_command_refuses_it(capsys):

@@ -159,6 +159,7 @@ def test_a_cache_answers_for_the_same_question_only(serve, tmp_path):
         ({"low": 1.0}, "low=1.0 below high=1.0"),
         ({"deadline_s": float("inf")}, "deadline_s=inf above 0 and finite"),
         ({"cache": __file__}, "must be a folder, and it is a file"),
+        ({"cache": "gs://bucket/verdicts"}, "must be a local folder, and it is a URL"),
         ({"key_variable": "PATH"}, "'http://x' would carry the key of PATH unencrypted; use https://"),
     ],
 )

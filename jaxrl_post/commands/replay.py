@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_post.config.local_path import refuse_url
+from jaxrl_post.config import refuse_url
 from jaxrl_post.launch import skipped_batch
 
 

@@ -3,6 +3,7 @@
   local_path   paths of this machine; URLs are refused
   conditions   when an option is read, as one line
   fields       how an option is declared
+  local_path   what a user may name as a path: no URL
   relations    the two rules: nothing that is set is ignored, and options do not contradict each other
   scheduling, rules   the entries of the second rule, those of the simulator too in the first
   generation, training, schema   the options, by section
@@ -14,6 +15,7 @@ Each imports only those above it, and none imports jax.
 
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, on, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
+from jaxrl_post.config.local_path import refuse_url
 from jaxrl_post.config.reader import default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
     AlarmConfig,
@@ -55,6 +57,7 @@ __all__ = [
     "mapping",
     "on",
     "one_of",
+    "refuse_url",
     "resolve",
     "to_dict",
 ]

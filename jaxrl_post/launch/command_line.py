@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.config.local_path import refuse_url
+from jaxrl_post.config import refuse_url
 from jaxrl_post.json_text import shown
 
 OVERRIDE = "--config.a.b=VALUE"

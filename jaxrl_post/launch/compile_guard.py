@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from jaxrl_post.config.local_path import refuse_url
+from jaxrl_post.config import refuse_url
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # also when the program then comes out of the cache folder
 _LOGGER = "jax._src.interpreters.pxla"  # says, per program, "Compiling NAME with global shapes and types [...]"

@@ -34,6 +34,7 @@ from jaxrl_post.rewards import endpoint as web
 _log = logging.getLogger(__name__)
 _VERDICT = re.compile(r"VERDICT: (-?\d{1,300}(?:\.\d{1,300})?)", re.ASCII)
 _PLACES = re.compile(r"\{(?:task|answer|truth)\}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
 
 
@@ -87,8 +88,8 @@ class Judge:
             )
         if "{answer}" not in question:
             raise ValueError("judge: the question does not say where {answer} goes")
-        if "://" in str(cache):
-            raise ValueError(f"judge: cache={str(cache)!r} is a URL, and it must be a folder of this machine")
+        if _URL.match(str(cache)):
+            raise ValueError(f"judge: cache={str(cache)!r} must be a local folder, and it is a URL; mount the bucket")
         if cache is not None and Path(cache).exists() and not Path(cache).is_dir():
             raise ValueError(f"judge: cache={str(cache)!r} must be a folder, and it is a file")
         self.needs_truth = "{truth}" in question

@@ -23,7 +23,7 @@ from pathlib import Path
 from killed import Runs, steps
 
 MINUTES = 25.0
-STEPS = 40
+STEPS = 48
 DEADLINE_S = 12
 SHORT = (
     f"--config.steps={STEPS}",
@@ -34,13 +34,13 @@ SHORT = (
     "--config.checkpoint.keep_last=2",
     *(f"--config.watchdog.{phase}_s={DEADLINE_S}" for phase in ("dispatch", "train", "reward", "save", "evaluate")),
 )
-MODES = {
-    "sync": "--config=configs/demo.py",
-    "tail_batching": "--config=configs/demo_tail_batching.py",
-    "pipeline": "--config=configs/demo_pipeline.py",
+MODES = {  # a pipeline with this staleness publishes, and so saves, every other step
+    "sync": ("--config=configs/demo.py",),
+    "tail_batching": ("--config=configs/demo_tail_batching.py",),
+    "pipeline": ("--config=configs/demo_pipeline.py", "--config.scheduler.max_staleness=1"),
 }
 COUNTS = {  # point -> which time after a start; each comes after a save, and two or three steps later
-    "dispatch": 24,
+    "dispatch": 40,
     "before_save": 2,
     "reward_start": 260,
     "mid_save": 2,
@@ -64,7 +64,7 @@ def show(record) -> None:
     kinds = record.options.get("kinds", ",".join(CODES)).split(",")
     for mode in modes:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
-            runs = Runs(record, Path(folder), [MODES[mode], *SHORT], STEPS)
+            runs = Runs(record, Path(folder), [*MODES[mode], *SHORT], STEPS)
             runs.finish("cold")  # fills the compilation cache
             start, seconds = runs.finish("whole")
             work = {kind: lambda kind=kind: _struck_everywhere(runs, kind) for kind in kinds}
@@ -73,7 +73,7 @@ def show(record) -> None:
             for key, one in zip(work, found, strict=True):
                 _say(record, mode, key, one)
     with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(record, Path(folder), [MODES["sync"], *SHORT], STEPS)
+        runs = Runs(record, Path(folder), [*MODES["sync"], *SHORT], STEPS)
         runs.finish("whole")
         _second_process(record, runs)
         _full_disk(record, runs)

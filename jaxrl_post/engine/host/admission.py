@@ -9,6 +9,7 @@ never which token.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence, Set
 from typing import Any
@@ -200,20 +201,21 @@ class Admission:
     def map_pages(self, purpose: str, growth: int) -> None:
         """Maps pages for `growth` more positions of every running sequence of this purpose, oldest first."""
         replicas, slots, counts = self.table.short_of_pages(self.table.mask(purpose), growth)
-        where, ends = np.searchsorted(replicas, np.arange(len(self.replicas) + 1)).tolist(), np.cumsum(counts).tolist()
+        where = np.searchsorted(replicas, np.arange(len(self.replicas) + 1)).tolist()
+        mapped: list[int] = []
+        suffice = np.ones(len(replicas), bool)
         for replica, begin, end in zip(self.replicas, where, where[1:]):
-            mine = slice(begin, end)
-            short = [one for one in map(replica.slots.__getitem__, slots[mine].tolist()) if one is not None]
-            first = ends[begin - 1] if begin else 0
-            taken = replica.pages.take(ends[end - 1] - first if end else 0)
+            short = [one for one in map(replica.slots.__getitem__, slots[begin:end].tolist()) if one is not None]
+            lacking = counts[begin:end].tolist()
+            taken = replica.pages.take(sum(lacking))
             if taken is None:
+                suffice[begin:end] = False
                 self._squeeze(replica, short, purpose, growth)
                 continue
-            self.table.map_all(replicas[mine], slots[mine], counts[mine], taken)
-            at = 0
-            for one, count in zip(short, counts[mine].tolist()):
-                one.pages += taken[at : at + count]
-                at += count
+            for one, stop, count in zip(short, itertools.accumulate(lacking), lacking):
+                one.pages += taken[stop - count : stop]
+            mapped += taken
+        self.table.map_all(replicas[suffice], slots[suffice], counts[suffice], mapped)
 
     def _squeeze(self, replica: Replica, short: list[SequenceState], purpose: str, growth: int) -> None:
         """Maps pages where they do not suffice, one sequence after another: some are preempted for others."""

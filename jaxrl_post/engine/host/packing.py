@@ -120,7 +120,8 @@ def entries(
                 text, length = sequence.text()[: sizes.max_length], sequence.num_tokens
                 entry.slot[d, i], entry.source[d, i], entry.target[d, i] = at, copy_from, copy_to
                 entry.tokens[d, i, : text.size], entry.num_tokens[d, i] = text, length
-                entry.argmax_tokens[d, i, :length] = sequence.learnable()[:watched]
+                if watched:
+                    entry.argmax_tokens[d, i, :length] = sequence.learnable()[:watched]
                 entry.seen[d, i] = length
                 if sequence.place is not None:
                     entry.row[d, i], entry.fresh[d, i] = sequence.place[c.ROW], sequence.seen == 0

@@ -58,8 +58,8 @@ class SlotTable:
         self.placed, self._evaluates, self._stops = (np.zeros(shape, bool) for _ in range(3))
         self._age, self._oldest = np.full(shape, _FREE), np.full(shape, NEVER)
         self._shared, self._stored, self._seen, self._begun = (np.zeros(shape, np.int64) for _ in range(4))
-        # Memory that no token was written to yet costs nothing.
-        self._words = np.zeros((*shape, sizes.max_length, 6), np.int32)
+        # Memory that no token was written to yet costs nothing. `store` writes up to `emit` words behind the last token.
+        self._words = np.zeros((*shape, sizes.max_length + sizes.emit, 6), np.int32)
         self._late: _Late | None = None
         self._counts = {
             "num_tokens": self.packed[..., c.NUM_TOKENS],
@@ -119,6 +119,18 @@ class SlotTable:
         """Returns what was settled in the slot."""
         at = sequence.request.replica, sequence.slot
         self._store_one(at)
+        return self._column(at, name)
+
+    def gather(self, sequence: SequenceState) -> dict[str, np.ndarray]:
+        """Returns what was settled in the slot by name, and forgets it."""
+        at = sequence.request.replica, sequence.slot
+        self._store_one(at)
+        out = {name: self._column(at, name) for name in (*_KINDS, "drafted", "clocks")}
+        self._stored[at] = 0
+        return out
+
+    def _column(self, at: tuple[int, int], name: str) -> np.ndarray:
+        """Returns what is stored of a slot."""
         words = self._words[at][: self._stored[at]]
         if name == "drafted":
             return words[:, _STAMP] % 2 == 1
@@ -126,13 +138,6 @@ class SlotTable:
             return self._begun[at] + words[:, _STAMP] // 2
         word, kind = _KINDS[name]
         return words[:, word].copy().view(kind)
-
-    def gather(self, sequence: SequenceState) -> dict[str, np.ndarray]:
-        """Returns what was settled in the slot by name, and forgets it."""
-        at = sequence.request.replica, sequence.slot
-        out = {name: self.column(sequence, name) for name in (*_KINDS, "drafted", "clocks")}
-        self._stored[at] = 0
-        return out
 
     # ---- a dispatch
 
@@ -212,21 +217,22 @@ class SlotTable:
     # ---- new tokens
 
     def store(self) -> None:
-        """Stores the new tokens of all slots. It may wait until the next dispatch runs."""
+        """Stores the new tokens of all slots. It may wait until the next dispatch runs.
+
+        Equally many words are written to each slot, as that is fastest. The next ones replace those without a token."""
         late, self._late = self._late, None
         if late is None or not late.new.any():
             return
-        new, most = late.new, int(late.new.max())
-        given = np.arange(most) < new[..., None]
-        first = self._stored + self._sizes.max_length * np.arange(new.size).reshape(new.shape)
-        at = (first[..., None] + np.arange(most))[given]
-        words, blocks = np.empty((at.size, 6), np.int32), _blocks(late.out)
+        most, blocks = int(late.new.max()), _blocks(late.out)
+        words = np.empty((*late.new.shape, most, 6), np.int32)
         for word in range(5):
-            words[:, word] = blocks[:, :, word, :most][given]
-        words[:, _STAMP] += np.broadcast_to(self._shift(late)[..., None], given.shape)[given]
-        words[:, _VERSION] = late.version
-        self._words.reshape(-1, 6)[at] = words
-        self._stored += new
+            words[..., word] = blocks[:, :, word, :most]
+        words[..., _STAMP] += self._shift(late)[..., None]
+        words[..., _VERSION] = late.version
+        places = np.lib.stride_tricks.sliding_window_view(self._words.reshape(-1), most * 6, writeable=True)[::6]
+        first = self._words.shape[2] * np.arange(late.new.size) + self._stored.reshape(-1)
+        places[first] = words.reshape(late.new.size, -1)
+        self._stored += late.new
 
     def _store_one(self, at: tuple[int, int]) -> None:
         """Stores the new tokens of one slot."""
