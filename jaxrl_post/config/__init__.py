@@ -1,6 +1,5 @@
 """The config of a run: its options, what must hold between them, how files and overrides are read, and the reference.
 
-  local_path   paths of this machine; URLs are refused
   conditions   when an option is read, as one line
   fields       how an option is declared
   local_path   what a user may name as a path: no URL
