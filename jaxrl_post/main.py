@@ -119,6 +119,8 @@ def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
     traces, first = run.traces, FirstScores(run.config.scheduler.prompts)
     for engine in run.engines:
         engine.meanwhile = ring.flush
+    if run.config.engine.sleep:
+        ring.on("preparing", lambda groups: [engine.sleep() for engine in run.engines])
     ring.on("preparing", run.meter.trained)
     ring.on("launched", run.meter.launched, *(trace.launched for trace in traces))
     ring.on("stepped", run.meter.stepped)

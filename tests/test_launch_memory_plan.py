@@ -257,6 +257,17 @@ def test_an_engine_that_divides_layers_by_a_number_of_its_own():
         config("mesh.fsdp=4", "mesh.engine_tensor=3")
 
 
+def test_an_engine_that_sleeps_leaves_its_memory_to_the_learner():
+    given = ("engine.dtype=bfloat16", "mesh.fsdp=2")
+    whole, slept = (tables(config(*given, *more)) for more in ((), ("engine.sleep=true",)))
+    learns, generates = slept["device while it learns"], slept["device while it generates"]
+    own = [name for name in whole["device"] if name.startswith(("weights (engine", "KV pages", "drafting"))]
+    work = [name for name in whole["device"] if name.startswith(("activations", "layers stacked"))]
+    assert len(own) == 3 and len(work) == 2 and len(slept) == 2
+    assert learns["all"] == whole["device"]["all"] - sum(whole["device"][name] for name in own)
+    assert generates["all"] == whole["device"]["all"] - sum(whole["device"][name] for name in work)
+
+
 def test_text_lines_up():
     lines = memory_plan.text("Memory", {"a": 2**20, "longer": np.int64(3 * 2**30)}, "B").splitlines()
     assert lines == ["Memory", "  a              1.0 MiB", "  longer     3,072.0 MiB"]

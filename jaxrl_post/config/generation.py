@@ -86,6 +86,13 @@ class EngineConfig:
         doc="Further tensor parallelisms, for example (2, 4), compiled at the start. "
         "A planner chooses one for each round by its forecasts.",
     )
+    sleep: bool = any_of_type(
+        False,
+        used_when="engine.name=rows",
+        why="demonstrations lie on no devices",
+        doc="Whether the engine's own weights, its KV cache and the drafter's tables are freed while the learner works. "
+        "Each publish makes them again.",
+    )
     carry_over: str = one_of(
         "keep",
         "keep",

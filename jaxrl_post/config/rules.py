@@ -273,6 +273,32 @@ _DEVICES = (
     ),
 )
 
+_SLEEP = (
+    *(
+        relation(
+            "engine.sleep",
+            name,
+            need=lambda sleep, other, idle=idle: not sleep or other == idle,
+            says=f"{{engine.sleep}} frees the engine while the learner works, and with {{{name}}} both work",
+            nearest=lambda sleep, other: False,
+        )
+        for name, idle in (
+            ("mesh.engine", 0),
+            ("scheduler.stream", 0),
+            ("scheduler.interleave", 0.0),
+            ("scheduler.lend", 0),
+            ("engine.layouts", ()),
+        )
+    ),
+    relation(
+        "engine.sleep",
+        when="scheduler.name=pipeline",
+        need=lambda sleep: not sleep,
+        says="{engine.sleep} frees the engine while the learner works, and with scheduler.name='pipeline' rollouts run on",
+        nearest=lambda sleep: False,
+    ),
+)
+
 _LOSSES = (
     relation(
         "algorithm.clip_ratio_c",
@@ -376,4 +402,4 @@ _PARTS = (
     ),
 )
 
-RUN = (*_SIZES, *_STEPS, *_LOANS, *_HISTORY, *_WHITENED, *SCHEDULING, *_DEVICES, *_LOSSES, *_MOMENTS, *_PARTS)
+RUN = (*_SIZES, *_STEPS, *_LOANS, *_HISTORY, *_WHITENED, *SCHEDULING, *_DEVICES, *_SLEEP, *_LOSSES, *_MOMENTS, *_PARTS)

@@ -132,7 +132,11 @@ class MeshDevice:
     def exchange(self, params: Any) -> None:
         """Replaces the weights; see RowDevice."""
         self._sync.check(self.params, params)
-        self.params = self._sync.replace(self.params, params, self.owned)
+        if self.state is None:  # asleep
+            self.params = self._sync.place(params)
+            self.state, self.tables = self.programs.blank()
+        else:
+            self.params = self._sync.replace(self.params, params, self.owned)
         self.owned = self.params is not params
 
     def relayout(self, layout: Layout) -> None:
@@ -141,6 +145,14 @@ class MeshDevice:
             raise ValueError(
                 f"engine: {layout} was requested, only {self.layout} was compiled; name others in engine.layouts"
             )
+
+    def sleep(self) -> None:
+        """Frees pages, tables and the engine's own weights until the next `exchange`. Their shapes are kept."""
+        if self.state is None:
+            return
+        held = self.lay_down()
+        self.params = jax.eval_shape(lambda: held.params)
+        drop(held.params if held.owned else ())
 
     def lay_down(self) -> Held:
         """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""
@@ -208,6 +220,15 @@ class RowEngine(RowHost):
     def rehearse(self, params: Any) -> None:
         """Swaps to these weights under the present version, so that later swaps compile nothing."""
         self.device.exchange(params)
+
+    def sleep(self) -> None:
+        """Frees what the engine alone holds on devices, until the next swap.
+
+        Running sequences are computed again from their tokens then, and sample the same tokens."""
+        prompts = {one.request.prompt.id: one.request.prompt for one in self.sequences.values()}
+        state = self.state_dict()
+        self.device.sleep()
+        self.load_state_dict(state, prompts)
 
     def lay_down(self) -> Held:
         """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""

@@ -29,6 +29,7 @@ from jaxrl_post.parallel import mesh as meshes
 SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
 HOST = "host, for each device that learns"
 WHILE_LENT = "device while it is lent"
+LEARNING, GENERATING = "device while it learns", "device while it generates"  # with an engine that sleeps
 
 
 class Kind(Enum):
@@ -196,6 +197,8 @@ def _homes(model: decoder.ModelConfig, mesh: AbstractMesh, room: str, option: st
 def by_device(config: Config, items: Sequence[Item]) -> dict[str, tuple[Item, ...]]:
     """Returns the items of each sort of device. There is one sort where learner and engine share all devices.
 
+    There are two of the same devices where the engine sleeps while they learn.
+
     A device that is lent holds nothing that generates meanwhile. It holds the items marked `lent` in addition.
     """
     held: dict[str, list[Item]] = {}
@@ -214,6 +217,8 @@ def _devices(config: Config, item: Item) -> tuple[str, ...]:
     if config.mesh.engine:
         return (GENERATES,) if item.kind.generates else (LEARNS,)
     stays = not item.kind.generates and item.kind is not Kind.ACTIVATIONS
+    if config.engine.sleep:
+        return (LEARNING, GENERATING) if stays else (GENERATING,) if item.kind.generates else (LEARNING,)
     return (SHARED, WHILE_LENT) if config.lent and stays else (SHARED,)
 
 
@@ -253,7 +258,7 @@ def process(
             "each device at its highest": most + temporaries[largest],
         }
     program = {f"largest program beside it ({largest})": temporaries[largest] * config.devices}
-    totals = [_on_all(config, kept, lent) for lent in (0, config.lent)]
+    totals = [_on_all(config, kept, counts) for counts in _counts(config)]
     inside = {
         "process itself (compiled, no weights yet)": resident,
         **max(totals, key=lambda lines: sum(lines.values())),
@@ -263,18 +268,27 @@ def process(
     return inside | {"process at its highest": sum(inside.values())}
 
 
-def _on_all(config: Config, items: Sequence[Item], lent: int) -> dict[str, int]:
-    """Returns bytes on all devices together, by words of the items, while `lent` devices are lent."""
-    count = {
-        SHARED: config.devices - lent,
-        LEARNS: config.mesh.learner,
-        WHILE_LENT: lent,
-        GENERATES: config.generating - lent,
-    }
+def _counts(config: Config) -> list[dict[str, int]]:
+    """Returns how many devices of each sort there are, at each time that memory differs."""
+    if config.engine.sleep:
+        return [{LEARNING: config.devices}, {GENERATING: config.devices}]
+    return [
+        {
+            SHARED: config.devices - lent,
+            LEARNS: config.mesh.learner,
+            WHILE_LENT: lent,
+            GENERATES: config.generating - lent,
+        }
+        for lent in (0, config.lent)
+    ]
+
+
+def _on_all(config: Config, items: Sequence[Item], counts: Mapping[str, int]) -> dict[str, int]:
+    """Returns bytes on all devices together, by words of the items."""
     out: Counter[str] = Counter()
     for device, own in by_device(config, items).items():
         for item in own:
-            out[item.what] += item.bytes * count[device]
+            out[item.what] += item.bytes * counts.get(device, 0)
     return dict(+out)
 
 
