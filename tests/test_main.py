@@ -257,7 +257,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     said = capsys.readouterr().out
     start, end = said.index("{"), said.rindex("}") + 1
     resolved = json.loads(said[start:end])
-    assert resolved["mesh"] == {"data": 1, "fsdp": 16, "tensor": 1, "engine": 0} and resolved["steps"] == 45
+    assert (
+        resolved["mesh"] == {"data": 1, "fsdp": 16, "tensor": 1, "engine": 0, "engine_tensor": 0}
+        and resolved["steps"] == 45
+    )
     rows = dict(line.strip().rsplit("  ", 1) for line in said[end:].splitlines() if line.startswith("  "))
     plan = {name.strip(): value.strip() for name, value in rows.items()}
     assert plan["rollouts per round"] == "16" and plan["engine slots in all"] == "128" and plan["epochs"] == "2.0"

@@ -6,10 +6,10 @@ from faults.fault import in_file
 
 FAULTS = (
     *in_file(
-        "jaxrl_post/checkpoint/store.py",
+        "jaxrl_post/checkpoint/signed_files.py",
         (
             "manifest_unchecked",
-            "_listed",
+            "listed",
             "not hmac.compare_digest(given, _signature(files, step, key).encode())",
             "False",
             "a manifest that was changed is believed",
@@ -24,6 +24,17 @@ FAULTS = (
             "test_damage_to_any_file_is_found",
         ),
         (
+            "all_read_the_same",
+            "damage",
+            "[number::count]",
+            "[::count]",
+            "processes read the same share of the files, and no other",
+            "test_checkpoint_signed_files.py",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/checkpoint/store.py",
+        (
             "one_step_less",
             "Checkpoints._prune",
             "whole[: -self._keep]",
@@ -34,14 +45,14 @@ FAULTS = (
         (
             "renamed_before_it_is_whole",
             "Checkpoints._save",
-            "_write_json(part / MANIFEST, manifest(part, step, self._key()))\nos.replace(part, path)",
-            "os.replace(part, path)\n_write_json(path / MANIFEST, manifest(path, step, self._key()))",
+            "_write_json(part / MANIFEST, manifest(part, step, self._key(), own))\nos.replace(part, path)",
+            "os.replace(part, path)\n_write_json(path / MANIFEST, manifest(path, step, self._key(), own))",
             "a step has its name before its manifest",
             "test_killed_at_every_file_operation_of_a_save",
         ),
         (
             "leftovers_stay",
-            "Checkpoints._choose",
+            "Checkpoints._prepare",
             "_remove(leftover)",
             "pass",
             "half-written steps stay",
@@ -49,9 +60,9 @@ FAULTS = (
         ),
         (
             "oldest_step",
-            "Checkpoints._choose",
-            "reversed(self.steps())",
-            "self.steps()",
+            "Checkpoints._newest",
+            'max(self.steps(), default="")',
+            'min(self.steps(), default="")',
             "the oldest step is restored",
             "test_what_was_saved_comes_back",
         ),
