@@ -35,7 +35,7 @@ def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.Sharding | Non
     size = max(BLOCK, -(-T // BLOCKS))
 
     def attend(
-        layer: int,
+        layer: int | Int[Array, ""],
         q: Float[Array, "BT N H"],
         k: Float[Array, "BT K H"],
         v: Float[Array, "BT K H"],
