@@ -1,0 +1,217 @@
+"""Counts what a compiled program computes and moves on one device: FLOPs, bytes of its memory, and of collectives.
+
+- FLOPs: products alone, two for a multiplication and its addition, wherever they stand. XLA's own analysis counts a loop
+  once; here its body counts as often as it turns (compiled_text).
+- Bytes: what each line that runs on its own reads and writes. A fusion that takes a part of an array reads that part, and
+  one that changes a part in place writes that part. What lies in a chip's own memory (a TPU's space 1) is free.
+- A kernel is a box: `Kernel` says its FLOPs and bytes from the shapes around it. One without a formula is named in
+  `unknown`, and so is a loop without a count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import collectives
+import compiled_text
+from compiled_text import Array, Computation, Instruction, Program, Run
+
+Kernel = Callable[[Sequence[Array], Sequence[Array]], tuple[float, float]]  # operands, results -> FLOPs, bytes
+FREE = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional", "call", "after-all"}
+FREE |= {"partition-id", "replica-id", "opt-barrier", "optimization-barrier", "iota", "domain", "add-dependency"}
+FREE_CALLS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape"}
+ASYNC_CALLS = {"AsyncCollectiveStart", "AsyncCollectiveDone"}  # the collective beside them counts
+SLICES = ("dynamic-slice", "slice", "gather")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one line costs in all its turns. `scope`: names of functions and scopes that the program's author gave."""
+
+    scope: str
+    operation: str
+    flops: float
+    bytes: float
+    loops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The costs of a program's lines, its collectives, and what could not be counted."""
+
+    costs: tuple[Cost, ...]
+    collectives: tuple[collectives.Collective, ...]
+    unknown: tuple[str, ...]
+
+    def flops(self, scope: str = "") -> float:
+        """Returns FLOPs of the lines whose scope matches."""
+        return sum(one.flops for one in self.costs if re.search(scope, one.scope))
+
+    def bytes(self, scope: str = "") -> float:
+        """Returns bytes of the device's memory of the lines whose scope matches."""
+        return sum(one.bytes for one in self.costs if re.search(scope, one.scope))
+
+    @property
+    def linked(self) -> float:
+        """Bytes of all collectives."""
+        return sum(one.bytes * one.turns for one in self.collectives)
+
+
+def count(text: str, kernels: Mapping[str, Kernel] | None = None) -> Traffic:
+    """Returns what a compiled program costs on one device.
+
+    Args:
+      kernels: pattern of a kernel's target and scope -> its formula.
+    """
+    program = compiled_text.read(text)
+    costs, unknown = [], []
+    for run in program.runs():
+        flops, size = _kernel(run, kernels or {}, unknown) if _is_kernel(run.line) else (0.0, _moved(program, run))
+        flops += sum(products(one) for one in (run, *program.within(run)))
+        if flops or size:
+            costs.append(Cost(run.line.scope, run.line.operation, flops * run.turns, size * run.turns, run.loops))
+    found, loops = collectives.count(text)
+    return Traffic(tuple(costs), tuple(found), tuple(dict.fromkeys((*loops, *unknown))))
+
+
+def _is_kernel(line: Instruction) -> bool:
+    return line.operation.startswith("custom-call") and line.target not in FREE_CALLS | ASYNC_CALLS
+
+
+def _kernel(run: Run, kernels: Mapping[str, Kernel], unknown: list) -> tuple[float, float]:
+    name = f"{run.line.target} {run.line.scope}"
+    for pattern, formula in kernels.items():
+        if re.search(pattern, name):
+            given = [array for line in run.inside.given(run.line) for array in line.arrays]
+            return formula(given, run.line.arrays)
+    unknown.append(name)
+    return 0.0, 0.0
+
+
+def products(run: Run) -> float:
+    """Returns the FLOPs of a product, else nothing."""
+    if run.line.operation == "dot":
+        return 2.0 * _size(run.line.arrays[0].dims) * _contracted(run)
+    if run.line.operation == "convolution":
+        return _convolved(run)
+    return 0.0
+
+
+def _contracted(run: Run) -> int:
+    dims = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", run.line.rest)
+    left = run.inside.given(run.line)[0].arrays[0].dims
+    return _size([left[int(at)] for at in dims[1].split(",")] if dims and dims[1] else [])
+
+
+def _convolved(run: Run) -> float:
+    """Counts the pairs of input and kernel that meet; TPUs write every product as a convolution."""
+    lhs, rhs, out = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", run.line.rest).groups()
+    left, right = (line.arrays[0].dims for line in run.inside.given(run.line)[:2])
+    made = run.line.arrays[0].dims
+    window = re.search(r"window=\{([^}]*)\}", run.line.rest)
+    met = 1
+    for label in (letter for letter in out if letter.isdigit()):
+        at = [int(letter) for letter in sorted(letter for letter in out if letter.isdigit())].index(int(label))
+        field = _window(window[1] if window else "", at)
+        met *= _pairs(left[lhs.index(label)], right[rhs.index(label)], made[out.index(label)], field)
+    return 2.0 * made[out.index("b")] * made[out.index("f")] * right[rhs.index("i")] * met
+
+
+def _window(text: str, at: int) -> dict[str, int]:
+    """Returns the settings of one spatial dimension of a window."""
+    told = dict(part.split("=") for part in text.split())
+    pad = told.get("pad", "").split("x")[at] if "pad" in told else "0_0"
+    out = {"low": int(pad.split("_")[0])}
+    for name, key in (("stride", "stride"), ("lhs_dilate", "base"), ("rhs_dilate", "spread")):
+        out[key] = int(told[name].split("x")[at]) if name in told else 1
+    return out
+
+
+def _pairs(inputs: int, kernel: int, outputs: int, window: Mapping[str, int]) -> int:
+    """Counts pairs (output, kernel position) whose input is there, neither padding nor a hole of dilation."""
+    if kernel == 1 and outputs == inputs and window["low"] == 0 and window["base"] == window["stride"] == 1:
+        return outputs
+    span = (inputs - 1) * window["base"] + 1
+    met = 0
+    for position in range(kernel):
+        for output in range(outputs):
+            at = output * window["stride"] + position * window["spread"] - window["low"]
+            met += 0 <= at < span and at % window["base"] == 0
+    return met
+
+
+def _moved(program: Program, run: Run) -> float:
+    """Returns bytes that a line reads and writes in one turn."""
+    line = run.line
+    if line.operation in FREE or line.operation.endswith("-done") or line.target in FREE_CALLS | ASYNC_CALLS:
+        return 0.0
+    given = run.inside.given(line)
+    if line.operation in ("copy-start", "slice-start"):
+        return _copied(line.arrays[0 if line.operation == "copy-start" else 1], given[0].arrays[0])
+    body = next((program.computations[name] for name in line.called if name in program.computations), None)
+    if body is not None and line.operation in ("fusion", "fusion-start", "async-start"):
+        return _fused(body, given, line.arrays)
+    if line.operation == "dynamic-update-slice":
+        return 2.0 * _near(given[1].arrays[0])
+    if line.operation in SLICES:
+        return 2.0 * sum(map(_near, line.arrays))
+    results = collectives.moved(run) if collectives.kind_of(line.operation) else line.arrays
+    return float(sum(map(_near, (*_arrays(given), *results))))
+
+
+def _arrays(lines: Sequence[Instruction]) -> list[Array]:
+    return [array for line in lines for array in line.arrays]
+
+
+def _near(array: Array) -> int:
+    """Returns the bytes of an array in the device's memory, nothing where it lies elsewhere."""
+    return 0 if array.place else array.bytes
+
+
+def _copied(made: Array, given: Array) -> float:
+    """Returns the bytes of a copy: of its size where it is read, and where it is written."""
+    return float(made.bytes * ((not made.place) + (not given.place)))
+
+
+def _fused(body: Computation, given: Sequence[Instruction], made: Sequence[Array]) -> float:
+    """Returns the bytes of a fusion: of each argument the parts that it takes, of each result the part that it changes."""
+    numbers = {line.name: int(line.rest.split(")")[0]) for line in body.lines if line.operation == "parameter"}
+    size = 0.0
+    for name, number in numbers.items():
+        if number < len(given):
+            size += sum(_taken(body, name, array) for array in given[number].arrays)
+    roots = body.given(body.root) if body.root.operation == "tuple" else [body.root]
+    places = made if len(made) == len(roots) else [array for root in roots for array in root.arrays[:1]]
+    return size + sum(_changed(body, root) for root, array in zip(roots, places, strict=False) if not array.place)
+
+
+def _taken(body: Computation, name: str, array: Array) -> float:
+    """Returns the bytes of an argument that a fusion reads."""
+    size, left = 0.0, [name]
+    while left and not array.place:
+        own = left.pop()
+        for line in (line for line in body.lines if own in line.operands):
+            first = line.operands[0] == own
+            if line.operation == "bitcast":
+                left.append(line.name)
+            elif line.operation in SLICES and first:
+                size += sum(one.bytes for one in line.arrays)
+            elif not (line.operation == "dynamic-update-slice" and first):
+                return float(array.bytes)
+    return min(size, float(array.bytes))
+
+
+def _changed(body: Computation, root: Instruction) -> float:
+    """Returns the bytes of a result that a fusion writes."""
+    line = root
+    while line.operation == "bitcast" and body.given(line):
+        line = body.given(line)[0]
+    changes = line.operation == "dynamic-update-slice"
+    return float(sum(array.bytes for array in (body.given(line)[1] if changes else root).arrays))
+
+
+def _size(dims: Sequence[int]) -> int:
+    return math.prod(dims)

@@ -1,0 +1,130 @@
+"""The counter of FLOPs and bytes: by hand, and on programs that do the same written out and in loops."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import compiled_text
+import traffic
+
+TEXT = """
+%part (a: bf16[28,16,8], at: s32[]) -> bf16[16,8] {
+  %a = bf16[28,16,8]{2,1,0} parameter(0)
+  %at = s32[] parameter(1)
+  %slice = bf16[1,16,8]{2,1,0} dynamic-slice(%a, %at, %at, %at), dynamic_slice_sizes={1,16,8}
+  ROOT %flat = bf16[16,8]{1,0} bitcast(%slice)
+}
+
+%place (a: f32[28,16], new: f32[1,16], at: s32[]) -> f32[28,16] {
+  %a = f32[28,16]{1,0} parameter(0)
+  %new = f32[1,16]{1,0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %out = f32[28,16]{1,0} dynamic-update-slice(%a, %new, %at, %at)
+}
+
+%body (p: (s32[], bf16[4,16], bf16[28,16,8], f32[28,16], f32[1,16])) -> (s32[]) {
+  %p = (s32[], bf16[4,16]{1,0:S(1)}, bf16[28,16,8]{2,1,0}, f32[28,16]{1,0}, f32[1,16]{1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%p), index=0
+  %x = bf16[4,16]{1,0:S(1)} get-tuple-element(%p), index=1
+  %all = bf16[28,16,8]{2,1,0} get-tuple-element(%p), index=2
+  %rows = f32[28,16]{1,0} get-tuple-element(%p), index=3
+  %row = f32[1,16]{1,0} get-tuple-element(%p), index=4
+  %w = bf16[16,8]{1,0:S(1)} fusion(%all, %n), kind=kLoop, calls=%part
+  %y = bf16[4,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/layer/dot"}
+  %kept = f32[28,16]{1,0} fusion(%rows, %row, %n), kind=kLoop, calls=%place
+  %k = f32[8,8]{1,0} custom-call(%y, /*index=1*/%y), custom_call_target="box", metadata={op_name="jit(f)/kernel"}
+  %one = s32[] constant(2)
+  %next = s32[] add(%n, %one)
+  ROOT %t = (s32[]) tuple(%next, %x, %all, %kept, %row)
+}
+
+%end (p: (s32[])) -> pred[] {
+  %p = (s32[]) parameter(0)
+  %n = s32[] get-tuple-element(%p), index=0
+  %last = s32[] constant(27)
+  ROOT %lt = pred[] compare(%n, %last), direction=LT
+}
+
+ENTRY %main (p: f32[16]) -> f32[16] {
+  %p = f32[16]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[]) tuple(%zero, %p, %p, %p, %p)
+  %c = (f32[16]{0:S(1)}, f32[16]{0}, u32[]{:S(2)}) copy-start(%p)
+  ROOT %w = (s32[]) while(%start), condition=%end, body=%body
+}
+"""
+
+
+def test_a_text_by_hand():
+    found = traffic.count(TEXT, {"box .*kernel": lambda given, made: (100.0, float(len(given) + made[0].dims[0]))})
+    turns = 14  # 0, 2, ... 26
+    assert found.unknown == ()
+    assert found.flops("dot") == turns * 2 * 4 * 8 * 16
+    assert found.flops() == turns * (2 * 4 * 8 * 16 + 100)
+    part, product, placed, box = 16 * 8 * 2 + 4, 4 * 8 * 2, 16 * 4 + 4 + 16 * 4, 2 + 8
+    count = 4 + 4 + 4
+    assert found.bytes() == turns * (part + product + placed + box + count) + 16 * 4
+    assert traffic.count(TEXT).unknown == ("box jit(f)/kernel",)
+    assert "body" in traffic.count(TEXT.replace("direction=LT", "direction=NE")).unknown
+
+
+CONVOLUTIONS = [  # lhs, rhs, out, attributes, FLOPs
+    ("4,16", "16,8", "4,8", "dim_labels=bf_io->bf", 2 * 4 * 8 * 16),
+    (  # a batch of three products [4, 16] x [16, 8], as TPUs write it
+        "3,4,16",
+        "3,16,8",
+        "3,4,8",
+        "window={size=3 stride=2 pad=0_0 lhs_dilate=3}, dim_labels=0bf_0io->0bf",
+        2 * 3 * 4 * 8 * 16,
+    ),
+    ("5,1,1", "3,1,1", "5,1,1", "window={size=3 pad=1_1}, dim_labels=0bf_0io->0bf", 2 * 13),
+]
+
+
+@pytest.mark.parametrize("left, right, made, how, flops", CONVOLUTIONS)
+def test_a_product_that_is_written_as_a_convolution(left, right, made, how, flops):
+    text = (
+        f"ENTRY %main (a: f32[{left}], b: f32[{right}]) -> f32[{made}] {{\n"
+        f"  %a = f32[{left}] parameter(0)\n  %b = f32[{right}] parameter(1)\n"
+        f"  ROOT %c = f32[{made}] convolution(%a, %b), {how}\n}}\n"
+    )
+    assert traffic.count(text).flops() == flops
+
+
+def gradient(loop: bool, layers: int) -> str:
+    """Returns the compiled text of a loss's gradient over `layers` products."""
+
+    def layer(h, w):
+        return jnp.tanh(h @ w), None
+
+    def run(h, weights):
+        if loop:
+            return jnp.sum(jax.lax.scan(layer, h, weights)[0])
+        for index in range(layers):
+            h, _ = layer(h, weights[index])
+        return jnp.sum(h)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 64), (layers, 64, 64))]
+    return jax.jit(jax.grad(run, argnums=(0, 1))).lower(*shapes).compile().as_text()
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_a_loop_counts_as_its_turns(layers):
+    product = 2 * 8 * 64 * 64
+    scanned, written = traffic.count(gradient(True, layers)), traffic.count(gradient(False, layers))
+    assert not scanned.unknown and not written.unknown
+    assert scanned.flops() == written.flops() == 3 * layers * product
+    weights = layers * 64 * 64 * 4
+    assert 3 * weights <= written.bytes() and 3 * weights <= scanned.bytes() <= 3 * written.bytes()
+
+
+def test_branches_and_constants_of_a_loop():
+    program = compiled_text.read(TEXT)
+    assert [(run.line.name, run.turns) for run in program.runs() if run.line.operation in ("dot", "copy-start")] == [
+        ("c", 1),
+        ("y", 14),
+    ]
