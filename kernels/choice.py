@@ -1,12 +1,15 @@
-"""What a run is told about its kernels: one line for each part that a jnp reference computes on an accelerator."""
+"""Which kernels a run has, and one line for each part that a jnp reference computes on an accelerator."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_post.kernels import attention, hardware, verify
+from jaxrl_post.kernels import attention, flash_gpu, flash_tpu, hardware, verify
+
+OF_PACKED_ROWS = {"tpu": flash_tpu, "cuda": flash_gpu}
 
 
 def reference_lines(
@@ -33,3 +36,24 @@ def reference_lines(
             "a device"
         )
     return lines
+
+
+def of_packed_rows(
+    device: Any, dtype: Any, *, heads: int, kv_heads: int, head_dim: int, tokens: int
+) -> tuple[Callable | None, str]:
+    """Returns the kernel of the learner's attention, or None and, on an accelerator, the line that says why.
+
+    heads, kv_heads: the share of one device. tokens: of a packed row.
+    """
+    if device.platform == "cpu":
+        return None, ""
+    platform = "tpu" if device.platform == "tpu" else "cuda"
+    if reason := hardware.without_flash(device):
+        return None, f"kernels: jnp computes the learner's attention, because {reason}"
+    kernel = OF_PACKED_ROWS[platform]
+    if kernel.serves(jnp.dtype(dtype), heads, kv_heads, head_dim, tokens):
+        return kernel.attention, ""
+    return None, (
+        f"kernels: jnp computes the learner's attention. The {platform} kernel needs {kernel.NEEDS}; here are "
+        f"{jnp.dtype(dtype).name}, heads of {head_dim}, {heads} and {kv_heads} heads a device, and rows of {tokens} tokens"
+    )

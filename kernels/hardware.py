@@ -10,6 +10,7 @@ from typing import Any
 
 PLATFORMS = frozenset({"cpu", "cuda", "tpu"})  # as `platform_dependent` names them
 HOPPER = 9  # major compute capability: wgmma exists there alone
+AMPERE = 8  # the first whose tensor cores multiply bfloat16
 FIRST_TPU = 5
 
 
@@ -26,6 +27,19 @@ def without_kernels(device: Any) -> str:
             return ""
         return f"the kernels are written for compute capability {HOPPER}.0, and {device.device_kind} has {capability}"
     return f"{device.platform} has no kernels"
+
+
+def without_flash(device: Any) -> str:
+    """Returns why a device does not run the kernels of packed rows, or an empty text. They need no wgmma."""
+    if device.platform not in ("cuda", "gpu"):
+        return without_kernels(device)
+    capability = str(getattr(device, "compute_capability", "unknown"))
+    major = capability.partition(".")[0]
+    if major.isdigit() and int(major) >= AMPERE:
+        return ""
+    return (
+        f"the kernel is written for compute capability {AMPERE}.0 and later, and {device.device_kind} has {capability}"
+    )
 
 
 def platforms(device: Any) -> frozenset[str]:

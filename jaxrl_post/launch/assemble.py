@@ -261,6 +261,8 @@ def compiled_learner(
 ) -> Learner:
     """Builds the learner and compiles its programs, with the state of the checkpoint, if any."""
     learner = parts.learner(config, start.model, start.load_params, devices)
+    if line := parts.training_attention(config, start.model, devices)[1]:
+        say(line)
     learner.compile()
     if saved is not None:
         learner.restore(saved.arrays, saved.step)

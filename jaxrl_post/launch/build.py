@@ -104,7 +104,21 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         remat_policy=config.model.remat_policy,
         scan_layers=config.model.scan_layers,
         compute_dtype=config.model.compute_dtype,
+        attention=training_attention(config, model, devices)[0],
         lent=devices.lent,
+    )
+
+
+def training_attention(config: Config, model: decoder.ModelConfig, devices: DevicePlan) -> tuple[Callable | None, str]:
+    """Returns the kernel of the learner's attention, or None and the line that says why an accelerator has none."""
+    tensor = devices.learner.shape["tensor"]
+    return choice.of_packed_rows(
+        devices.learner.devices.flat[0],
+        config.model.compute_dtype,
+        heads=model.heads // tensor,
+        kv_heads=model.kv_heads // tensor,
+        head_dim=model.head_dim,
+        tokens=config.batch.tokens,
     )
 
 

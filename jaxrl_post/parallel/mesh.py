@@ -271,6 +271,20 @@ def vocab_sharding(mesh: Mesh, axis: int) -> NamedSharding:
     return NamedSharding(mesh, _vocab_spec(axis))
 
 
+def by_rows_and_heads(sharding: NamedSharding | None, run: Callable) -> Callable:
+    """Returns `run` over (q, k, v, segment ids) such that every device runs it on its own rows and heads.
+
+    Args:
+      sharding: of q, k, v and the result (heads_sharding); None on one device.
+    """
+    if sharding is None:
+        return run
+    heads, rows = sharding.spec, PartitionSpec(sharding.spec[0])
+    return jax.shard_map(
+        run, mesh=sharding.mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
+    )
+
+
 def by_vocab_shards(mesh: Mesh, run: Callable, axis: int, given: str, made: str) -> Callable:
     """Returns `run` such that every device runs it on its own part of the vocabulary, with collectives of its own.
 

@@ -3,11 +3,11 @@
 Invariant: a token sees itself and the earlier tokens of its own segment only. Masked pairs have weight exactly zero.
 Padding is segment 0 and sees itself, so no softmax is empty.
 
-Queries are processed in blocks. Each block sees the keys up to its own end and is recomputed in the backward pass. So
-the scores of only one block exist at a time, and the upper triangle is not computed.
-
-On CPU this takes about half the time of computing all pairs at once. Source: scripts/results/choices.json, by
-scripts/bench.py choices.
+A form computes it: a kernel of the device (kernels/choice.py), run on each device's own rows and heads, or `blocks` here.
+`blocks` processes queries in blocks, each recomputed in the backward pass, so the scores of only one block exist at a
+time. In rows of up to WRITTEN_OUT tokens, blocks are written out and each sees the keys up to its own end. On CPU this
+takes about half the time of computing all pairs at once. Source: scripts/results/choices.json, by scripts/bench.py
+choices. In longer rows a loop over blocks is compiled once, and each block sees all keys.
 """
 
 from __future__ import annotations
@@ -19,20 +19,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.parallel import mesh as meshes
+
 BLOCK = 64  # smallest block of queries
-BLOCKS = 8  # most blocks of a row, as every block is unrolled in every layer
+BLOCKS = 8  # most blocks of a row that are written out, as each of them is compiled
+WRITTEN_OUT = 1024
+LOOPED = 512  # queries of a block in the loop
 
 
-def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.Sharding | None = None) -> Callable:
+def packed(
+    segment_ids: Int[Array, "B T"], sharding: jax.sharding.NamedSharding | None = None, form: Callable | None = None
+) -> Callable:
     """Returns `attend` for hidden states whose tokens are flattened to [B*T], as the decoder wants them.
 
     Queries q are [B*T, N, H].
 
     Args:
       sharding: of q, k and v as [B, T, N, H] (mesh.heads_sharding), or None on one device.
+      form: a kernel with the arguments of `blocks`, or None for `blocks`.
     """
     B, T = segment_ids.shape
-    size = max(BLOCK, -(-T // BLOCKS))
 
     def attend(
         layer: int | Int[Array, ""],
@@ -49,18 +55,64 @@ def packed(segment_ids: Int[Array, "B T"], sharding: jax.sharding.Sharding | Non
             x = x.reshape(B, T, *x.shape[1:])
             return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
-        q, k, v = rows(q), rows(k), rows(v)
-        block = jax.checkpoint(lambda q, k, v, mask: _block(q, k, v, mask, scale, soft_cap))
-        outs = []
-        for start in range(0, T, size):
-            end = min(start + size, T)
-            first = 0 if window is None else max(0, start - window + 1)
-            mask = _mask(segment_ids, start, end, first, window)
-            outs.append(block(q[:, start:end], k[:, first:end], v[:, first:end], mask))
-        out = jnp.concatenate(outs, axis=1)
+        how = dict(scale=scale, window=window, soft_cap=soft_cap)
+        if form is None:
+            out = blocks(rows(q), rows(k), rows(v), segment_ids, **how)
+        else:
+            run = meshes.by_rows_and_heads(sharding, lambda q, k, v, ids: form(q, k, v, ids, **how))
+            out = run(rows(q), rows(k), rows(v), segment_ids)
         return out.reshape(B * T, *out.shape[2:]), cache
 
     return attend
+
+
+def blocks(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment_ids: Int[Array, "B T"],
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Float[Array, "B T N H"]:
+    """Returns attention in jnp. `window`: a query sees its own position and the window - 1 before it."""
+    T = q.shape[1]
+    block = jax.checkpoint(lambda q, k, v, mask: _block(q, k, v, mask, scale, soft_cap))
+    if T > WRITTEN_OUT:
+        return _looped(block, q, k, v, segment_ids, window)
+    size, outs = max(BLOCK, -(-T // BLOCKS)), []
+    for start in range(0, T, size):
+        end = min(start + size, T)
+        first = 0 if window is None else max(0, start - window + 1)
+        mask = _mask(segment_ids, start, end, first, window)
+        outs.append(block(q[:, start:end], k[:, first:end], v[:, first:end], mask))
+    return jnp.concatenate(outs, axis=1)
+
+
+def _looped(block: Callable, q: Array, k: Array, v: Array, segment_ids: Array, window: int | None) -> Array:
+    """Returns the same by one loop over blocks of queries. A last block that lacks queries is filled up."""
+    B, T = segment_ids.shape
+    missing = -T % LOOPED
+    queries = jnp.moveaxis(_padded(q, missing).reshape(B, -1, LOOPED, *q.shape[2:]), 1, 0)
+    ids = jnp.moveaxis(_padded(segment_ids, missing).reshape(B, -1, LOOPED), 1, 0)
+    starts = jnp.arange(len(queries)) * LOOPED
+
+    def one(given):
+        start, queries, ids = given
+        behind = start + jnp.arange(LOOPED)[:, None] - jnp.arange(T)[None, :]
+        return block(queries, k, v, (ids[:, :, None] == segment_ids[:, None, :]) & _near(behind, window))
+
+    out = jnp.moveaxis(jax.lax.map(one, (starts, queries, ids)), 0, 1)
+    return out.reshape(B, T + missing, *out.shape[3:])[:, :T]
+
+
+def _padded(x: Array, missing: int) -> Array:
+    return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
+
+
+def _near(behind: jax.Array, window: int | None) -> jax.Array:
+    return behind >= 0 if window is None else (behind >= 0) & (behind < window)
 
 
 def _mask(segment_ids: jax.Array, start: int, end: int, first: int, window: int | None) -> jax.Array:
@@ -69,8 +121,7 @@ def _mask(segment_ids: jax.Array, start: int, end: int, first: int, window: int 
     Positions rise by one inside a segment, so distances in the row are distances in the segment.
     """
     behind = jnp.arange(start, end)[:, None] - jnp.arange(first, end)[None, :]
-    near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-    return (segment_ids[:, start:end, None] == segment_ids[:, None, first:end]) & near
+    return (segment_ids[:, start:end, None] == segment_ids[:, None, first:end]) & _near(behind, window)
 
 
 def _block(

@@ -65,6 +65,7 @@ class Learner:
         remat_policy: str = "full",
         scan_layers: str = "auto",
         compute_dtype: str = "float32",
+        attention: Callable | None = None,
         lent: jax.sharding.Mesh | None = None,
     ):
         """Builds the learner's state and checks the model against its meshes.
@@ -80,6 +81,7 @@ class Learner:
           reference: frozen weights in one of the forms of `params`, or None.
           remat, remat_policy, scan_layers: as config.PolicyConfig declares them.
           compute_dtype: of activations. Weights stay float32 or wider; gradient sums and moments, as `optimizer` says.
+          attention: the devices' kernel for packed rows, or None for the jnp form (trainer/attention.py).
           lent: devices that add up gradients between `borrow` and `give_back`, alone or together with the learner's
             own devices (trainer/lent_devices.py).
         """
@@ -87,6 +89,7 @@ class Learner:
             _check(model, one, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
         form = dict(remat=remat_policy if remat else None, scan_layers=scan_layers, dtype=compute_dtype)
+        form["attention"] = attention
         self._recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, temperature=temperature, **form)
         self._max_tokens = max_tokens
         axes = decoder.axes(model)

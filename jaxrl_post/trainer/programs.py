@@ -34,6 +34,7 @@ class Recipe:
     - scan: layers are stacked and scanned
     - split: the head is split over fsdp x tensor, where that is more than one device
     - sums: dtype of the gradient sums; float32 stands for that of the weights
+    - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
     """
 
     model: decoder.ModelConfig
@@ -46,6 +47,7 @@ class Recipe:
     split: bool
     sums: Any
     mesh: jax.sharding.Mesh
+    attention: Callable | None = None
 
     @property
     def rows(self) -> jax.sharding.Sharding:
@@ -69,6 +71,7 @@ def recipe(
     remat: str | None,
     scan_layers: str,
     dtype: str,
+    attention: Callable | None,
 ) -> Recipe:
     """Returns the recipe of a run on `mesh`. Temperature 0 stands for 1, as in the engine's log-probs."""
     platform = mesh.devices.flat[0].platform
@@ -83,6 +86,7 @@ def recipe(
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,
+        attention=attention,
     )
 
 
@@ -113,7 +117,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
     before. Neither value has a meaning, and no mask is ever set there.
     """
     B, T = batch.tokens.shape
-    attend = attention.packed(batch.segment_ids, recipe.heads)
+    attend = attention.packed(batch.segment_ids, recipe.heads, recipe.attention)
     # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
     # a copy of every activation.
     h, _ = decoder.hidden(

@@ -1,0 +1,268 @@
+"""Attention of packed rows on NVIDIA GPUs, forward and backward, in Pallas-Triton.
+
+A key is seen by a query of the same segment that is not before it and not beyond the window. Segments are contiguous, so
+the keys that a query sees are one stretch, first[t] .. t, and the queries that see a key are t .. last[t]. Both rise
+with t. Each block therefore walks from the first block of the other side that it needs to the last, and nothing of
+other segments is read beyond those blocks.
+
+- forward: one block of queries and one head; online softmax (arXiv 2307.08691 algorithm 1); the log of the mass is kept.
+- backward: scores are computed again. One kernel walks keys and makes the gradient of the queries. Another walks the
+  queries of all heads of a key head and makes the gradients of keys and values. Nothing is added by atomics, so equal
+  inputs give equal bits.
+
+Memory beside arguments and results is two numbers for each head and token. Refuses shapes for which `serves` is False.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from jaxrl_post.kernels.pallas_triton import pl, triton
+
+BLOCK = 64  # queries or keys of a block: accumulators of two blocks of 128 numbers fit into registers
+NEEDS = "bfloat16 or float16, heads of 64 or 128, and rows of a multiple of 64 tokens"
+BIG_NEGATIVE = -1e30
+
+
+def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
+    """Returns whether the kernel takes these shapes."""
+    return jnp.dtype(dtype).itemsize == 2 and head_dim in (64, 128) and tokens % BLOCK == 0 and heads % kv_heads == 0
+
+
+@dataclass(frozen=True)
+class _How:
+    """What is fixed when the kernels are compiled. `saved`: name of what a remat policy may keep."""
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    block: int
+    saved: str
+    interpret: bool
+
+    def scores(self, q: Array, k: Array) -> tuple[Array, Array]:
+        """Returns the scores [queries, keys] of a pair of blocks, and their slope by the product."""
+        plain = _product(q, k.T) * self.scale
+        if self.soft_cap is None:
+            return plain, jnp.full_like(plain, self.scale)
+        bent = jnp.tanh(plain / self.soft_cap)
+        return self.soft_cap * bent, self.scale * (1 - bent * bent)
+
+
+def attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment_ids: Int[Array, "B T"],
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    saved: str = "attended",
+    block: int = BLOCK,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Returns causal attention inside the segments of packed rows.
+
+    Args:
+      window: a query sees its own position and the window - 1 before it.
+      saved: name under which a remat policy may keep the output and the log of the mass.
+      interpret: True runs without a device, in any dtype.
+    """
+    how = _How(scale, window, soft_cap, block, saved, interpret)
+    return _attention(how, q, k, v, *stretches(segment_ids, window))
+
+
+def stretches(segment_ids: Int[Array, "B T"], window: int | None) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    """Returns the first key that each query sees, and the last query that sees each key."""
+    T = segment_ids.shape[1]
+    at = jnp.arange(T, dtype=jnp.int32)
+    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
+    begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
+    ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+    first = lax.cummax(jnp.where(begins, at, 0), axis=1)
+    last = lax.cummin(jnp.where(ends, at, T - 1), axis=1, reverse=True)
+    if window is not None:
+        first, last = jnp.maximum(first, at - (window - 1)), jnp.minimum(last, at + (window - 1))
+    return first, last
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(how: _How, q: Array, k: Array, v: Array, first: Array, last: Array) -> Array:
+    return _forward(how, q, k, v, first)[0]
+
+
+def _kept(how: _How, q: Array, k: Array, v: Array, first: Array, last: Array) -> tuple[Array, tuple]:
+    out, mass = (checkpoint_name(x, how.saved) for x in _forward(how, q, k, v, first))
+    return out, (q, k, v, first, last, out, mass)
+
+
+def _gradients(how: _How, kept: tuple, slope: Array) -> tuple:
+    q, k, v, first, last, out, mass = kept
+    wide = _wide(q)
+    dot = jnp.sum(slope.astype(wide) * out.astype(wide), axis=-1).transpose(0, 2, 1)
+    dq = _by_queries(how, q, k, v, first, slope, mass, dot)
+    dk, dv = _by_keys(how, q, k, v, first, last, slope, mass, dot)
+    return dq, dk, dv, None, None
+
+
+_attention.defvjp(_kept, _gradients)
+
+
+def _wide(x: Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Multiplies two blocks; float32 and wider in full."""
+    exact = None if a.dtype.itemsize == 2 else lax.Precision.HIGHEST
+    return jnp.dot(a, b, preferred_element_type=_wide(a), precision=exact)
+
+
+def _call(how: _How, kernel: Any, grid: tuple, given: list, made: Any, name: str) -> Any:
+    specs = [spec for spec, _ in given]
+    shapes, outs = (
+        jax.tree.map(lambda pair: pair[1], made, is_leaf=_is_pair),
+        jax.tree.map(lambda pair: pair[0], made, is_leaf=_is_pair),
+    )
+    return pl.pallas_call(
+        functools.partial(kernel, how),
+        grid=grid,
+        in_specs=specs,
+        out_specs=outs,
+        out_shape=shapes,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=how.interpret,
+        name=name,
+    )(*(array for _, array in given))
+
+
+def _is_pair(x: Any) -> bool:
+    return isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], pl.BlockSpec)
+
+
+def _specs(how: _How, q: Array, k: Array) -> dict[str, pl.BlockSpec]:
+    """Returns what a block of the grid (block of tokens, row, query head) sees."""
+    T, H, group, size = q.shape[1], q.shape[3], q.shape[2] // k.shape[2], how.block
+    return {
+        "queries": pl.BlockSpec((None, size, None, H), lambda i, b, n: (b, i, n, 0)),
+        "keys": pl.BlockSpec((None, T, None, H), lambda i, b, n: (b, 0, n // group, 0)),
+        "row": pl.BlockSpec((None, T), lambda i, b, n: (b, 0)),
+        "numbers": pl.BlockSpec((None, None, size), lambda i, b, n: (b, n, i)),
+    }
+
+
+def _forward(how: _How, q: Array, k: Array, v: Array, first: Array) -> tuple[Array, Array]:
+    """Returns the output, and [B, N, T] the log of each query's mass."""
+    B, T, N, _ = q.shape
+    at = _specs(how, q, k)
+    given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
+    mass = (at["numbers"], jax.ShapeDtypeStruct((B, N, T), _wide(q)))
+    made = ((at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype)), mass)
+    return _call(how, _forward_kernel, (T // how.block, B, N), given, made, "flash_forward")
+
+
+def _by_queries(how: _How, q, k, v, first, slope, mass, dot) -> Array:
+    B, T, N, _ = q.shape
+    at = _specs(how, q, k)
+    given = [(at["queries"], q), (at["keys"], k), (at["keys"], v), (at["row"], first)]
+    given += [(at["queries"], slope), (at["numbers"], mass), (at["numbers"], dot)]
+    made = (at["queries"], jax.ShapeDtypeStruct(q.shape, q.dtype))
+    return _call(how, _queries_kernel, (T // how.block, B, N), given, made, "flash_backward_queries")
+
+
+def _by_keys(how: _How, q, k, v, first, last, slope, mass, dot) -> tuple[Array, Array]:
+    (B, T, N, H), K, size = q.shape, k.shape[2], how.block
+    keys = pl.BlockSpec((None, size, None, H), lambda j, b, h: (b, j, h, 0))
+    queries = pl.BlockSpec((None, T, N // K, H), lambda j, b, h: (b, 0, h, 0))
+    numbers = pl.BlockSpec((None, N // K, T), lambda j, b, h: (b, h, 0))
+    row = pl.BlockSpec((None, T), lambda j, b, h: (b, 0))
+    given = [(queries, q), (keys, k), (keys, v), (row, first), (row, last)]
+    given += [(queries, slope), (numbers, mass), (numbers, dot)]
+    made = tuple((keys, jax.ShapeDtypeStruct(x.shape, x.dtype)) for x in (k, v))
+    return _call(how, _keys_kernel, (T // size, B, K), given, made, "flash_backward_keys")
+
+
+def _seen(how: _How, queries: Any, keys: Any, first: Array) -> Array:
+    """Returns bool[queries, keys] of two blocks, by their numbers and the first key of each query."""
+    own = queries * how.block + jnp.arange(how.block)
+    other = keys * how.block + jnp.arange(how.block)
+    return (other[None, :] >= first[:, None]) & (other[None, :] <= own[:, None])
+
+
+def _block_of(position: Array, size: int) -> Array:
+    return lax.div(position, jnp.asarray(size, position.dtype))
+
+
+def _forward_kernel(how: _How, q_ref, k_ref, v_ref, first_ref, out_ref, mass_ref):
+    size, number = how.block, pl.program_id(0)
+    q, first = q_ref[...], first_ref[pl.ds(number * size, size)]
+    wide = _wide(q)
+
+    def walk(j, carry):
+        peak, mass, out = carry
+        k, v = k_ref[pl.ds(j * size, size), :], v_ref[pl.ds(j * size, size), :]
+        seen = _seen(how, number, j, first)
+        scores = jnp.where(seen, how.scores(q, k)[0], BIG_NEGATIVE)
+        high = jnp.maximum(peak, jnp.max(scores, axis=1))
+        weights = jnp.where(seen, jnp.exp(scores - high[:, None]), 0.0)
+        shrink = jnp.exp(peak - high)
+        mixed = _product(weights.astype(v.dtype), v)
+        return high, mass * shrink + jnp.sum(weights, axis=1), out * shrink[:, None] + mixed
+
+    start = (jnp.full((size,), BIG_NEGATIVE, wide), jnp.zeros((size,), wide), jnp.zeros(q.shape, wide))
+    begin = _block_of(first_ref[number * size], size)
+    peak, mass, out = lax.fori_loop(begin, number + 1, walk, start)
+    out_ref[...] = (out / mass[:, None]).astype(out_ref.dtype)
+    mass_ref[...] = peak + jnp.log(mass)
+
+
+def _back(how: _How, q, k, v, slope, mass, dot, seen) -> tuple[Array, Array]:
+    """Returns the weights of a pair of blocks, and the gradient of its products, [queries, keys]."""
+    scores, bend = how.scores(q, k)
+    weights = jnp.where(seen, jnp.exp(scores - mass[:, None]), 0.0)
+    return weights, weights * (_product(slope, v.T) - dot[:, None]) * bend
+
+
+def _queries_kernel(how: _How, q_ref, k_ref, v_ref, first_ref, slope_ref, mass_ref, dot_ref, made_ref):
+    size, number = how.block, pl.program_id(0)
+    q, slope, mass, dot = q_ref[...], slope_ref[...], mass_ref[...], dot_ref[...]
+    first = first_ref[pl.ds(number * size, size)]
+
+    def walk(j, made):
+        k, v = k_ref[pl.ds(j * size, size), :], v_ref[pl.ds(j * size, size), :]
+        _, products = _back(how, q, k, v, slope, mass, dot, _seen(how, number, j, first))
+        return made + _product(products.astype(k.dtype), k)
+
+    begin = _block_of(first_ref[number * size], size)
+    made_ref[...] = lax.fori_loop(begin, number + 1, walk, jnp.zeros(q.shape, _wide(q))).astype(made_ref.dtype)
+
+
+def _keys_kernel(how: _How, q_ref, k_ref, v_ref, first_ref, last_ref, slope_ref, mass_ref, dot_ref, dk_ref, dv_ref):
+    size, number = how.block, pl.program_id(0)
+    k, v = k_ref[...], v_ref[...]
+    end = _block_of(last_ref[number * size + size - 1], size) + 1
+
+    def head(n, carry):
+        def walk(i, carry):
+            dk, dv = carry
+            some = pl.ds(i * size, size)
+            q, slope, first = q_ref[some, n, :], slope_ref[some, n, :], first_ref[some]
+            seen = _seen(how, i, number, first)
+            weights, products = _back(how, q, k, v, slope, mass_ref[n, some], dot_ref[n, some], seen)
+            dv = dv + _product(weights.astype(q.dtype).T, slope)
+            return dk + _product(products.astype(q.dtype).T, q), dv
+
+        return lax.fori_loop(number, end, walk, carry)
+
+    nothing = jnp.zeros(k.shape, _wide(k))
+    dk, dv = lax.fori_loop(0, q_ref.shape[1], head, (nothing, nothing))
+    dk_ref[...], dv_ref[...] = dk.astype(dk_ref.dtype), dv.astype(dv_ref.dtype)

@@ -1,0 +1,100 @@
+"""Attention of packed rows on TPUs, forward and backward: jax's Splash attention, one kernel for each row of the batch.
+
+The causal mask and the window are known when the kernel is made, and blocks outside of them are left out. Segments are
+compared inside the blocks. The backward pass is the unfused one. The fused one keeps a gradient of the queries for each
+block of keys. That is 14.6 GiB a layer for a row of 32,768 tokens with 28 heads of 128.
+
+Blocks depend on the shape alone, so equal inputs give equal bits. Refuses shapes for which `serves` is False.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl_post.kernels.pallas_tpu import MultiHeadMask, splash_attention
+
+LANES = 128
+BLOCKS = (
+    512,
+    256,
+    128,
+)  # of queries and of keys: the largest that divides a row. 1,024 would need twice the chip's memory
+NEEDS = "bfloat16 or float32, and rows of a multiple of 128 tokens"
+
+
+def serves(dtype: Any, heads: int, kv_heads: int, head_dim: int, tokens: int) -> bool:
+    """Returns whether the kernel takes these shapes."""
+    return (
+        dtype in (jnp.bfloat16, jnp.float32)
+        and tokens % LANES == 0
+        and head_dim in (64, 128, 256)
+        and heads % kv_heads == 0
+    )
+
+
+def attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    segment_ids: Int[Array, "B T"],
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    saved: str = "attended",
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Returns causal attention inside the segments of packed rows.
+
+    Args:
+      window: a query sees its own position and the window - 1 before it.
+      saved: name under which a remat policy may keep the output and the log of the mass.
+      interpret: True runs without a device.
+    """
+    T, N = q.shape[1], q.shape[2]
+    kernel = _kernel(N, T, window, soft_cap, saved, interpret)
+
+    def row(q, k, v, ids):
+        heads = (jnp.swapaxes(x, 0, 1) for x in ((q * scale).astype(q.dtype), k, v))
+        return jnp.swapaxes(kernel(*heads, segment_ids=splash_attention.SegmentIds(ids, ids)), 0, 1)
+
+    return jax.vmap(row)(q, k, v, segment_ids).astype(q.dtype)
+
+
+def _kernel(heads: int, tokens: int, window: int | None, soft_cap: float | None, saved: str, interpret: bool) -> Any:
+    """Returns the kernel of one row. It holds small arrays, so it is made where it is traced."""
+    shape = (tokens, tokens)
+    mask = (
+        splash_attention.CausalMask(shape)
+        if window is None
+        else splash_attention.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    )
+    return splash_attention.make_splash_mha(
+        MultiHeadMask([mask] * heads),
+        block_sizes=_blocks(tokens),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=soft_cap,
+        residual_checkpoint_name=saved,
+        interpret=interpret,
+    )
+
+
+@functools.cache
+def _blocks(tokens: int) -> Any:
+    size = next(size for size in BLOCKS if tokens % size == 0)
+    return splash_attention.BlockSizes(
+        block_q=size,
+        block_kv=size,
+        block_kv_compute=size,
+        block_q_dkv=size,
+        block_kv_dkv=size,
+        block_kv_dkv_compute=size,
+        block_q_dq=size,
+        block_kv_dq=size,
+    )

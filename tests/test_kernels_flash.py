@@ -1,0 +1,158 @@
+"""Kernels of packed rows, run without their devices: against dense attention over whole rows, in values and gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dense_attend import dense
+
+from jaxrl_post.kernels import flash_gpu, flash_tpu
+from jaxrl_post.trainer import attention
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-2
+GPU = functools.partial(flash_gpu.attention, block=16, interpret=True)
+TPU = functools.partial(flash_tpu.attention, interpret=True)
+TOKENS = {GPU: 64, TPU: 256}
+CASES = [dict(window=None, soft_cap=None), dict(window=21, soft_cap=None), dict(window=None, soft_cap=1.5)]
+CASES += [dict(window=17, soft_cap=2.0)]
+BOTH = dict(window=17, soft_cap=2.0)
+
+
+def case(T, dtype=np.float32, N=4, K=2, H=8):
+    """Rows whose segments begin and end inside blocks; the first row ends with padding."""
+    rng = np.random.default_rng(3)
+    parts = [rng.normal(size=(2, T, heads, H)).astype(dtype) for heads in (N, K, K, N)]
+    ends = np.array([[T // 7, T // 2 + 1, T // 2 + 2, T - T // 5], [T // 2, T, T, T]])
+    ids = 1 + (np.arange(T)[None, :, None] >= ends[:, None, :]).sum(-1)
+    return [jnp.asarray(x) for x in parts], jnp.asarray(np.where(ids == 5, 0, ids), jnp.int32)
+
+
+def results(form, T, dtype=np.float32, **how):
+    """The output and the gradients by q, k and v."""
+    with jax.enable_x64(dtype == np.float64):
+        (*given, slope), ids = case(T, dtype)
+        run = functools.partial(form, scale=0.4, **how)
+
+        def both(q, k, v):
+            out, back = jax.vjp(lambda *x: run(*x, ids), q, k, v)
+            return out, *back(slope)
+
+        return [np.asarray(x) for x in jax.jit(both)(*given)]
+
+
+def reference(q, k, v, ids, **how):
+    positions = jnp.broadcast_to(jnp.arange(q.shape[1]), ids.shape)
+    return dense(positions, ids)(0, q, k, v, None, **how)[0]
+
+
+def far(found, expected):
+    return max(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, expected, strict=True))
+
+
+def test_the_gpu_kernel():
+    assert far(results(GPU, 48, **BOTH), results(reference, 48, **BOTH)) <= SINGLE
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", CASES, ids=str)
+@pytest.mark.parametrize("form", [GPU, TPU], ids=["gpu", "tpu"])
+def test_values_and_gradients(form, how):
+    T = TOKENS[form]
+    assert far(results(form, T, **how), results(reference, T, **how)) <= SINGLE
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", CASES, ids=str)
+def test_the_gpu_kernel_in_x64(how):
+    assert far(results(GPU, 64, np.float64, **how), results(reference, 64, np.float64, **how)) <= EXACT
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("how", CASES, ids=str)
+def test_the_loop_of_long_rows(monkeypatch, how):
+    monkeypatch.setattr(attention, "WRITTEN_OUT", 16)
+    monkeypatch.setattr(attention, "LOOPED", 24)  # the last block is filled up
+    assert far(results(attention.blocks, 64, np.float64, **how), results(reference, 64, np.float64, **how)) <= EXACT
+
+
+def test_stretches_by_hand():
+    ids = jnp.array([[1, 1, 1, 2, 2, 0, 0, 0]])
+    first, last = flash_gpu.stretches(ids, None)
+    np.testing.assert_array_equal(first, [[0, 0, 0, 3, 3, 5, 5, 5]])
+    np.testing.assert_array_equal(last, [[2, 2, 2, 4, 4, 7, 7, 7]])
+    first, last = flash_gpu.stretches(ids, 2)
+    np.testing.assert_array_equal(first, [[0, 0, 1, 3, 3, 5, 5, 6]])
+    np.testing.assert_array_equal(last, [[1, 2, 2, 4, 4, 6, 7, 7]])
+
+
+@pytest.mark.parametrize(
+    "kernel, shape, served",
+    [
+        (flash_gpu, ("bfloat16", 28, 4, 128, 4096), True),
+        (flash_gpu, ("float32", 28, 4, 128, 4096), False),
+        (flash_gpu, ("bfloat16", 28, 4, 256, 4096), False),
+        (flash_gpu, ("bfloat16", 28, 4, 128, 4100), False),
+        (flash_tpu, ("bfloat16", 14, 2, 64, 4096), True),
+        (flash_tpu, ("float32", 8, 4, 256, 1024), True),
+        (flash_tpu, ("bfloat16", 8, 4, 128, 192), False),
+        (flash_tpu, ("float64", 8, 4, 128, 256), False),
+    ],
+)
+def test_which_shapes_a_kernel_takes(kernel, shape, served):
+    dtype, *sizes = shape
+    assert kernel.serves(jnp.dtype(dtype), *sizes) is served
+
+
+# ---- planted faults
+
+
+def segments_leak(monkeypatch):
+    right = flash_gpu.stretches
+    monkeypatch.setattr(flash_gpu, "stretches", lambda ids, window: right(jnp.ones_like(ids), window))
+
+
+def windows_are_one_longer(monkeypatch):
+    right = flash_gpu.stretches
+    monkeypatch.setattr(flash_gpu, "stretches", lambda ids, window: right(ids, window and window + 1))
+
+
+def the_cap_has_no_slope(monkeypatch):
+    right = flash_gpu._How.scores
+
+    def scores(how, q, k):
+        found = right(how, q, k)[0]
+        return found, jnp.full_like(found, how.scale)
+
+    monkeypatch.setattr(flash_gpu._How, "scores", scores)
+
+
+def a_query_sees_the_next_key(monkeypatch):
+    right = flash_gpu._seen
+    monkeypatch.setattr(flash_gpu, "_seen", lambda how, queries, keys, first: right(how, queries, keys, first - 1))
+
+
+def tpu_segments_leak(monkeypatch):
+    right = flash_tpu.splash_attention.SegmentIds
+    monkeypatch.setattr(
+        flash_tpu.splash_attention, "SegmentIds", lambda q, kv: right(jnp.ones_like(q), jnp.ones_like(kv))
+    )
+
+
+def tpu_windows_are_one_longer(monkeypatch):
+    right = flash_tpu._kernel
+    monkeypatch.setattr(flash_tpu, "_kernel", lambda heads, T, window, *more: right(heads, T, window + 1, *more))
+
+
+FAULTS = [segments_leak, windows_are_one_longer, the_cap_has_no_slope, a_query_sees_the_next_key]
+TPU_FAULTS = [tpu_segments_leak, tpu_windows_are_one_longer]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("fault", [*FAULTS, *TPU_FAULTS])
+def test_planted_faults_are_seen(fault, monkeypatch):
+    form = TPU if fault in TPU_FAULTS else GPU
+    fault(monkeypatch)
+    assert far(results(form, TOKENS[form], **BOTH), results(reference, TOKENS[form], **BOTH)) >= SEEN
