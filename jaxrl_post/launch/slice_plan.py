@@ -19,6 +19,7 @@ from jaxrl_post.launch.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
 
 TIGHT = 0.9  # share of the memory above which a plan is not to be trusted
+GRANTED = 0.75  # share of a GPU that jax takes by itself
 Temporaries = Mapping[str, int]
 
 
@@ -201,19 +202,20 @@ def text(config: Config, model: decoder.ModelConfig, name: str, say: Callable[[s
     check_devices(config, where)
     device_less.take_none()
     prompt = config.engine.max_length - config.sampling.max_tokens
-    found = plan(config, model, where)
-    for sort, own in found.held.items():
-        say(memory_plan.text(f"Memory per {sort} of {where.name}, by formulas", memory_plan.table(own), "B"))
     if device_less.is_there(where):
         say(f"Compiling the train step for {where.name}, which takes up to some minutes")
-        exact = plan(config, model, where, compiled(config, model, where))
-        found = exact if exact.compiled else found
+    found = plan(config, model, where, compiled(config, model, where))
+    by = "with temporaries as compiled" if found.compiled else "by formulas"
+    for sort, own in found.held.items():
+        say(memory_plan.text(f"Memory per {sort} of {where.name}, {by}", memory_plan.table(own), "B"))
     parts = {part: round(seconds, 2) for part, seconds in roofline.seconds(config, model, where, prompt).items()}
     say(memory_plan.text("Seconds of an optimizer step", parts))
     say(f"  {roofline.ASSUMED}")
     if found.word == "does not fit":
         raise ValueError(_refusal(config, model, found))
     say(f"{where.name}: {_sentence(found)}")
+    if where.chip.platform == "gpu" and found.most > GRANTED * where.chip.memory:
+        say(f"  jax takes {GRANTED:.0%} of a GPU unless it is told more: XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
 
 
 def _sentence(found: Plan) -> str:
