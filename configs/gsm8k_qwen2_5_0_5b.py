@@ -8,13 +8,15 @@ Reward: verl's strict rule ("#### 72"). The flexible rule (the last number) is s
 strict rule alone mostly come from the required form.
 Papers: GSM8K, arXiv 2110.14168. Qwen2.5, arXiv 2412.15115.
 Hardware: written for one accelerator with 80 GB (not run on one yet): bf16 activations and engine, float32 weights,
-moments and gradient. For two steps with small sizes on a CPU with 24 GiB: python scripts/show.py gsm8k-shape.
+moments and gradient. FILE.py:t4, :l4 and :v5e-1 choose sizes for smaller ones. For two steps with small sizes on a CPU
+with 24 GiB: python scripts/show.py gsm8k-shape.
 Needs files, in the folders that two environment variables name:
 - JAXRL_MODELS, a folder with Qwen2.5-0.5B-Instruct/ (default ../shared/models). It contains config.json,
   model.safetensors, tokenizer.json and tokenizer_config.json. --config.model.path=DIRECTORY replaces it.
 - JAXRL_DATA, a folder with gsm8k/{train,test}.jsonl (default ../shared/data).
 
 Command: python -m jaxrl_post.main --config=configs/gsm8k_qwen2_5_0_5b.py
+Plan: python -m jaxrl_post.main --config=configs/gsm8k_qwen2_5_0_5b.py:t4 --dry-run --slice=t4
 Anchors, not expectations (this config has no measured run yet):
 - verl's docs/algo/baseline.md reports for this model: 49.6 before training, PPO 56.7, GRPO with LoRA (r 32) 54.3.
 - 49.6 is a few-shot figure of the model's makers. The zero-shot strict score is lower: see the evaluation at step 0.
@@ -27,14 +29,17 @@ Report greedy and mean@4 together with strict and flexible scores, tokens traine
 import os
 from pathlib import Path
 
-from jaxrl_post.config import default
+from jaxrl_post.config import chosen, default
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = Path(os.environ.get("JAXRL_MODELS", SHARED / "models"))
 GSM8K = Path(os.environ.get("JAXRL_DATA", SHARED / "data")) / "gsm8k"
 
+SMALL = {"engine.slots": 64, "engine.row_sizes": (64, 128), "batch.rows": 2}
+SLICES = {"h100": {}, "l4": SMALL, "v5e-1": SMALL, "t4": SMALL | {"batch.rows": 1}}
 
-def get_config():
+
+def get_config(slice="h100"):
     c = default()
     c.name, c.steps = "gsm8k", 174
     c.model.path = str(MODELS / "Qwen2.5-0.5B-Instruct")
@@ -65,4 +70,4 @@ def get_config():
     c.alarms.shrinkage, c.alarms.growth, c.alarms.hacking = 0.3, 2.0, 0.6
     c.watchdog.dispatch_s, c.watchdog.train_s, c.watchdog.reward_s = 300.0, 600.0, 600.0
     c.watchdog.save_s, c.watchdog.evaluate_s, c.watchdog.compile_s = 900.0, 3600.0, 3600.0
-    return c
+    return chosen(c, slice, SLICES)

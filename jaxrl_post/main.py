@@ -1,10 +1,15 @@
 """python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
+python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] --dry-run --slice=NAME
 python -m jaxrl_post.main --help [SECTION]
 
 Trains a policy: assembles a run (launch/assemble.py), runs its loop, and writes the policy and a summary.
 
 --resume=FOLDER resumes a run that was killed. --run-dir=FOLDER --resume starts the run if the folder has none, so
 that one command can be repeated until the run ends.
+
+--slice=v5e-16 (or v6e-16, v5p-64, tpu7x-8, h100, 8xh100, 4x8xh100, l4, ...) plans for devices that are not there, from
+shapes alone: memory of each device, whether it fits, and predicted seconds. It exits with 1 where the run does not fit.
+FILE.py:CHOICE hands CHOICE to the file's get_config.
 
 Exit codes:
 - 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is

@@ -75,9 +75,15 @@ _MISTAKES = (
 
 
 def load(path: str) -> ml_collections.ConfigDict:
-    """What `get_config()` of a Python file returns; ValueError with the line of a mistake in it."""
+    """What `get_config()` of a Python file returns; of FILE.py:CHOICE what `get_config(CHOICE)` returns.
+
+    Raises:
+      ValueError: a mistake in the file, with its line.
+    """
     refuse_url(path, "--config")
-    file = Path(path)
+    name, colon, choice = path.rpartition(":")
+    named = bool(colon) and name.endswith(".py")
+    file = Path(name if named else path)
     if not _is_python(file):
         near = difflib.get_close_matches(f"{file.stem}.py", [p.name for p in file.parent.glob("*.py")], n=1)
         raise ValueError(
@@ -88,7 +94,7 @@ def load(path: str) -> ml_collections.ConfigDict:
     module = importlib.util.module_from_spec(spec)
     try:  # from its source: a cached program of an older text may have the same time and size
         exec(spec.loader.source_to_code(file.read_bytes(), str(file)), module.__dict__)
-        given = module.get_config()
+        given = module.get_config(choice) if named else module.get_config()
     except _MISTAKES as error:
         raise ValueError(_mistake(file, error)) from error
     _need(
@@ -96,6 +102,23 @@ def load(path: str) -> ml_collections.ConfigDict:
         f"--config={path}: get_config() must return the ConfigDict of "
         f"jaxrl_post.config.default(), got {type(given).__name__}",
     )
+    return given
+
+
+def chosen(given: ml_collections.ConfigDict, choice: str, table: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Returns the config with the options of one entry of a file's table: by choice, options `a.b` and their values.
+
+    Raises:
+      ValueError: no such entry.
+    """
+    near = difflib.get_close_matches(choice, table, n=1, cutoff=0.0)
+    _need(choice in table, f"no choice {shown(choice, 40)}; nearest is {near and near[0]}, all are {', '.join(table)}")
+    for path, value in table[choice].items():
+        *sections, name = path.split(".")
+        where = given
+        for section in sections:
+            where = where[section]
+        where[name] = value
     return given
 
 

@@ -5,11 +5,15 @@ Invariant: everything follows from shapes. What layers keep is exact; what is at
 
 from __future__ import annotations
 
+import math
+
 from jaxrl_post.config import Config, on
 from jaxrl_post.models import decoder
+from jaxrl_post.trainer import attention
 
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 OFF = "no remat"
+PAIR = 8  # bytes of a query and a key in attention: a float32 score, and its weight twice in bfloat16
 
 
 def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, int]:
@@ -40,19 +44,29 @@ def offloaded(config: Config, model: decoder.ModelConfig) -> int:
 
 
 def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> int:
-    """Returns an estimate of the bytes of one micro-batch's backward pass on a device.
+    """Returns an estimate of the bytes of one micro-batch's gradient on a device, without the stacks of `stacked`.
 
-    - Layers: what the policy keeps, and with remat one layer at work.
-    - The head: logits and their gradient, `head_chunk` tokens at a time.
+    Each layer keeps what the policy says. Beside that is the larger of what is never there together:
+
+    - the head: its logits and its gradient, while the gradient of the layers' stack does not exist yet.
+    - one layer at work: values and matrices, scores of attention, and the new gradient of all that is not stacked.
 
     Args:
       shards: devices among which the micro-batch's rows are divided.
       platform: of the devices, as jax names it. It decides the forms that are set to "auto".
     """
     held = kept(config, model, shards)
-    working = _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
-    layers = held[config.model.remat_policy] + working if config.model.remat else held[OFF]
-    return layers + _head(config, model, shards, platform)
+    layers = held[config.model.remat_policy] if config.model.remat else held[OFF]
+    working = _matrices(config, model, platform) + _attention(config, model, shards)
+    if config.model.remat:
+        working += _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
+    logits, slope = _head(config, model, shards, platform)
+    scanned = on(config.model.scan_layers, platform)
+    own = model.layers * _layer_weights(model) // (math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor)
+    stack = stacked(config, own, platform)
+    # Layers that are not stacked have a new gradient too, each leaf its own. `stacked` counts that of the others.
+    apart = 0 if scanned else SIZES["float32"] * own
+    return layers + max(working + slope + apart, logits + slope - stack // 2)
 
 
 def stacked(config: Config, layers: int, platform: str) -> int:
@@ -60,27 +74,48 @@ def stacked(config: Config, layers: int, platform: str) -> int:
     return 2 * SIZES[config.model.compute_dtype] * layers if on(config.model.scan_layers, platform) else 0
 
 
+def _layer_weights(model: decoder.ModelConfig) -> int:
+    m = model
+    return m.embed * (2 * m.heads + 2 * m.kv_heads) * m.head_dim + 3 * m.embed * m.ffw
+
+
 def _tokens(config: Config, shards: int) -> int:
     return config.batch.rows // shards * config.batch.tokens
+
+
+def _matrices(config: Config, model: decoder.ModelConfig, platform: str) -> int:
+    """Returns the bytes of the gathered matrices of the layer at work. A TPU fetches those of the next one meanwhile."""
+    if config.mesh.fsdp == 1:
+        return 0
+    layers = 2 if platform == "tpu" else 1
+    return layers * SIZES[config.model.compute_dtype] * _layer_weights(model) // config.mesh.tensor
 
 
 def _one_layer(config: Config, model: decoder.ModelConfig) -> int:
     """Returns the values of a token in one layer.
 
-    They are the residual stream twice, q, k, v, o, both halves of the gated feed-forward and their product, and
-    attention weights.
+    They are the residual stream twice, q, k, v, o, both halves of the gated feed-forward and their product.
     """
     m, ways = model, config.mesh.tensor
-    inner = (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.ffw // ways
-    return 2 * m.embed + inner + m.heads // ways * config.batch.tokens
+    return 2 * m.embed + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.ffw // ways
 
 
-def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> int:
-    ways = config.mesh.tensor
+def _attention(config: Config, model: decoder.ModelConfig, shards: int) -> int:
+    """Returns the bytes of one layer's scores: of every query block with the keys up to its end, as PAIR says."""
+    tokens = config.batch.tokens
+    size = max(attention.BLOCK, -(-tokens // attention.BLOCKS))
+    pairs = sum(size * min(end, tokens) for end in range(size, tokens + size, size))
+    return config.batch.rows // shards * model.heads // config.mesh.tensor * pairs * PAIR
+
+
+def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> tuple[int, int]:
+    """Returns the bytes of a chunk's logits and their gradient with the matrix, and those of the matrix's gradient."""
+    ways, size = config.mesh.tensor, SIZES[config.model.compute_dtype]
     parts = config.mesh.fsdp * ways
     if parts == 1 or not on(config.batch.split_head, platform):
-        return 2 * min(config.batch.head_chunk, _tokens(config, shards)) * model.vocab_size // ways * 4
-    part = -(-model.vocab_size // parts)
-    chunk = min(-(-config.batch.head_chunk // config.mesh.data), _tokens(config, shards) * config.mesh.fsdp)
-    # Logits and their gradient, the matrix where its part lies, and its gradient as it is added up and handed back.
-    return 2 * chunk * part * 4 + part * model.embed * (SIZES[config.model.compute_dtype] + 2 * 4)
+        chunk = min(config.batch.head_chunk, _tokens(config, shards))
+        part = model.vocab_size // ways
+    else:
+        part = -(-model.vocab_size // parts)
+        chunk = min(-(-config.batch.head_chunk // config.mesh.data), _tokens(config, shards) * config.mesh.fsdp)
+    return 2 * chunk * part * 4 + part * model.embed * size, part * model.embed * 4

@@ -29,7 +29,7 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock
+from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
@@ -123,6 +123,9 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     flags = parse(arguments)
     malloc.return_large_blocks()
     config = configs.resolve(configs.load(flags.config), flags.overrides)
+    if flags.slice:
+        slice_plan.text(config, inputs.shape(config), flags.slice, functools.partial(print, flush=True))
+        return None
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)

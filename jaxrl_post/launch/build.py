@@ -287,10 +287,17 @@ def _shared(config: Config) -> int:
 
 def memory(config: Config, start: Inputs) -> tuple[memory_plan.Item, ...]:
     """Returns what each device holds."""
-    held = jax.eval_shape(lambda: drafter(config, start.model).empty(config.engine.slots))
     generates = config.engine.name == "rows" or bool(start.held_out)
+    return memory_of(config, start.model, generates=generates, platform=jax.default_backend())
+
+
+def memory_of(
+    config: Config, model: decoder.ModelConfig, *, generates: bool, platform: str
+) -> tuple[memory_plan.Item, ...]:
+    """Returns what each device of a platform holds, from the model's shape alone."""
+    held = jax.eval_shape(lambda: drafter(config, model).empty(config.engine.slots))
     tables = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) if generates else 0
-    return memory_plan.memory(config, start.model, tables, jax.default_backend())
+    return memory_plan.memory(config, model, tables, platform)
 
 
 def foreseen(config: Config, start: Inputs) -> str:

@@ -15,6 +15,7 @@ RUN = (
     "--config=FILE",
     OVERRIDE,
     "--dry-run",
+    "--slice=NAME",
     "--run-dir=FOLDER",
     "--resume",
     "--resume=FOLDER",
@@ -27,12 +28,13 @@ RUN = (
 class Flags:
     """What a run was asked for: a config file, overrides `a.b=value` in order, a folder, and what to do.
 
-    `resume`: "" never; "allowed" if the folder holds a run; "required".
+    `resume`: "" never; "allowed" if the folder holds a run; "required". `slice`: what is planned for, "" for devices here.
     """
 
     config: str
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
+    slice: str = ""
     run_dir: str = ""
     resume: str = ""
 
@@ -41,7 +43,7 @@ def parse(arguments: Sequence[str]) -> Flags:
     """Reads the command line of a run.
 
     Raises:
-      ValueError: no config file, an unknown flag (with the nearest), a URL, or --resume without a folder.
+      ValueError: no config file, an unknown flag (with the nearest), a URL, --slice without --dry-run, or --resume without a folder.
     """
     given: dict[str, Any] = {"overrides": ()}
     for name, value in read(arguments, RUN):
@@ -55,6 +57,8 @@ def parse(arguments: Sequence[str]) -> Flags:
             given[name.removeprefix("--").replace("-", "_")] = value or True
     if "config" not in given:
         raise ValueError("no config file: write --config=FILE, for example --config=configs/demo.py")
+    if given.get("slice") and not given.get("dry_run"):
+        raise ValueError("--slice plans for devices that are not there, and a run needs them: add --dry-run")
     if given.get("resume") and not given.get("run_dir"):
         raise ValueError("--resume says not which run: write --resume=FOLDER, or --run-dir=FOLDER --resume")
     return Flags(**given)

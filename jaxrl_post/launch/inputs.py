@@ -22,7 +22,7 @@ from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
 from jaxrl_post.models import decoder, hf, llama2c
-from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.models.presets import PRESETS, published
 from jaxrl_post.parallel import mesh
 from jaxrl_post.types import MOST_ENDS, Prompt, Sampling
 
@@ -197,6 +197,28 @@ def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callab
         raise ValueError(f"model.preset={preset!r} is not one of {', '.join(PRESETS)}; nearest is {near[0]!r}")
     model = dataclasses.replace(PRESETS[preset], vocab_size=vocabulary)
     return model, lambda shardings: decoder.placed(model, config.seed, shardings), "float32"
+
+
+def shape(config: Config) -> decoder.ModelConfig:
+    """Returns the model's shape for a plan, which needs neither its weights nor its tokenizer.
+
+    It is that of model.path, where that is here, or of the published model that the path's last name says.
+
+    Raises:
+      ValueError: nothing says the shape.
+    """
+    path, preset = Path(config.model.path), config.model.preset
+    if config.model.path and path.exists():
+        return hf.read_config(path / "config.json") if path.is_dir() else llama2c.load(str(path))[0]
+    found = published(path.name) if config.model.path else PRESETS.get(preset)
+    if found is None:
+        named = f"model.path={config.model.path}" if config.model.path else f"model.preset={preset!r}"
+        near = difflib.get_close_matches(path.name if config.model.path else preset, PRESETS, n=1, cutoff=0.0)
+        raise ValueError(
+            f"{named}: there is no such folder, and no shape is known by this name; known are {', '.join(PRESETS)}, "
+            f"nearest is {near[0]!r}"
+        )
+    return found
 
 
 def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> tuple[Prompt, ...]:

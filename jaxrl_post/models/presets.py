@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from jaxrl_post.models.decoder import ModelConfig, RopeScaling
 
 PRESETS: dict[str, ModelConfig] = {
@@ -84,4 +86,50 @@ PRESETS: dict[str, ModelConfig] = {
         qk_norm=True,
         tied=True,
     ),
+    "qwen2_5_7b": ModelConfig(
+        vocab_size=152064,
+        embed=3584,
+        layers=28,
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        ffw=18944,
+        max_length=32768,
+        rope_theta=1000000.0,
+        norm_eps=1e-6,
+        qkv_bias=True,
+    ),
+    "qwen3_8b": ModelConfig(
+        vocab_size=151936,
+        embed=4096,
+        layers=36,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        ffw=12288,
+        max_length=40960,
+        rope_theta=1000000.0,
+        norm_eps=1e-6,
+        qk_norm=True,
+    ),
+    "qwen3_32b": ModelConfig(
+        vocab_size=151936,
+        embed=5120,
+        layers=64,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        ffw=25600,
+        max_length=40960,
+        rope_theta=1000000.0,
+        norm_eps=1e-6,
+        qk_norm=True,
+    ),
 }
+
+
+def published(name: str) -> ModelConfig | None:
+    """Returns the shape of a published model by the name of its folder, such as Qwen2.5-7B-Instruct, or None."""
+    plain = re.sub(r"[^a-z0-9]+", "_", name.lower())
+    fitting = [key for key in PRESETS if f"{plain}_".startswith(f"{key}_")]
+    return PRESETS[max(fitting, key=len)] if fitting else None

@@ -1,0 +1,100 @@
+"""Compiles for devices that are not there, by the wheel of their compiler: libtpu, or jax's plugin for CUDA.
+
+Invariant: no device is asked for, and none is locked. What is not installed is None, never an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from jaxrl_post.launch.chips import Slice
+from jaxrl_post.parallel import mesh as meshes
+
+WHEELS = {"tpu": ("libtpu",), "gpu": ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")}
+# libtpu asks a metadata server where it is, and a lock that one process holds, unless it is told not to.
+_ALONE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+# What XLA's GPU compiler asks of a device. The figures are a Hopper's; those in braces differ between its kinds.
+_HOPPER = """gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: 62914560
+  clock_rate_ghz: 1.98
+  device_memory_size: {memory}
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability {{ major: 9 }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+runtime_version {{ major: 13 }}
+device_description_str: "NVIDIA {name}"
+"""
+
+
+def take_none() -> None:
+    """Keeps this process off every accelerator. Its first call of jax must come later."""
+    jax.config.update("jax_platforms", "cpu")
+    for name, value in _ALONE.items():
+        os.environ.setdefault(name, value)
+
+
+def is_there(where: Slice) -> bool:
+    """Returns whether this slice's compiler is installed here."""
+    return bool(where.chip.target) and any(map(_found, WHEELS[where.chip.platform]))
+
+
+def mesh(where: Slice, sizes: tuple[int, int, int]) -> Mesh:
+    """Returns a mesh of `sizes` (data, fsdp, tensor) over the slice's first devices. It can only be compiled for.
+
+    `take_none` must have been called before.
+    """
+    chip, wanted = where.chip, int(np.prod(sizes))
+    how: dict[str, Any] = {"topology_name": f"{chip.target}:{where.topology}"}
+    if where.devices == 1 and chip.platform == "tpu":
+        how["chips_per_host_bounds"] = [1, 1, 1]
+    if chip.platform == "gpu":
+        told = _HOPPER.format(memory=chip.memory, bandwidth=int(chip.bandwidth), name=where.kind.upper())
+        how = {"target_config": told, "topology": where.topology}
+    platform = "cuda" if chip.platform == "gpu" else chip.platform
+    devices = topologies.get_topology_desc(platform=platform, **how).devices
+    return Mesh(
+        np.array(devices[:wanted]).reshape(sizes),
+        (meshes.DATA, meshes.FSDP, meshes.TENSOR),
+        axis_types=(AxisType.Auto,) * 3,
+    )
+
+
+def used(compiled: Any) -> int:
+    """Returns the bytes of a program on one device: arguments, results that live elsewhere, and temporaries."""
+    told = compiled.memory_analysis()
+    made = told.output_size_in_bytes - told.alias_size_in_bytes
+    return told.argument_size_in_bytes + made + told.temp_size_in_bytes
+
+
+def _found(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,137 @@
+"""Predicts the seconds of one optimizer step on a slice that is not there, by part, from shapes and peak figures.
+
+Invariant: every second is bytes or FLOPs over a published rate times one of the shares below. No part hides another:
+the sum is of a step whose parts follow each other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+
+from jaxrl_post.config import Config
+from jaxrl_post.launch import activations
+from jaxrl_post.launch.chips import Slice
+from jaxrl_post.models import decoder
+
+# Shares of the peak that good programs reach. They are assumptions: nothing here was measured.
+TRAIN, PREFILL, MEMORY, LINKS = 0.45, 0.5, 0.85, 0.85
+SUM_S = 15e-6  # latency of one sum of activations over the devices of a replica
+DISPATCH_S, SLOT_S = 1e-3, 2e-6  # host's part of a dispatch, and of each live slot in it
+BF16 = 2  # bytes
+
+ASSUMED = (
+    "predicted, not measured: rollouts of half the longest on average, spread evenly; "
+    f"{TRAIN:.0%} of peak FLOP/s in training, {PREFILL:.0%} in prefill; {MEMORY:.0%} of memory bandwidth; "
+    f"{LINKS:.0%} of links; no part overlaps another"
+)
+
+
+def seconds(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> dict[str, float]:
+    """Returns the seconds of one optimizer step by part, and of all together.
+
+    Args:
+      prompt: tokens of a prompt.
+    """
+    parts = {
+        "decode": _decode(config, model, where, prompt),
+        "prefill": _prefill(config, model, where, prompt),
+        "train": _train(config, model, where, prompt),
+        "collectives of decode": _decode_sums(config, model),
+        "collectives of training": _train_collectives(config, model, where, prompt),
+        "publish": _publish(config, model, where),
+        "host": _host(config),
+    }
+    return parts | {"all": sum(parts.values())}
+
+
+def parameters(model: decoder.ModelConfig) -> int:
+    """Returns the number of weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
+
+
+def _rollouts(config: Config) -> float:
+    """Of one optimizer step."""
+    return config.rollouts_per_step / config.scheduler.mini_batches
+
+
+def _longest(config: Config) -> int:
+    return min(config.sampling.max_tokens, config.engine.max_length)
+
+
+def _turns(config: Config) -> float:
+    """Returns the engine steps of a replica: until its last answer ends, and at least until its slots did all work."""
+    each, longest = _rollouts(config) / config.replicas, _longest(config)
+    return max(longest, each * longest / 2 / config.engine.slots)
+
+
+def _decode(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
+    """Weights are read at every step and KV at every token, or arithmetic takes longer."""
+    ways, longest, size = config.mesh.replica, _longest(config), activations.SIZES[config.engine.dtype]
+    each = _rollouts(config) / config.replicas
+    weights = _turns(config) * size * parameters(model) / ways
+    context = prompt * longest / 2 + longest**2 / 6  # summed over the tokens of an answer, on average
+    cache = each * context * 2 * model.layers * model.kv_heads * model.head_dim * size / ways
+    flops = each * longest / 2 * 2 * parameters(model) / ways
+    return max((weights + cache) / (where.chip.bandwidth * MEMORY), flops / (where.chip.flops * PREFILL))
+
+
+def _prefill(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
+    flops = _rollouts(config) * _forward(model, prompt)
+    return flops / (config.generating * where.chip.flops * PREFILL)
+
+
+def _forward(model: decoder.ModelConfig, tokens: float) -> float:
+    """Returns FLOPs of a forward pass over a causal sequence."""
+    attention = 2 * model.layers * model.heads * model.head_dim * tokens**2
+    return 2 * parameters(model) * tokens + attention
+
+
+def _train(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
+    """Useful FLOPs: three forward passes a token, whatever is computed again."""
+    flops = 3 * _rollouts(config) * config.scheduler.ppo_epochs * _forward(model, prompt + _longest(config) / 2)
+    return flops / (config.mesh.learner * where.chip.flops * TRAIN)
+
+
+def _decode_sums(config: Config, model: decoder.ModelConfig) -> float:
+    """Two sums a layer, where a replica has several devices."""
+    return _turns(config) * 2 * model.layers * SUM_S if config.mesh.replica > 1 else 0.0
+
+
+def _micro_batches(config: Config, prompt: int) -> int:
+    tokens = _rollouts(config) * (prompt + _longest(config) / 2)
+    return math.ceil(tokens / (config.batch.rows * config.batch.tokens))
+
+
+def _train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
+    """Bytes that a device sends: weights twice and gradients once a micro-batch, activations of a divided layer."""
+    m, batches = config.mesh, _micro_batches(config, prompt) * config.scheduler.ppo_epochs
+    spread = (m.fsdp - 1) / m.fsdp * parameters(model) / m.tensor * (2 * BF16 + BF16)
+    seconds = batches * spread / (where.link(m.fsdp * m.tensor) * LINKS)
+    tokens = config.batch.rows // m.shards * config.batch.tokens
+    if m.tensor > 1:  # two sums a layer, forward, again and backward; a sum sends twice its bytes
+        sums = 6 * model.layers * 2 * (m.tensor - 1) / m.tensor * tokens * model.embed * BF16
+        seconds += batches * sums / (where.link(m.tensor) * LINKS)
+    if m.fsdp * m.tensor > 1:  # the head's activations: gathered twice, and their gradient comes back
+        head = 3 * tokens * m.fsdp * model.embed * BF16
+        seconds += batches * head / (where.link(m.fsdp * m.tensor) * LINKS)
+    if m.data > 1:
+        held = parameters(model) / (m.fsdp * m.tensor) * activations.SIZES[config.optimizer.sums_dtype]
+        seconds += batches * 2 * (m.data - 1) / m.data * held / (where.link(m.learner) * LINKS)
+    return seconds
+
+
+def _publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
+    """Each device gets its part of a replica's weights, less what it has."""
+    m, size = config.mesh, activations.SIZES[config.engine.dtype]
+    if m.fsdp == 1 and not m.engine and m.replica == m.tensor:
+        return parameters(model) / m.replica * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place
+    got = parameters(model) * size / m.replica
+    return got / (where.link(m.learner) * LINKS)
+
+
+def _host(config: Config) -> float:
+    dispatches = _turns(config) / config.engine.steps_per_dispatch
+    live = min(config.engine.slots, _rollouts(config) / config.replicas) * config.replicas
+    return dispatches * (DISPATCH_S + SLOT_S * live)

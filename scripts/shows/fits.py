@@ -1,0 +1,103 @@
+"""Every preset fits its slice by the plan, and the plan's bytes are those of the compilers within a tenth.
+
+Four parts:
+- Each preset is planned for its slice, with a KV cache for at least 64 rollouts of full length.
+- The formulas are compared with the table of compiled train steps (scripts/compile_tier/memories.json): weights, moments,
+  sums and temporaries of one device, at full depth, for models, slices and settings.
+- Some of the table's cases are compiled again in the environment of the compile tier, and give the table's bytes.
+- Qwen2.5-7B with a resident engine is refused on v5e-16. The command names a setting, and with it the run fits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from record import Missing
+
+MINUTES = 8.0
+LIMIT_S = 1200
+SOURCES = ("scripts/compile_tier/memories.py", "scripts/compile_tier/memories.json", "configs")
+PRESETS = {  # config file and choice: slice
+    "gsm8k_qwen2_5_0_5b.py:t4": "t4",
+    "gsm8k_qwen2_5_0_5b.py:l4": "l4",
+    "gsm8k_qwen2_5_0_5b.py:h100": "h100",
+    "gsm8k_qwen2_5_0_5b.py:v5e-1": "v5e-1",
+    "gsm8k_qwen2_5_7b.py:v5e-16": "v5e-16",
+    "gsm8k_qwen2_5_7b.py:8xh100": "8xh100",
+    "gsm8k_qwen2_5_7b.py:v6e-16": "v6e-16",
+    "gsm8k_qwen3.py:8b-v6e-16": "v6e-16",
+    "gsm8k_qwen3.py:32b-v5p-64": "v5p-64",
+    "gsm8k_qwen3.py:32b-4x8xh100": "4x8xh100",
+}
+ANSWERS = 64
+WITHIN = 0.1
+CASES = 30
+AGAIN = (
+    "qwen2_5_0_5b h100 1x1x1 T2048 full",
+    "qwen2_5_7b 8xh100 1x8x1 T4096 full",
+    "qwen3_32b 4x8xh100 1x32x1 T4096 full",
+    "qwen2_5_0_5b v5e-1 1x1x1 T2048 full",
+)
+RESIDENT = ("engine.sleep=false", "optimizer.moments_dtype=float32", "optimizer.sums_dtype=float32")
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "tests")]
+    import compiled_memories
+
+    for name, where in PRESETS.items():
+        found = compiled_memories.preset(record.root / "configs" / name, where)
+        key = f"{name.partition('.')[0]}.{where}"
+        record.figure(f"{key}.word", found.word, equals="fits")
+        record.figure(f"{key}.mib", found.most >> 20, at_most=found.room >> 20)
+        record.figure(f"{key}.full_answers", found.answers, at_least=ANSWERS)
+        record.figure(f"{key}.predicted_s", found.seconds)
+    ratios = compiled_memories.ratios()
+    for name, ratio in ratios.items():
+        record.figure(f"predicted_over_compiled.{name}", round(ratio, 4), at_least=1 - WITHIN, at_most=1 + WITHIN)
+    record.figure("num_cases", len(ratios), at_least=CASES)
+    _again(record)
+    _refused(record)
+
+
+def _again(record) -> None:
+    """Compiles some cases, and compares their bytes with the table's."""
+    made = subprocess.run(["make", ".venv-aot/installed.stamp"], cwd=record.root, text=True, capture_output=True)
+    if made.returncode:
+        raise Missing(f"fits: the environment of the compile tier was not made: {(made.stdout + made.stderr)[-2000:]}")
+    table = json.loads((record.root / "scripts/compile_tier/memories.json").read_text())
+    for name in AGAIN:
+        command = [record.root / ".venv-aot/bin/python", "scripts/compile_tier/memories.py", "--print", name]
+        done = subprocess.run(command, cwd=record.root, text=True, capture_output=True, timeout=LIMIT_S)
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stderr[-4000:]}")
+        found = json.loads(done.stdout.splitlines()[-1])[name]["accumulate"]
+        told = table[name]["accumulate"]
+        key = f"compiled_again.{name}"
+        record.figure(f"{key}.arguments", found["arguments"], equals=told["arguments"])
+        share = found["temporaries"] / told["temporaries"]
+        record.figure(f"{key}.temporaries_over_table", round(share, 4), at_least=0.98, at_most=1.02)
+
+
+def _refused(record) -> None:
+    """Plans a resident engine, and then the setting that the refusal names."""
+
+    def planned(*overrides: str) -> subprocess.CompletedProcess:
+        flags = [f"--config.{one}" for one in overrides]
+        file = "--config=configs/gsm8k_qwen2_5_7b.py:v5e-16"
+        command = [sys.executable, "-m", "jaxrl_post.main", file, "--dry-run", "--slice=v5e-16", *flags]
+        env = os.environ | {"JAX_PLATFORMS": "cpu"}
+        return subprocess.run(command, cwd=record.root, text=True, capture_output=True, env=env, timeout=LIMIT_S)
+
+    refused = planned(*RESIDENT)
+    record.figure("resident_on_v5e_16.exit_code", refused.returncode, equals=1)
+    said = refused.stderr.splitlines()[-1]
+    record.figure("resident_on_v5e_16.said", said)
+    record.figure("resident_on_v5e_16.named", "Qwen2.5-7B" in said and "v5e-16 does not fit" in said, equals=True)
+    options = re.findall(r"--config\.(\S+)", said)
+    record.figure("resident_on_v5e_16.options", options)
+    record.figure("with_the_named_setting.exit_code", planned(*RESIDENT, *options).returncode, equals=0)
