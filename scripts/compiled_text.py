@@ -32,8 +32,12 @@ class Array:
     place: int = 0
 
     @property
+    def dtype_bytes(self) -> int:
+        return SIZES[self.dtype]
+
+    @property
     def bytes(self) -> int:
-        size = SIZES[self.dtype]
+        size = self.dtype_bytes
         for dim in self.dims:
             size *= dim
         return size

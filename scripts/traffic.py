@@ -64,7 +64,7 @@ def count(text: str, kernels: Mapping[str, Kernel] | None = None) -> Traffic:
     """Returns what a compiled program costs on one device.
 
     Args:
-      kernels: pattern of a kernel's target and scope -> its formula.
+      kernels: pattern of a kernel's name, target and scope -> its formula.
     """
     program = compiled_text.read(text)
     costs, unknown = [], []
@@ -82,7 +82,7 @@ def _is_kernel(line: Instruction) -> bool:
 
 
 def _kernel(run: Run, kernels: Mapping[str, Kernel], unknown: list) -> tuple[float, float]:
-    name = f"{run.line.target} {run.line.scope}"
+    name = f"{run.line.name} {run.line.target} {run.line.scope}"
     for pattern, formula in kernels.items():
         if re.search(pattern, name):
             given = [array for line in run.inside.given(run.line) for array in line.arrays]

@@ -68,7 +68,7 @@ def test_a_text_by_hand():
     part, product, placed, box = 16 * 8 * 2 + 4, 4 * 8 * 2, 16 * 4 + 4 + 16 * 4, 2 + 8
     count = 4 + 4 + 4
     assert found.bytes() == turns * (part + product + placed + box + count) + 16 * 4
-    assert traffic.count(TEXT).unknown == ("box jit(f)/kernel",)
+    assert traffic.count(TEXT).unknown == ("k box jit(f)/kernel",)
     assert "body" in traffic.count(TEXT.replace("direction=LT", "direction=NE")).unknown
 
 
