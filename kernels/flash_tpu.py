@@ -10,6 +10,7 @@ Blocks depend on the shape alone, so equal inputs give equal bits. Refuses shape
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -19,11 +20,8 @@ from jaxtyping import Array, Float, Int
 from jaxrl_post.kernels.pallas_tpu import MultiHeadMask, splash_attention
 
 LANES = 128
-BLOCKS = (
-    512,
-    256,
-    128,
-)  # of queries and of keys: the largest that divides a row. 1,024 would need twice the chip's memory
+OWN = 1024  # most tokens of the side that stays in the chip: it decides how often the other side is read
+OTHER = 512  # most tokens of the side that is walked
 NEEDS = "bfloat16 or float32, and rows of a multiple of 128 tokens"
 
 
@@ -87,14 +85,14 @@ def _kernel(heads: int, tokens: int, window: int | None, soft_cap: float | None,
 
 @functools.cache
 def _blocks(tokens: int) -> Any:
-    size = next(size for size in BLOCKS if tokens % size == 0)
+    own, other = (math.gcd(tokens, size) for size in (OWN, OTHER))
     return splash_attention.BlockSizes(
-        block_q=size,
-        block_kv=size,
-        block_kv_compute=size,
-        block_q_dkv=size,
-        block_kv_dkv=size,
-        block_kv_dkv_compute=size,
-        block_q_dq=size,
-        block_kv_dq=size,
+        block_q=own,
+        block_kv=other,
+        block_kv_compute=other,
+        block_q_dkv=other,
+        block_kv_dkv=own,
+        block_kv_dkv_compute=other,
+        block_q_dq=own,
+        block_kv_dq=other,
     )
