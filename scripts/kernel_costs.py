@@ -7,29 +7,29 @@ Source of the walks: kernels/flash_gpu.py, and jax's splash_attention_kernel.py 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from compiled_text import Array
 from traffic import Kernel
 
 LANES = 128
-TPU_BLOCK, GPU_BLOCK = 512, 64
+TPU_OWN, TPU_OTHER, GPU_BLOCK = 1024, 512, 64
 PRODUCTS = {"forward": 2, "queries": 3, "keys": 4}  # of a pair of blocks
 
 
-def pairs(tokens: int, size: int) -> int:
-    """Returns the pairs of blocks at or below the diagonal."""
-    count = -(-tokens // size)
-    return count * (count + 1) // 2
+def pairs(tokens: int, own: int, other: int) -> int:
+    """Returns the pairs of blocks, of `own` queries and `other` keys, that reach below the diagonal."""
+    return sum(-(-min(end + own, tokens) // other) for end in range(0, tokens, own))
 
 
 def _splash(walk: str) -> Kernel:
     def cost(given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
         many = [one for one in (*given, *made) if len(one.dims) >= 3 and one.dtype == "bf16"]
         heads, tokens, head = max(many, key=lambda one: one.bytes).dims[-3:]
-        size = next(size for size in (TPU_BLOCK, 256, 128) if tokens % size == 0)
-        found, block = heads * pairs(tokens, size), size * head * 2
-        flops = PRODUCTS[walk] * 2.0 * size * size * head * found
+        wide, size = math.gcd(tokens, TPU_OWN), math.gcd(tokens, TPU_OTHER)
+        found, block = heads * pairs(tokens, wide, size), size * head * 2
+        flops = PRODUCTS[walk] * 2.0 * wide * size * head * found
         own, ids = heads * tokens * head * 2, heads * tokens * LANES * 4
         if walk == "forward":  # queries and output once, keys and values for each pair; ids and masses fill lanes
             return flops, float(2 * own + 2 * block * found + 2 * ids)
@@ -49,7 +49,7 @@ def given_keys(given: Sequence[Array], tokens: int, head: int) -> int:
 def _flash(walk: str) -> Kernel:
     def cost(given: Sequence[Array], made: Sequence[Array]) -> tuple[float, float]:
         (rows, tokens, heads, head), keys = given[0].dims, given[1].dims[2]
-        found, block = rows * heads * pairs(tokens, GPU_BLOCK), GPU_BLOCK * head * given[0].dtype_bytes
+        found, block = rows * heads * pairs(tokens, GPU_BLOCK, GPU_BLOCK), GPU_BLOCK * head * given[0].dtype_bytes
         flops = PRODUCTS[walk] * 2.0 * GPU_BLOCK * GPU_BLOCK * head * found
         own, other = (rows * tokens * count * head * given[0].dtype_bytes for count in (heads, keys))
         once = {"forward": 2 * own, "queries": 3 * own, "keys": 4 * other}[walk]
