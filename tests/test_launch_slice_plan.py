@@ -193,7 +193,9 @@ def test_a_refused_division_names_a_value_that_is_valid():
 
 def test_shapes_of_models_that_are_not_here(tmp_path):
     assert published("Qwen2.5-7B-Instruct") is PRESETS["qwen2_5_7b"] and published("Qwen3-32B") is PRESETS["qwen3_32b"]
-    assert published("Qwen2.5-72B") is None and published("tiny") is PRESETS["tiny"]
+    assert published("Llama-3.1-8B") is PRESETS["llama3_1_8b"]
+    assert published("Qwen2.5-Coder-1.5B-Instruct") is PRESETS["qwen2_5_1_5b"]
+    assert published("Qwen2.5-72B") is published("tinyllama") is None and published("tiny") is PRESETS["tiny"]
     config = resolve(default(), [f"model.path={tmp_path / 'Qwen2.5-72B'}"])
     with pytest.raises(ValueError, match="no shape is known by this name.*nearest is 'qwen2_5_7b'"):
         inputs.shape(config)

@@ -109,13 +109,17 @@ def _attention(config: Config, model: decoder.ModelConfig, shards: int) -> int:
 
 
 def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> tuple[int, int]:
-    """Returns the bytes of a chunk's logits and their gradient with the matrix, and those of the matrix's gradient."""
+    """Returns the bytes of a chunk's logits and their gradient with the matrix, and those of the matrix's gradient.
+
+    Where data copies the weights, the gradient and its sum over them are there together.
+    """
     ways, size = config.mesh.tensor, SIZES[config.model.compute_dtype]
     parts = config.mesh.fsdp * ways
     if parts == 1 or not on(config.batch.split_head, platform):
-        chunk = min(config.batch.head_chunk, _tokens(config, shards))
+        chunk = min(-(-config.batch.head_chunk // shards), _tokens(config, shards))
         part = model.vocab_size // ways
     else:
         part = -(-model.vocab_size // parts)
         chunk = min(-(-config.batch.head_chunk // config.mesh.data), _tokens(config, shards) * config.mesh.fsdp)
-    return 2 * chunk * part * 4 + part * model.embed * size, part * model.embed * 4
+    copies = 2 if shards > math.gcd(shards, config.mesh.fsdp) else 1
+    return 2 * chunk * part * 4 + part * model.embed * size, copies * part * model.embed * 4
