@@ -10,7 +10,8 @@ import pytest
 
 from jaxrl_post import main
 from jaxrl_post.config import default, load, resolve
-from jaxrl_post.launch import chips, device_less, inputs, memory_plan, roofline, slice_plan
+from jaxrl_post.engine import step_cost
+from jaxrl_post.launch import activations, chips, device_less, inputs, memory_plan, roofline, slice_plan
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.models.presets import PRESETS, published
 
@@ -70,6 +71,13 @@ def test_links_of_a_host_and_between_hosts():
     assert chips.read("v5p-64").link(32) == chips.CHIPS["v5p"].link
 
 
+@pytest.mark.parametrize("kind", sorted(set(chips.CHIPS) & set(step_cost.DEVICES)))
+def test_the_cost_tables_of_the_scheduler_say_the_same(kind):
+    chip, (flops, bandwidth, _) = chips.CHIPS[kind], step_cost.DEVICES[kind]
+    assert chip.flops == pytest.approx(flops, rel=0.01) and chip.bandwidth == pytest.approx(bandwidth, rel=0.02)
+    assert chip.memory == pytest.approx(step_cost.MEMORY[kind], rel=0.09)  # decimal there, and less the context here
+
+
 def test_a_mesh_of_another_size_is_refused():
     config = resolve(load(str(CONFIGS / SEVEN)))
     with pytest.raises(ValueError, match="has 8 devices.* takes 16; the nearest valid value is mesh.fsdp=8$"):
@@ -84,6 +92,13 @@ def test_the_formulas_are_within_a_tenth_of_the_compilers():
     ratios = compiled_memories.ratios()
     assert len(ratios) >= 15 and {name.split()[0] for name in ratios} >= {"qwen2_5_0_5b", "qwen2_5_7b", "qwen3_32b"}
     assert not {name: ratio for name, ratio in ratios.items() if not 0.9 <= ratio <= 1.1}
+
+
+def test_formulas_that_leave_a_part_out_are_not(monkeypatch):
+    for name in ("_attention", "_matrices", "stacked"):
+        with monkeypatch.context() as patch:
+            patch.setattr(activations, name, lambda *given: 0)
+            assert min(compiled_memories.ratios("qwen2_5_7b v5e-16 1x16x1 T4096 full").values()) < 0.92, name
 
 
 PLANS = {  # config and choice: slice
