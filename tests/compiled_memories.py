@@ -42,13 +42,15 @@ def preset(file: Path, where: str) -> Preset:
     )
 
 
-def ratios() -> dict[str, float]:
-    """Returns predicted over compiled bytes of a device that learns, by case of the table.
+def ratios(*names: str) -> dict[str, float]:
+    """Returns predicted over compiled bytes of a device that learns, by case of the table: of these or of all.
 
     Moments are not in the gradient's program. They stand beside it, with the bytes of their shapes on both sides.
     """
     out = {}
-    for name, case in json.loads(TABLE.read_text()).items():
+    table = json.loads(TABLE.read_text())
+    for name in names or table:
+        case = table[name]
         config = resolve(default(), [f"model.preset={case['model']}", *case["options"]])
         platform = chips.read(case["slice"]).chip.platform
         items = build.memory_of(config, PRESETS[case["model"]], generates=True, platform=platform)

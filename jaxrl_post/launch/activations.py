@@ -1,6 +1,7 @@
 """Estimates what the backward pass of one micro-batch takes on a device, and what each remat policy keeps for it.
 
-Invariant: everything follows from shapes. What layers keep is exact; what is at work beside it is an estimate.
+Invariant: everything follows from shapes. What layers keep is exact; what is at work beside it is an estimate. Two of its
+counts, PAIR and the layers of `_matrices`, were read from compiled programs (scripts/compile_tier/memories.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from jaxrl_post.trainer import attention
 
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 OFF = "no remat"
-PAIR = 8  # bytes of a query and a key in attention: a float32 score, and its weight twice in bfloat16
+# Bytes of a query and a key in attention: a float32 score, and beside TPUs its weight twice in bfloat16.
+PAIR = {"tpu": 4, "gpu": 8, "cpu": 8}
 
 
 def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, int]:
@@ -57,7 +59,7 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     """
     held = kept(config, model, shards)
     layers = held[config.model.remat_policy] if config.model.remat else held[OFF]
-    working = _matrices(config, model, platform) + _attention(config, model, shards)
+    working = _matrices(config, model, platform) + _attention(config, model, shards, platform)
     if config.model.remat:
         working += _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
     logits, slope = _head(config, model, shards, platform)
@@ -84,10 +86,13 @@ def _tokens(config: Config, shards: int) -> int:
 
 
 def _matrices(config: Config, model: decoder.ModelConfig, platform: str) -> int:
-    """Returns the bytes of the gathered matrices of the layer at work. A TPU fetches those of the next one meanwhile."""
+    """Returns the bytes of the gathered matrices of the layer at work.
+
+    A TPU fetches those of the next one meanwhile, and adds up gradients of two over the devices.
+    """
     if config.mesh.fsdp == 1:
         return 0
-    layers = 2 if platform == "tpu" else 1
+    layers = 4 if platform == "tpu" else 1
     return layers * SIZES[config.model.compute_dtype] * _layer_weights(model) // config.mesh.tensor
 
 
@@ -100,22 +105,26 @@ def _one_layer(config: Config, model: decoder.ModelConfig) -> int:
     return 2 * m.embed + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.ffw // ways
 
 
-def _attention(config: Config, model: decoder.ModelConfig, shards: int) -> int:
-    """Returns the bytes of one layer's scores: of every query block with the keys up to its end, as PAIR says."""
+def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> int:
+    """Returns the bytes of one layer's scores: of every query block with the keys up to its end."""
     tokens = config.batch.tokens
     size = max(attention.BLOCK, -(-tokens // attention.BLOCKS))
     pairs = sum(size * min(end, tokens) for end in range(size, tokens + size, size))
-    return config.batch.rows // shards * model.heads // config.mesh.tensor * pairs * PAIR
+    return config.batch.rows // shards * model.heads // config.mesh.tensor * pairs * PAIR[platform]
 
 
 def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> tuple[int, int]:
-    """Returns the bytes of a chunk's logits and their gradient with the matrix, and those of the matrix's gradient."""
+    """Returns the bytes of a chunk's logits and their gradient with the matrix, and those of the matrix's gradient.
+
+    Where data copies the weights, the gradient and its sum over them are there together.
+    """
     ways, size = config.mesh.tensor, SIZES[config.model.compute_dtype]
     parts = config.mesh.fsdp * ways
     if parts == 1 or not on(config.batch.split_head, platform):
-        chunk = min(config.batch.head_chunk, _tokens(config, shards))
+        chunk = min(-(-config.batch.head_chunk // shards), _tokens(config, shards))
         part = model.vocab_size // ways
     else:
         part = -(-model.vocab_size // parts)
         chunk = min(-(-config.batch.head_chunk // config.mesh.data), _tokens(config, shards) * config.mesh.fsdp)
-    return 2 * chunk * part * 4 + part * model.embed * size, part * model.embed * 4
+    copies = 2 if shards > math.gcd(shards, config.mesh.fsdp) else 1
+    return 2 * chunk * part * 4 + part * model.embed * size, copies * part * model.embed * 4

@@ -130,6 +130,6 @@ PRESETS: dict[str, ModelConfig] = {
 
 def published(name: str) -> ModelConfig | None:
     """Returns the shape of a published model by the name of its folder, such as Qwen2.5-7B-Instruct, or None."""
-    plain = re.sub(r"[^a-z0-9]+", "_", name.lower())
+    plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).replace("llama_3", "llama3").replace("qwen2_5_coder", "qwen2_5")
     fitting = [key for key in PRESETS if f"{plain}_".startswith(f"{key}_")]
     return PRESETS[max(fitting, key=len)] if fitting else None
