@@ -1,17 +1,25 @@
-"""What makes a train step of billions of weights small changes no gradient: scanned layers, split head, remat policies.
+"""What makes a run of billions of weights small changes no gradient and no token.
 
-Each form is compared with the plain one, layers written out and the whole head, per leaf in relative 2-norm. The forms
-are compared inside the whole learner, on one device and on eight, in x64 and in float32. A model with two kinds of
-windows and rotations is compared in the decoder alone. Sums in bfloat16 are reported, and must be near. Each planted
-fault must be far outside.
+Train step: scanned layers, split head, remat policies, and the kernels of packed rows, run without their devices. Each
+form is compared with the plain one, layers written out, the whole head and jnp attention, per leaf in relative 2-norm.
+The forms are compared inside the whole learner, on one device and on eight, in x64 and in float32. The TPU's kernel
+knows no x64. A model with two kinds of windows and rotations is compared in the decoder alone. Sums in bfloat16 are
+reported, and must be near.
+
+Engine: a run that sleeps while the learner works, and one whose prompts go through the wide program, against runs
+without: policy and rollouts, byte by byte.
+
+Each planted fault must be far outside.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 
-MINUTES = 6.0
+MINUTES = 14.0
 EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-3
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -30,6 +38,12 @@ LEARNERS = {  # form -> what makes it, beside the plain learner
 }
 
 
+ENGINE = {  # part: tests, and how many there are
+    "sleep_and_wake": (("tests/test_main_sleep.py",), 7),
+    "wide_prompts": (("tests/test_engine_prompt_program.py", "tests/test_kernels_prompt_attention.py"), 40),
+}
+
+
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "tests")]
     import numpy as np
@@ -38,8 +52,11 @@ def show(record) -> None:
         _learners(record, name, dtype, bound)
         _layers(record, name, dtype, bound)
         _heads(record, name, dtype, bound)
+        _kernels(record, name, dtype, bound)
     _sums(record)
     _planted(record)
+    for part, (tests, expected) in ENGINE.items():
+        _tests(record, part, tests, expected)
 
 
 def _learners(record, name: str, dtype, bound: float) -> None:
@@ -80,6 +97,35 @@ def _heads(record, name: str, dtype, bound: float) -> None:
             record.figure(f"{name}_{kind}_head_{'x'.join(map(str, sizes))}", far, at_most=bound)
 
 
+def _kernels(record, name: str, dtype, bound: float) -> None:
+    """Compares whole learners with the kernels of packed rows, on one device and on eight."""
+    import functools
+
+    import gradient_arms as arms
+    import made_groups
+
+    from jaxrl_post.kernels import flash_gpu, flash_tpu
+
+    groups = made_groups.groups()
+    plain = arms.gradient(groups, dtype, tokens=128)
+    forms = {"flash": functools.partial(flash_gpu.attention, block=16, interpret=True)}
+    if name == "f32":
+        forms["splash"] = functools.partial(flash_tpu.attention, interpret=True)
+    for form, kernel in forms.items():
+        for where, how in (("", {}), ("_eight_scanned", EIGHT | SCANNED | dict(remat=True))):
+            found = arms.gradient(groups, dtype, tokens=128, attention=kernel, **how)
+            record.figure(f"{name}_learner_{form}{where}", arms.worst(found, plain), at_most=bound)
+
+
+def _tests(record, part: str, tests: tuple[str, ...], expected: int) -> None:
+    """Runs tests that compare bits of runs and engines, planted faults among them, both tiers."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=record.root, text=True, capture_output=True, timeout=1800)
+    counts = dict((word, int(count)) for count, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout))
+    record.figure(f"engine_{part}_tests_passed", counts.get("passed", 0), at_least=expected)
+    record.figure(f"engine_{part}_exit_code", done.returncode, equals=0)
+
+
 def _sums(record) -> None:
     """Reports what gradient sums in bfloat16 cost in accuracy over three accumulates."""
     import gradient_arms as arms
@@ -98,6 +144,7 @@ def _planted(record) -> None:
     import made_groups
     import numpy as np
     import pytest
+    import test_kernels_flash as flash
     import test_models_layer_loop as layers
     import test_trainer_split_head as heads
 
@@ -113,3 +160,10 @@ def _planted(record) -> None:
             split, whole = heads.both(heads.TIED, (2, 2, 2), np.float64)
         far = max(made_groups.distances(split, whole).values())
         record.figure(f"planted_{fault.__name__}", far if np.isfinite(far) else 1e9, at_least=SEEN)
+    for fault in (*flash.FAULTS, *flash.TPU_FAULTS):
+        form = flash.TPU if fault in flash.TPU_FAULTS else flash.GPU
+        right = flash.results(flash.reference, flash.TOKENS[form], **flash.BOTH)
+        with pytest.MonkeyPatch.context() as patch:
+            fault(patch)
+            far = flash.far(flash.results(form, flash.TOKENS[form], **flash.BOTH), right)
+        record.figure(f"planted_{fault.__name__}", far, at_least=SEEN)
