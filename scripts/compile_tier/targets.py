@@ -35,8 +35,6 @@ class Target:
     - `hbm`: bytes that a program may use on one device.
     - `call`: how a kernel of ours is named in the compiled text.
     - `relaid`: weights that the compiler copies, once a dispatch, into the tiling of its matrix unit.
-    - `train_layers`: layers of the train step, fewer where the compiler takes minutes for each. The row program has all
-      28.
     """
 
     platform: str
@@ -45,8 +43,6 @@ class Target:
     relaid: tuple[str, ...]
     one: Slice
     rows: Slice
-    train: Slice
-    train_layers: int
 
     def mesh(self, piece: Slice) -> Mesh:
         how = dict(piece.how) | (
@@ -54,9 +50,40 @@ class Target:
             if self.platform == "cuda"
             else {"topology_name": piece.topology}
         )
-        devices = topologies.get_topology_desc(platform=self.platform, **how).devices
-        chosen = np.array(devices[: int(np.prod(piece.axes))]).reshape(piece.axes)
-        return Mesh(chosen, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+        return mesh_of(topologies.get_topology_desc(platform=self.platform, **how).devices, piece.axes)
+
+
+def mesh_of(devices, axes: tuple[int, int, int]) -> Mesh:
+    """Returns a mesh of the first devices."""
+    chosen = np.array(devices[: int(np.prod(axes))]).reshape(axes)
+    return Mesh(chosen, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+# Compute capability: name, multiprocessors, and bytes of shared memory of one and of a block that asks for more.
+OTHER_GPUS = {
+    "7.5": ("Tesla T4", 40, 65536, 65536),
+    "8.0": ("NVIDIA A100", 108, 167936, 166912),
+    "8.9": ("NVIDIA L4", 58, 102400, 101376),
+    "10.0": ("NVIDIA B200", 148, 233472, 232448),
+}
+
+
+def other_gpu(capability: str) -> Mesh:
+    """Returns a mesh of one GPU that is no Hopper."""
+    name, cores, shared, most = OTHER_GPUS[capability]
+    major, minor = capability.split(".")
+    told = H200.read_text()
+    for old, new in (
+        ("core_count: 132", f"core_count: {cores}"),
+        ("shared_memory_per_core: 233472", f"shared_memory_per_core: {shared}"),
+        ("shared_memory_per_block_optin: 232448", f"shared_memory_per_block_optin: {most}"),
+        ("{ major: 9 }", f"{{ major: {major} minor: {minor} }}"),
+        ("NVIDIA H200", name),
+    ):
+        assert told.count(old) == 1, f"{H200} does not hold {old!r} once"
+        told = told.replace(old, new)
+    how = dict(platform="cuda", target_config=told, topology="1x1x1")
+    return mesh_of(topologies.get_topology_desc(**how).devices, (1, 1, 1))
 
 
 PROJECTIONS = ("q", "k", "v")  # [D, heads, H] is tiled over heads and H, and multiplied over D
@@ -78,8 +105,6 @@ TARGETS = {
         relaid=PROJECTIONS,
         one=Slice(topology="v5e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
         rows=Slice(topology="v5e:2x2", axes=(1, 1, 4)),
-        train=Slice(topology="v5e:4x4", axes=(1, 4, 4)),
-        train_layers=2,
     ),
     "v6e": Target(
         platform="tpu",
@@ -88,8 +113,6 @@ TARGETS = {
         relaid=PROJECTIONS,
         one=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
         rows=Slice(topology="v6e:1x1", axes=(1, 1, 1), how=ONE_CHIP),
-        train=Slice(topology="v6e:4x4", axes=(1, 4, 4)),
-        train_layers=1,
     ),
     "tpu7x": Target(
         platform="tpu",
@@ -98,8 +121,6 @@ TARGETS = {
         relaid=MATRICES,
         one=Slice(topology="tpu7x:2x2x1", axes=(1, 1, 1)),
         rows=Slice(topology="tpu7x:2x2x1", axes=(2, 1, 4)),
-        train=Slice(topology="tpu7x:2x2x1", axes=(1, 8, 1)),
-        train_layers=1,
     ),
     "sm_90": Target(
         platform="cuda",
@@ -108,8 +129,6 @@ TARGETS = {
         relaid=(),
         one=Slice(topology="1x1x1", axes=(1, 1, 1)),
         rows=Slice(topology="1x1x1", axes=(1, 1, 1)),
-        train=Slice(topology="1x1x8", axes=(1, 8, 1)),
-        train_layers=2,
     ),
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from targets import GIB, memory
+from targets import GIB, OTHER_GPUS, memory, other_gpu, shard_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import kernel_costs
@@ -66,9 +66,14 @@ STEPS = [
 
 def learner_of(step: Step, layers: int | None = None):
     """Returns the learner that a run of this shape builds, over a slice that is not there."""
-    data, fsdp, tensor = step.mesh
     model = PRESETS[step.model]
     model = model if layers is None else dataclasses.replace(model, layers=layers, windows=())
+    return on_mesh(step, model, device_less.mesh(chips.read(step.where), step.mesh)), model
+
+
+def on_mesh(step: Step, model: decoder.ModelConfig, mesh: jax.sharding.Mesh):
+    """Returns the learner that a run of this shape builds."""
+    data, fsdp, tensor = step.mesh
     given = (
         f"model.preset={step.model}",
         "model.compute_dtype=bfloat16",
@@ -82,9 +87,8 @@ def learner_of(step: Step, layers: int | None = None):
         f"batch.rows={data * fsdp}",
         f"batch.tokens={step.tokens}",
     )
-    mesh = device_less.mesh(chips.read(step.where), step.mesh)
     devices = build.DevicePlan(learner=mesh, engine={}, lent=None)
-    return build.learner(resolve(default(), list(given)), model, decoder.abstract(model), devices), model
+    return build.learner(resolve(default(), list(given)), model, decoder.abstract(model), devices)
 
 
 def compiled(step: Step, layers: int | None = None):
@@ -98,8 +102,6 @@ def compiled(step: Step, layers: int | None = None):
 
 def moments(learner) -> int:
     """Returns the bytes on one device of the learner's state beside its weights."""
-    from targets import shard_bytes
-
     return shard_bytes(learner.state) - shard_bytes(learner.params)
 
 
@@ -160,6 +162,30 @@ def chunked(found) -> list:
     """Returns the collectives of the loops over chunks of tokens: those whose lines stand in the split head's scope."""
     loops = {one.loops for one in found.costs if "split_head" in one.scope and one.loops}
     return [one for one in found.collectives if one.loops in loops]
+
+
+@pytest.mark.parametrize("step", [STEPS[0], STEPS[5]], ids=str)
+def test_commit(step, table):
+    """The optimizer's step changes weights and moments in place. On sm_90 XLA copies one matrix of each layer."""
+    learner, _ = learner_of(step)
+    program, shapes = learner.jitted()["commit"]
+    begun = time.process_time()
+    used = memory(program.lower(*shapes).compile())
+    table(f"commit {step}", step.where, seconds=round(time.process_time() - begun, 1), total_mib=used["total"] / MIB)
+    assert used["alias"] >= 0.9 * (shard_bytes(learner.state) + shard_bytes(learner.params))
+    assert used["total"] <= chips.read(step.where).chip.memory
+
+
+@pytest.mark.parametrize("capability", OTHER_GPUS)
+def test_other_gpus(capability, table):
+    """The train step of Qwen2.5-0.5B, with the kernel from Ampere on."""
+    step, model, mesh = Step("qwen2_5_0_5b", "", (1, 1, 1), 2048), PRESETS["qwen2_5_0_5b"], other_gpu(capability)
+    learner = on_mesh(step, model, mesh)
+    program, shapes = learner.jitted()["accumulate"]
+    begun = time.process_time()
+    text = program.lower(*shapes).compile().as_text()
+    table(f"train {step}", f"sm_{capability.replace('.', '')}", seconds=round(time.process_time() - begun, 1))
+    assert ("flash_forward" in text) == (capability != "7.5")
 
 
 @pytest.mark.parametrize("where, mesh", [("v5e-16", (1, 16, 1)), ("8xh100", (1, 8, 1))])

@@ -121,7 +121,7 @@ def _tests(record, part: str, tests: tuple[str, ...], expected: int) -> None:
     """Runs tests that compare bits of runs and engines, planted faults among them, both tiers."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=record.root, text=True, capture_output=True, timeout=1800)
-    counts = dict((word, int(count)) for count, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout))
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
     record.figure(f"engine_{part}_tests_passed", counts.get("passed", 0), at_least=expected)
     record.figure(f"engine_{part}_exit_code", done.returncode, equals=0)
 
