@@ -37,7 +37,7 @@ test-all: test
 
 # The compile tier: real compilers for TPU and GPU, without the devices, in an environment of its own.
 test-compile: $(AOT)/installed.stamp
-	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist load --maxschedchunk 1 scripts/compile_tier $(ARGS)
+	@$(AOT)/bin/python -m pytest -n logical --maxprocesses 2 --dist load --maxschedchunk 1 -o faulthandler_timeout=1200 scripts/compile_tier $(ARGS)
 
 # Style, formatting and types, in an environment of its own.
 lint: $(LINT)/installed.stamp

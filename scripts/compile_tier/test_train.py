@@ -1,8 +1,8 @@
 """The train step of a run at full depth: seconds of the compiler, memory, and what crosses chips, against bounds.
 
 The learner is built as a run builds it (launch/build.py), with the kernels that the target runs. Seconds are CPU seconds
-of this process. Bytes and FLOPs are counted in the compiled text (scripts/traffic.py), loops by their turns, kernels by
-formulas (scripts/kernel_costs.py).
+of this process, and scripts/shows/compile.py judges them. Bytes and FLOPs are counted in the compiled text
+(scripts/traffic.py), loops by their turns, kernels by formulas (scripts/kernel_costs.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from jaxrl_post.trainer import split_head
 
 MIB = 1 << 20
 LOOP_MIB, MOVED_GIB, HEAD_MIB = 24, 0.6, 512  # of a collective in the loop over chunks; of the vocabulary; temporaries
-DEEPER = 1.2  # seconds of full depth over those of two layers
 ATTENTION = {4096: (300, 1.0), 32768: (2048, None)}  # tokens -> MiB of temporaries, GB of traffic on v5e
 USEFUL = 1.35  # FLOPs over those that training needs: 6 a weight and token, and causal attention
 
@@ -154,8 +153,6 @@ def test_step(step, table):
     assert found.flops() <= USEFUL * share
     assert used["total"] + kept <= there.chip.memory
     assert step.temp_mib is None or used["temp"] <= step.temp_mib * MIB
-    assert step.cpu_s is None or seconds <= step.cpu_s
-    assert shallow is None or seconds <= DEEPER * shallow
 
 
 def chunked(found) -> list:

@@ -1,9 +1,10 @@
-"""Kernels, row program and train step compile for real for v5e, v6e, tpu7x and sm_90, without such a device.
+"""Kernels, engine programs and train steps compile for real for TPUs and GPUs that are not there, at full depth.
 
 Runs the second tier of tests (`make test-compile`, which makes its own environment) and writes its table. For every
-program and target the table has the seconds of compilation, temporary memory with its analytic bound, and memory in
-all. It also has the chip's memory, registers and spilled bytes. The row program has all 28 layers of Qwen2.5-7B. The
-train step has 2, or 1 where a compiler takes minutes for each.
+program and target the table has the CPU seconds of compilation, temporary memory with its bound, and memory in all. It
+also has the chip's memory, registers and spilled bytes. Of train steps it has FLOPs over useful ones, bytes, and bytes
+of collectives, counted in the compiled text. Row program, wide program and train steps have all layers. Seconds are
+judged beside their bounds here, because a busy machine inflates them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from pathlib import Path
 
 from record import Missing
 
-MINUTES = 10.0
-LIMIT_S = 1800
-SOURCES = ("scripts/compile_tier", "scripts/make_venv.sh")  # what `make test-compile` runs
+MINUTES = 25.0
+LIMIT_S = 3600
+SOURCES = (
+    "scripts/compile_tier",
+    "scripts/make_venv.sh",
+    "scripts/compiled_text.py",
+    "scripts/collectives.py",
+    "scripts/traffic.py",
+    "scripts/kernel_costs.py",
+)  # what `make test-compile` runs
+DEEPER, USEFUL = 1.2, 1.35  # seconds of full depth over those of 2 layers; FLOPs over those that training needs
 TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
 
 
@@ -39,7 +48,7 @@ def show(record) -> None:
             capture_output=True,
             timeout=LIMIT_S,
         )
-        record.figure("tier_s", round(time.monotonic() - start, 1), at_most=600)
+        record.figure("tier_s", round(time.monotonic() - start, 1), at_most=1500)
         rows = json.loads(file.read_text()) if file.is_file() else []
     record.figure("tier_exit_code", done.returncode, equals=0)
     if done.returncode:
@@ -47,16 +56,24 @@ def show(record) -> None:
     for row in rows:
         _row(record, dict(row))
     for target in TARGETS:
-        record.figure(f"num_compiled.{target}", sum(row["target"] == target for row in rows), at_least=8)
+        record.figure(f"num_compiled.{target}", sum(row["target"] == target for row in rows), at_least=6)
     record.figure("num_spilled_bytes", sum(row.get("spill_bytes") or 0 for row in rows), equals=0)
 
 
 def _row(record, row: dict) -> None:
     name = re.sub(r"[^a-z0-9_]+", "_", row.pop("program").lower()).strip("_")
-    bound, chip = row.get("temp_bound_mib"), row.get("hbm_mib")
+    bound, chip, seconds = (row.get(key) or None for key in ("temp_bound_mib", "hbm_mib", "seconds_bound"))
     for key, value in row.items():
         if key == "target" or value == "":
             continue
-        limit = {"temp_mib": bound, "total_mib": chip, "spill_bytes": 0}.get(key)
+        limit = {
+            "temp_mib": bound,
+            "total_mib": chip,
+            "with_moments_mib": chip,
+            "spill_bytes": 0,
+            "seconds": seconds,
+            "deeper": DEEPER,
+            "flops_over_useful": USEFUL,
+        }.get(key)
         figure = round(value, 3) if isinstance(value, float) else value
         record.figure(f"{name}.{row['target']}.{key}", figure, at_most=limit)
