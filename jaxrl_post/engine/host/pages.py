@@ -48,7 +48,7 @@ class Pages:
     def release(self, ids: list[int]) -> None:
         """Drops one reference of each page, which are all different. A page without references is free again."""
         counts = self._counts[ids] - 1
-        assert counts.min(initial=0) >= 0, "page released twice"
+        assert (counts >= 0).all(), "page released twice"
         self._counts[ids] = counts
         self._free += [i for i, count in zip(ids, counts.tolist()) if count == 0]
 
