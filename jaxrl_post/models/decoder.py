@@ -380,7 +380,6 @@ def hidden(
     remat: bool = False,
     policy: str = "full",
     scan: bool = False,
-    gather: Callable | None = None,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
 
@@ -393,10 +392,9 @@ def hidden(
       dtype: of the computation; params of another dtype are cast where they are used.
       remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
       scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
-      gather: applied to the weights of each scanned layer.
     """
     graph, _ = _skeleton(config)
-    how = layer_loop.LayerLoop(scan=scan, policy=policy if remat else None, gather=gather)
+    how = layer_loop.LayerLoop(scan=scan, policy=policy if remat else None)
     return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, dtype, how)
 
 

@@ -45,12 +45,10 @@ class LayerLoop:
 
     - scan: layers are stacked and scanned.
     - policy: a name of POLICIES, by which a layer is computed again in the backward pass. None: nothing is.
-    - gather: is applied to the weights of a scanned layer before they are used, in both passes.
     """
 
     scan: bool = False
     policy: str | None = None
-    gather: Callable | None = None
 
 
 def named(x: Array, name: str) -> Array:
@@ -122,8 +120,7 @@ def _scanned(
             ways = [functools.partial(attend, index, window=choice, **more) for choice in choices]
             return jax.lax.switch(seeing, ways, q, k, v, cache) if len(ways) > 1 else ways[0](q, k, v, cache)
 
-        own = weights if how.gather is None else how.gather(weights)
-        return _called(graph, attend_here, own, h, _chosen(tables, turning), cache)
+        return _called(graph, attend_here, weights, h, _chosen(tables, turning), cache)
 
     run_one = _again(one, how, in_loop=True)
 

@@ -173,28 +173,6 @@ def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
     return jax.tree.map(lambda names: NamedSharding(mesh, _spec(names, RULES[room])), axes, is_leaf=_is_names)
 
 
-def gathered_layers(mesh: Mesh, axes: Mapping) -> Callable | None:
-    """Returns a function that makes weights whole along fsdp, and their gradients divided again; None without fsdp.
-
-    Left alone, a TPU's compiler may multiply by one part after another while parts travel. That keeps more in memory.
-
-    Args:
-      axes: as in `param_shardings`.
-    """
-    if mesh.shape[FSDP] == 1:
-        return None
-    whole, parts = (param_shardings(mesh, axes, room) for room in ("engine", "learner"))
-
-    @jax.custom_vjp
-    def gather(weights):
-        return jax.lax.with_sharding_constraint(weights, whole)
-
-    gather.defvjp(
-        lambda weights: (gather(weights), None), lambda _, slopes: (jax.lax.with_sharding_constraint(slopes, parts),)
-    )
-    return gather
-
-
 def check_divisible(
     mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: Mapping[str, int] | None = None, tensor: str = TENSOR
 ) -> None:

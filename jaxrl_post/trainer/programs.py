@@ -131,7 +131,6 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         remat=recipe.remat is not None,
         policy=recipe.remat or "full",
         scan=recipe.scan,
-        gather=meshes.gathered_layers(recipe.mesh, decoder.axes(recipe.model)["layers"]["0"]) if recipe.scan else None,
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
 
