@@ -8,7 +8,7 @@ Source of the walks: kernels/flash_gpu.py, and jax's splash_attention_kernel.py 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from compiled_text import Array
 from traffic import Kernel
@@ -66,3 +66,52 @@ PACKED_ROWS: Mapping[str, Kernel] = {
     "flash_backward_queries": _flash("queries"),
     "flash_backward_keys": _flash("keys"),
 }
+
+
+TPU_POSITIONS = 256  # that the paged kernel of TPUs loads at once (kernels/attention_tpu.py)
+GPU_TILE = 64  # rows of a tile of the paged kernel of GPUs, each a row of the program and a query head
+STRETCH = 1024  # positions of one block of its grid, at least
+STRETCHES = 8
+Ends = Callable[[int], Sequence[float]]  # rows that share their pages -> positions that each such group reads
+
+
+def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kernel]:
+    """Returns the kernels of the engine, whose bytes follow from the text's shapes and from what the slots hold.
+
+    Attention reads the pages of each group of rows once. A kernel that samples moves what goes in and comes out.
+
+    Args:
+      rows: of the program on one device.
+      pages_alone: queries, results and sums count nothing.
+    """
+    return {
+        "ragged_paged_attention": lambda given, made: _ragged(given, made, ends, pages_alone),
+        r"mosaic_gpu.*attend": lambda given, made: _tiled(given, made, ends, rows, pages_alone),
+        r"mosaic_gpu|tpu_custom_call": lambda given, made: (0.0, float(sum(x.bytes for x in (*given, *made)))),
+    }
+
+
+def _ragged(given: Sequence[Array], made: Sequence[Array], ends: Ends, pages_alone: bool) -> tuple[float, float]:
+    """Reads whole loads of TPU_POSITIONS; `given` has a page table with a row for each group."""
+    table = next(one for one in given if one.dtype == "s32" and len(one.dims) == 2)
+    pages = next(one for one in given if len(one.dims) == 4)
+    (rows, heads, head), (_, _, combined, _) = made[0].dims, pages.dims
+    groups = [-(-end // TPU_POSITIONS) * TPU_POSITIONS for end in ends(rows // table.dims[0])]
+    read = sum(groups) * combined * head * pages.dtype_bytes
+    flops = 4.0 * heads * head * sum(groups) * (rows // table.dims[0])
+    near = sum(0 if one.place else one.bytes for one in (made[0], *(x for x in given if x.dims == made[0].dims)))
+    return flops, float(read + (0 if pages_alone else near))
+
+
+def _tiled(
+    given: Sequence[Array], made: Sequence[Array], ends: Ends, rows: int, pages_alone: bool
+) -> tuple[float, float]:
+    """Reads whole pages. Each stretch that a tile reaches reads its queries and writes values and sums in float32."""
+    queries, pages, table = given[:3]
+    (keys, _, head), (_, page, _, _) = queries.dims, pages.dims
+    padded, stretch = made[0].dims[2] // rows, page * max(STRETCH // page, -(-table.dims[1] // STRETCHES))
+    groups = [-(-end // page) * page for end in ends(GPU_TILE // padded)]
+    read = sum(groups) * 2 * keys * head * pages.dtype_bytes
+    turns = sum(-(-end // stretch) for end in groups)
+    each = GPU_TILE * head * queries.dtype_bytes + GPU_TILE * (head + 32) * 4
+    return 4.0 * GPU_TILE * head * keys * sum(groups), float(read + (0 if pages_alone else turns * keys * each))

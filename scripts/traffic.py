@@ -25,6 +25,7 @@ FREE |= {"partition-id", "replica-id", "opt-barrier", "optimization-barrier", "i
 FREE_CALLS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape"}
 ASYNC_CALLS = {"AsyncCollectiveStart", "AsyncCollectiveDone"}  # the collective beside them counts
 SLICES = ("dynamic-slice", "slice", "gather")
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # what changes a part in place: which operand holds the new part
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def _moved(program: Program, run: Run) -> float:
     body = next((program.computations[name] for name in line.called if name in program.computations), None)
     if body is not None and line.operation in ("fusion", "fusion-start", "async-start"):
         return _fused(body, given, line.arrays)
-    if line.operation == "dynamic-update-slice":
-        return 2.0 * _near(given[1].arrays[0])
+    if line.operation in UPDATES:
+        return 2.0 * _near(given[UPDATES[line.operation]].arrays[0])
     if line.operation in SLICES:
         return 2.0 * sum(map(_near, line.arrays))
     results = collectives.moved(run) if collectives.kind_of(line.operation) else line.arrays
@@ -199,7 +200,7 @@ def _taken(body: Computation, name: str, array: Array) -> float:
                 left.append(line.name)
             elif line.operation in SLICES and first:
                 size += sum(one.bytes for one in line.arrays)
-            elif not (line.operation == "dynamic-update-slice" and first):
+            elif not (line.operation in UPDATES and first):
                 return float(array.bytes)
     return min(size, float(array.bytes))
 
@@ -209,8 +210,8 @@ def _changed(body: Computation, root: Instruction) -> float:
     line = root
     while line.operation == "bitcast" and body.given(line):
         line = body.given(line)[0]
-    changes = line.operation == "dynamic-update-slice"
-    return float(sum(array.bytes for array in (body.given(line)[1] if changes else root).arrays))
+    new = body.given(line)[UPDATES[line.operation]] if line.operation in UPDATES else root
+    return float(sum(array.bytes for array in new.arrays))
 
 
 def _size(dims: Sequence[int]) -> int:

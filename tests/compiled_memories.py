@@ -52,8 +52,10 @@ def ratios(*names: str) -> dict[str, float]:
     for name in names or table:
         case = table[name]
         config = resolve(default(), [f"model.preset={case['model']}", *case["options"]])
-        platform = chips.read(case["slice"]).chip.platform
-        items = build.memory_of(config, PRESETS[case["model"]], generates=True, platform=platform)
+        chip = chips.read(case["slice"]).chip
+        items = build.memory_of(
+            config, PRESETS[case["model"]], generates=True, platform=chip.platform, flash=chip.flash
+        )
         moments = sum(item.bytes for item in items if item.kind is Kind.MOMENTS)
         predicted = sum(item.bytes for item in items if item.kind in LEARNS)
         needs = [sum(bytes for part, bytes in case["accumulate"].items() if part != "cpu_s") + moments]

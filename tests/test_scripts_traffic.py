@@ -72,6 +72,27 @@ def test_a_text_by_hand():
     assert "body" in traffic.count(TEXT.replace("direction=LT", "direction=NE")).unknown
 
 
+SCATTER = """
+%put (a: bf16[64,16], at: s32[2,1], new: bf16[2,16]) -> bf16[64,16] {
+  %a = bf16[64,16]{1,0} parameter(0)
+  %at = s32[2,1]{1,0} parameter(1)
+  %new = bf16[2,16]{1,0} parameter(2)
+  ROOT %out = bf16[64,16]{1,0} scatter(%a, %at, %new), update_window_dims={1}
+}
+
+ENTRY %main (a: bf16[64,16], at: s32[2,1], new: bf16[2,16]) -> bf16[64,16] {
+  %a = bf16[64,16]{1,0} parameter(0)
+  %at = s32[2,1]{1,0} parameter(1)
+  %new = bf16[2,16]{1,0} parameter(2)
+  ROOT %w = bf16[64,16]{1,0} fusion(%a, %at, %new), kind=kLoop, calls=%put
+}
+"""
+
+
+def test_rows_that_are_scattered_into_a_cache_count_alone():
+    assert traffic.count(SCATTER).bytes() == 2 * 4 + 2 * (2 * 16 * 2)
+
+
 CONVOLUTIONS = [  # lhs, rhs, out, attributes, FLOPs
     ("4,16", "16,8", "4,8", "dim_labels=bf_io->bf", 2 * 4 * 8 * 16),
     (  # a batch of three products [4, 16] x [16, 8], as TPUs write it

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
+
 from jaxrl_post.config import Config, on
+from jaxrl_post.kernels import choice
 from jaxrl_post.models import decoder
 from jaxrl_post.trainer import attention
 
@@ -16,6 +19,8 @@ SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 OFF = "no remat"
 # Bytes of a query and a key in attention: a float32 score, and beside TPUs its weight twice in bfloat16.
 PAIR = {"tpu": 4, "gpu": 8, "cpu": 8}
+# Bytes of a query in a kernel: float32 sums of its row and of its slope. A TPU repeats a number along 128 lanes.
+SUMS = {"tpu": 4 * 128, "gpu": 2 * 4}
 
 
 def kept(config: Config, model: decoder.ModelConfig, shards: int) -> dict[str, int]:
@@ -45,7 +50,7 @@ def offloaded(config: Config, model: decoder.ModelConfig) -> int:
     return kept(config, model, config.mesh.shards)["full"]
 
 
-def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> int:
+def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: str, flash: bool = True) -> int:
     """Returns an estimate of the bytes of one micro-batch's gradient on a device, without the stacks of `stacked`.
 
     Each layer keeps what the policy says. Beside that is the larger of what is never there together:
@@ -56,10 +61,11 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     Args:
       shards: devices among which the micro-batch's rows are divided.
       platform: of the devices, as jax names it. It decides the forms that are set to "auto".
+      flash: the devices run the kernels of packed rows.
     """
     held = kept(config, model, shards)
     layers = held[config.model.remat_policy] if config.model.remat else held[OFF]
-    working = _matrices(config, model, platform) + _attention(config, model, shards, platform)
+    working = _matrices(config, model, platform) + _attention(config, model, shards, platform, flash)
     if config.model.remat:
         working += _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
     logits, slope = _head(config, model, shards, platform)
@@ -105,12 +111,22 @@ def _one_layer(config: Config, model: decoder.ModelConfig) -> int:
     return 2 * m.embed + (2 * m.heads + 2 * m.kv_heads) * m.head_dim // ways + 3 * m.ffw // ways
 
 
-def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> int:
-    """Returns the bytes of one layer's scores: of every query block with the keys up to its end."""
-    tokens = config.batch.tokens
+def _attention(config: Config, model: decoder.ModelConfig, shards: int, platform: str, flash: bool) -> int:
+    """Returns the bytes of one layer's attention beside queries, keys and values.
+
+    A kernel keeps sums of each query. Otherwise there are scores: of blocks of queries with the keys up to their end,
+    or, in a loop, of one block with all keys.
+    """
+    tokens, ways = config.batch.tokens, config.mesh.tensor
+    heads = config.batch.rows // shards * model.heads // ways
+    kernel = choice.OF_PACKED_ROWS.get("cuda" if platform == "gpu" else platform)
+    own = dict(heads=model.heads // ways, kv_heads=model.kv_heads // ways, head_dim=model.head_dim, tokens=tokens)
+    if flash and kernel and kernel.serves(jnp.dtype(config.model.compute_dtype), **own):
+        return heads * tokens * SUMS[platform]
+    if tokens > attention.WRITTEN_OUT:
+        return heads * attention.LOOPED * tokens * PAIR[platform]
     size = max(attention.BLOCK, -(-tokens // attention.BLOCKS))
-    pairs = sum(size * min(end, tokens) for end in range(size, tokens + size, size))
-    return config.batch.rows // shards * model.heads // config.mesh.tensor * pairs * PAIR[platform]
+    return heads * sum(size * min(end, tokens) for end in range(size, tokens + size, size)) * PAIR[platform]
 
 
 def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
-from jaxrl_post.kernels import choice
+from jaxrl_post.kernels import choice, hardware
 from jaxrl_post.launch import malloc, memory_plan
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.models import decoder
@@ -288,16 +288,19 @@ def _shared(config: Config) -> int:
 def memory(config: Config, start: Inputs) -> tuple[memory_plan.Item, ...]:
     """Returns what each device holds."""
     generates = config.engine.name == "rows" or bool(start.held_out)
-    return memory_of(config, start.model, generates=generates, platform=jax.default_backend())
+    flash = not hardware.without_flash(jax.devices()[0])
+    return memory_of(config, start.model, generates=generates, platform=jax.default_backend(), flash=flash)
 
 
 def memory_of(
-    config: Config, model: decoder.ModelConfig, *, generates: bool, platform: str
+    config: Config, model: decoder.ModelConfig, *, generates: bool, platform: str, flash: bool
 ) -> tuple[memory_plan.Item, ...]:
-    """Returns what each device of a platform holds, from the model's shape alone."""
+    """Returns what each device of a platform holds, from the model's shape alone.
+
+    flash: the devices run the kernels of packed rows."""
     held = jax.eval_shape(lambda: drafter(config, model).empty(config.engine.slots))
     tables = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)) if generates else 0
-    return memory_plan.memory(config, model, tables, platform)
+    return memory_plan.memory(config, model, tables, platform, flash)
 
 
 def foreseen(config: Config, start: Inputs) -> str:

@@ -31,6 +31,7 @@ class Chip:
     - network: bytes a second that it sends to other hosts. TPUs of a slice have links alone.
     - per_host: devices of a host
     - numbered: devices for each unit of the number in a slice's name, where there is one
+    - flash: whether it runs the kernels of packed rows (kernels/hardware.py)
     - target: the compiler's name of the kind, where device-less compiling is tried
     - grids: topology by number of devices
     """
@@ -43,6 +44,7 @@ class Chip:
     network: float = 0.0
     per_host: int = 8
     numbered: float = 0.0
+    flash: bool = True
     target: str = ""
     grids: tuple[tuple[int, str], ...] = ()
 
@@ -65,7 +67,7 @@ def _gpu(mib: int, flops: float, bandwidth: float, link: float, **more) -> Chip:
 # Links of a TPU are half of the "bidirectional" figure. The number in v4-, v5p- and tpu7x- counts TensorCores, of which
 # a chip has two. jax shows both cores of a v4 or v5p chip as one device, and those of TPU7x as two.
 CHIPS: dict[str, Chip] = {
-    "v4": _tpu(30.75, 2.75e14, 1.228e12, 3e11, numbered=0.5, target="v4", grids=_CUBE),
+    "v4": _tpu(30.75, 2.75e14, 1.228e12, 3e11, numbered=0.5, flash=False, target="v4", grids=_CUBE),
     "v5e": _tpu(15.75, 1.97e14, 8.19e11, 2e11, numbered=1, target="v5e", grids=_FLAT),
     "v5p": _tpu(95.74, 4.59e14, 2.765e12, 6e11, numbered=0.5, target="v5p", grids=_CUBE),
     "v6e": _tpu(31.25, 9.18e14, 1.64e12, 4e11, numbered=1, target="v6e", grids=_FLAT),
@@ -74,7 +76,7 @@ CHIPS: dict[str, Chip] = {
     "h100": _gpu(81559, 9.89e14, 3.35e12, 4.5e11, network=5e10, target="sm_90"),
     "h200": _gpu(143771, 9.89e14, 4.8e12, 4.5e11, network=5e10, target="sm_90"),
     "l4": _gpu(23034, 1.21e14, 3e11, 3.2e10, network=1.25e10),
-    "t4": _gpu(15360, 8.1e12, 3e11, 1.6e10, network=6e9),  # no units for bfloat16: float32's peak
+    "t4": _gpu(15360, 8.1e12, 3e11, 1.6e10, network=6e9, flash=False),  # no units for bfloat16: float32's peak
 }
 _ALIASES = {"v5litepod": "v5e", "v7x": "tpu7x", "a100-80gb": "a100", "h100-80gb": "h100"}
 

@@ -100,12 +100,15 @@ def arithmetic(config: Config, prompts: int, longest_prompt: int) -> dict[str, i
     }
 
 
-def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0, platform: str = "cpu") -> tuple[Item, ...]:
+def memory(
+    config: Config, model: decoder.ModelConfig, drafting: int = 0, platform: str = "cpu", flash: bool = True
+) -> tuple[Item, ...]:
     """Returns what each device holds. `by_device` says which devices hold which items.
 
     Args:
       drafting: bytes of the drafter's tables of one replica.
       platform: of the devices, as jax names it.
+      flash: the devices run the kernels of packed rows.
 
     Raises:
       ValueError: the mesh does not divide the model.
@@ -135,7 +138,7 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0, platfo
         Item(
             Kind.ACTIVATIONS,
             "activations (estimate)",
-            activations.estimate(config, model, config.mesh.shards, platform),
+            activations.estimate(config, model, config.mesh.shards, platform, flash),
         ),
         Item(
             Kind.ACTIVATIONS,
@@ -143,7 +146,7 @@ def memory(config: Config, model: decoder.ModelConfig, drafting: int = 0, platfo
             activations.stacked(config, layers, platform),
         ),
         *_waiting(config, model),
-        *(_lent(config, model, platform) if config.lent else ()),
+        *(_lent(config, model, platform, flash) if config.lent else ()),
     )
 
 
@@ -158,7 +161,7 @@ def _waiting(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     return (Item(Kind.OFFLOADED, "activations of layers, offloaded", size),) if size else ()
 
 
-def _lent(config: Config, model: decoder.ModelConfig, platform: str) -> tuple[Item, ...]:
+def _lent(config: Config, model: decoder.ModelConfig, platform: str, flash: bool) -> tuple[Item, ...]:
     """Returns what a device holds while it is lent. Its mesh is that of mesh.divided."""
     shards, shapes = config.lent_shards, decoder.abstract(model)
     mesh = _mesh(*meshes.along(shards, config.mesh.fsdp), config.mesh.tensor)
@@ -170,7 +173,10 @@ def _lent(config: Config, model: decoder.ModelConfig, platform: str) -> tuple[It
         Item(Kind.WEIGHTS, "weights (lent, float32)", 0 if there else 4 * elements, lent=True),
         Item(Kind.GRADIENT, f"gradient (lent, {sums})", _bytes(sums) * elements, lent=True),
         Item(
-            Kind.ACTIVATIONS, "activations (estimate)", activations.estimate(config, model, shards, platform), lent=True
+            Kind.ACTIVATIONS,
+            "activations (estimate)",
+            activations.estimate(config, model, shards, platform, flash),
+            lent=True,
         ),
         Item(
             Kind.ACTIVATIONS,

@@ -85,7 +85,8 @@ def plan(config: Config, model: decoder.ModelConfig, where: Slice, compiled: Tem
     Raises:
       ValueError: the mesh does not divide the model.
     """
-    items = build.memory_of(config, model, generates=config.engine.name == "rows", platform=where.chip.platform)
+    rows, chip = config.engine.name == "rows", where.chip
+    items = build.memory_of(config, model, generates=rows, platform=chip.platform, flash=chip.flash)
     if compiled is not None:
         items = (
             *(item for item in items if item.kind is not Kind.ACTIVATIONS),

@@ -47,11 +47,13 @@ def groups(leaves: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> l
 def relaid(leaves: Iterable[jax.Array], shardings: Iterable[NamedSharding], dtype: Any = None) -> list[jax.Array]:
     """Returns copies of the leaves in other shardings over the same devices. `dtype`: what they are cast to first."""
     homes = tuple(shardings)
-    return list(_identity(homes, dtype)(*(_renumbered(leaf, home) for leaf, home in zip(leaves, homes, strict=True))))
+    return list(identity(homes, dtype)(*(_renumbered(leaf, home) for leaf, home in zip(leaves, homes, strict=True))))
 
 
 @functools.cache
-def _identity(homes: tuple[NamedSharding, ...], dtype: Any) -> Callable[..., tuple]:
+def identity(homes: tuple[NamedSharding, ...], dtype: Any) -> Callable[..., tuple]:
+    """Returns the compiled-once program behind `relaid`."""
+
     def copies(*leaves: jax.Array) -> tuple:
         # A copy, because an identity may be answered with its argument. The cast comes before the move.
         return tuple(jnp.copy(leaf if dtype is None else leaf.astype(dtype)) for leaf in leaves)
