@@ -26,6 +26,7 @@ def loss(params, config, tokens, dtype, **how):
 
     def attend(layer, q, k, v, cache, **more):
         out, _ = plain(layer, q, k, v, None, **more)
+        out = layer_loop.named(out, layer_loop.ATTENDED)
         return out, cache + (layer + 1) * jnp.sum(k, dtype=cache.dtype)
 
     start = jnp.zeros((), jnp.promote_types(dtype, jnp.float32))

@@ -67,7 +67,8 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     layers = held[config.model.remat_policy] if config.model.remat else held[OFF]
     working = _matrices(config, model, platform) + _attention(config, model, shards, platform, flash)
     if config.model.remat:
-        working += _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
+        copies = 2 if platform == "tpu" else 1  # a TPU keeps values in another tiling too
+        working += copies * _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
     logits, slope = _head(config, model, shards, platform)
     scanned = on(config.model.scan_layers, platform)
     own = model.layers * _layer_weights(model) // (math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor)
@@ -94,12 +95,12 @@ def _tokens(config: Config, shards: int) -> int:
 def _matrices(config: Config, model: decoder.ModelConfig, platform: str) -> int:
     """Returns the bytes of the gathered matrices of the layer at work.
 
-    A TPU fetches those of the next one meanwhile, and adds up gradients of two over the devices.
+    A TPU fetches those of the next one meanwhile, and adds up gradients over the devices: five layers in all.
     """
     if config.mesh.fsdp == 1:
         return 0
-    layers = 4 if platform == "tpu" else 1
-    return layers * SIZES[config.model.compute_dtype] * _layer_weights(model) // config.mesh.tensor
+    size = SIZES[config.model.compute_dtype] * _layer_weights(model)
+    return 5 * size if platform == "tpu" else size // config.mesh.tensor
 
 
 def _one_layer(config: Config, model: decoder.ModelConfig) -> int:

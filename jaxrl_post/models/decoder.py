@@ -28,7 +28,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.models import layer_loop
-from jaxrl_post.models.layer_loop import ATTENDED, PROJECTED, STREAM, named
+from jaxrl_post.models.layer_loop import PROJECTED, STREAM, named
 from jaxrl_post.parallel import pieces
 
 ACTIVATIONS: dict[str, Callable] = {
@@ -215,8 +215,7 @@ class Layer(nnx.Module):
             out, cache = attend(
                 self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap
             )
-            out = named(out.astype(dtype), ATTENDED)
-            out = named(jnp.einsum("...nh,nhd->...d", out, self.o[...].astype(dtype)), PROJECTED)
+            out = named(jnp.einsum("...nh,nhd->...d", out.astype(dtype), self.o[...].astype(dtype)), PROJECTED)
             h = h + (_norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
             x = _norm(h, self.ffw_norm[...], c)
@@ -387,6 +386,7 @@ def hidden(
 
     attend(layer, q [..., N, H], k [..., K, H], v [..., K, H], cache, *, scale, window, soft_cap) -> (out [..., N, H],
     cache). q and k are rotated by `positions`. `attend` is called once per layer, in order.
+    It gives its output the name layer_loop.ATTENDED where a remat policy may keep it.
 
     Args:
       dtype: of the computation; params of another dtype are cast where they are used.

@@ -4,10 +4,11 @@ Invariant: a token sees itself and the earlier tokens of its own segment only. M
 Padding is segment 0 and sees itself, so no softmax is empty.
 
 A form computes it: a kernel of the device (kernels/choice.py), run on each device's own rows and heads, or `blocks` here.
-`blocks` processes queries in blocks, each recomputed in the backward pass, so the scores of only one block exist at a
-time. In rows of up to WRITTEN_OUT tokens, blocks are written out and each sees the keys up to its own end. On CPU this
-takes about half the time of computing all pairs at once. Source: scripts/results/choices.json, by scripts/bench.py
-choices. In longer rows a loop over blocks is compiled once, and each block sees all keys.
+Each names its output, by which a remat policy keeps it. `blocks` processes queries in blocks, each recomputed in the
+backward pass, so the scores of only one block exist at a time. In rows of up to WRITTEN_OUT tokens, blocks are written
+out and each sees the keys up to its own end. On CPU this takes about half the time of computing all pairs at once.
+Source: scripts/results/choices.json, by scripts/bench.py choices. In longer rows a loop over blocks is compiled once, and
+each block sees all keys.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_post.models.layer_loop import ATTENDED, named
 from jaxrl_post.parallel import mesh as meshes
 
 BLOCK = 64  # smallest block of queries
@@ -57,7 +59,7 @@ def packed(
 
         how = dict(scale=scale, window=window, soft_cap=soft_cap)
         if form is None:
-            out = blocks(rows(q), rows(k), rows(v), segment_ids, **how)
+            out = named(blocks(rows(q), rows(k), rows(v), segment_ids, **how), ATTENDED)
         else:
             run = meshes.by_rows_and_heads(sharding, lambda q, k, v, ids: form(q, k, v, ids, **how))
             out = run(rows(q), rows(k), rows(v), segment_ids)

@@ -134,21 +134,9 @@ def publish(target: str) -> dict:
     import kernel_costs
     import traffic
 
-    from jaxrl_post.launch import chips, device_less
-    from jaxrl_post.models import decoder
-    from jaxrl_post.models.presets import PRESETS
-    from jaxrl_post.parallel import mesh as meshes
     from jaxrl_post.parallel import relayout
 
-    model, (where, fsdp), ways = PRESETS["qwen2_5_7b"], TRAINED[target], TENSOR[target]
-    ours = device_less.mesh(chips.read(where), (1, fsdp, 1))
-    theirs = jax.sharding.Mesh(ours.devices.reshape(fsdp // ways, 1, ways), ours.axis_names, axis_types=ours.axis_types)
-    axes, shapes = decoder.axes(model), decoder.abstract(model)
-    old, new = (
-        jax.tree.leaves(meshes.param_shardings(mesh, axes, room))
-        for mesh, room in ((ours, "learner"), (theirs, "engine"))
-    )
-    leaves = [Leaf(x.shape, jnp.float32, home) for x, home in zip(jax.tree.leaves(shapes), old, strict=True)]
+    leaves, new = _layouts(target)
     kinds = Counter(
         tuple((leaves[at].shape, leaves[at].sharding, new[at]) for at in group)
         for group in relayout.groups(leaves, new)
@@ -173,6 +161,28 @@ def publish(target: str) -> dict:
         "collectives_over_weights": linked / made,
         "compiled_over_floor": moved / (4 * mine + made),
     }
+
+
+def _layouts(target: str) -> tuple[list[Leaf], list]:
+    """Returns the learner's weights by shape, and their shardings in the engine."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxrl_post.launch import chips, device_less
+    from jaxrl_post.models import decoder
+    from jaxrl_post.models.presets import PRESETS
+    from jaxrl_post.parallel import mesh as meshes
+
+    model, (where, fsdp), ways = PRESETS["qwen2_5_7b"], TRAINED[target], TENSOR[target]
+    ours = device_less.mesh(chips.read(where), (1, fsdp, 1))
+    theirs = jax.sharding.Mesh(ours.devices.reshape(fsdp // ways, 1, ways), ours.axis_names, axis_types=ours.axis_types)
+    axes, shapes = decoder.axes(model), decoder.abstract(model)
+    old, new = (
+        jax.tree.leaves(meshes.param_shardings(mesh, axes, room))
+        for mesh, room in ((ours, "learner"), (theirs, "engine"))
+    )
+    leaves = [Leaf(x.shape, jnp.float32, home) for x, home in zip(jax.tree.leaves(shapes), old, strict=True)]
+    return leaves, new
 
 
 def _engine(target: str) -> tuple:
