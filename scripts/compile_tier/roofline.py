@@ -19,6 +19,7 @@ import math
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,10 +130,34 @@ def train(target: str) -> dict:
 
 def publish(target: str) -> dict:
     """Returns bytes on links and in memory, over those that a device must receive, read and write."""
-    import jax
-    import jax.numpy as jnp
     import kernel_costs
     import traffic
+
+    leaves, new = _layouts(target)
+    linked, moved, calls = 0.0, 0.0, []
+    for compiled, times in sync_programs(target):
+        found = traffic.count(compiled.as_text(), kernel_costs.PACKED_ROWS)
+        _check(found, 0)
+        calls.append(times)
+        linked, moved = linked + times * found.linked, moved + times * found.bytes()
+    mine = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
+    made = sum(2 * math.prod(home.shard_shape(x.shape)) for x, home in zip(leaves, new, strict=True))
+    return {
+        "programs": len(calls),
+        "calls": sum(calls),
+        "collectives_gb": linked / 1e9,
+        "weights_gb": made / 1e9,
+        "floor_gb": (4 * mine + made) / 1e9,
+        "compiled_gb": moved / 1e9,
+        "collectives_over_weights": linked / made,
+        "compiled_over_floor": moved / (4 * mine + made),
+    }
+
+
+def sync_programs(target: str) -> Iterator[tuple]:
+    """Yields the compiled programs of a weight sync, each with the number of its calls."""
+    import jax
+    import jax.numpy as jnp
 
     from jaxrl_post.parallel import relayout
 
@@ -141,26 +166,9 @@ def publish(target: str) -> dict:
         tuple((leaves[at].shape, leaves[at].sharding, new[at]) for at in group)
         for group in relayout.groups(leaves, new)
     )
-    linked = moved = 0.0
     for kind, times in kinds.items():
         given = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=home) for shape, home, _ in kind]
-        program = relayout.identity(tuple(home for *_, home in kind), jnp.bfloat16)
-        found = traffic.count(program.lower(*given).compile().as_text(), kernel_costs.PACKED_ROWS)
-        _check(found, 0)
-        linked, moved = linked + times * found.linked, moved + times * found.bytes()
-    pairs = list(zip(leaves, new, strict=True))
-    mine = sum(math.prod(x.sharding.shard_shape(x.shape)) for x, _ in pairs)
-    made = sum(2 * math.prod(home.shard_shape(x.shape)) for x, home in pairs)
-    return {
-        "programs": len(kinds),
-        "calls": sum(kinds.values()),
-        "collectives_gb": linked / 1e9,
-        "weights_gb": made / 1e9,
-        "floor_gb": (4 * mine + made) / 1e9,
-        "compiled_gb": moved / 1e9,
-        "collectives_over_weights": linked / made,
-        "compiled_over_floor": moved / (4 * mine + made),
-    }
+        yield relayout.identity(tuple(home for *_, home in kind), jnp.bfloat16).lower(*given).compile(), times
 
 
 def _layouts(target: str) -> tuple[list[Leaf], list]:

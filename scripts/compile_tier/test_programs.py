@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+import roofline
 from targets import TARGETS, memory, qwen2_5_7b, shard_bytes
 
 from jaxrl_post.engine import row_program
@@ -127,6 +128,21 @@ def test_row_program(target, table, compile_seconds):
         assert not copies_of_cache(text, model.kv_heads // ways, model.head_dim)
         assert used["temp"] <= bounds[name] and used["total"] <= chip.hbm
         assert (chip.call in text) == (name != "insert"), "the reference was compiled, not the kernel"
+
+
+@pytest.mark.parametrize("target", ["sm_90", "v5e"])
+def test_weight_sync(target, table):
+    """The learner's weights become the engine's, all leaves: no host memory, and room for one group beside them."""
+    begun, temporaries, calls = time.perf_counter(), [0], 0
+    for compiled, times in roofline.sync_programs(target):
+        used, calls = memory(compiled), calls + times
+        temporaries.append(used["temp"])
+        # Of a group, the results are there twice at most: as they arrive, and in the order of the new layout.
+        assert used["temp"] <= 2 * used["made"] + used["given"]
+        assert not re.search(r"S\(5\)|infeed|outfeed|is_host_transfer=true", compiled.as_text())
+    table(
+        f"7B weight sync, {calls} calls", target, seconds=time.perf_counter() - begun, temp_mib=max(temporaries) / MIB
+    )
 
 
 def dispatch_bound(model, ways: int, params, relaid: tuple[str, ...]) -> float:
