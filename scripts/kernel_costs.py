@@ -106,12 +106,16 @@ def _ragged(given: Sequence[Array], made: Sequence[Array], ends: Ends, pages_alo
 def _tiled(
     given: Sequence[Array], made: Sequence[Array], ends: Ends, rows: int, pages_alone: bool
 ) -> tuple[float, float]:
-    """Reads whole pages. Each stretch that a tile reaches reads its queries and writes values and sums in float32."""
+    """Reads whole pages. Each stretch that a group reaches writes values and sums in float32, of the group's own rows.
+
+    Queries count once: tiles load 64 rows each, and those of neighbours overlap in the cache of the device.
+    """
     queries, pages, table = given[:3]
     (keys, _, head), (_, page, _, _) = queries.dims, pages.dims
     padded, stretch = made[0].dims[2] // rows, page * max(STRETCH // page, -(-table.dims[1] // STRETCHES))
     groups = [-(-end // page) * page for end in ends(GPU_TILE // padded)]
     read = sum(groups) * 2 * keys * head * pages.dtype_bytes
     turns = sum(-(-end // stretch) for end in groups)
-    each = GPU_TILE * head * queries.dtype_bytes + GPU_TILE * (head + 32) * 4
-    return 4.0 * GPU_TILE * head * keys * sum(groups), float(read + (0 if pages_alone else turns * keys * each))
+    own = made[0].dims[2] / max(1, len(groups))  # rows of a group, each a row of the program and a query head
+    near = queries.bytes + turns * keys * own * (head + 32) * 4
+    return 4.0 * GPU_TILE * head * keys * sum(groups), float(read + (0 if pages_alone else near))

@@ -95,10 +95,28 @@ def test_the_formulas_are_within_a_tenth_of_the_compilers():
 
 
 def test_formulas_that_leave_a_part_out_are_not(monkeypatch):
-    for name in ("_attention", "_matrices", "stacked"):
+    for name in ("_one_layer", "_matrices", "stacked"):
         with monkeypatch.context() as patch:
             patch.setattr(activations, name, lambda *given: 0)
             assert min(compiled_memories.ratios("qwen2_5_7b v5e-16 1x16x1 T4096 full").values()) < 0.92, name
+
+
+@pytest.mark.parametrize(
+    "platform, flash, tokens, bytes_",
+    [
+        ("gpu", True, 2048, 14 * 2048 * 8),  # two sums of a query
+        ("tpu", True, 2048, 14 * 2048 * 512),  # one, along 128 lanes
+        ("gpu", False, 2048, 14 * 512 * 2048 * 8),  # a loop over blocks of 512 queries with all keys
+        ("gpu", False, 512, 14 * 64 * 64 * 36 * 8),  # 8 blocks with the keys up to their end
+        ("cpu", True, 512, 14 * 64 * 64 * 36 * 8),
+    ],
+)
+def test_attention_of_a_layer_by_hand(platform, flash, tokens, bytes_):
+    config = resolve(
+        default(),
+        ["model.preset=qwen2_5_0_5b", f"batch.tokens={tokens}", "model.compute_dtype=bfloat16", "batch.rows=1"],
+    )
+    assert activations._attention(config, PRESETS["qwen2_5_0_5b"], 1, platform, flash) == bytes_
 
 
 PLANS = {  # config and choice: slice

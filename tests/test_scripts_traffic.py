@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import compiled_text
+import kernel_costs
 import traffic
 
 TEXT = """
@@ -91,6 +92,27 @@ ENTRY %main (a: bf16[64,16], at: s32[2,1], new: bf16[2,16]) -> bf16[64,16] {
 
 def test_rows_that_are_scattered_into_a_cache_count_alone():
     assert traffic.count(SCATTER).bytes() == 2 * 4 + 2 * (2 * 16 * 2)
+
+
+def test_pages_that_the_engine_reads_by_hand():
+    """256 rows of 28 heads, 7 padded to 8 for each of 4 keys: a tile of 64 holds 8 rows of one slot."""
+
+    def array(kind, *dims):
+        return compiled_text.Array(kind, dims)
+
+    given = (array("bf16", 4, 2112, 128), array("bf16", 100, 64, 8, 128), array("s32", 256, 64), array("s32", 256, 4))
+    made = (array("f32", 4, 4, 2048, 128), array("f32", 4, 4, 2048, 32))
+    shared = []
+    kernel = kernel_costs.paged(lambda rows: shared.append(rows) or [100] * 256, 256)["mosaic_gpu.*attend"]
+    pages, queries, sums = 256 * 128 * 2 * 4 * 128 * 2, 4 * 2112 * 128 * 2, 256 * 4 * 8 * 160 * 4
+    assert kernel(given, made)[1] == pages + queries + sums and shared == [8]
+    alone = kernel_costs.paged(lambda rows: [100] * 256, 256, pages_alone=True)["mosaic_gpu.*attend"]
+    assert alone(given, made)[1] == pages
+
+    given = (array("s32", 32, 65), array("bf16", 2048, 7, 128), array("bf16", 100, 64, 2, 128))
+    tiles = kernel_costs.paged(lambda rows: shared.append(rows) or [300] * 32, 2048)["ragged_paged_attention"]
+    moved = tiles(given, (array("bf16", 2048, 7, 128),))[1]
+    assert moved == 32 * 512 * 2 * 128 * 2 + 2 * (2048 * 7 * 128 * 2) and shared == [8, 64]
 
 
 CONVOLUTIONS = [  # lhs, rhs, out, attributes, FLOPs

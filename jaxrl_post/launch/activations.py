@@ -1,7 +1,7 @@
 """Estimates what the backward pass of one micro-batch takes on a device, and what each remat policy keeps for it.
 
-Invariant: everything follows from shapes. What layers keep is exact; what is at work beside it is an estimate. Two of its
-counts, PAIR and the layers of `_matrices`, were read from compiled programs (scripts/compile_tier/memories.py).
+Invariant: everything follows from shapes. What layers keep is exact; what is at work beside it is an estimate. Its counts
+PAIR, SUMS, the layers of `_matrices` and a TPU's copies were read from compiled programs (compile_tier/memories.py).
 """
 
 from __future__ import annotations
