@@ -213,7 +213,7 @@ def test_a_planted_measure_of_all_groups_is_found(monkeypatch):
 
 def no_segments(monkeypatch):
     packed = attention.packed
-    monkeypatch.setattr(attention, "packed", lambda ids, sharding: packed(jax.numpy.ones_like(ids), sharding))
+    monkeypatch.setattr(attention, "packed", lambda ids, *rest: packed(jax.numpy.ones_like(ids), *rest))
 
 
 def lengths_with_observed_tokens(monkeypatch):
