@@ -6,7 +6,7 @@ A floor is what any program must move or compute, from shapes alone. The other s
 the program that a run executes (scripts/traffic.py), with formulas for kernels (scripts/kernel_costs.py). Everything is
 of one device and Qwen2.5-7B. Run it with the Python of the compile tier.
 
-- decode: one step of a dispatch. SLOTS rollouts, each CONTEXT tokens long, one row each.
+- decode: one step of a dispatch. 256 rollouts (64 on one v6e, which holds no more), each CONTEXT tokens long, one row each.
 - prefill: the passes that compute a prompt of PROMPT tokens. Its bound is the KV that rows read one by one, over 8.
 - train: one micro-batch, one packed row of 4,096 tokens a shard.
 - publish: the learner's float32 weights, divided by fsdp, become the engine's in bfloat16, all groups of leaves.
@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
-SLOTS, CONTEXT, LENGTH, PAGE, STEPS, PASS, PROMPT = 256, 2048, 4096, 64, 8, 2048, 4096
+SLOTS = {"v6e": 64}  # of a replica; others have MANY
+MANY, CONTEXT, LENGTH, PAGE, STEPS, PASS, PROMPT = 256, 2048, 4096, 64, 8, 2048, 4096
 TRAINED = {"sm_90": ("8xh100", 8), "tpu7x": ("tpu7x-8", 8), "v5e": ("v5e-16", 16), "v6e": ("v6e-16", 16)}
 TENSOR = {"sm_90": 1, "tpu7x": 2, "v5e": 4, "v6e": 1}  # devices of a replica that gets new weights
 
@@ -49,17 +50,17 @@ def decode(target: str) -> dict:
     import traffic
 
     programs, model, mesh, weights = _engine(target)
-    ways, spread = mesh.shape["tensor"], 256 // SLOTS
-    ends = [CONTEXT - 128 + spread * (slot + 1) for slot in range(SLOTS)]
+    ways, slots = mesh.shape["tensor"], SLOTS.get(target, MANY)
+    ends = [CONTEXT - 128 + 256 // slots * (slot + 1) for slot in range(slots)]
     found = traffic.count(
-        programs.compiled[f"dispatch_{SLOTS}"].as_text(), kernel_costs.paged(lambda rows: ends, SLOTS)
+        programs.compiled[f"dispatch_{slots}"].as_text(), kernel_costs.paged(lambda rows: ends, slots)
     )
     _check(found, 1)
     step = sum(one.bytes / (1 if one.loops else STEPS) for one in found.costs)
     entry = 2 * model.kv_heads // ways * model.head_dim * 2 * model.layers
-    cache = (sum(ends) + SLOTS) * entry
+    cache = (sum(ends) + slots) * entry
     read = _shard(weights) - _shard({"embed": weights["embed"]})
-    floor = read + cache + SLOTS * model.embed * 2
+    floor = read + cache + slots * model.embed * 2
     linked = sum(one.bytes * one.turns for one in found.collectives if one.loops)
     return {
         "weights_gb": read / 1e9,
@@ -199,12 +200,13 @@ def _engine(target: str) -> tuple:
     from targets import TARGETS as known
     from targets import qwen2_5_7b
 
+    slots = SLOTS.get(target, MANY)
     vars(test_programs).update(
-        SLOTS=SLOTS, HEADS=SLOTS, LENGTH=LENGTH, PAGE=PAGE, STEPS=STEPS, PAGES=SLOTS * LENGTH // PAGE // 2
+        SLOTS=slots, HEADS=slots, LENGTH=LENGTH, PAGE=PAGE, STEPS=STEPS, PAGES=slots * LENGTH // PAGE // 2
     )
     chip, model = known[target], qwen2_5_7b(int(os.environ.get("ROOFLINE_LAYERS", 28)))
     mesh = chip.mesh(chip.rows)
-    programs, weights = test_programs.programs_of(model, mesh, (SLOTS,), PASS)
+    programs, weights = test_programs.programs_of(model, mesh, (slots,), PASS)
     return programs, model, mesh, weights
 
 
