@@ -260,25 +260,9 @@ def attention_times(record: Record, bandwidth: float, deadline: Deadline) -> Non
 
 
 def models() -> dict[str, Any]:
-    from jaxrl_post.models.decoder import ModelConfig
     from jaxrl_post.models.presets import PRESETS
 
-    return {
-        "qwen2_5_1_5b": PRESETS["qwen2_5_1_5b"],
-        "qwen2_5_7b": ModelConfig(
-            vocab_size=VOCABULARY,
-            embed=3584,
-            layers=28,
-            heads=28,
-            kv_heads=4,
-            head_dim=128,
-            ffw=18944,
-            max_length=32768,
-            rope_theta=1e6,
-            norm_eps=1e-6,
-            qkv_bias=True,
-        ),
-    }
+    return {name: PRESETS[name] for name in ("qwen2_5_1_5b", "qwen2_5_7b")}
 
 
 def random_weights(model: Any) -> Any:

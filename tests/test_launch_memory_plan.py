@@ -290,8 +290,8 @@ def test_text_lines_up():
 
 
 def test_the_drafters_tables_are_in_the_plan():
-    """By hand: 64 entries for all prompts and 1,024 for those in slots, each rounded up to whole uploads, and 256 live ones
-    for each of 4 slots, of 4 bytes; and a rate and two counts for each class."""
+    """By hand. There are 64 entries for all prompts and 1,024 for those in slots, each rounded up to whole uploads. Each of
+    4 slots has 256 live entries. An entry has 4 bytes. Each class adds a rate and two counts."""
     asked = config(
         "speculation.drafter=ours",
         "speculation.prompt_entries=1024",

@@ -3,8 +3,9 @@
   conditions   when an option is read, as one line
   fields       how an option is declared
   local_path   what a user may name as a path: no URL
-  relations    the two rules: nothing that is set is ignored, and options do not contradict each other
-  scheduling, rules   the entries of the second rule, those of the simulator too in the first
+  relations    the two rules. Nothing that is set is ignored. Options do not contradict each other.
+  rules        the options that may contradict each other, of runs
+  scheduling   the same, shared by runs and the simulator
   generation, training, schema   the options, by section
   reader       defaults, files and overrides become one frozen Config
   reference    the options as text: `python -m jaxrl_post.main --help` and docs/options.md

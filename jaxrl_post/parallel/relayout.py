@@ -52,7 +52,7 @@ def relaid(leaves: Iterable[jax.Array], shardings: Iterable[NamedSharding], dtyp
 
 @functools.cache
 def identity(homes: tuple[NamedSharding, ...], dtype: Any) -> Callable[..., tuple]:
-    """Returns the compiled-once program behind `relaid`."""
+    """Returns the jitted program that `relaid` runs, the same one for equal arguments."""
 
     def copies(*leaves: jax.Array) -> tuple:
         # A copy, because an identity may be answered with its argument. The cast comes before the move.

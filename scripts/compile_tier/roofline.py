@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
-SLOTS = {"v6e": 64}  # of a replica; others have MANY
+SLOTS = {"v6e": 64}  # of a replica, where it is not MANY
 MANY, CONTEXT, LENGTH, PAGE, STEPS, PASS, PROMPT = 256, 2048, 4096, 64, 8, 2048, 4096
 TRAINED = {"sm_90": ("8xh100", 8), "tpu7x": ("tpu7x-8", 8), "v5e": ("v5e-16", 16), "v6e": ("v6e-16", 16)}
 TENSOR = {"sm_90": 1, "tpu7x": 2, "v5e": 4, "v6e": 1}  # devices of a replica that gets new weights
@@ -198,15 +198,13 @@ def _engine(target: str) -> tuple:
     """Returns the compiled programs of an engine, the model, the mesh and the weights' shapes."""
     import test_programs
     from targets import TARGETS as known
-    from targets import qwen2_5_7b
 
-    slots = SLOTS.get(target, MANY)
-    vars(test_programs).update(
-        SLOTS=slots, HEADS=slots, LENGTH=LENGTH, PAGE=PAGE, STEPS=STEPS, PAGES=slots * LENGTH // PAGE // 2
-    )
-    chip, model = known[target], qwen2_5_7b(int(os.environ.get("ROOFLINE_LAYERS", 28)))
-    mesh = chip.mesh(chip.rows)
-    programs, weights = test_programs.programs_of(model, mesh, (slots,), PASS)
+    from jaxrl_post.models.presets import PRESETS
+
+    chip, model, slots = known[target], PRESETS["qwen2_5_7b"], SLOTS.get(target, MANY)
+    mesh, pages = chip.mesh(chip.rows), slots * LENGTH // PAGE // 2
+    sizes = dict(slots=slots, head_rows=slots, max_length=LENGTH, page_size=PAGE, pages=pages, steps_per_dispatch=STEPS)
+    programs, weights = test_programs.programs_of(model, mesh, (slots,), PASS, **sizes)
     return programs, model, mesh, weights
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from jaxrl_post.models.decoder import ModelConfig
-
 GIB = 1 << 30
 H200 = Path(__file__).with_name("h200.txtpb")
 ONE_CHIP = {"chips_per_host_bounds": [1, 1, 1]}
@@ -131,23 +129,6 @@ TARGETS = {
         rows=Slice(topology="1x1x1", axes=(1, 1, 1)),
     ),
 }
-
-
-def qwen2_5_7b(layers: int = 28) -> ModelConfig:
-    """Returns the shape of Qwen/Qwen2.5-7B."""
-    return ModelConfig(
-        vocab_size=152064,
-        embed=3584,
-        layers=layers,
-        heads=28,
-        kv_heads=4,
-        head_dim=128,
-        ffw=18944,
-        max_length=32768,
-        rope_theta=1000000.0,
-        norm_eps=1e-6,
-        qkv_bias=True,
-    )
 
 
 def memory(compiled: Any) -> dict[str, int]:

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 import roofline
-from targets import TARGETS, memory, qwen2_5_7b, shard_bytes
+from targets import TARGETS, memory, shard_bytes
 
 from jaxrl_post.engine import row_program
 from jaxrl_post.engine.compiled import Programs
 from jaxrl_post.models import decoder
+from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 
 MIB = 1 << 20
@@ -40,18 +41,10 @@ def compile_seconds():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def programs_of(model, mesh, row_sizes: tuple[int, ...], prompt_rows: int = 0) -> tuple[Programs, Any]:
-    """Returns the compiled programs of an engine, and its weights."""
-    sizes = row_program.Sizes.of(
-        meshes.replicas(mesh),
-        slots=SLOTS,
-        max_length=LENGTH,
-        page_size=PAGE,
-        pages=PAGES,
-        head_rows=HEADS,
-        steps_per_dispatch=STEPS,
-        prompt_rows=prompt_rows,
-    )
+def programs_of(model, mesh, row_sizes: tuple[int, ...], prompt_rows: int = 0, **other: int) -> tuple[Programs, Any]:
+    """Returns the compiled programs of an engine, and its weights. `other`: sizes that differ from those above."""
+    given = dict(slots=SLOTS, max_length=LENGTH, page_size=PAGE, pages=PAGES, head_rows=HEADS, steps_per_dispatch=STEPS)
+    sizes = row_program.Sizes.of(meshes.replicas(mesh), prompt_rows=prompt_rows, **(given | other))
     programs = Programs(model, mesh, sizes, row_sizes, jnp.bfloat16)
     homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
     weights = jax.tree.map(
@@ -64,7 +57,7 @@ def programs_of(model, mesh, row_sizes: tuple[int, ...], prompt_rows: int = 0) -
 @pytest.mark.parametrize("target", TARGETS)
 def test_prompt_program(target, table):
     """It fits beside the row program's pages, copies none, and uses the kernel."""
-    chip, model = TARGETS[target], qwen2_5_7b()
+    chip, model = TARGETS[target], PRESETS["qwen2_5_7b"]
     mesh = chip.mesh(chip.rows)
     ways, begun = mesh.shape["tensor"], time.perf_counter()
     programs, _ = programs_of(model, mesh, (), WIDE)
@@ -101,7 +94,7 @@ def prefill_bound(model, ways: int) -> float:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_row_program(target, table, compile_seconds):
-    chip, model = TARGETS[target], qwen2_5_7b()
+    chip, model = TARGETS[target], PRESETS["qwen2_5_7b"]
     mesh = chip.mesh(chip.rows)
     programs, weights = programs_of(model, mesh, (ROWS,))
     sizes = programs.sizes

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from record import Missing
+import compilers
 
 MINUTES = 25.0
 LIMIT_S = 3600
@@ -24,6 +24,7 @@ SOURCES = (
     "scripts/compile_tier",
     "scripts/make_venv.sh",
     "scripts/compiled_text.py",
+    "scripts/compilers.py",
     "scripts/collectives.py",
     "scripts/traffic.py",
     "scripts/kernel_costs.py",
@@ -33,11 +34,7 @@ TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
 
 
 def show(record) -> None:
-    made = subprocess.run(["make", ".venv-aot/installed.stamp"], cwd=record.root, text=True, capture_output=True)
-    if made.returncode:
-        raise Missing(
-            f"compile: the environment of the compile tier was not made: {(made.stdout + made.stderr)[-2000:]}"
-        )
+    compilers.python(record.root, "compile")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "table.json"
         start = time.monotonic()

@@ -16,11 +16,11 @@ import re
 import subprocess
 import sys
 
-from record import Missing
+import compilers
 
 MINUTES = 8.0
 LIMIT_S = 1200
-SOURCES = ("scripts/compile_tier/memories.py", "scripts/compile_tier/memories.json", "configs")
+SOURCES = ("scripts/compilers.py", "scripts/compile_tier/memories.py", "scripts/compile_tier/memories.json", "configs")
 PRESETS = {  # config file and choice: slice
     "gsm8k_qwen2_5_0_5b.py:t4": "t4",
     "gsm8k_qwen2_5_0_5b.py:l4": "l4",
@@ -66,12 +66,10 @@ def show(record) -> None:
 
 def _again(record) -> None:
     """Compiles some cases, and compares their bytes with the table's."""
-    made = subprocess.run(["make", ".venv-aot/installed.stamp"], cwd=record.root, text=True, capture_output=True)
-    if made.returncode:
-        raise Missing(f"fits: the environment of the compile tier was not made: {(made.stdout + made.stderr)[-2000:]}")
+    python = compilers.python(record.root, "fits")
     table = json.loads((record.root / "scripts/compile_tier/memories.json").read_text())
     for name in AGAIN:
-        command = [record.root / ".venv-aot/bin/python", "scripts/compile_tier/memories.py", "--print", name]
+        command = [python, "scripts/compile_tier/memories.py", "--print", name]
         done = subprocess.run(command, cwd=record.root, text=True, capture_output=True, timeout=LIMIT_S)
         if done.returncode:
             raise RuntimeError(f"{name}: {done.stderr[-4000:]}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
-from record import ROOT, Missing
+import compilers
+from record import ROOT
 
 MINUTES = 25.0
 LIMIT_S = 1800
@@ -18,6 +20,7 @@ SOURCES = (
     "scripts/compile_tier/test_programs.py",
     "scripts/compile_tier/test_train.py",
     "scripts/compiled_text.py",
+    "scripts/compilers.py",
     "scripts/traffic.py",
     "scripts/kernel_costs.py",
 )
@@ -29,15 +32,11 @@ SLACK = 1.02
 
 
 def show(record) -> None:
-    made = subprocess.run(["make", ".venv-aot/installed.stamp"], cwd=record.root, text=True, capture_output=True)
-    if made.returncode:
-        raise Missing(
-            f"roofline: the environment of the compile tier was not made: {(made.stdout + made.stderr)[-2000:]}"
-        )
+    python = compilers.python(record.root, "roofline")
     before = _before()
     for part in PARTS:
         for target in TARGETS:
-            for name, value in _compiled(record, part, target).items():
+            for name, value in _compiled(record.root, python, part, target).items():
                 key = f"{part}.{target}.{name}"
                 bounds = [
                     BOUNDS.get(f"{part}.{name}"),
@@ -48,9 +47,9 @@ def show(record) -> None:
                 )
 
 
-def _compiled(record, part: str, target: str) -> dict[str, float]:
-    command = [record.root / ".venv-aot/bin/python", "scripts/compile_tier/roofline.py", part, target]
-    done = subprocess.run(command, cwd=record.root, text=True, capture_output=True, timeout=LIMIT_S)
+def _compiled(root: Path, python: Path, part: str, target: str) -> dict[str, float]:
+    command = [python, "scripts/compile_tier/roofline.py", part, target]
+    done = subprocess.run(command, cwd=root, text=True, capture_output=True, timeout=LIMIT_S)
     if done.returncode:
         raise RuntimeError(f"roofline: {part} on {target}: {done.stderr[-4000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
