@@ -46,6 +46,7 @@ from jaxrl_post.checkpoint.signed_files import (
 )
 
 _SPARE = 1 << 20  # bytes beside the arrays that a save needs
+_FILE = 1 << 26  # bytes of one file of arrays. Each process holds one in memory until it is full.
 _FAILURES = (OSError, ValueError)  # Orbax raises the latter where the disk is full
 
 
@@ -201,7 +202,8 @@ class Checkpoints:
             part.mkdir(parents=True)
         self._share("")
         with ocp.Checkpointer(_handler(named)) as writer:
-            writer.save(part.absolute() / "arrays", args=ocp.args.PyTreeSave(_views(named)))
+            asked = ocp.args.PyTreeSave(_views(named), ocdbt_target_data_file_size=_FILE)
+            writer.save(part.absolute() / "arrays", args=asked)
         self._reach("mid_save")
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")
