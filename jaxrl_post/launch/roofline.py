@@ -39,7 +39,7 @@ def seconds(config: Config, model: decoder.ModelConfig, where: Slice, prompt: in
         "prefill": _prefill(config, model, where, prompt),
         "train": _train(config, model, where, prompt),
         "collectives of decode": _decode_sums(config, model),
-        "collectives of training": _train_collectives(config, model, where, prompt),
+        "collectives of training": train_collectives(config, model, where, _micro_batches(config, prompt)),
         "publish": _publish(config, model, where),
         "host": _host(config),
     }
@@ -100,13 +100,16 @@ def _decode_sums(config: Config, model: decoder.ModelConfig) -> float:
 
 
 def _micro_batches(config: Config, prompt: int) -> int:
+    """Of one optimizer step, all epochs."""
     tokens = _rollouts(config) * (prompt + _longest(config) / 2)
-    return math.ceil(tokens / (config.batch.rows * config.batch.tokens))
+    return math.ceil(tokens / (config.batch.rows * config.batch.tokens)) * config.scheduler.ppo_epochs
 
 
-def _train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
-    """Bytes that a device sends: weights twice and gradients once a micro-batch, activations of a divided layer."""
-    m, batches = config.mesh, _micro_batches(config, prompt) * config.scheduler.ppo_epochs
+def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, batches: int) -> float:
+    """Returns the seconds of links in `batches` micro-batches of the learner.
+
+    A device sends weights twice and gradients once a micro-batch, and the activations of a divided layer."""
+    m = config.mesh
     spread = (m.fsdp - 1) / m.fsdp * parameters(model) / m.tensor * (2 * BF16 + BF16)
     seconds = batches * spread / (where.link(m.fsdp * m.tensor) * LINKS)
     tokens = config.batch.rows // m.shards * config.batch.tokens
