@@ -52,7 +52,7 @@ class StepCost:
 
     `drafting`: seconds that the drafter adds to a step. `opening`: seconds until drafting can begin after steps without
     it, because tables are built and texts are learned. `training`: seconds of a trained token on the learner's devices;
-    0: not measured."""
+    0: not measured. `updating`: seconds of an optimizer step beside its tokens."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -60,13 +60,14 @@ class StepCost:
     drafting: float = 0.0
     opening: float = 0.0
     training: float = 0.0
+    updating: float = 0.0
 
     def __post_init__(self):
         if len(self.rows) != len(self.seconds) or not self.rows:
             raise ValueError(f"step-cost table {self.source}: {len(self.rows)} row counts, {len(self.seconds)} times")
         if sorted(set(self.rows)) != list(self.rows) or not all(0 < one < math.inf for one in self.seconds):
             raise ValueError(f"step-cost table {self.source}: row counts must ascend and times be positive")
-        for name in ("drafting", "opening", "training"):
+        for name in ("drafting", "opening", "training", "updating"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(
                     f"step-cost table {self.source}: the seconds of {name} are {getattr(self, name)} and must be at "
@@ -90,6 +91,7 @@ class StepCost:
             self.drafting,
             *([self.opening] if self.opening else []),
             *([0, self.training] if self.training else []),
+            *([0, 0, self.updating] if self.updating else []),
         ]
         return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]
 
@@ -242,7 +244,7 @@ def load(path: str) -> StepCost:
     """Reads a cost table from the JSON file that scripts/bench.py cost writes.
 
     Format: {"figures": {"step_s": {"64": 0.002, ...}, "drafting_s": 0.0002, "opening_s": 0.05, "train_token_s":
-    0.0001}}.
+    0.0001, "train_step_s": 0.01}}.
 
     Raises:
       ValueError: the file does not exist or has another format.
@@ -256,7 +258,8 @@ def load(path: str) -> StepCost:
     if not isinstance(steps, dict) or not steps:
         raise ValueError(f"{where}: expected figures.step_s with rows -> seconds, got {shown(steps)}")
     pairs = sorted((_rows(where, rows), _seconds(where, f"step_s.{rows}", steps[rows])) for rows in steps)
-    others = [_seconds(where, name, figures.get(name, 0.0)) for name in ("drafting_s", "opening_s", "train_token_s")]
+    names = ("drafting_s", "opening_s", "train_token_s", "train_step_s")
+    others = [_seconds(where, name, figures.get(name, 0.0)) for name in names]
     return StepCost(tuple(r for r, _ in pairs), tuple(s for _, s in pairs), str(file), *others)
 
 

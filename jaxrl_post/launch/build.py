@@ -130,7 +130,8 @@ def pace(config: Config, replica: Callable[[], ReplicaCapacity], table: step_cos
         return None
     first = replica()
     forward_s = first.cost.prefill_s * config.mesh.replica / config.mesh.learner
-    work = Split(first, token_s=table.training if table and table.training else GRADIENT * forward_s)
+    token_s = table.training if table and table.training else GRADIENT * forward_s
+    work = Split(first, token_s=token_s, step_s=table.updating if table else 0.0)
     return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
 
 

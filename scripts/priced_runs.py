@@ -1,0 +1,89 @@
+"""Runs training jobs one after another in one process: a JSON object a line in, a JSON object a line out.
+
+A job is {"config", "overrides", "table"}, where `table` is the object of an engine.cost_table file or null. Its answer is
+{"rewards", "steps", "oldest", "stale"}, by optimizer step; `steps` are those of scripts/priced.py. One process compiles
+less than a process a job would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0")
+
+
+class Worker:
+    """A process that runs jobs. It has two devices, so that a learner may have one of its own."""
+
+    def __init__(self):
+        env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            cwd=ROOT,
+            env={**os.environ, **env},
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def run(self, job: dict) -> dict:
+        """Returns the answer to a job.
+
+        Raises:
+          RuntimeError: the process ended, with what it said on its standard error.
+        """
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the run of {job} ended with exit code {self._process.wait()}; its error stands above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def run(job: dict) -> dict:
+    """Runs one job in this process.
+
+    Raises:
+      RuntimeError: the run failed.
+    """
+    import priced
+
+    from jaxrl_post import main
+    from jaxrl_post.telemetry import metrics
+
+    with tempfile.TemporaryDirectory() as folder:
+        table, place = Path(folder) / "table.json", Path(folder) / "run"
+        table.write_text(json.dumps(job["table"]))
+        given = [*QUIET, *job["overrides"], *([f"engine.cost_table={table}"] if job["table"] else [])]
+        arguments = [f"--config={job['config']}", f"--run-dir={place}", *(f"--config.{one}" for one in given)]
+        with contextlib.redirect_stdout(sys.stderr):
+            if main.main(arguments):
+                raise RuntimeError(f"the run failed: {arguments}")
+        rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/global_step" in row]
+        steps = [dataclasses.astuple(step) for step in priced.steps_of(place)]
+    return {
+        "rewards": [row["critic/score/mean"] for row in rows],
+        "steps": steps,
+        "oldest": max(row["off_policy/max"] for row in rows),
+        "stale": sum(row["off_policy/mean"] for row in rows) / len(rows),
+    }
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+    answers = sys.stdout
+    for text in sys.stdin:
+        print(json.dumps(run(json.loads(text))), file=answers, flush=True)

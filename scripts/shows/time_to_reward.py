@@ -1,0 +1,316 @@
+"""Time to a reward on devices that are not there: pipelined generation against synchronous and tail-batched rounds.
+
+Runs are real: a small policy learns, and its tokens are as stale as their log-probs say. Decisions follow a table of
+what Qwen2.5-7B costs on 8 H100 or on v5e-16, and engine steps, dispatches and optimizer steps are priced by the same
+table (scripts/tables/, written by scripts/cost_tables.py before any run). The engine of the run, one replica on a CPU,
+stands for all replicas in lock-step. Pipelined runs have half of the devices for the learner. Other runs share all.
+
+Every arm tries the same number of settings on seeds of its own. Each takes the one with the least median time to the
+reward, for each slice. The reward is SHARE of what synchronous rounds with their first setting reach at the end of that
+seed's run. It is a mean over a window of rollouts. A ratio is of medians over SEEDS, with a bootstrap interval.
+
+Four other prices have launches or training at half or twice their cost. Synchronous and tail-batched rounds decide
+without prices, so their runs are priced again, and each takes its best setting under the price. The pipeline runs
+again under every price, with the setting of the first. Drafts are off in every arm.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import intervals
+
+MINUTES = 60.0
+SOURCES = ("scripts/tables/8xh100.json", "scripts/tables/v5e-16.json", "scripts/priced_runs.py")
+SLICES = ("8xh100", "v5e-16")
+SEEDS, TRIED_ON, SHARE = tuple(range(5)), (100, 101), 0.9
+PRICES = {
+    "": {},
+    ".launch_0.5": {"launch": 0.5},
+    ".launch_2": {"launch": 2.0},
+    ".train_0.5": {"train": 0.5},
+    ".train_2": {"train": 2.0},
+}
+ROWS = {"demo": 128, "stories": 96}  # of an engine step in every arm: on these devices few rows take as long as many
+PLAIN = ("scheduler.over=1.0", "scheduler.lane=0.0")
+PIPED = (
+    *PLAIN,
+    "scheduler.name=pipeline",
+    "scheduler.ahead=16",
+    "algorithm.prox_logp_method=loglinear",
+    "algorithm.rollout_is=token",
+    "mesh.engine=1",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One way to run an arm. `rollouts`: of an optimizer step. `slots`: of the engine."""
+
+    overrides: tuple[str, ...]
+    rollouts: int
+    slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A config, its overrides, the rollouts of a group, and how many rollouts a run and a window have."""
+
+    config: str
+    overrides: tuple[str, ...]
+    group: int
+    trained: int
+    window: int
+    arms: dict[str, list[Setting]]
+
+
+def _setting(group: int, prompts: int, slots: int, dispatch: int, refill: int, *more: str) -> Setting:
+    overrides = (
+        f"scheduler.prompts={prompts}",
+        f"engine.slots={slots}",
+        f"engine.steps_per_dispatch={dispatch}",
+        f"engine.refill_slots={refill}",
+        *more,
+    )
+    return Setting(overrides=overrides, rollouts=prompts * group, slots=slots)
+
+
+def _arms(group: int, prompts: Sequence[int], piped: Sequence[tuple[int, int, int]]) -> dict[str, list[Setting]]:
+    """Returns four settings of each arm. `piped`: prompts, slots and the bound of staleness."""
+    return {
+        "sync": [
+            _setting(group, many, many * group, dispatch, many * group // 2, "scheduler.name=sync", *PLAIN)
+            for many in prompts
+            for dispatch in (16, 32)
+        ],
+        "tail_batching": [
+            _setting(
+                group,
+                many,
+                math.ceil(many * over) * group,
+                16,
+                many * group // 2,
+                "scheduler.name=tail_batching",
+                f"scheduler.over={over}",
+                "scheduler.lane=1.0",
+            )
+            for many in prompts
+            for over in (1.125, 1.25)
+        ],
+        "pipeline": [
+            _setting(group, many, slots, 8, 4, *PIPED, f"scheduler.max_staleness={bound}")
+            for many, slots, bound in piped
+        ],
+    }
+
+
+WORKLOADS = {
+    "demo": Workload(
+        config="configs/demo_long_tail.py",
+        overrides=(f"engine.row_sizes=({ROWS['demo']},)",),
+        group=2,
+        trained=36 * 96,
+        window=960,
+        arms=_arms(2, (48, 24), ((48, 96, 8), (48, 64, 4), (24, 64, 8), (24, 48, 4))),
+    ),
+    # 13 is the line feed of the tokenizer
+    "stories": Workload(
+        config="configs/stories.py",
+        overrides=(
+            "eval.at=()",
+            "sampling.stop_ids=(13,)",
+            "sampling.stop_strings=('happy',)",
+            "sampling.max_tokens=192",
+            "engine.max_length=240",
+            "engine.page_size=48",
+            "batch.rows=8",
+            "batch.tokens=240",
+            f"engine.row_sizes=({ROWS['stories']},)",
+        ),
+        group=8,
+        trained=26 * 64,
+        window=320,
+        arms=_arms(8, (8, 4), ((8, 64, 4), (8, 96, 8), (4, 32, 4), (4, 64, 8))),
+    ),
+}
+
+
+def show(record) -> None:
+    sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    record.data("tinystories-260k")
+    with Jobs(record) as jobs:
+        for name, workload in WORKLOADS.items():
+            _compare(record, name, workload, Runs(name, workload, jobs))
+
+
+# ---- what is compared
+
+
+def _compare(record, name: str, workload: Workload, runs: Runs) -> None:
+    runs.make(runs.of(arm, at, slice_, "", seed) for arm, at, slice_ in _all(workload) for seed in TRIED_ON)
+    best = {
+        (arm, slice_, price): _best(workload, runs, arm, slice_, price if arm != "pipeline" else "")
+        for arm in workload.arms
+        for slice_ in SLICES
+        for price in PRICES
+    }
+    runs.make(runs.of("sync", 0, slice_, "", seed) for slice_ in SLICES for seed in SEEDS)
+    runs.make(runs.of(arm, at, slice_, price, seed) for (arm, slice_, price), at in best.items() for seed in SEEDS)
+    for slice_ in SLICES:
+        for arm in workload.arms:
+            chosen = workload.arms[arm][best[arm, slice_, ""]]
+            record.figure(f"{name}.{slice_}.{arm}.setting", list(chosen.overrides))
+        for price in PRICES:
+            _ratios(
+                record, name, workload, runs, slice_, price, {arm: best[arm, slice_, price] for arm in workload.arms}
+            )
+    piped = [runs.of("pipeline", best["pipeline", slice_, price], slice_, price, s) for slice_, price, s in _main()]
+    found = [runs.found(one) for one in piped]
+    record.figure(f"{name}.largest_staleness", max(one["oldest"] for one in found), at_most=8)
+    record.figure(f"{name}.mean_staleness", statistics.mean(one["stale"] for one in found))
+
+
+def _all(workload: Workload) -> Iterable[tuple[str, int, str]]:
+    return (
+        (arm, at, slice_) for arm, all_of in workload.arms.items() for at in range(len(all_of)) for slice_ in SLICES
+    )
+
+
+def _main() -> Iterable[tuple[str, str, int]]:
+    return ((slice_, price, seed) for slice_ in SLICES for price in PRICES for seed in SEEDS)
+
+
+def _best(workload: Workload, runs: Runs, arm: str, slice_: str, price: str) -> int:
+    """Returns the setting with the least median time to the reward on the seeds that settings are tried on."""
+    times = [
+        statistics.median(
+            runs.time(runs.of(arm, at, slice_, price, seed), slice_, price)["seconds"] for seed in TRIED_ON
+        )
+        for at in range(len(workload.arms[arm]))
+    ]
+    return times.index(min(times))
+
+
+def _ratios(record, name: str, workload: Workload, runs: Runs, slice_: str, price: str, best: dict[str, int]) -> None:
+    key = f"{name}.{slice_}{price}"
+    times = {
+        arm: [runs.time(runs.of(arm, at, slice_, price, seed), slice_, price) for seed in SEEDS]
+        for arm, at in best.items()
+    }
+    for arm, found in times.items():
+        record.figure(f"{key}.{arm}.seconds_to_reward", [round(one["seconds"], 3) for one in found])
+        record.figure(f"{key}.{arm}.rollouts_to_reward", [one["rollouts"] for one in found])
+        for part in ("step", "engine", "learner", "waited"):
+            record.figure(f"{key}.{arm}.{part}_s", round(statistics.mean(one[part] for one in found), 4))
+    for other in ("sync", "tail_batching"):
+        theirs, ours = ([one["seconds"] for one in times[arm]] for arm in (other, "pipeline"))
+        ratio, low, high = intervals.ratio_of_medians(theirs, ours)
+        record.figure(f"{key}.{other}_over_pipeline", round(ratio, 4), at_least=1.5)
+        record.figure(f"{key}.{other}_over_pipeline_low", round(low, 4), at_least=1.2)
+        record.figure(f"{key}.{other}_over_pipeline_high", round(high, 4))
+
+
+# ---- runs
+
+
+class Runs:
+    """The runs of one workload by key, and their times."""
+
+    def __init__(self, name: str, workload: Workload, jobs: Jobs):
+        self._name, self._workload, self._jobs, self._found = name, workload, jobs, {}
+
+    def of(self, arm: str, at: int, slice_: str, price: str, seed: int) -> tuple:
+        """Returns the key of a run. Arms that share all devices decide without prices."""
+        return (arm, at, seed, *((slice_, price) if arm == "pipeline" else ()))
+
+    def make(self, keys: Iterable[tuple]) -> None:
+        """Makes the runs that are missing."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._found]
+        made = self._jobs.all((f"{self._name}-{'-'.join(map(str, key))}", self._job(*key)) for key in missing)
+        self._found |= dict(zip(missing, made, strict=True))
+
+    def _job(self, arm: str, at: int, seed: int, slice_: str = "", price: str = "") -> dict:
+        workload, setting = self._workload, self._workload.arms[arm][at]
+        steps = math.ceil((1.3 if arm == "pipeline" else 1.0) * workload.trained / setting.rollouts)
+        overrides = [*workload.overrides, *setting.overrides, f"steps={steps}", f"seed={seed}"]
+        table = _price(slice_, arm, price).table() if slice_ else None
+        return {"config": workload.config, "overrides": overrides, "table": table}
+
+    def found(self, key: tuple) -> dict:
+        """Returns what a run has logged. It is made where it is missing."""
+        self.make([key])
+        return self._found[key]
+
+    def time(self, key: tuple, slice_: str, price: str) -> dict:
+        """Returns seconds and rollouts until the reward, and the mean seconds of a step by part."""
+        import priced
+
+        arm, at, seed = key[:3]
+        setting, run = self._workload.arms[arm][at], self.found(key)
+        steps = [priced.Step(dispatches=tuple(map(tuple, d)), begins=b, tokens=t) for d, b, t in run["steps"]]
+        parts = priced.seconds(steps, _price(slice_, arm, price), setting.slots)
+        first = reached(run["rewards"], self._target(seed), self._width(setting))
+        means = {part: statistics.mean(getattr(one, part) for one in parts) for part in ("engine", "learner", "waited")}
+        return means | {
+            "step": statistics.mean(one.all for one in parts),
+            "seconds": sum(one.all for one in parts[:first]) if first else math.inf,
+            "rollouts": first * setting.rollouts if first else math.inf,
+        }
+
+    def _target(self, seed: int) -> float:
+        run, setting = self.found(("sync", 0, seed)), self._workload.arms["sync"][0]
+        return SHARE * statistics.mean(run["rewards"][-self._width(setting) :])
+
+    def _width(self, setting: Setting) -> int:
+        return max(1, self._workload.window // setting.rollouts)
+
+
+def reached(rewards: Sequence[float], target: float, width: int) -> int | None:
+    """Returns the first step at whose end the mean reward of `width` steps reaches the target, counted from 1."""
+    for step in range(width, len(rewards) + 1):
+        if statistics.mean(rewards[step - width : step]) >= target:
+            return step
+    return None
+
+
+def _price(slice_: str, arm: str, price: str):
+    import cost_tables
+
+    return cost_tables.read(slice_, "split" if arm == "pipeline" else "shared").scaled(**PRICES[price])
+
+
+class Jobs:
+    """Two processes that run jobs. Finished jobs are kept, so that a killed show goes on."""
+
+    def __init__(self, record):
+        self._record, self._workers = record, SimpleQueue()
+
+    def __enter__(self) -> Jobs:
+        import priced_runs
+
+        self._all = [priced_runs.Worker(), priced_runs.Worker()]
+        for worker in self._all:
+            self._workers.put(worker)
+        return self
+
+    def __exit__(self, *error) -> None:
+        for worker in self._all:
+            worker.close()
+
+    def all(self, jobs: Iterable[tuple[str, dict]]) -> list[dict]:
+        """Returns the answers to jobs, in order."""
+        with ThreadPoolExecutor(len(self._all)) as pool:
+            return list(pool.map(lambda job: self._one(*job), jobs))
+
+    def _one(self, name: str, job: dict) -> dict:
+        worker = self._workers.get()
+        try:
+            return self._record.cached(name, lambda: worker.run(job))
+        finally:
+            self._workers.put(worker)
