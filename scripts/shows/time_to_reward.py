@@ -6,7 +6,7 @@ table (scripts/tables/, written by scripts/cost_tables.py before any run). The e
 stands for all replicas in lock-step. Pipelined runs have half of the devices for the learner. Other runs share all.
 
 Every arm tries the same number of settings on seeds of its own. Each takes the one with the least median time to the
-reward, for each slice. The reward is SHARE of what synchronous rounds with their first setting reach at the end of that
+reward, for each slice. The reward is nine tenths of what synchronous rounds with their first setting reach at the end of that
 seed's run. It is a mean over a window of rollouts. A ratio is of medians over SEEDS, with a bootstrap interval.
 
 Four other prices have launches or training at half or twice their cost. Synchronous and tail-batched rounds decide
@@ -20,23 +20,14 @@ import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from queue import SimpleQueue
 
 import intervals
+from reward_runs import PRICES, Jobs, Runs, Setting, Workload
 
 MINUTES = 60.0
 SOURCES = ("scripts/tables/8xh100.json", "scripts/tables/v5e-16.json", "scripts/priced_runs.py")
 SLICES = ("8xh100", "v5e-16")
-SEEDS, TRIED_ON, SHARE = tuple(range(5)), (100, 101), 0.9
-PRICES = {
-    "": {},
-    ".launch_0.5": {"launch": 0.5},
-    ".launch_2": {"launch": 2.0},
-    ".train_0.5": {"train": 0.5},
-    ".train_2": {"train": 2.0},
-}
+SEEDS, TRIED_ON = tuple(range(5)), (100, 101)
 ROWS = {"demo": 128, "stories": 96}  # of an engine step in every arm: on these devices few rows take as long as many
 PLAIN = ("scheduler.over=1.0", "scheduler.lane=0.0")
 PIPED = (
@@ -47,27 +38,6 @@ PIPED = (
     "algorithm.rollout_is=token",
     "mesh.engine=1",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One way to run an arm. `rollouts`: of an optimizer step. `slots`: of the engine."""
-
-    overrides: tuple[str, ...]
-    rollouts: int
-    slots: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """A config, its overrides, the rollouts of a group, and how many rollouts a run and a window have."""
-
-    config: str
-    overrides: tuple[str, ...]
-    group: int
-    trained: int
-    window: int
-    arms: dict[str, list[Setting]]
 
 
 def _setting(group: int, prompts: int, slots: int, dispatch: int, refill: int, *more: str) -> Setting:
@@ -214,103 +184,3 @@ def _ratios(record, name: str, workload: Workload, runs: Runs, slice_: str, pric
         record.figure(f"{key}.{other}_over_pipeline", round(ratio, 4), at_least=1.5)
         record.figure(f"{key}.{other}_over_pipeline_low", round(low, 4), at_least=1.2)
         record.figure(f"{key}.{other}_over_pipeline_high", round(high, 4))
-
-
-# ---- runs
-
-
-class Runs:
-    """The runs of one workload by key, and their times."""
-
-    def __init__(self, name: str, workload: Workload, jobs: Jobs):
-        self._name, self._workload, self._jobs, self._found = name, workload, jobs, {}
-
-    def of(self, arm: str, at: int, slice_: str, price: str, seed: int) -> tuple:
-        """Returns the key of a run. Arms that share all devices decide without prices."""
-        return (arm, at, seed, *((slice_, price) if arm == "pipeline" else ()))
-
-    def make(self, keys: Iterable[tuple]) -> None:
-        """Makes the runs that are missing."""
-        missing = [key for key in dict.fromkeys(keys) if key not in self._found]
-        made = self._jobs.all((f"{self._name}-{'-'.join(map(str, key))}", self._job(*key)) for key in missing)
-        self._found |= dict(zip(missing, made, strict=True))
-
-    def _job(self, arm: str, at: int, seed: int, slice_: str = "", price: str = "") -> dict:
-        workload, setting = self._workload, self._workload.arms[arm][at]
-        steps = math.ceil((1.3 if arm == "pipeline" else 1.0) * workload.trained / setting.rollouts)
-        overrides = [*workload.overrides, *setting.overrides, f"steps={steps}", f"seed={seed}"]
-        table = _price(slice_, arm, price).table() if slice_ else None
-        return {"config": workload.config, "overrides": overrides, "table": table}
-
-    def found(self, key: tuple) -> dict:
-        """Returns what a run has logged. It is made where it is missing."""
-        self.make([key])
-        return self._found[key]
-
-    def time(self, key: tuple, slice_: str, price: str) -> dict:
-        """Returns seconds and rollouts until the reward, and the mean seconds of a step by part."""
-        import priced
-
-        arm, at, seed = key[:3]
-        setting, run = self._workload.arms[arm][at], self.found(key)
-        steps = [priced.Step(dispatches=tuple(map(tuple, d)), begins=b, tokens=t) for d, b, t in run["steps"]]
-        parts = priced.seconds(steps, _price(slice_, arm, price), setting.slots)
-        first = reached(run["rewards"], self._target(seed), self._width(setting))
-        means = {part: statistics.mean(getattr(one, part) for one in parts) for part in ("engine", "learner", "waited")}
-        return means | {
-            "step": statistics.mean(one.all for one in parts),
-            "seconds": sum(one.all for one in parts[:first]) if first else math.inf,
-            "rollouts": first * setting.rollouts if first else math.inf,
-        }
-
-    def _target(self, seed: int) -> float:
-        run, setting = self.found(("sync", 0, seed)), self._workload.arms["sync"][0]
-        return SHARE * statistics.mean(run["rewards"][-self._width(setting) :])
-
-    def _width(self, setting: Setting) -> int:
-        return max(1, self._workload.window // setting.rollouts)
-
-
-def reached(rewards: Sequence[float], target: float, width: int) -> int | None:
-    """Returns the first step at whose end the mean reward of `width` steps reaches the target, counted from 1."""
-    for step in range(width, len(rewards) + 1):
-        if statistics.mean(rewards[step - width : step]) >= target:
-            return step
-    return None
-
-
-def _price(slice_: str, arm: str, price: str):
-    import cost_tables
-
-    return cost_tables.read(slice_, "split" if arm == "pipeline" else "shared").scaled(**PRICES[price])
-
-
-class Jobs:
-    """Two processes that run jobs. Finished jobs are kept, so that a killed show goes on."""
-
-    def __init__(self, record):
-        self._record, self._workers = record, SimpleQueue()
-
-    def __enter__(self) -> Jobs:
-        import priced_runs
-
-        self._all = [priced_runs.Worker(), priced_runs.Worker()]
-        for worker in self._all:
-            self._workers.put(worker)
-        return self
-
-    def __exit__(self, *error) -> None:
-        for worker in self._all:
-            worker.close()
-
-    def all(self, jobs: Iterable[tuple[str, dict]]) -> list[dict]:
-        """Returns the answers to jobs, in order."""
-        with ThreadPoolExecutor(len(self._all)) as pool:
-            return list(pool.map(lambda job: self._one(*job), jobs))
-
-    def _one(self, name: str, job: dict) -> dict:
-        worker = self._workers.get()
-        try:
-            return self._record.cached(name, lambda: worker.run(job))
-        finally:
-            self._workers.put(worker)
