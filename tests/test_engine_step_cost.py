@@ -115,12 +115,13 @@ def test_file(tmp_path):
                     "drafting_s": 0.0005,
                     "opening_s": 0.25,
                     "train_token_s": 0.125,
+                    "train_step_s": 0.5,
                 }
             }
         )
     )
     whole = step_cost.load(str(good))
-    assert (whole.drafting, whole.opening, whole.training) == (0.0005, 0.25, 0.125)
+    assert (whole.drafting, whole.opening, whole.training, whole.updating) == (0.0005, 0.25, 0.125, 0.5)
     assert (
         len(
             {
@@ -130,10 +131,12 @@ def test_file(tmp_path):
                     whole,
                     dataclasses.replace(whole, opening=0.0),
                     dataclasses.replace(whole, training=0.0),
+                    dataclasses.replace(whole, updating=0.0),
+                    dataclasses.replace(whole, training=0.5, updating=0.125),
                 )
             }
         )
-        == 4
+        == 6
     )
     with pytest.raises(ValueError, match="no such file; write one with scripts/bench.py cost"):
         step_cost.load(str(tmp_path / "none.json"))
@@ -145,6 +148,7 @@ def test_file(tmp_path):
         ("train_token_s", "-0.1", "seconds of training are -0.1 and"),
         ("drafting_s", "NaN", "drafting are nan"),
         ("opening_s", "Infinity", "opening are inf"),
+        ("train_step_s", "-1", "updating are -1.0 and"),
     ):
         bad.write_text(f'{{"figures": {{"step_s": {{"64": 0.002}}, "{name}": {value}}}}}')
         with pytest.raises(ValueError, match=what):

@@ -117,8 +117,9 @@ def test_how_long_a_step_is_foreseen_to_take():
     replica = ReplicaCapacity(slots=8, kv_tokens=99, cost=TableCost(table=StepCost((16, 32), (1e-3, 2e-3), "by hand")))
     assert given.replicas == 2 and given.devices == 8 and build.layouts(given)[0] == (2, 2)
     assert build.pace(given, lambda: replica, None)._token_s == pytest.approx(2 * 3 / 4 * 2e-3 / 32)
-    measured = StepCost((64,), (0.01,), "hand", training=0.5)
-    assert build.pace(given, lambda: replica, measured)._token_s == 0.5
+    measured = StepCost((64,), (0.01,), "hand", training=0.5, updating=0.25)
+    found = build.pace(given, lambda: replica, measured)
+    assert (found._token_s, found._step_s) == (0.5, 0.25)
     assert build.pace(config.resolve(config.default(), ["model.preset=tiny"]), lambda: replica, measured) is None
 
 

@@ -1,0 +1,146 @@
+"""Priced runs: timelines by hand, the committed tables, and the time to a reward."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import cost_tables
+import intervals
+import priced
+import priced_runs
+import reward_runs
+
+PRICE = cost_tables.Price(
+    step_s={1: 1.0, 3: 2.0},
+    launch_s=0.5,
+    dispatch_s=10.0,
+    slot_s=1.0,
+    train_token_s=0.25,
+    train_step_s=4.0,
+    publish_s=100.0,
+)
+
+
+def test_a_shared_step_by_hand():
+    """Two slots. A dispatch of 3 steps of 2 rows takes 10 + 2 + 3 * (1.5 + 0.5), and 8 tokens train in 4 + 2."""
+    (found,) = priced.seconds([priced.Step(dispatches=((3, 2),), begins=1, tokens=8)], PRICE, 2)
+    assert found == priced.Seconds(all=18 + 6 + 100, engine=18, learner=6, waited=6)
+
+
+def test_a_learner_of_its_own_by_hand():
+    """The learner begins behind the first dispatch, at 13.5, and ends at 13.5 + 24; the engine is done at 27.
+
+    Then it publishes. In the second step the learner begins at once and is done before the engine."""
+    steps = [
+        priced.Step(dispatches=((1, 1), (1, 1)), begins=1, tokens=80),
+        priced.Step(dispatches=((1, 1),), begins=0, tokens=4),
+    ]
+    one, two = priced.seconds(steps, PRICE, 2)
+    assert one == priced.Seconds(all=13.5 + 24 + 100, engine=27, learner=24, waited=10.5)
+    assert two == priced.Seconds(all=13.5 + 100, engine=13.5, learner=5, waited=0)
+
+
+def write(folder, **files):
+    for name, lines in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def logs(**changes) -> dict:
+    """Two optimizer steps: the first is handed over at clock 4 and published at 9, the second at 9 at once."""
+    dispatches = [{"purpose": "train", "clock": c, "steps": n, "rows": 8} for c, n in ((0, 4), (4, 5), (9, 2))]
+    rows = [
+        {"actor/lr": 1.0, "step": 1, "rows/dispatches": 2.0, "rows/steps": 9.0, "perf/total_num_tokens": 30.0},
+        {"actor/lr": 1.0, "step": 2, "rows/dispatches": 1.0, "rows/steps": 2.0, "perf/total_num_tokens": 7.0},
+        {"eval/accuracy": 1.0, "step": 2},
+    ]
+    takes = [(4, False), (9, True), (11, True)]
+    log = [{"event": "admit", "clock": 0}, *({"event": "take", "clock": c, "commit": done} for c, done in takes)]
+    return {"dispatches": dispatches, "metrics": rows, "scheduler_log": log} | changes
+
+
+def test_steps_are_read_from_the_logs(tmp_path):
+    write(tmp_path, **logs())
+    assert priced.steps_of(tmp_path) == [
+        priced.Step(dispatches=((4, 8), (5, 8)), begins=1, tokens=30),
+        priced.Step(dispatches=((2, 8),), begins=1, tokens=7),
+    ]
+
+
+@pytest.mark.parametrize(
+    "broken, says",
+    [
+        ({"scheduler_log": []}, "2 rows of metrics, 0 steps begun"),
+        ({"dispatches": [{"purpose": "eval", "clock": 0, "steps": 4, "rows": 8}] * 3}, "drafts and evaluation"),
+        ({"dispatches": [{"purpose": "train", "clock": 0, "steps": 4, "rows": 8}] * 3}, "counts 9.0 engine steps"),
+    ],
+)
+def test_logs_that_do_not_belong_together_are_refused(tmp_path, broken, says):
+    write(tmp_path, **logs(**broken))
+    with pytest.raises(ValueError, match=says):
+        priced.steps_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", cost_tables.SLICES)
+def test_the_committed_tables_are_those_that_are_written(name):
+    committed = json.loads((cost_tables.FOLDER / f"{name}.json").read_text())
+    assert committed == json.loads(json.dumps(cost_tables.made(name)))
+    assert all(placed["memory"]["word"] in ("fits", "tight") for placed in committed["placements"].values())
+
+
+def test_the_table_of_8xh100_by_hand():
+    """15.23 GB of weights at 0.85 * 3.35 TB/s; 6 FLOPs a weight and token on 8 or 4 GPUs at 0.45 * 989 TFLOP/s."""
+    shared, split = (cost_tables.read("8xh100", placement) for placement in ("shared", "split"))
+    assert shared.step_s[64] == pytest.approx(15.231e9 / (0.85 * 3.35e12), rel=1e-3)
+    assert shared.train_token_s == pytest.approx(6 * 7.6156e9 / (8 * 0.45 * 9.89e14), rel=1e-3)
+    assert split.train_token_s == pytest.approx(2 * shared.train_token_s, rel=1e-5)
+
+
+def test_a_scaled_price_changes_what_it_says():
+    dear = PRICE.scaled(launch=2.0, train=0.5)
+    assert (dear.launch_s, dear.dispatch_s, dear.slot_s) == (1.0, 20.0, 2.0)
+    assert (dear.train_token_s, dear.train_step_s, dear.publish_s) == (0.125, 2.0, 100.0)
+    figures = dear.table()["figures"]
+    assert figures == {"step_s": {"1": 2.0, "3": 3.0}, "train_token_s": 0.125, "train_step_s": 2.0}
+
+
+def test_the_first_step_whose_window_reaches_the_target():
+    rewards = [0.0, 1.0, 0.0, 1.0, 1.0]
+    assert reward_runs.reached(rewards, 1.0, 2) == 5
+    assert reward_runs.reached(rewards, 0.5, 2) == 2
+    assert reward_runs.reached(rewards, 0.9, 3) is None
+
+
+def test_a_ratio_of_medians():
+    ratio, low, high = intervals.ratio_of_medians([4.0, 6.0, 5.0], [2.0, 2.0, 2.0])
+    assert (ratio, low, high) == (2.5, 2.0, 3.0)
+
+
+@pytest.mark.extended
+def test_a_job_runs_in_a_process_of_its_own():
+    """A pipelined run with a learner of its own."""
+    worker = priced_runs.Worker()
+    try:
+        table = cost_tables.read("8xh100", "split").table()
+        answer = worker.run({"config": "configs/demo_long_tail.py", "overrides": SMALL, "table": table})
+    finally:
+        worker.close()
+    assert len(answer["rewards"]) == len(answer["steps"]) == 2 and answer["oldest"] <= 1
+    assert all(tokens > 0 and dispatches for dispatches, _, tokens in answer["steps"][:1])
+
+
+SMALL = [
+    "steps=2",
+    "scheduler.prompts=4",
+    "scheduler.name=pipeline",
+    "scheduler.over=1.0",
+    "scheduler.lane=0.0",
+    "scheduler.max_staleness=1",
+    "mesh.engine=1",
+    "engine.slots=8",
+    "engine.row_sizes=(64,)",
+    "engine.refill_slots=1",
+    "batch.rows=1",
+]
