@@ -4,7 +4,7 @@ Recipe: that of configs/demo_pipeline.py. Training and generation alternate by m
 the engine gets as many seconds as the learner. They are computed from step costs, so a repetition alternates at the
 same points.
 Use: only where the latency of rollouts matters. On shared devices interleaving saves no time, because the work is the
-same. New weights arrive later, so tokens are older.
+same. New weights arrive later, so tokens are older. No group is begun while 96 complete ones wait for the learner.
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_interleaved.py
 Expected: as configs/demo_pipeline.py, with a larger off_policy/mean.
@@ -20,5 +20,5 @@ HERE = Path(__file__).resolve().parent
 def get_config():
     c = load(str(HERE / "demo_pipeline.py"))
     c.name, c.scheduler.interleave = "demo_interleaved", 1.0
-    c.batch.rows = 8
+    c.scheduler.max_ready, c.batch.rows = 96, 8
     return c

@@ -177,6 +177,7 @@ IGNORED = [
     ("scheduler.max_staleness=2", (), ("scheduler.name=pipeline",)),
     ("scheduler.ahead=2", TAIL, PIPE),
     ("scheduler.max_unscored=64", (), PIPE),
+    ("scheduler.max_ready=64", (), PIPE),
     ("scheduler.interleave=0.5", (), PIPE),
     ("scheduler.max_waves=3", (), ("scheduler.filter_groups=true",)),
     (

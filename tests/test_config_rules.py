@@ -142,6 +142,11 @@ from jaxrl_post.sim import settings
             "scheduler.max_unscored=31 never holds a batch: it must be 0 or at least scheduler.prompts=32",
         ),
         (
+            [*PIPE, "scheduler.max_ready=40", "scheduler.max_unscored=48"],
+            "scheduler.max_ready=40 stops admission before a batch is whole and scored: it must be 0 or at least "
+            "scheduler.prompts=32 and scheduler.max_unscored=48",
+        ),
+        (
             [*TAIL, "scheduler.lane=0.5", "history.epochs=0"],
             "scheduler.lane=0.5 asks the history which prompts are long, and history.epochs=0",
         ),

@@ -26,6 +26,7 @@ CASES = dict(
     staleness=st.integers(0, 5),
     ahead=st.integers(0, 9),
     unscored=st.integers(0, 12),
+    ready=st.one_of(st.just(0), st.integers(1, 12)),
     filtered=st.booleans(),
     wander=st.booleans(),
     replicas=st.integers(1, 3),
@@ -64,12 +65,13 @@ class Late:
 class Judge:
     """A scheduler around a Pipeline that objects (AssertionError) to a broken promise and keeps every decision."""
 
-    def __init__(self, make, *, size, group, staleness, ahead, unscored, every=0, seed=0):
-        self._size, self._group, self._bound, self._ahead = size, group, staleness, ahead
+    def __init__(self, make, *, size, group, staleness, ahead, unscored, ready=0, every=0, seed=0):
+        self._size, self._group, self._bound, self._ahead, self._ready = size, group, staleness, ahead, ready
         self._unscored, self._scheduler = unscored or size, Restarting(make, seed, every)
         self.lines, self.open, self.whole, self.ended = [], {}, {}, Counter()
         self._got, self._kept, self._asked = Counter(), {}, set()
         self._due = []  # begun and not handed over
+        self.ages = []  # of trained tokens
         self.step = self.version = self.slots = self.oldest = 0
 
     @property
@@ -80,7 +82,7 @@ class Judge:
         return getattr(self._scheduler, name)
 
     def admit(self, capacity, clock):
-        self.slots = self.slots or sum(capacity.slots)
+        self.slots, before = self.slots or sum(capacity.slots), set(self.open)
         requests = self._scheduler.admit(capacity, clock)
         for key in map(tuple, self._scheduler_open()):  # what a placement holds back is open too: its time runs
             assert not self.ended[key], f"{key} ended already"
@@ -91,7 +93,11 @@ class Judge:
         flying = sum(self._group - self._got[key] for key in self.open)
         full = flying >= self.slots + self._ahead
         most = self._size * (min(self.version + self._bound, self.steps - 1) - self.step + 1)
-        assert full or self.wanders or len(self.open) >= most, "a slot is empty that the bound would allow to be filled"
+        waiting = bool(self._ready) and len(self.whole) >= self._ready
+        assert full or self.wanders or len(self.open) >= most or waiting, (
+            "a slot is empty that the bound would allow to be filled"
+        )
+        assert not (waiting and self.open.keys() - before), "a group is begun while enough of them wait for the learner"
         assert len(self.open) <= most, "more groups are open than can be trained on in time"
         self.lines.append(("admit", clock, [(tuple(r.rollout_id), r.replica) for r in requests]))
         return requests
@@ -140,6 +146,7 @@ class Judge:
                     ages = np.concatenate([self.step - r.versions for r in group.rollouts])
                     assert ages.min() >= 0 and ages.max() <= self._bound, "a token is older than the bound"
                     self.oldest = max(self.oldest, int(ages.max()))
+                    self.ages += ages.tolist()
                     self._end(_key(group))
                 self.step += 1
                 assert self._in_time(), "a group can no longer be trained on in time"
@@ -177,7 +184,8 @@ def _key(group):
 
 def piped(case, every, **more):
     """A run under the judge: judge, learner, engine."""
-    filtered = case["filtered"] and case["group"] > 1
+    filtered, unscored = case["filtered"] and case["group"] > 1, case["unscored"] and case["unscored"] + case["size"]
+    ready = case["ready"] and case["ready"] + max(unscored, case["size"])
 
     def make():
         return pipeline.Pipeline(
@@ -190,7 +198,8 @@ def piped(case, every, **more):
             max_tokens=24,
             max_staleness=case["staleness"],
             ahead=case["ahead"],
-            max_unscored=case["unscored"] and case["unscored"] + case["size"],
+            max_unscored=unscored,
+            max_ready=ready,
             filter_groups=filtered,
             max_waves=10_000,
             replicas=case["replicas"],
@@ -205,7 +214,8 @@ def piped(case, every, **more):
         group=case["group"],
         staleness=case["staleness"],
         ahead=case["ahead"],
-        unscored=case["unscored"] and case["unscored"] + case["size"],
+        unscored=unscored,
+        ready=ready,
         every=every,
         seed=case["seed"],
     )
@@ -243,6 +253,7 @@ HELD_BACK = dict(
     staleness=1,
     ahead=0,
     unscored=0,
+    ready=0,
     filtered=False,
     wander=True,
     replicas=1,
@@ -271,6 +282,7 @@ BASE = dict(
     staleness=2,
     ahead=3,
     unscored=0,
+    ready=0,
     filtered=False,
     wander=False,
     replicas=2,
@@ -307,6 +319,18 @@ def test_pieces_are_spread_over_the_step():
     assert [len(groups) for groups in learner.parts][:16] == [1, 1, 1, 0] * 4
     whole = piped(PIECES | {"pieces": 1}, 0)[1]
     assert learner.batches == whole.batches and learner.params == whole.params
+
+
+SLOW = BASE | {"late": 30, "staleness": 5, "steps": 12, "drift": 0.0}
+
+
+def test_few_groups_wait_for_a_slow_learner():
+    """A learner of 30 engine steps: tokens are fresher with a limit, and the engine needs no more steps."""
+    old, _, engine = piped(SLOW, 0)
+    fresh, _, limited = piped(SLOW | {"ready": 1}, 0)
+    holds(SLOW | {"ready": 1})
+    assert np.mean(fresh.ages) < 0.8 * np.mean(old.ages)
+    assert limited.clock <= engine.clock
 
 
 def one_group_too_many(patch):
@@ -361,7 +385,12 @@ def pieces_are_forgotten(patch):
     patch.setattr(pipeline.Pipeline, "load_state_dict", lambda self, state: (whole(self, state), self._left.clear()))
 
 
+def all_that_wait_are_forgotten(patch):
+    patch.setattr(pipeline.Pipeline, "_admits", property(lambda self: len(self._open) < self._credit))
+
+
 FAULTS = [
+    all_that_wait_are_forgotten,
     pieces_are_forgotten,
     one_group_too_many,
     one_step_too_old,
@@ -377,7 +406,8 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault, monkeypatch):
     fault(monkeypatch)
-    for case in (BASE, PIECES, BASE | {"steps": 20, "slots": 12, "size": 2}, BASE | {"filtered": True, "steps": 20}):
+    others = (BASE | {"steps": 20, "slots": 12, "size": 2}, BASE | {"filtered": True, "steps": 20}, SLOW | {"ready": 1})
+    for case in (BASE, PIECES, *others):
         try:
             holds(case)
         except (AssertionError, AttributeError, KeyError, RuntimeError):

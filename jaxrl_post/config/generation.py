@@ -296,6 +296,14 @@ class SchedulerConfig:
         used_when="scheduler.name=pipeline",
         doc="The most whole groups whose graders are still at work. 0: those of one batch.",
     )
+    max_ready: int = at_least(
+        0,
+        0,
+        unit="groups",
+        used_when="scheduler.name=pipeline",
+        doc="Whole groups that may wait for the learner before no more are begun. Tokens are fresher so where the learner "
+        "is the slower side. 0: any number.",
+    )
     interleave: float = at_least(
         0.0,
         0.0,

@@ -115,6 +115,15 @@ _PIPELINES = (
         says="{scheduler.max_unscored} never holds a batch: it must be 0 or at least {scheduler.prompts}",
         nearest=lambda most, prompts: prompts,
     ),
+    relation(
+        "scheduler.max_ready",
+        "scheduler.prompts",
+        "scheduler.max_unscored",
+        need=lambda most, prompts, unscored: most == 0 or most >= max(prompts, unscored),
+        says="{scheduler.max_ready} stops admission before a batch is whole and scored: it must be 0 or at least "
+        "{scheduler.prompts} and {scheduler.max_unscored}",
+        nearest=lambda most, prompts, unscored: max(prompts, unscored),
+    ),
 )
 
 _SPLIT = (

@@ -11,6 +11,9 @@ group admitted under version v. So no trained token is older than max_staleness 
 - Commit: the B oldest complete groups are trained on as soon as all other open groups can still meet their own last
   steps. Until then the ring waits for late groups, admission pauses, and the pause is counted.
 
+Where the learner is the slower side, complete groups queue until the credit is used up, and all tokens grow old. With
+`max_ready`, admission pauses while so many complete groups wait for the learner. Then only late groups near the bound.
+
 Invariant: no group is dropped for its age or length. Every group is trained on or filtered exactly once. With filters,
 groups that are open at the end of a run are never trained on and are counted as open. Decisions depend on counts and
 engine clocks only. With max_staleness 0 the scheduler trains as synchronous rounds do.
@@ -19,6 +22,7 @@ engine clocks only. With max_staleness 0 the scheduler trains as synchronous rou
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +52,7 @@ class PipelineState(LedgerState):
       ended: the clock at which the last weights were published.
       busy: engine steps that the last step takes.
       pieces: pieces in which the learner gets the groups of the last step.
-      paused: rollouts that the staleness bound keeps from admission since `clock`.
+      paused: rollouts that the staleness bound or `max_ready` keeps from admission since `clock`.
       `answers`: rollouts of all complete groups so far.
       groups: complete groups so far.
       longest: sum over complete groups of the longest rollout, in tokens.
@@ -70,22 +74,26 @@ class PipelineState(LedgerState):
     longest: int = 0
 
 
-def expected_staleness(*, rate: float, longest: float, batch: int, ratio: float, most: int, held: float = 0.0) -> float:
+def expected_staleness(
+    *, rate: float, longest: float, batch: int, ratio: float, most: int, held: float = 0.0, queue: float = math.inf
+) -> float:
     """Returns the expected staleness of a rollout's first token in optimizer steps, by Little's law.
 
     The value is rate * longest / batch + ratio + held, and at most `most`. With full slots, rate * E[length] is the
-    number of slots. The first term is then slots * tail / batch (Applied Compute, July 2026).
+    number of slots. The first term is then slots * tail / batch (Applied Compute, July 2026). From a ratio of 1 on,
+    `queue` stands for it.
 
     Args:
       rate: rollouts that finish per engine step.
       longest: mean over groups of the longest rollout, in tokens.
       batch: rollouts that an optimizer step trains on.
       ratio: learner time of a step over engine time of a batch. 0 for shared devices, where the engine rests meanwhile.
-        From 1 on, rollouts queue until the bound stops admission.
+        From 1 on, rollouts queue until the bound or `queue` stops admission.
       most: the bound of staleness.
       held: batches that wait for their graders, beyond the next batch.
+      queue: batches that are trained or wait for the learner, at most.
     """
-    return float(most) if ratio >= 1 else min(rate * longest / batch + ratio + held, float(most))
+    return min(rate * longest / batch + (queue if ratio >= 1 else ratio + held), float(most))
 
 
 class Pipeline(Ledger):
@@ -106,6 +114,7 @@ class Pipeline(Ledger):
         max_staleness: int,
         ahead: int = 0,
         max_unscored: int = 0,
+        max_ready: int = 0,
         filter_groups: bool = False,
         max_waves: int = 10,
         replicas: int,
@@ -124,6 +133,7 @@ class Pipeline(Ledger):
             number of slots.
           max_unscored: complete groups whose graders may still be running. Beyond it the ring waits for the oldest
             group. 0 stands for `prompts_per_step`, which is also the least value.
+          max_ready: complete groups that may wait for the learner before admission pauses. 0: any number.
           filter_groups: whether groups with equal accuracies are left out (dynamic sampling).
           max_waves: filtered groups per batch, as a multiple of its size, from which on the run stops with an error.
           replicas: replicas of the engine.
@@ -138,7 +148,12 @@ class Pipeline(Ledger):
             )
         super().__init__(prompts, placement=placement or LeastLoaded(replicas), **ledger)
         self._steps, self._size, self._bound, self._ahead = steps, prompts_per_step, max_staleness, ahead
-        self._unscored_most = max_unscored or prompts_per_step
+        self._unscored_most, self._ready_most = max_unscored or prompts_per_step, max_ready
+        if 0 < max_ready < self._unscored_most:
+            raise ValueError(
+                f"scheduler.max_ready={max_ready} pauses admission before a batch is whole and scored: it must be 0 or at "
+                f"least {self._unscored_most}"
+            )
         self._filter_groups, self._max_waves = filter_groups, max_waves
         self._pace = pace or TimeShared()
         self._left: list[Open] = []  # groups of the last step that the learner still lacks
@@ -154,8 +169,8 @@ class Pipeline(Ledger):
         )
 
     def admit(self, capacity: Capacity, clock: int) -> list[Request]:
-        """Returns requests until slots are full and `ahead` rollouts wait, or until the staleness bound stops
-        admission.
+        """Returns requests until slots are full and `ahead` rollouts wait, or until the staleness bound or `max_ready`
+        stops admission.
 
         Raises:
           RuntimeError: filters left out `max_waves` batches of groups for one batch.
@@ -164,7 +179,7 @@ class Pipeline(Ledger):
         self._count_pause(clock)
         self._check_filters()
         groups = []
-        while self._state.flying < self._state.slots + self._ahead and len(self._open) < self._credit:
+        while self._state.flying < self._state.slots + self._ahead and self._admits:
             groups.append(self._open_group())
             next(reversed(self._open.values())).until = self._last_step
             self._state.flying += self._group_size
@@ -182,6 +197,12 @@ class Pipeline(Ledger):
     def _credit(self) -> int:
         """Returns how many groups may be open."""
         return self._size * (self._last_step - self._state.step + 1)
+
+    @property
+    def _admits(self) -> bool:
+        """Whether a group may be admitted, were a slot free."""
+        ready = len(self._kept) + len(self._whole)
+        return len(self._open) < self._credit and (not self._ready_most or ready < self._ready_most)
 
     def _count_pause(self, clock: int) -> None:
         """Counts the pause since the last call and advances the clock."""
@@ -222,6 +243,7 @@ class Pipeline(Ledger):
             most=self._bound,
             ratio=self._state.busy * rate / batch,
             held=self._unscored_most / self._size - 1,
+            queue=1 + self._ready_most / self._size if self._ready_most else math.inf,
         )
 
     def due(self) -> list[Group]:
@@ -255,7 +277,7 @@ class Pipeline(Ledger):
           step. Several steps that take no time publish once.
         """
         if self._state.version < self._state.step:
-            works = self._state.flying > 0 or len(self._open) < self._credit
+            works = self._state.flying > 0 or self._admits
             if works and self._state.clock < self._state.until:
                 more = self._hand_over(self._owed)
                 return [Part(fresh=(), groups=more, commit=False, publish=False)] if more else []
@@ -324,7 +346,7 @@ class Pipeline(Ledger):
         """Returns counts since the last call and current values.
 
         - `paused_steps`, `paused_slot_steps`: engine steps, and free slots times steps, in which the staleness bound
-          stopped admission.
+          or `max_ready` stopped admission.
         - `num_groups_open`: groups open now.
         - `expected_staleness`: in optimizer steps.
         """

@@ -48,6 +48,7 @@ _OWN: dict[str, Callable] = {
         "max_staleness": c.scheduler.max_staleness,
         "ahead": c.scheduler.ahead,
         "max_unscored": c.scheduler.max_unscored,
+        "max_ready": c.scheduler.max_ready,
         "pace": pace,
     },
 }

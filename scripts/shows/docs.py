@@ -29,7 +29,7 @@ OWN = {
     "demo_partial": ("scheduler.stream=2",),
     "demo_lending": ("scheduler.stream=2",),
     "demo_pipeline": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
-    "demo_interleaved": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
+    "demo_interleaved": ("scheduler.ahead=2", "scheduler.max_unscored=4", "scheduler.max_ready=4"),
     "demo_split": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
     "demo_sft": ("scheduler.group_size=1", "optimizer.warmup_steps=1"),
     "gspo": ("scheduler.mini_batches=2", "eval.every=2"),
