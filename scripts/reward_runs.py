@@ -18,7 +18,7 @@ import priced
 import priced_runs
 
 SHARE = 0.9  # of what synchronous rounds reach in the end
-LONGER = 1.3  # a pipelined run has so many times the rollouts, because stale tokens may teach less
+LONGER = 1.2  # a pipelined run has so many times the rollouts, because stale tokens may teach less
 PRICES = {
     "": {},
     ".launch_0.5": {"launch": 0.5},

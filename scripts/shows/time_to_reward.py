@@ -51,8 +51,10 @@ def _setting(group: int, prompts: int, slots: int, dispatch: int, refill: int, *
     return Setting(overrides=overrides, rollouts=prompts * group, slots=slots)
 
 
-def _arms(group: int, prompts: Sequence[int], piped: Sequence[tuple[int, int, int]]) -> dict[str, list[Setting]]:
-    """Returns four settings of each arm. `piped`: prompts, slots and the bound of staleness."""
+def _arms(group: int, prompts: Sequence[int], piped: Sequence[tuple[int, int, int, int]]) -> dict[str, list[Setting]]:
+    """Returns four settings of each arm.
+
+    `piped`: prompts, slots, the bound of staleness, and the groups that may wait for the learner."""
     return {
         "sync": [
             _setting(group, many, many * group, dispatch, many * group // 2, "scheduler.name=sync", *PLAIN)
@@ -74,8 +76,10 @@ def _arms(group: int, prompts: Sequence[int], piped: Sequence[tuple[int, int, in
             for over in (1.125, 1.25)
         ],
         "pipeline": [
-            _setting(group, many, slots, 8, 4, *PIPED, f"scheduler.max_staleness={bound}")
-            for many, slots, bound in piped
+            _setting(
+                group, many, slots, 4, 4, *PIPED, f"scheduler.max_staleness={bound}", f"scheduler.max_ready={ready}"
+            )
+            for many, slots, bound, ready in piped
         ],
     }
 
@@ -87,7 +91,7 @@ WORKLOADS = {
         group=2,
         trained=36 * 96,
         window=960,
-        arms=_arms(2, (48, 24), ((48, 96, 8), (48, 64, 4), (24, 64, 8), (24, 48, 4))),
+        arms=_arms(2, (48, 24), ((48, 64, 6, 48), (48, 96, 8, 60), (24, 48, 8, 24), (24, 64, 8, 30))),
     ),
     # 13 is the line feed of the tokenizer
     "stories": Workload(
@@ -104,9 +108,9 @@ WORKLOADS = {
             f"engine.row_sizes=({ROWS['stories']},)",
         ),
         group=8,
-        trained=26 * 64,
+        trained=22 * 64,
         window=320,
-        arms=_arms(8, (8, 4), ((8, 64, 4), (8, 96, 8), (4, 32, 4), (4, 64, 8))),
+        arms=_arms(8, (8, 4), ((8, 64, 6, 8), (8, 96, 8, 12), (4, 32, 6, 4), (4, 48, 8, 6))),
     ),
 }
 
