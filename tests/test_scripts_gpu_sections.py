@@ -149,7 +149,9 @@ def test_the_settings_of_the_runs_are_valid(more):
 def test_copies_and_products_of_the_device():
     part = fresh()
     device.speed(part, numbers=1 << 12, width=16)
+    device.target(part)
     assert part.figures["device.copy_gb_per_s"] > 0 < part.figures["device.product_tflops"]
+    assert isinstance(part.figures["device.target_config"], str)
 
 
 @pytest.mark.extended

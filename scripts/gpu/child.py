@@ -31,6 +31,7 @@ RUN = {
     "sampling_times": drawing.times,
     "cudnn": options.cudnn,
     "transformer_engine": options.transformer_engine,
+    "target": device.target,
     "paged_attention_times": paged_attention.times,
 }
 

@@ -43,7 +43,6 @@ def speed(part: Part, numbers: int = 1 << 30, width: int = 8192) -> None:
     import jax
     import jax.numpy as jnp
     from gpu import timing
-    from jax._src.lib import xla_client
 
     took = timing.seconds(jax.jit(lambda x: x + 1), jnp.zeros(numbers, jnp.float32), turns=5)
     part.figure("device.copy_gb_per_s", 8 * numbers / took / 1e9)
@@ -51,6 +50,12 @@ def speed(part: Part, numbers: int = 1 << 30, width: int = 8192) -> None:
     took = timing.seconds(jax.jit(jnp.matmul), a, a)
     part.figure("device.product_tflops", 2 * width**3 / took / 1e12)
     part.figure("device.memory_gib", timing.memory() / 2**30 if timing.memory() < float("inf") else None)
-    # jax 0.11 gives the compiler's description of the device through its topology.
-    topology = xla_client.get_topology_for_devices(jax.devices())
+
+
+def target(part: Part) -> None:
+    """Writes the compiler's description of the device, from which programs are compiled without one."""
+    import jax
+    from jax._src.lib import xla_client
+
+    topology = xla_client.get_topology_for_devices(jax.devices())  # jax 0.11 gives it through its topology
     part.figure("device.target_config", str(getattr(topology, "target_config", "")))
