@@ -83,8 +83,13 @@ class Report:
 
     def _resume(self) -> None:
         if not self._file.is_file():
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             return
-        told = json.loads(self._file.read_text())
+        try:
+            told = json.loads(self._file.read_text())
+        except ValueError as error:
+            print(f"{self._file.name} is no JSON ({error}): all sections run anew", flush=True)
+            return
         other = [name for name, value in self._belongs.items() if told.get(name) != value]
         if other:
             print(f"{self._file.name} belongs to another {', '.join(other)}: all sections run anew", flush=True)
@@ -207,7 +212,8 @@ def watched(report: Report, found: Found, command: list[str], part: Path, said: 
 def environment() -> dict[str, str]:
     """Returns the variables of a section's process. This checkout comes first on its path."""
     here = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, here))}
+    path = os.pathsep.join(filter(None, here))
+    return {**os.environ, "PYTHONPATH": path, "JAX_TRACEBACK_FILTERING": "off"}  # the last line names the error
 
 
 def scrubbed(text: str) -> str:

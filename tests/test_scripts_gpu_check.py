@@ -191,6 +191,12 @@ def test_with_another_commit_device_or_version_it_begins_anew(call, tmp_path, ca
     assert calls(tmp_path) == ["good", "good"] and f"belongs to another {name}:" in capsys.readouterr().out
 
 
+def test_a_damaged_file_begins_anew(call, tmp_path, capsys):
+    (tmp_path / "x.json").write_text('{"figures": ')
+    code, told = call(section("good"))
+    assert code == 0 and told["figures"]["good"] == 2 and "x.json is no JSON" in capsys.readouterr().out
+
+
 def test_an_option_that_is_not_there_is_a_figure(call):
     code, told = call(section("bad", option=True), section("hang", limit_s=1.0, option=True))
     assert code == 0 and told["figures"]["failed"] == [] == told["figures"]["not_reached"]

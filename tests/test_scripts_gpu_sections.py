@@ -310,6 +310,7 @@ def test_three_runs_by_the_command(monkeypatch):
         "rl.reward_gain",
         "rl.num_drafted",
         "rl.policy_equal_with_drafts",
+        "rl.first_rollouts_equal_with_drafts",
         "rl.rollouts_equal_with_drafts",
     }
     assert len(part.figures["rl.sync"]["rewards"]) == 3 and part.figures["rl.sync_seconds_to_reward"] > 0

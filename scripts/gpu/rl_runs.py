@@ -53,7 +53,7 @@ def same_bits(part: Part, preset: str = PRESET, more: Sequence[str] = ()) -> Non
         part.figure(f"rl.{name}", found)
     part.figure("rl.reward_gain", plain["reward_after"] - plain["reward_before"], at_least=GAIN)
     part.figure("rl.num_drafted", drafted["num_drafted"], at_least=1)
-    for what in ("policy", "rollouts"):
+    for what in ("first_rollouts", "rollouts", "policy"):  # if the first ones alone are equal, the learner differs
         part.figure(f"rl.{what}_equal_with_drafts", plain[what] == drafted[what], equals=True)
     target = REACHED * plain["reward_after"]
     for name, found in (("sync", plain), ("drafted", drafted)):
@@ -93,6 +93,7 @@ def left_by(place: Path) -> dict[str, Any]:
     rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/global_step" in row]
     seconds, rewards = [row["timing_s/step"] for row in rows], [row["critic/score/mean"] for row in rows]
     seconds[0] = seconds[1]
+    files = sorted((place / "rollouts").glob("step_*.npz"))
     return {
         "step_s": statistics.median(seconds),
         "seconds": seconds,
@@ -106,7 +107,8 @@ def left_by(place: Path) -> dict[str, Any]:
         "staleness": max(row["off_policy/max"] for row in rows),
         "mean_staleness": statistics.mean(row["off_policy/mean"] for row in rows),
         "policy": digest(file.read_bytes() for file in sorted((place / "policy").glob("*.safetensors"))),
-        "rollouts": digest(_bits(place)),
+        "first_rollouts": digest(_bits(files[:1])),
+        "rollouts": digest(_bits(files)),
     }
 
 
@@ -115,9 +117,9 @@ def _median(rows: Sequence[dict], name: str) -> float | None:
     return statistics.median(found) if found else None
 
 
-def _bits(place: Path) -> Iterable[bytes]:
-    """Everything about a run's rollouts but when their tokens came."""
-    for file in sorted((place / "rollouts").glob("step_*.npz")):
+def _bits(files: Sequence[Path]) -> Iterable[bytes]:
+    """Everything about the rollouts of these files but when their tokens came."""
+    for file in files:
         for group in rollout_log.read(file):
             for one in group.rollouts:
                 yield str((tuple(one.id), one.finish.name)).encode()
