@@ -1,32 +1,84 @@
-"""scripts/gpu_check.py where there is no GPU: it refuses, and its parts do what they say, at sizes of a CPU."""
+"""scripts/gpu_check.py where there is no GPU: it refuses, resumes, and outlives sections that fail, crash or hang."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-import record as records  # noqa: E402
+import sources  # noqa: E402
+from gpu import device  # noqa: E402
+from gpu.sections import SECTIONS, Section  # noqa: E402
 
-from jaxrl_post.models import decoder  # noqa: E402
+SEEN = {"platform": "gpu", "kind": "NVIDIA H100 80GB HBM3", "count": 1, "capability": "9.0"}
+# Stands for a section's process: what it does lies in its name. Each call leaves a line in calls.txt beside it.
+CHILD = """
+import json, os, pathlib, subprocess, sys, time
+name, part, told, seconds = sys.argv[1:]
+part, here = pathlib.Path(part), pathlib.Path(__file__).parent
+earlier = json.loads(part.read_text())["figures"] if part.is_file() else {}
+with open(here / "calls.txt", "a") as calls:
+    calls.write(f"{name} {sorted(earlier)} {sorted(json.loads(pathlib.Path(told).read_text()))}\\n")
 
-MODEL = decoder.ModelConfig(
-    vocab_size=1100, embed=16, layers=2, heads=2, kv_heads=1, head_dim=8, ffw=16, max_length=512, tied=True
-)
+def leave(figures, bounds={}, not_reached=[]):
+    other = part.with_name("other.json")
+    other.write_text(json.dumps({"figures": figures, "bounds": bounds, "not_reached": not_reached}))
+    other.replace(part)
+
+mended = (here / "mended").exists()
+if name.startswith("bad") and not mended:
+    leave({f"{name}.some": 1})
+    raise ValueError(f"{pathlib.Path(__file__).parent}: no such kernel")
+if name.startswith("crash"):
+    os.abort()
+if name.startswith("hang") and not mended:
+    leave({f"{name}.some": 1}, not_reached=[f"{name}.more"])
+    print(subprocess.Popen(["sleep", "60"]).pid, file=open(here / "sleeper", "w"), flush=True)
+    time.sleep(60)
+if name.startswith("low"):
+    leave({name: 1}, {name: {"at_least": 2, "ok": False}})
+elif name.startswith("long") and not earlier:
+    leave({f"{name}.1": 1}, not_reached=[f"{name}.2"])
+else:
+    leave(earlier | {name: 2})
+"""
 
 
-def fresh() -> records.Record:
-    return records.Record("gpu-check", [])
+def section(name: str, needs_s: float = 0.0, limit_s: float = 30.0, **more) -> Section:
+    return Section(name=name, needs_s=needs_s, limit_s=limit_s, **more)
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """A call of the command with other sections; returns its exit code and the file."""
+    (tmp_path / "child.py").write_text(CHILD)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+
+    monkeypatch.setattr(sources, "closure", lambda root, start: ["scripts/gpu_check.py"])  # all of them take seconds
+
+    def run(*table, seconds=60.0, seen=SEEN):
+        monkeypatch.setattr(device, "ask", lambda root: seen)
+        file = tmp_path / "x.json"
+        code = gpu_check.main([f"--json={file}", f"--seconds={seconds}"], table, tmp_path / "child.py")
+        return code, json.loads(file.read_text())
+
+    return run
+
+
+def calls(folder) -> list[str]:
+    file = folder / "calls.txt"
+    return [line.split()[0] for line in file.read_text().splitlines()] if file.is_file() else []
 
 
 def test_it_refuses_in_one_sentence_where_there_is_no_gpu(tmp_path):
@@ -42,41 +94,133 @@ def test_it_refuses_in_one_sentence_where_there_is_no_gpu(tmp_path):
 
 
 def test_an_older_gpu_is_refused_and_a_newer_one_is_not():
-    gpu = lambda capability: [SimpleNamespace(platform="gpu", device_kind="X", compute_capability=capability)]  # noqa: E731
-    assert "1 x X (gpu)" in gpu_check.why_not(gpu("8.0"))
-    assert not gpu_check.why_not(gpu("9.0")) and not gpu_check.why_not(gpu("10.0"))
+    assert "1 x NVIDIA H100" in device.why_not(SEEN | {"capability": "8.0"})
+    assert not device.why_not(SEEN) and not device.why_not(SEEN | {"capability": "10.0"})
 
 
-def test_the_deadline_names_what_it_leaves_out():
-    deadline = gpu_check.Deadline(10.0)
-    assert deadline.reaches("short", 1.0) and not deadline.reaches("long", 11.0) and deadline.not_reached == ["long"]
+def test_a_section_that_fails_is_recorded_and_the_others_run(call, tmp_path, capsys):
+    table = section("good"), section("bad"), section("crash"), section("last", after="good"), section("no", after="bad")
+    code, told = call(*table)
+    assert code == 1 and not told["ok"]
+    assert told["figures"]["failed"] == ["bad", "crash"] and told["figures"]["not_reached"] == ["no"]
+    assert told["figures"]["good"] == 2 and told["figures"]["bad.some"] == 1 and told["figures"]["last"] == 2
+    error = told["sections"]["bad"]["error"]
+    assert "exit code 1" in error and error.endswith("no such kernel")
+    assert "exit code -6" in told["sections"]["crash"]["error"]
+    assert "no such kernel" in capsys.readouterr().out
+    assert calls(tmp_path) == ["good", "bad", "crash", "last"]
 
 
-@pytest.mark.extended
-def test_comparisons_and_times_of_the_kernels():
-    record = fresh()
-    gpu_check.sampling_against_reference(record, shapes=((4, 1100),))
-    gpu_check.attention_against_reference(record, shapes=((2, 100, 2),))
-    gpu_check.sampling_times(record, 1e9, rows_of=(4,), vocab=1100)
-    assert record.ok and len(record.bounds) == 10
-    told = record.figures["verify_sample.4_rows"]
-    assert told["floor_ms"] == 1e3 * 4 * 4 * 1100 / 1e9
-    np.testing.assert_allclose(told["share_of_bandwidth"], told["floor_ms"] / told["ms"])
+def test_a_later_call_goes_on_with_the_rest_and_failed_sections_come_last(call, tmp_path):
+    table = section("bad"), section("long"), section("never", needs_s=1e6), section("good")
+    assert call(*table)[0] == 1
+    (tmp_path / "mended").touch()
+    code, told = call(*table[:2], section("never"), table[3])
+    assert code == 0 and told["ok"] and told["figures"]["failed"] == [] == told["figures"]["not_reached"]
+    assert calls(tmp_path) == ["bad", "long", "good", "long", "never", "bad"]
+    again, others = (tmp_path / "calls.txt").read_text().splitlines()[3].split("] [")
+    assert again == "long ['long.1'" and "'good'" in others  # its own figures, and those of the others
+    assert told["figures"]["long.1"] == 1 and told["figures"]["long"] == 2 and "bad.some" not in told["figures"]
+    assert call(*table)[0] == 0 and len(calls(tmp_path)) == 6
 
 
-@pytest.mark.extended
-def test_decoding_reads_weights_and_cache_once_a_step(monkeypatch):
-    """By hand: bf16, 2 bytes; a key and a value of 8 numbers for each of 2 layers and each position of 3 answers."""
-    monkeypatch.setattr(gpu_check, "STEPS", 2)
-    record = fresh()
-    gpu_check.decode(record, "x", MODEL, 1e9, gpu_check.Deadline(1e9), batches=(3, 4), contexts=(70,))
-    weights = 2 * sum(np.prod(x.shape) for x in jax.tree.leaves(decoder.abstract(MODEL)))
-    told = record.figures["decode.x.batch_3_context_70"]
-    np.testing.assert_allclose(told["floor_ms"], 1e3 * (weights + 3 * 70 * 2 * 2 * 8 * 2) / 1e9)
-    assert told["tokens_per_s"] > 0 and "decode.x.batch_4_context_70" in record.figures
+def test_what_was_not_reached_is_no_failure(call):
+    code, told = call(section("good"), section("long"), section("never", needs_s=1e6))
+    assert code == 0 and told["figures"]["not_reached"] == ["long.2", "never"]
 
 
-@pytest.mark.extended
-def test_random_weights_are_bf16_and_finite():
-    leaves = jax.tree.leaves(gpu_check.random_weights(MODEL))
-    assert all(leaf.dtype == jnp.bfloat16 and bool(jnp.isfinite(leaf).all()) for leaf in leaves)
+def test_a_missed_bound_is_a_failure_also_in_the_next_call(call, tmp_path):
+    assert call(section("low"))[0] == 1
+    code, told = call(section("low"))
+    assert code == 1 and told["bounds"]["low"] == {"at_least": 2, "ok": False} and calls(tmp_path) == ["low"]
+
+
+def gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().split(") ")[1][0] == "Z"
+
+
+def test_a_hang_is_ended_with_all_that_it_started(call, tmp_path):
+    code, told = call(section("hang", limit_s=5.0), section("good"))
+    assert code == 1 and told["figures"]["failed"] == ["hang"] and told["figures"]["good"] == 2
+    assert told["sections"]["hang"]["error"].startswith("took more than 5 s") and told["figures"]["hang.some"] == 1
+    assert gone(int((tmp_path / "sleeper").read_text()))
+
+
+def test_a_section_that_the_end_of_the_call_cuts_is_no_failure(call, tmp_path):
+    code, told = call(section("hang"), section("good", needs_s=2.0), seconds=6.0)
+    assert code == 0 and told["figures"]["not_reached"] == ["hang.more", "good"] and told["figures"]["hang.some"] == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_call_goes_on(call, tmp_path, signum):
+    code = f"""
+import pathlib, signal, sys, gpu_check, sources
+from gpu import device, sections
+device.ask = lambda root: {SEEN!r}
+sources.closure = lambda root, start: ["scripts/gpu_check.py"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+table = [sections.Section(name=name, needs_s=0, limit_s=60) for name in ("good", "hang")]
+gpu_check.main(["--json={tmp_path / "x.json"}"], table, pathlib.Path({str(tmp_path / "child.py")!r}))
+"""
+    run = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")})
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "x.json").is_file() or '"hang.some": 1' not in (tmp_path / "x.json").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.send_signal(signum)
+    run.wait(30)
+    sleeper = int((tmp_path / "sleeper").read_text())
+    assert signum == signal.SIGKILL or gone(sleeper)
+    (tmp_path / "mended").touch()
+    code, told = call(section("good"), section("hang"))
+    assert code == 0 and told["figures"]["hang.some"] == 1 and told["figures"]["hang"] == 2
+    assert calls(tmp_path) == ["good", "hang", "hang"]
+    if signum == signal.SIGKILL:  # what the killed call could not end
+        for line in subprocess.run(["ps", "-eo", "pid,args"], text=True, stdout=subprocess.PIPE).stdout.splitlines():
+            if str(tmp_path / "child.py") in line:
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+        os.kill(sleeper, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name, value", [("commit", "0" * 40), ("device", {}), ("versions", {}), ("sources", {})])
+def test_with_another_commit_device_or_version_it_begins_anew(call, tmp_path, capsys, name, value):
+    _, told = call(section("good"))
+    (tmp_path / "x.json").write_text(json.dumps(told | {name: value}))
+    call(section("good"))
+    assert calls(tmp_path) == ["good", "good"] and f"belongs to another {name}:" in capsys.readouterr().out
+
+
+def test_a_damaged_file_begins_anew(call, tmp_path, capsys):
+    (tmp_path / "x.json").write_text('{"figures": ')
+    code, told = call(section("good"))
+    assert code == 0 and told["figures"]["good"] == 2 and "x.json is no JSON" in capsys.readouterr().out
+
+
+def test_an_option_that_is_not_there_is_a_figure(call):
+    code, told = call(section("bad", option=True), section("hang", limit_s=1.0, option=True))
+    assert code == 0 and told["figures"]["failed"] == [] == told["figures"]["not_reached"]
+    assert told["figures"]["bad.absent"].startswith("exit code 1: ValueError")
+    assert told["figures"]["hang.absent"].startswith("took more than 1 s")
+
+
+def test_the_file_names_what_it_belongs_to(call):
+    _, told = call(section("good"))
+    assert told["device"] == SEEN and told["command"][:2] == ["python", "scripts/gpu_check.py"]
+
+
+def test_a_result_vouches_for_every_section():
+    found = set(sources.closure(ROOT, ROOT / "scripts" / "gpu_check.py"))
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts" / "gpu").glob("*.py")} <= found
+    assert {"kernels/flash_gpu.py", "jaxrl_post/main.py", "tests/engine_lab.py", "scripts/record.py"} <= found
+
+
+def test_the_table_of_sections():
+    from gpu import child
+
+    assert {one.name for one in SECTIONS} == set(child.RUN)
+    names = [one.name for one in SECTIONS]
+    assert len(set(names)) == len(names)
+    for place, one in enumerate(SECTIONS):
+        assert one.needs_s + gpu_check.MARGIN_S < one.limit_s and (not one.after or one.after in names[:place])
+    assert gpu_check.DEADLINE_S < 600 - 30

@@ -1,0 +1,45 @@
+"""Runs one section of scripts/gpu_check.py: `python scripts/gpu/child.py NAME PART TOLD SECONDS`.
+
+PART is the file of its figures, TOLD one of all others'. Work may begin within SECONDS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from gpu import decoding, device, drawing, equality, options, packed_rows, paged_attention, rl_runs, swap, training
+from gpu.part import Part
+
+from jaxrl_post.launch import compile_guard
+
+RUN = {
+    "device": device.speed,
+    "sampling": drawing.against_reference,
+    "paged_attention": paged_attention.against_reference,
+    "packed_rows": packed_rows.against_reference,
+    "equality": equality.candidates,
+    "decode_1_5b": decoding.of_1_5b,
+    "decode_7b": decoding.of_7b,
+    "train": training.steps,
+    "swap": swap.cast,
+    "rl_same_bits": rl_runs.same_bits,
+    "rl_pipelined": rl_runs.pipelined,
+    "packed_rows_times": packed_rows.times,
+    "sampling_times": drawing.times,
+    "cudnn": options.cudnn,
+    "transformer_engine": options.transformer_engine,
+    "target": device.target,
+    "paged_attention_times": paged_attention.times,
+}
+
+
+def main(name: str, file: str, told: str, seconds: str) -> None:
+    compile_guard.use_cache(os.environ)
+    RUN[name](Part(Path(file), json.loads(Path(told).read_text()), float(seconds)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,134 @@
+"""Tokens per second of the row engine on random weights, beside the floor of the bytes that must be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gpu import timing, weights
+from gpu.equality import any_cost
+from gpu.part import Part
+
+from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
+from jaxrl_post.models import decoder
+from jaxrl_post.models.presets import PRESETS
+from jaxrl_post.parallel import mesh
+from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+
+PAGE = 64
+BATCHES, CONTEXTS = (16, 64, 256), (1024, 4096)
+STEPS, TURNS = 32, 3  # of a dispatch; dispatches that are timed
+SPARE = 4 << 30  # bytes of logits, activations and compiled programs
+
+
+def of_1_5b(part: Part) -> None:
+    """Decodes with Qwen2.5-1.5B."""
+    decode(part, "qwen2_5_1_5b", PRESETS["qwen2_5_1_5b"])
+
+
+def of_7b(part: Part) -> None:
+    """Decodes with Qwen2.5-7B."""
+    decode(part, "qwen2_5_7b", PRESETS["qwen2_5_7b"])
+
+
+def decode(
+    part: Part,
+    name: str,
+    model: decoder.ModelConfig,
+    *,
+    batches: Sequence[int] = BATCHES,
+    contexts: Sequence[int] = CONTEXTS,
+    room: float | None = None,
+) -> None:
+    """Measures tokens per second of the engine as it runs, packing and reading included.
+
+    Args:
+      room: bytes of the device. None: as the device says.
+    """
+    weight_bytes = 2 * sum(x.size for x in jax.tree.leaves(decoder.abstract(model)))
+    token_bytes = 2 * 2 * model.layers * model.kv_heads * model.head_dim
+    room = (timing.memory() if room is None else room) - weight_bytes - SPARE
+    asked = [(batch, context) for context in contexts for batch in batches]
+    fitting = [(b, c) for b, c in asked if b * pages(c) * PAGE * token_bytes <= room]
+    wanted = [(b, c) for b, c in fitting if part.wants(_key(name, b, c), 8.0)]
+    if f"decode.{name}.without_room" not in part.figures:
+        part.figure(f"decode.{name}.without_room", [_key(name, *one) for one in asked if one not in fitting])
+    if not wanted:
+        return
+    engine = filled_engine(model, weights.drawn(model), wanted)
+    for batch, context in wanted:
+        if not part.wants(_key(name, batch, context), 5.0):
+            continue
+        took = min(turns(engine, batch, context))
+        read = weight_bytes + batch * context * token_bytes
+        part.figure(
+            _key(name, batch, context),
+            {
+                "tokens_per_s": batch * STEPS / took,
+                "step_ms": 1e3 * took / STEPS,
+                "floor_ms": 1e3 * read / part.bandwidth,
+                "share_of_bandwidth": read * STEPS / part.bandwidth / took,
+            },
+        )
+
+
+def _key(name: str, batch: int, context: int) -> str:
+    return f"decode.{name}.batch_{batch}_context_{context}"
+
+
+def pages(context: int) -> int:
+    """Returns the pages of a rollout that has `context` tokens at the start."""
+    return -(-(context + (TURNS + 1) * STEPS + 1) // PAGE)
+
+
+def filled_engine(model: decoder.ModelConfig, params: Any, wanted: Sequence[tuple[int, int]]) -> RowEngine:
+    """Returns a row engine for pairs of batch and context, which takes prompts as computed already.
+
+    Their pages hold what was there before. The time of a step depends on lengths, not on values.
+    """
+    batches = tuple(sorted({batch for batch, _ in wanted}))
+    settings = EngineSettings(
+        slots=batches[-1],
+        max_length=max(pages(context) for _, context in wanted) * PAGE,
+        page_size=PAGE,
+        pages=max(batch * pages(context) for batch, context in wanted),
+        row_sizes=batches,
+        head_rows=batches[-1],
+        steps_per_dispatch=STEPS,
+        refill_slots=1,
+        dtype=jnp.bfloat16,
+    )
+    engine = RowEngine(model, params, mesh.make_mesh(), settings, cost=any_cost(batches))
+    seat = engine.admission.seat
+
+    def filled(replica, sequence, entry):
+        out = seat(replica, sequence, entry)
+        sequence.num_computed = sequence.shared
+        return out
+
+    engine.admission.seat = filled
+    return engine
+
+
+def turns(engine: RowEngine, batch: int, context: int) -> Iterator[float]:
+    """Returns seconds of each timed dispatch: `batch` rollouts of `context` tokens so far, each of a prompt of its own."""
+    noise, asked = np.random.default_rng(0), []
+    for index in range(batch):
+        prompt = Prompt(id=str(index), tokens=noise.integers(0, engine.vocab_size, context))
+        id = RolloutId(0, "train", 0, prompt.id, 0)
+        most = (TURNS + 1) * STEPS + 1
+        asked.append(Request(rollout_id=id, prompt=prompt, seed=id.seed(), max_tokens=most, sampling=Sampling()))
+    engine.reset()
+    engine.row_sizes = (batch,)
+    engine.submit(asked)
+    engine.step()
+    for _ in range(TURNS):
+        begun, clock = time.perf_counter(), engine.clock
+        engine.step()
+        assert engine.clock == clock + STEPS, "a dispatch ended early: what was timed is not a full one"
+        yield time.perf_counter() - begun
+    engine.park([request.rollout_id for request in asked])

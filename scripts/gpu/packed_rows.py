@@ -1,0 +1,116 @@
+"""The learner's attention over packed rows, against jnp forward and backward, and its time for one layer of Qwen2.5-7B."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gpu import timing
+from gpu.part import Part
+
+from jaxrl_post.kernels import flash_gpu
+from jaxrl_post.trainer import attention
+
+FAR = 1e-2  # 2-norm over 2-norm: bfloat16 keeps 8 bits, and each weight and each result is rounded once
+CASES = {"plain": dict(window=None, soft_cap=None), "window": dict(window=150, soft_cap=30.0)}
+SHAPES = ((2, 1024, 12, 2, 128), (2, 512, 14, 2, 64))  # rows, tokens, query heads, key-value heads, numbers of each
+LENGTHS = (4096, 8192)
+HEADS = (28, 4, 128)
+
+
+def inputs(rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[jax.Array]:
+    """Returns q, k, v and a slope of the output, in bfloat16."""
+    keys = jax.random.split(jax.random.key(3), 4)
+    return [
+        jax.random.normal(key, (rows, tokens, count, width), jnp.bfloat16)
+        for key, count in zip(keys, (heads, kv_heads, kv_heads, heads))
+    ]
+
+
+def segments(rows: int, tokens: int) -> jax.Array:
+    """Returns ids of segments that begin and end inside blocks. The first row ends with padding, which is segment 0."""
+    ends = np.array([[tokens // 7, tokens // 2 + 1, tokens // 2 + 2, tokens - tokens // 5]] * rows)
+    ids = 1 + (np.arange(tokens)[None, :, None] >= ends[:, None, :]).sum(-1)
+    ids[0, ids[0] == 5] = 0
+    return jnp.asarray(ids, jnp.int32)
+
+
+def both(form: Callable) -> Callable:
+    """Returns a program of (q, k, v, slope, ids): the output, and the gradients by q, k and v."""
+
+    def run(q, k, v, slope, ids):
+        out, back = jax.vjp(lambda *x: form(*x, ids), q, k, v)
+        return out, *back(slope)
+
+    return jax.jit(run)
+
+
+def against_reference(part: Part, kernel: Callable = flash_gpu.attention, shapes: Sequence = SHAPES) -> None:
+    """Compares values and gradients with jnp in float32, and bits with those of a second run."""
+    for shape in shapes:
+        given, ids = inputs(*shape), segments(*shape[:2])
+        for name, how in CASES.items():
+            key = f"packed_rows.{name}_{'x'.join(map(str, shape))}"
+            run = both(functools.partial(kernel, scale=shape[-1] ** -0.5, **how))
+            found = run(*given, ids)
+            with jax.default_matmul_precision("highest"):
+                wide = [x.astype(jnp.float32) for x in given]
+                right = both(functools.partial(attention.blocks, scale=shape[-1] ** -0.5, **how))(*wide, ids)
+            for what, a, b in zip(("output", "dq", "dk", "dv"), found, right, strict=True):
+                part.figure(f"{key}.{what}_difference", distance(a, b), at_most=FAR)
+            part.figure(f"{key}.bits_equal_again", same_bits(found, run(*given, ids)), equals=True)
+            part.figure(f"{key}.bits_equal_beside_others", _apart(run, given, ids, found), equals=True)
+
+
+def _apart(run: Callable, given: list[jax.Array], ids: jax.Array, found: tuple) -> bool:
+    """Returns whether nothing of a segment changes when every other one does."""
+    mine = (ids == 2)[:, :, None, None]
+    changed = run(*(jnp.where(mine, x, -x) for x in given), ids)
+    return same_bits(*([jnp.where(mine, x, 0) for x in some] for some in (found, changed)))
+
+
+def distance(a: jax.Array, b: jax.Array) -> float:
+    """Returns the 2-norm of the difference over that of `b`."""
+    a, b = (np.asarray(x.astype(jnp.float32), np.float64) for x in (a, b))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def same_bits(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> bool:
+    """Returns whether all arrays are equal to the bit."""
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(one, other, strict=True))
+
+
+def work(lengths: Sequence[int], heads: int, width: int) -> tuple[float, float]:
+    """Returns FLOPs of causal attention over segments: forward, and forward with backward.
+
+    Forward has two products over half of all pairs. Backward has five.
+    """
+    forward = 2.0 * heads * width * sum(length**2 for length in lengths)
+    return forward, 3.5 * forward
+
+
+def times(part: Part, kernel: Callable = flash_gpu.attention, lengths: Sequence = LENGTHS, heads=HEADS) -> None:
+    """Times one row of one segment, and of four, by the kernel and by jnp."""
+    for tokens in lengths:
+        for count in (1, 4):
+            key = f"packed_rows.{tokens}_tokens_{count}_segments"
+            if part.wants(key, 12.0):
+                given = inputs(1, tokens, *heads)
+                ids = jnp.repeat(jnp.arange(1, count + 1, dtype=jnp.int32), tokens // count)[None]
+                part.figure(key, timed(kernel, given, ids) | {"reference": timed(attention.blocks, given, ids)})
+
+
+def timed(form: Callable, given: list[jax.Array], ids: jax.Array) -> dict[str, float | None]:
+    """Returns milliseconds of a form, forward alone and with backward, and the share of the chip's peak."""
+    form = functools.partial(form, scale=given[0].shape[-1] ** -0.5, window=None, soft_cap=None)
+    *_, heads, width = given[0].shape
+    flops = work(np.unique(np.asarray(ids), return_counts=True)[1].tolist(), heads, width)
+    took = timing.seconds(jax.jit(form), *given[:3], ids), timing.seconds(both(form), *given, ids)
+    return {
+        f"{name}{what}": value
+        for name, need, s in zip(("forward", "with_backward"), flops, took)
+        for what, value in (("_ms", 1e3 * s), ("_share_of_peak", timing.share_of_peak(need, s)))
+    }
