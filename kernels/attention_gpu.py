@@ -205,12 +205,11 @@ def _body(*refs, padded, stretch, window, soft_cap, add):
         base = (first + step) * PLACE - position  # first position of the place, relative to the tile's first row
         plgpu.barrier_wait(k_ready.at[place])
         scores = _product(q_smem, k_smem.at[place].transpose((1, 0)), PLACE)
-        carry, weights = _softened(carry, scores, _seen(base, padded, window), soft_cap)
+        (out, peak, mass), weights = _softened(carry, scores, _seen(base, padded, window), soft_cap)
         w_smem[...] = weights.astype(w_smem.dtype)
         plgpu.barrier_wait(v_ready.at[place])
         pl.when(count - base < PLACE)(functools.partial(_clear, v_smem.at[place], count - base))
         plgpu.commit_smem()
-        out, peak, mass = carry
         out = add(out, w_smem, v_smem.at[place])
         plgpu.commit_smem()  # all warps have read this place before the TMA refills it
         pl.when(step + stages < steps)(functools.partial(fetch, step + stages, place))
