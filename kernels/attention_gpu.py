@@ -1,13 +1,15 @@
 """Paged attention on Hopper GPUs, in Mosaic GPU: rows of one slot share the pages that they read.
 
 Consecutive rows of a slot, with the query heads of one KV head, are packed into tiles of 64 (row, head) pairs. A block
-of the grid takes one tile, one KV head and one stretch of positions. It loads pages one by one into a ring in shared
-memory, multiplies on the tensor cores, and keeps an online softmax in registers. Stretches are combined afterwards.
+of the grid takes one tile, one KV head and one stretch of positions. It loads 64 positions at a time into a ring in
+shared memory, multiplies on the tensor cores, and keeps an online softmax in registers. The 64 positions are one page,
+several smaller pages, or half of a page of 128. Stretches are combined afterwards.
 
-Invariant: the same as the reference's (attention.py). Stretches start at fixed positions, pages are walked in order,
-and masked entries weigh exactly zero. So a row's bits do not depend on other rows of its tile, on its place in the
-tile, or on longer slots. The one exception needs a model that is broken already: a row becomes NaN if a later row of
-its tile (a draft's) has an infinite value. Refuses shapes for which `serves` is False.
+Invariant: the same as the reference's (attention.py). Stretches start at fixed positions, positions are walked in
+order, and masked entries weigh exactly zero. So a row's bits do not depend on other rows of its tile, on its place in
+the tile, or on longer slots. They do not depend on the page size where tables cover equally many positions. The one
+exception needs a model that is broken already: a row becomes NaN if a later row of its tile (a draft's) has an infinite
+value. Refuses shapes for which `serves` is False.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from jaxtyping import Array, Float, Int
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 
 TILE = 64  # rows of one wgmma
-PAGE = 64  # positions of a page: 16 KB of keys of 128 numbers, one copy by the TMA
+PLACE = 64  # positions of one place of the ring: 16 KB of keys of 128 numbers
+PAGES = (16, 32, 64, 128)  # page sizes: parts or multiples of a place
+STAGES = {64: 3, 128: 3, 256: 2}  # places of the ring, by head size: a block has 227 KB of shared memory
+COLUMNS = 128  # most columns of mixed values that are multiplied and written at once
 ALIGN = 8  # the TMA needs the first row of a tile at a multiple of this
-STAGES = 3  # pages in shared memory
 STATS = 32  # columns that hold a row's peak and mass: 128 bytes, so that rows stay aligned
 STRETCH = 1024  # fewest positions of one block of the grid
 STRETCHES = 8  # most blocks that share a row's positions
-NEEDS = "bfloat16 or float16, heads of 64 or 128, at most 64 query heads for a key head, and pages of 64"
+NEEDS = "bfloat16 or float16, heads of 64, 128 or 256, at most 64 query heads for a key head, and pages of 16 to 128"
 LOG2E = 1.4426950408889634
 BIG_NEGATIVE = -1e30
 
@@ -39,8 +43,8 @@ def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, pa
     return (
         dtype == cached
         and jnp.dtype(dtype).itemsize == 2
-        and head_dim in (64, 128)
-        and page == PAGE
+        and head_dim in STAGES
+        and page in PAGES
         and heads // kv_heads <= TILE
     )
 
@@ -60,9 +64,9 @@ def attention(
     `interpret`: plgpu.InterpretGPUParams, to run without a device."""
     R, N, H = q.shape
     K = pages.shape[2] // 2
-    group, blocks = N // K, rows.table.shape[1]
+    group, places = N // K, -(-rows.table.shape[1] * pages.shape[1] // PLACE)
     padded = -(-group // ALIGN) * ALIGN
-    stretch = max(STRETCH // PAGE, -(-blocks // STRETCHES))
+    stretch = max(STRETCH // PLACE, -(-places // STRETCHES))
     packed = (q * scale).reshape(R, K, group, H).transpose(1, 0, 2, 3)
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0))).reshape(K, R * padded, H)
     packed = jnp.pad(packed, ((0, 0), (0, TILE), (0, 0)))  # the last tile reads beyond the rows
@@ -71,10 +75,11 @@ def attention(
         K,
         H,
         q.dtype,
+        pieces=max(1, PLACE // pages.shape[1]),
         tiles=_num_tiles(rows, padded),
         padded=padded,
         stretch=stretch,
-        stretches=-(-blocks // stretch),
+        stretches=-(-places // stretch),
         window=window,
         soft_cap=soft_cap,
         interpret=interpret,
@@ -82,7 +87,7 @@ def attention(
     out, stats = run(packed, pages, rows.table, _tiles(rows, TILE // padded, _num_tiles(rows, padded)))
     shape = (-1, K, R, padded)
     out, peak, mass = out.reshape(*shape, H), stats[..., 0].reshape(shape), stats[..., -1].reshape(shape)
-    return _combined(out, peak, mass, rows, stretch * PAGE, window)[:, :, :group].reshape(R, N, H).astype(q.dtype)
+    return _combined(out, peak, mass, rows, stretch * PLACE, window)[:, :, :group].reshape(R, N, H).astype(q.dtype)
 
 
 def _num_tiles(rows: Any, padded: int) -> int:
@@ -136,6 +141,7 @@ def _kernel(
     H: int,
     dtype: Any,
     *,
+    pieces: int,
     tiles: int,
     padded: int,
     stretch: int,
@@ -148,24 +154,25 @@ def _kernel(
     stats).
 
     values: the mixed values of each stretch, [stretches, K, R*padded, H]. stats: peak and mass, in the first and last
-    of 32 columns."""
-    half = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    of 32 columns. `pieces`: copies that fill a place."""
+    add = _added if interpret is None else _added_apart
+    stages, half = STAGES[H], (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     return plgpu.kernel(
-        functools.partial(_body, padded=padded, stretch=stretch, window=window, soft_cap=soft_cap),
+        functools.partial(_body, padded=padded, stretch=stretch, window=window, soft_cap=soft_cap, add=add),
         out_type=(
             jax.ShapeDtypeStruct((stretches, K, R * padded, H), jnp.float32),
             jax.ShapeDtypeStruct((stretches, K, R * padded, STATS), jnp.float32),
         ),
         scratch_types=(
             plgpu.SMEM((TILE, H), dtype, transforms=half),
-            plgpu.SMEM((STAGES, PAGE, H), dtype, transforms=half),
-            plgpu.SMEM((STAGES, PAGE, H), dtype, transforms=half),
-            plgpu.SMEM((TILE, PAGE), dtype, transforms=half),
-            plgpu.SMEM((TILE, H), jnp.float32),
+            plgpu.SMEM((stages, PLACE, H), dtype, transforms=half),
+            plgpu.SMEM((stages, PLACE, H), dtype, transforms=half),
+            plgpu.SMEM((TILE, PLACE), dtype, transforms=half),
+            plgpu.SMEM((TILE, min(H, COLUMNS)), jnp.float32),
             plgpu.SMEM((TILE, STATS), jnp.float32),
             plgpu.Barrier(),
-            plgpu.Barrier(num_barriers=STAGES),
-            plgpu.Barrier(num_barriers=STAGES),
+            plgpu.Barrier(num_barriers=stages, num_arrivals=pieces),
+            plgpu.Barrier(num_barriers=stages, num_arrivals=pieces),
         ),
         grid=(tiles, K, stretches),
         grid_names=("tile", "head", "stretch"),
@@ -174,53 +181,72 @@ def _kernel(
     )
 
 
-def _body(*refs, padded, stretch, window, soft_cap):
+def _body(*refs, padded, stretch, window, soft_cap, add):
     """Computes one tile, KV head and stretch.
 
-    `refs`: inputs, outputs, shared memory and barriers, in the order of `_kernel`."""
+    `refs`: inputs, outputs, shared memory and barriers, in the order of `_kernel`. `add`: _added or _added_apart."""
     q_ref, pages_ref, table_ref, tiles_ref, out_ref, stats_ref, *scratch = refs
     q_smem, k_smem, v_smem, w_smem, out_smem, stats_smem, q_ready, k_ready, v_ready = scratch
     tile, head, part = lax.axis_index("tile"), lax.axis_index("head"), lax.axis_index("stretch")
     slot, row, count, position = (tiles_ref[tile, column] for column in range(4))
-    first = part * stretch
-    end = jnp.minimum(lax.div(position + count - 1, PAGE) + 1, first + stretch)
+    stages, first = k_smem.shape[0], part * stretch
+    end = jnp.minimum(lax.div(position + count - 1, PLACE) + 1, first + stretch)
     if window is not None:
-        first = jnp.maximum(first, lax.div(jnp.maximum(position - window + 1, 0), PAGE))
+        first = jnp.maximum(first, lax.div(jnp.maximum(position - window + 1, 0), PLACE))
     steps = end - first
     at = pl.multiple_of(row * padded, ALIGN)
 
     def fetch(step, place):
-        page = jnp.clip(table_ref[slot, first + step], 0, pages_ref.shape[0] - 1)
-        plgpu.copy_gmem_to_smem(pages_ref.at[page, :, 2 * head], k_smem.at[place], k_ready.at[place])
-        plgpu.copy_gmem_to_smem(pages_ref.at[page, :, 2 * head + 1], v_smem.at[place], v_ready.at[place])
+        rings = ((k_smem.at[place], k_ready.at[place]), (v_smem.at[place], v_ready.at[place]))
+        _fetch(pages_ref, table_ref, slot, head, (first + step) * PLACE, rings)
 
     def walk(step, carry):
-        place = lax.rem(step, STAGES)
-        base = (first + step) * PAGE - position  # first position of the page, relative to the tile's first row
+        place = lax.rem(step, stages)
+        base = (first + step) * PLACE - position  # first position of the place, relative to the tile's first row
         plgpu.barrier_wait(k_ready.at[place])
-        scores = _product(q_smem, k_smem.at[place].transpose((1, 0)), PAGE)
-        carry, weights = _softened(carry, scores, _seen(base, padded, window), soft_cap)
+        scores = _product(q_smem, k_smem.at[place].transpose((1, 0)), PLACE)
+        (out, peak, mass), weights = _softened(carry, scores, _seen(base, padded, window), soft_cap)
         w_smem[...] = weights.astype(w_smem.dtype)
         plgpu.barrier_wait(v_ready.at[place])
-        pl.when(count - base < PAGE)(functools.partial(_clear, v_smem.at[place], count - base))
+        pl.when(count - base < PLACE)(functools.partial(_clear, v_smem.at[place], count - base))
         plgpu.commit_smem()
-        out, peak, mass = carry
-        out = out + _product(w_smem, v_smem.at[place], out.shape[1])
+        out = add(out, w_smem, v_smem.at[place])
         plgpu.commit_smem()  # all warps have read this place before the TMA refills it
-        pl.when(step + STAGES < steps)(functools.partial(fetch, step + STAGES, place))
+        pl.when(step + stages < steps)(functools.partial(fetch, step + stages, place))
         return out, peak, mass
 
     @pl.when((count > 0) & (steps > 0))
     def _():
         plgpu.copy_gmem_to_smem(q_ref.at[head, pl.ds(at, TILE)], q_smem, q_ready)
-        for ahead in range(STAGES):
+        for ahead in range(stages):
             pl.when(ahead < steps)(functools.partial(fetch, ahead, ahead))
         plgpu.barrier_wait(q_ready)
-        out_smem[...], peak, mass = lax.fori_loop(0, steps, walk, _nothing(out_smem.shape[1]))
+        out, peak, mass = lax.fori_loop(0, steps, walk, _nothing(q_smem.shape[1]))
         side = lax.broadcasted_iota(jnp.int32, (TILE, STATS), 1)
         stats_smem[...] = jnp.where(side < STATS // 2, _across(peak, STATS), _across(mass, STATS))
-        plgpu.commit_smem()
-        _store(count, padded, at, ((out_smem, out_ref.at[part, head]), (stats_smem, stats_ref.at[part, head])))
+        _store(count, padded, at, stats_smem, stats_ref.at[part, head])
+        for index, columns in enumerate(out):
+            out_smem[...] = columns
+            _store(count, padded, at, out_smem, out_ref.at[part, head, :, _columns(out_smem, index)])
+
+
+def _fetch(pages_ref, table_ref, slot, head, begin, rings):
+    """Starts the copies of positions begin .. begin + 63 of a slot into the places of keys and of values.
+
+    Entries of the table behind the slot's end may be unmapped, or missing. Some page is read for them, and masked."""
+    pages, page = pages_ref.shape[:2]
+    size = min(page, PLACE)
+    for done in range(0, PLACE, size):
+        block = jnp.minimum(lax.div(begin + done, page), table_ref.shape[1] - 1)
+        number = jnp.clip(table_ref[slot, block], 0, pages - 1)
+        some = pl.ds(pl.multiple_of(lax.rem(begin + done, page), size), size)
+        for which, (smem, ready) in enumerate(rings):
+            plgpu.copy_gmem_to_smem(pages_ref.at[number, some, 2 * head + which], smem.at[pl.ds(done, size)], ready)
+
+
+def _columns(ref, index):
+    """Returns the slice of the columns that `ref` holds in its turn `index`."""
+    return pl.ds(index * ref.shape[1], ref.shape[1])
 
 
 def _product(a, b, columns):
@@ -239,33 +265,55 @@ def _across(vector, columns):
 
 
 def _nothing(head_dim):
-    """Returns mixed values, peak and mass before the first page."""
+    """Returns mixed values (by at most COLUMNS columns), peak and mass before the first place."""
+    width = min(head_dim, COLUMNS)
     return (
-        jnp.full((TILE, head_dim), 0, jnp.float32),
+        tuple(jnp.full((TILE, width), 0, jnp.float32) for _ in range(head_dim // width)),
         jnp.full((TILE,), BIG_NEGATIVE, jnp.float32),
         jnp.full((TILE,), 0, jnp.float32),
     )
 
 
+def _added(out, weights, values):
+    """Returns mixed values with those of a place added, in the registers that hold them: no others are left.
+
+    The invariant needs weights of zero to keep every bit of the sum. Tensor cores up to the A100's do (Fasi et al. 2021,
+    "Numerical behavior of NVIDIA tensor cores"). It has not been tried on Hopper yet."""
+
+    def multiply(sums):
+        for index, columns in enumerate(sums):
+            plgpu.wgmma(columns, weights, values.at[:, _columns(columns, index)])
+
+    return pl.run_state(multiply)(tuple(map(plgpu.ACC.init, out)))
+
+
+def _added_apart(out, weights, values):
+    """Returns the same as `_added`, for the interpreter: its sums begin at zero."""
+    width = out[0].shape[1]
+    parts = (values.at[:, _columns(columns, index)] for index, columns in enumerate(out))
+    return tuple(columns + _product(weights, part, width) for columns, part in zip(out, parts, strict=True))
+
+
 def _seen(base, padded, window):
-    """Returns bool[64, 64]: the positions of the page that each (row, head) pair sees.
+    """Returns bool[64, 64]: the positions of the place that each (row, head) pair sees.
 
     Position c <= row r // padded is computed as c * padded <= r, without a division."""
-    pair = lax.broadcasted_iota(jnp.int32, (TILE, PAGE), 0)
-    reach = (lax.broadcasted_iota(jnp.int32, (TILE, PAGE), 1) + base) * padded
+    pair = lax.broadcasted_iota(jnp.int32, (TILE, PLACE), 0)
+    reach = (lax.broadcasted_iota(jnp.int32, (TILE, PLACE), 1) + base) * padded
     return reach <= pair if window is None else (reach <= pair) & (pair < reach + window * padded)
 
 
 def _softened(carry, scores, seen, soft_cap):
-    """Takes one step of the online softmax. Returns the carry, scaled to the new peak, and the weights of this page."""
+    """Takes one step of the online softmax. Returns the carry, scaled to the new peak, and the weights of this place."""
     out, peak, mass = carry
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(seen, scores, BIG_NEGATIVE)
     high = jnp.maximum(peak, scores.max(axis=1))
     shrink = jnp.exp2((peak - high) * LOG2E)
-    weights = jnp.where(seen, jnp.exp2((scores - _across(high, PAGE)) * LOG2E), 0.0)
-    return (out * _across(shrink, out.shape[1]), high, mass * shrink + weights.sum(axis=1)), weights
+    weights = jnp.where(seen, jnp.exp2((scores - _across(high, PLACE)) * LOG2E), 0.0)
+    out = tuple(columns * _across(shrink, columns.shape[1]) for columns in out)
+    return (out, high, mass * shrink + weights.sum(axis=1)), weights
 
 
 def _clear(values, left):
@@ -275,16 +323,16 @@ def _clear(values, left):
     values[...] = jnp.where(there < left, kept, jnp.zeros_like(kept))
 
 
-def _store(count, padded, at, pairs):
-    """Writes the tile's rows and no others.
+def _store(count, padded, at, smem, gmem):
+    """Writes the tile's rows and no others, and waits until shared memory has been read.
 
     A copy has a fixed size, so the rows are copied by the powers of two in `count`."""
+    plgpu.commit_smem()
     for bit in range((TILE // padded).bit_length()):
 
         def copy(bit=bit):
             done, size = (count & ((1 << bit) - 1)) * padded, padded << bit
-            for smem, gmem in pairs:
-                plgpu.copy_smem_to_gmem(smem.at[pl.ds(done, size)], gmem.at[pl.ds(at + done, size)])
+            plgpu.copy_smem_to_gmem(smem.at[pl.ds(done, size)], gmem.at[pl.ds(at + done, size)])
 
         pl.when((count >> bit) & 1 == 1)(copy)
     plgpu.wait_smem_to_gmem(0)

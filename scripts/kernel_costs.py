@@ -69,6 +69,7 @@ PACKED_ROWS: Mapping[str, Kernel] = {
 
 
 TPU_POSITIONS = 256  # that the paged kernel of TPUs loads at once (kernels/attention_tpu.py)
+GPU_PLACE = 64  # positions that the paged kernel of GPUs loads at once (kernels/attention_gpu.py), whatever the page
 GPU_TILE = 64  # rows of a tile of the paged kernel of GPUs, each a row of the program and a query head
 STRETCH = 1024  # positions of one block of its grid, at least
 STRETCHES = 8
@@ -106,14 +107,15 @@ def _ragged(given: Sequence[Array], made: Sequence[Array], ends: Ends, pages_alo
 def _tiled(
     given: Sequence[Array], made: Sequence[Array], ends: Ends, rows: int, pages_alone: bool
 ) -> tuple[float, float]:
-    """Reads whole pages. Each stretch that a group reaches writes values and sums in float32, of the group's own rows.
+    """Reads whole places. Each stretch that a group reaches writes values and sums in float32, of the group's own rows.
 
     Queries count once: tiles load 64 rows each, and those of neighbours overlap in the cache of the device.
     """
     queries, pages, table = given[:3]
     (keys, _, head), (_, page, _, _) = queries.dims, pages.dims
-    padded, stretch = made[0].dims[2] // rows, page * max(STRETCH // page, -(-table.dims[1] // STRETCHES))
-    groups = [-(-end // page) * page for end in ends(GPU_TILE // padded)]
+    padded, places = made[0].dims[2] // rows, -(-table.dims[1] * page // GPU_PLACE)
+    stretch = GPU_PLACE * max(STRETCH // GPU_PLACE, -(-places // STRETCHES))
+    groups = [-(-end // GPU_PLACE) * GPU_PLACE for end in ends(GPU_TILE // padded)]
     read = sum(groups) * 2 * keys * head * pages.dtype_bytes
     turns = sum(-(-end // stretch) for end in groups)
     own = made[0].dims[2] / max(1, len(groups))  # rows of a group, each a row of the program and a query head

@@ -7,13 +7,37 @@ import json
 from pathlib import Path
 
 import pytest
-from config_arms import error, given
+from config_arms import SUPERVISED, error, given
 
 from jaxrl_post import config
 
 
 def test_defaults_are_those_of_the_dataclasses():
     assert config.resolve(given()) == config.Config(model=config.PolicyConfig(preset="tiny"))
+
+
+def by_platform(*overrides, **how) -> tuple:
+    """Returns the options whose default depends on the platform."""
+    got = config.resolve(given(), overrides, **how)
+    return got.model.compute_dtype, got.engine.dtype, got.engine.page_size
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_what_is_not_set_meets_the_kernels_of_an_accelerator(platform):
+    on = dict(platform=platform)
+    assert by_platform() == ("float32", "float32", 16) and by_platform(**on) == ("bfloat16", "bfloat16", 64)
+    assert by_platform("engine.page_size=8", "engine=default", **on) == ("bfloat16", "bfloat16", 64)
+    assert by_platform("engine.page_size=8", "engine.page_size=auto", **on) == ("bfloat16", "bfloat16", 64)
+    # What is set stays, though it is the default of CPUs.
+    assert by_platform("model.compute_dtype=float32", "engine.page_size=16", **on) == ("float32", "bfloat16", 16)
+    # What nothing reads is not set.
+    assert by_platform(*SUPERVISED, "eval.prompts=0", **on) == ("bfloat16", "float32", 16)
+
+
+def test_a_run_that_goes_on_keeps_its_recorded_defaults():
+    then = config.to_dict(config.resolve(given()))
+    assert by_platform(platform="gpu", recorded=then) == ("float32", "float32", 16)
+    assert by_platform("engine.page_size=32", platform="gpu", recorded=then) == ("float32", "float32", 32)
 
 
 def test_overrides_win_in_order_and_keep_their_kind():

@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxrl_post.kernels import attention, attention_gpu
-from jaxrl_post.kernels.pallas_gpu import plgpu
+from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 from jaxrl_post.parallel import mesh as meshes
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-PAGE = attention_gpu.PAGE
+PLACE = attention_gpu.PLACE
 HOW = dict(scale=0.2, window=None, soft_cap=None)
-
+ALSO = pytest.mark.extended
 
 interpreted = pytest.mark.skipif(
     not hasattr(plgpu, "InterpretGPUParams"), reason="the interpreter of jax 0.10 knows no transposed operand of wgmma"
@@ -30,26 +31,30 @@ def _races() -> bool:
     return gpu_callbacks.get_races().races_found
 
 
-def _case(K=2, G=3, H=64, counts=((0, 130, 1), (1, 10, 3), (2, 60, 10)), blocks=4, dead=2, seed=0):
+def _case(K=2, G=3, H=64, page=64, counts=((0, 130, 1), (1, 10, 3), (2, 60, 10)), length=256, dead=2, seed=0):
     """Returns rows from `counts` (slot, first position, rows), then `dead` rows that are not real.
 
-    Pages that no slot has reached are not mapped."""
+    Tables cover `length` positions. Pages that no slot has reached are not mapped, and no slot has the last page. A
+    slot's entries, and the queries, do not depend on the page size."""
     noise = np.random.default_rng(seed)
-    S = max(slot for slot, _, _ in counts) + 1
-    pages = S * blocks + 3
-    table = noise.permutation(pages)[: S * blocks].reshape(S, blocks)
-    for slot, first, count in counts:
-        table[slot, (first + count - 1) // PAGE + 1 :] = pages + slot
+    S, blocks = max(slot for slot, _, _ in counts) + 1, length // page
     where = [(slot, first + index) for slot, first, count in counts for index in range(count)] + [(S - 1, 0)] * dead
     real = np.arange(len(where)) < len(where) - dead
+    q = noise.normal(size=(len(where), K * G, H))
+    text = noise.normal(size=(S, length, 2 * K, H))
+    pages = S * blocks + 3
+    table = noise.permutation(pages - 1)[: S * blocks].reshape(S, blocks)
+    held = noise.normal(size=(pages, page, 2 * K, H))
+    held[table] = text.reshape(S, blocks, page, 2 * K, H)
+    for slot, first, count in counts:
+        table[slot, (first + count - 1) // page + 1 :] = pages + slot
     rows = attention.Rows(
         jnp.array([w[0] for w in where], jnp.int32),
         jnp.array([w[1] for w in where], jnp.int32),
         jnp.asarray(real),
         jnp.asarray(table, jnp.int32),
     )
-    cache = attention.Cache(jnp.asarray(noise.normal(size=(pages, PAGE, 2 * K, H)), jnp.bfloat16))
-    return jnp.asarray(noise.normal(size=(len(where), K * G, H)), jnp.bfloat16), cache, rows
+    return jnp.asarray(q, jnp.bfloat16), attention.Cache(jnp.asarray(held, jnp.bfloat16)), rows
 
 
 def _kernel(q, cache, rows, **how):
@@ -63,8 +68,8 @@ def _kernel(q, cache, rows, **how):
 
 @pytest.fixture
 def short_stretches(monkeypatch):
-    """Sets two pages a stretch, so that small cases have several stretches."""
-    monkeypatch.setattr(attention_gpu, "STRETCH", 2 * PAGE)
+    """Sets two places a stretch, so that small cases have several stretches."""
+    monkeypatch.setattr(attention_gpu, "STRETCH", 2 * PLACE)
 
 
 @interpreted
@@ -72,35 +77,63 @@ def short_stretches(monkeypatch):
     "case, how",
     [
         (dict(), dict()),
-        (dict(), dict(window=20, soft_cap=2.0)),
+        (dict(K=1, G=5, H=256, page=16, length=208), dict(window=70, soft_cap=2.0)),
         *(
-            pytest.param(*given, marks=pytest.mark.extended)
+            pytest.param(*given, marks=ALSO)
             for given in (
+                (dict(), dict(window=20, soft_cap=2.0)),
                 (dict(K=1, G=7, counts=((0, 200, 9), (1, 63, 2)), dead=0), dict(window=70)),
                 (dict(K=1, G=1, H=128, counts=((0, 0, 1), (1, 64, 1), (2, 127, 1))), dict(soft_cap=5.0)),
                 (dict(K=3, G=16, counts=((0, 120, 17),), dead=1), dict()),
+                (dict(K=1, G=7, page=32, length=224), dict(window=20)),
+                (dict(H=128, page=16, length=176), dict()),
+                (dict(K=1, G=3, H=128, page=128), dict(soft_cap=5.0)),
+                (dict(K=2, G=1, H=256, page=128, counts=((0, 0, 1), (1, 64, 1), (2, 127, 3))), dict(window=3)),
+                (dict(K=1, G=9, H=256, counts=((0, 120, 17),), dead=1), dict()),
             )
         ),
     ],
-    ids=["ragged", "window and cap", "long window", "single heads", "tiles of four rows"],
+    ids=[
+        "ragged",
+        "wide heads, small pages",
+        "window and cap",
+        "long window",
+        "single heads",
+        "tiles of four rows",
+        "pages of 32",
+        "pages of 16",
+        "pages of 128",
+        "wide heads, large pages",
+        "wide heads, odd groups",
+    ],
 )
 def test_equals_the_reference(case, how, short_stretches):
     q, cache, rows = _case(**case)
     got = _kernel(q, cache, rows, **HOW | how)
-    exact = attention.reference(
-        q.astype(jnp.float32) * 1, attention.Cache(cache.pages.astype(jnp.float32)), rows, **HOW | how
-    )
-    # q * scale, the weights and the result are rounded to bfloat16, 2^-9 each; values are of size 1 to 4
-    np.testing.assert_allclose(got, np.asarray(exact), atol=0.03, rtol=0.02)
-    near = np.asarray(attention.reference(q, cache, rows, **HOW | how), np.float32)
-    np.testing.assert_allclose(got, near, atol=0.02, rtol=0.01)
+    assert _near_the_reference(got, q, cache, rows, **HOW | how)
     assert not got[~np.asarray(rows.real)].any()
 
 
+def _near_the_reference(got, q, cache, rows, **how) -> bool:
+    wide = attention.Cache(cache.pages.astype(jnp.float32))
+    exact = np.asarray(attention.reference(q.astype(jnp.float32) * 1, wide, rows, **how))
+    near = np.asarray(attention.reference(q, cache, rows, **how), np.float32)
+    # q * scale, the weights and the result are rounded to bfloat16, 2^-9 each; values are of size 1 to 4
+    return np.allclose(got, exact, atol=0.03, rtol=0.02) and np.allclose(got, near, atol=0.02, rtol=0.01)
+
+
+SHAPES = [
+    dict(),
+    pytest.param(dict(K=1, H=256, page=16), marks=ALSO),
+    pytest.param(dict(K=1, H=256, page=128), marks=ALSO),
+]
+
+
 @interpreted
-def test_later_rows_and_other_slots_change_no_bit(short_stretches):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_later_rows_and_other_slots_change_no_bit(shape, short_stretches):
     """Draft rows behind a row share its tile, and reach into another page and another stretch."""
-    q, cache, rows = _case(counts=((0, 126, 8), (1, 40, 3)))
+    q, cache, rows = _case(counts=((0, 126, 8), (1, 40, 3)), **shape)
     base = _kernel(q, cache, rows, **HOW)
     alone = rows._replace(real=jnp.arange(q.shape[0]) < 2)
     assert base[:2].tobytes() == _kernel(q, cache, alone, **HOW)[:2].tobytes()
@@ -110,12 +143,62 @@ def test_later_rows_and_other_slots_change_no_bit(short_stretches):
 
 
 @interpreted
-def test_stale_entries_may_be_infinite(short_stretches):
-    q, cache, rows = _case()
+@pytest.mark.parametrize(
+    "page, how",
+    [
+        (16, dict(window=70)),
+        pytest.param(32, dict(soft_cap=2.0), marks=ALSO),
+        pytest.param(128, dict(window=20), marks=ALSO),
+    ],
+)
+def test_the_page_size_changes_no_bit(page, how, short_stretches):
+    shape = dict(K=1, H=128, counts=((0, 126, 8), (1, 40, 3)))
+    base = _kernel(*_case(**shape), **HOW | how)
+    assert base.tobytes() == _kernel(*_case(page=page, **shape), **HOW | how).tobytes()
+
+
+@interpreted
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stale_entries_may_be_infinite(shape, short_stretches):
+    """Those of the last page too, which is read for entries of the table that are not mapped."""
+    q, cache, rows = _case(counts=((0, 130, 1), (1, 10, 3)), **shape)
     base = _kernel(q, cache, rows, **HOW)
     page = int(rows.table[1, 0])  # slot 1 ends at position 12
-    ruined = attention.Cache(cache.pages.at[page, 13:, 0::2].set(jnp.nan).at[page, 13:, 1::2].set(jnp.inf))
+    pages = cache.pages.at[page, 13:, 0::2].set(jnp.nan).at[page, 13:, 1::2].set(jnp.inf)
+    ruined = attention.Cache(pages.at[-1, :, 0::2].set(jnp.nan).at[-1, :, 1::2].set(jnp.inf))
     assert base.tobytes() == _kernel(q, ruined, rows, **HOW).tobytes()
+
+
+def _fetch_whole_pages(pages_ref, table_ref, slot, head, begin, rings):
+    REAL_FETCH(pages_ref, table_ref, slot, head, begin - lax.rem(begin, pages_ref.shape[1]), rings)
+
+
+def _fetch_a_page_late(pages_ref, table_ref, slot, head, begin, rings):
+    REAL_FETCH(pages_ref, table_ref, slot, head, begin + pages_ref.shape[1], rings)
+
+
+def _the_same_columns_twice(ref, index):
+    return pl.ds(0, ref.shape[1])
+
+
+REAL_FETCH = attention_gpu._fetch
+FAULTS = {
+    "the second half of a page is never read": (128, "_fetch", _fetch_whole_pages),
+    "pages are one too late": (16, "_fetch", _fetch_a_page_late),
+    "columns are those of the first accumulator": (64, "_columns", _the_same_columns_twice),
+    "values behind the last row stay": (16, "_clear", lambda values, left: None),
+}
+
+
+@interpreted
+@ALSO
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_seen(fault, monkeypatch):
+    page, name, faulty = FAULTS[fault]
+    monkeypatch.setattr(attention_gpu, name, faulty)
+    q, cache, rows = _case(K=1, H=256, page=page, counts=((0, 130, 1),), dead=0)
+    cache = attention.Cache(cache.pages.at[-1, :, 1::2].set(jnp.nan))  # what tables without a page read
+    assert not _near_the_reference(_kernel(q, cache, rows, **HOW), q, cache, rows, **HOW)
 
 
 def test_tiles_hold_every_real_row_once():
@@ -131,8 +214,14 @@ def _lowered(platform: str, **shape) -> str:
     return jax.jit(run).trace(q, cache, rows).lower(lowering_platforms=(platform,)).as_text()
 
 
+@pytest.mark.parametrize("page", [16, *(pytest.param(page, marks=ALSO) for page in (32, 64, 128))])
+def test_heads_of_256_lower_for_every_page_size(page):
+    assert "mosaic_gpu" in _lowered("cuda", H=256, page=page)
+
+
 def test_the_platform_and_the_shapes_choose():
     assert "mosaic_gpu" in _lowered("cuda") and "mosaic_gpu" not in _lowered("cpu")
+    assert "mosaic_gpu" not in _lowered("cuda", page=8)
     q, cache, rows = _case()
     wide = attention.Cache(cache.pages.astype(jnp.float32))
     assert attention.serving(q, cache) == {"cuda": attention_gpu.attention}  # no TPU kernel for heads of 64

@@ -50,11 +50,12 @@ def test_these_run_the_references_and_say_why(one, reason):
 @pytest.mark.parametrize(
     "one, changes, parts",
     [
-        (H100, dict(head_dim=256), ["attention. The cuda kernel needs bfloat16 or float16, heads of 64 or 128"]),
+        (H100, dict(head_dim=256, page=16), []),
+        (H100, dict(head_dim=192), ["attention. The cuda kernel needs bfloat16 or float16, heads of 64, 128 or 256"]),
         (
             H100,
-            dict(page=16),
-            ["and pages of 64; here are bfloat16, heads of 128, 28 and 4 heads a device, and pages of 16"],
+            dict(page=8),
+            ["pages of 16 to 128; here are bfloat16, heads of 128, 28 and 4 heads a device, and pages of 8"],
         ),
         (H100, dict(vocab=2053), ["samples. The cuda kernel needs at least"]),
         (V5E, dict(head_dim=64, vocab=200), ["attention. The tpu kernel needs", "samples. The tpu kernel needs"]),

@@ -115,7 +115,7 @@ def test_every_tile_is_one_sequence_for_the_kernel_on_tpu():
 @interpreted
 @pytest.mark.extended
 def test_the_kernel_on_gpus_computes_tiles():
-    q, cache, rows = case(page=attention_gpu.PAGE, head_dim=64, dtype=jnp.bfloat16)
+    q, cache, rows = case(page=attention_gpu.PLACE, head_dim=64, dtype=jnp.bfloat16)
     how = dict(scale=0.1, window=None, soft_cap=None)
     got = attention_gpu.attention(q, cache.pages, rows, interpret=plgpu.InterpretGPUParams(), **how)
     want, real = attention.reference(q, cache, rows, **how), np.asarray(rows.real)

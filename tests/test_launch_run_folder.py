@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_post.launch.run_folder import make, own
+from jaxrl_post.launch.run_folder import make, own, recorded
 
 
 def test_numbers_go_on(tmp_path):
@@ -25,3 +25,15 @@ def test_an_exact_folder_must_be_new_or_empty(tmp_path):
     assert (folder / "config.json").read_text() == "{}"
     with pytest.raises(ValueError, match="exists already"):
         make(str(folder / "config.json"), "runs", "demo", 0)
+
+
+def test_what_a_run_recorded_of_options_that_depend_on_the_platform(tmp_path):
+    file = tmp_path / "config.json"
+    assert recorded(str(tmp_path)) == {}
+    file.write_text(
+        '{"steps": 3, "engine": {"slots": 4, "page_size": 16, "dtype": "float32"}, "model": {"preset": ""}}'
+    )
+    assert recorded(str(tmp_path)) == {"engine": {"page_size": 16, "dtype": "float32"}}
+    file.write_text('{"steps": 3')
+    with pytest.raises(ValueError, match="config.json cannot be read"):
+        recorded(str(tmp_path))

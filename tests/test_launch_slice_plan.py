@@ -45,6 +45,16 @@ def test_a_name_is_a_slice(name, devices, hosts, topology):
     assert (found.devices, found.hosts, found.topology) == (devices, hosts, topology)
 
 
+@pytest.mark.parametrize("name", ["h100", "v5e-1"])
+def test_what_is_not_set_follows_the_slice(name, monkeypatch):
+    seen = []
+    monkeypatch.setattr(slice_plan, "text", lambda config, *rest: seen.append(config))
+    flags = [f"--config={CONFIGS / 'demo.py'}", "--dry-run", f"--slice={name}"]
+    assert main.main(flags) == 0 == main.main([*flags, "--config.engine.page_size=auto"])
+    sizes = [(one.model.compute_dtype, one.engine.dtype, one.engine.page_size) for one in seen]
+    assert sizes == [("bfloat16", "bfloat16", 16), ("bfloat16", "bfloat16", 64)]
+
+
 @pytest.mark.parametrize(
     "name, said",
     [

@@ -271,6 +271,23 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):
     ]
 
 
+def test_what_is_not_set_follows_the_platform_or_the_run_that_goes_on(here, tmp_path, capsys, monkeypatch):
+    def resolved(*flags):
+        assert go(here, "--dry-run", "--config.mesh.fsdp=16", "--config.batch.rows=16", *flags) == 0
+        told = capsys.readouterr().out
+        found = json.loads(told[told.index("{") : told.rindex("}") + 1])
+        return found["model"]["compute_dtype"], found["engine"]["dtype"], found["engine"]["page_size"]
+
+    assert resolved() == ("float32", "float32", 8)
+    (tmp_path / "config.json").write_text(
+        '{"model": {"compute_dtype": "float32"}, "engine": {"dtype": "float32", "page_size": 16}}'
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    unset = "--config.engine.page_size=auto"
+    assert resolved() == ("bfloat16", "bfloat16", 8) and resolved(unset) == ("bfloat16", "bfloat16", 64)
+    assert resolved(unset, f"--resume={tmp_path}") == ("float32", "float32", 16)
+
+
 def test_a_dry_run_refuses_what_a_run_would(here, tmp_path, capsys):
     path = tmp_path / "lacking.jsonl"
     path.write_text(json.dumps({"prompt": "11+1=", "answer": None}) + "\n")

@@ -6,6 +6,8 @@ Every kind of option takes the same words:
 - `unit`: what its number counts.
 - `used_when`: the condition on other options under which anything reads it (conditions.py).
 - `why`: the reason for that condition.
+- `accelerator`: the default on a TPU or GPU, where it is another one. A config file that leaves such an option alone has
+  AUTO there, and `resolve` makes it definite.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_post.config import conditions
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,7 @@ class About:
     doc: str = ""
     used_when: conditions.Condition = conditions.Condition()
     why: str = ""
+    accelerator: Any = None
 
 
 def at_least(default, low, high=None, **words):

@@ -26,7 +26,9 @@ class EngineConfig:
     )
     slots: int = at_least(64, 1, unit="slots", doc="Rollouts that one replica generates at the same time.")
     max_length: int = at_least(512, 2, unit="tokens", doc="The longest prompt and rollout together.")
-    page_size: int = at_least(16, 1, unit="tokens", used_when=_ENGINE, doc="Tokens in one page of the KV cache.")
+    page_size: int = at_least(
+        16, 1, unit="tokens", used_when=_ENGINE, accelerator=64, doc="Tokens in one page of the KV cache."
+    )
     pages: int = at_least(
         0, 0, unit="pages", used_when=_ENGINE, doc="Pages of the KV cache. 0: enough for every slot at `max_length`."
     )
@@ -71,6 +73,7 @@ class EngineConfig:
         "float32",
         "bfloat16",
         used_when=_ENGINE,
+        accelerator="bfloat16",
         doc="Number format of the engine's weights, activations and KV cache.",
     )
     cost_table: str = file_path(

@@ -24,6 +24,7 @@ from typing import Any
 import ml_collections
 
 from jaxrl_post.config import fields
+from jaxrl_post.config.fields import AUTO
 from jaxrl_post.config.local_path import refuse_url
 from jaxrl_post.config.schema import Config
 from jaxrl_post.json_text import said, shown
@@ -44,7 +45,7 @@ def _mirror(schema) -> ml_collections.ConfigDict:
         if dataclasses.is_dataclass(kind):
             out[name] = _mirror(kind)
         elif f.default is not dataclasses.MISSING:
-            out[name] = f.default
+            out[name] = f.default if fields.about(f).accelerator is None else AUTO
         else:
             out[name] = ml_collections.ConfigDict()
             mappings.append(name)
@@ -144,10 +145,21 @@ def _mistake(file: Path, error: BaseException) -> str:
     return f"--config={file}{':' if lines else ''}{''.join(lines[-1:])}: {text}"
 
 
-def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str] = (), schema: type = Config) -> Any:
+def resolve(
+    given: ml_collections.ConfigDict | Mapping,
+    overrides: Sequence[str] = (),
+    schema: type = Config,
+    *,
+    platform: str = "cpu",
+    recorded: Mapping[str, Any] | None = None,
+) -> Any:
     """Returns the frozen Config (or `schema`) of a config file's dict and of `a.b=value` overrides, in order.
 
     `section=default` gives every option of a section its default.
+
+    Args:
+      platform: of the run's devices, as jax names it. Some options have another default on accelerators.
+      recorded: options of the run that goes on, by section. They count where such an option is not set.
 
     Raises:
       ValueError: unknown name (with the nearest), wrong type, value out of range, or a cross-field rule broken.
@@ -155,7 +167,29 @@ def resolve(given: ml_collections.ConfigDict | Mapping, overrides: Sequence[str]
     values = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else copy.deepcopy(dict(given))
     for override in overrides:
         _override(values, override, schema)
+    _settle(schema, values, platform, recorded or {})
     return _build(schema, values, "")
+
+
+def _settle(schema: type, values: dict, platform: str, recorded: Mapping[str, Any]) -> None:
+    """Writes a definite value for each option whose default depends on the platform and that is not set.
+
+    One that nothing reads keeps the default of CPUs: another value would be refused."""
+    known = {option.name: option for option in fields.options(schema)}
+
+    def found(name: str) -> Any:
+        section, _, own = name.rpartition(".")
+        where = values.get(section, {})
+        value = where.get(own, AUTO) if isinstance(where, dict) else AUTO
+        return value if isinstance(value, known[name].kind) and value != AUTO else known[name].default
+
+    for name, option in known.items():
+        section, _, own = name.rpartition(".")
+        where, about = values.get(section, {}), option.about
+        if about.accelerator is not None and isinstance(where, dict) and where.get(own, AUTO) == AUTO:
+            other = platform != "cpu" and about.used_when.holds(found)
+            definite = recorded.get(section, {}).get(own, about.accelerator if other else option.default)
+            values[section] = where | {own: definite}
 
 
 def _override(values: dict, override: str, root: type) -> None:

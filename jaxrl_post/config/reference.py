@@ -74,14 +74,20 @@ def page(schema: type = Config) -> str:
 def _row(option: fields.Option, read_by: Sequence[str]) -> str:
     about = option.about
     meaning = about.doc + (f" Read only where {about.used_when.words()}." if about.used_when.text else "")
-    cells = (f"`{option.name}`", kind(option), f"`{option.default!r}`", allowed(option), about.unit, meaning)
+    cells = (f"`{option.name}`", kind(option), _default(option), allowed(option), about.unit, meaning)
     return "| " + " | ".join([*cells, ", ".join(read_by)]).replace("  ", " ") + " |"
+
+
+def _default(option: fields.Option) -> str:
+    other = option.about.accelerator
+    return f"`{option.default!r}`" + ("" if other is None else f", on an accelerator `{other!r}`")
 
 
 def _entry(option: fields.Option) -> str:
     """Returns an option as a few lines of the terminal."""
     about = option.about
-    facts = [f"{option.name} = {option.default!r}", kind(option), allowed(option), about.unit]
+    other = "" if about.accelerator is None else f"on an accelerator {about.accelerator!r}"
+    facts = [f"{option.name} = {option.default!r}", other, kind(option), allowed(option), about.unit]
     lines = [f"  {'; '.join(filter(None, facts))}", *_wrapped(about.doc)]
     if about.used_when.text:
         lines += _wrapped(f"Read only where {about.used_when.words()}.")

@@ -29,7 +29,9 @@ class PolicyConfig:
         "",
         doc="A tokenizer.json, a directory that holds one, or a llama2.c vocabulary. Empty: the one beside the model.",
     )
-    compute_dtype: str = one_of("float32", "float32", "bfloat16", doc="Number format of the learner's activations.")
+    compute_dtype: str = one_of(
+        "float32", "float32", "bfloat16", accelerator="bfloat16", doc="Number format of the learner's activations."
+    )
     remat: bool = any_of_type(
         False, doc="Whether the activations of a layer are computed again in the backward pass, to save memory."
     )

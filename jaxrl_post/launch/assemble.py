@@ -29,7 +29,7 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
+from jaxrl_post.launch import chips, compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
@@ -122,10 +122,15 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run)."""
     flags = parse(arguments)
     malloc.return_large_blocks()
-    config = configs.resolve(configs.load(flags.config), flags.overrides)
+    resolved = functools.partial(configs.resolve, configs.load(flags.config), flags.overrides)
     if flags.slice:
+        config = resolved(platform=chips.read(flags.slice).chip.platform)
         slice_plan.text(config, inputs.shape(config), flags.slice, functools.partial(print, flush=True))
         return None
+    if not flags.dry_run:
+        processes.start(os.environ)
+    recorded = folder.recorded(flags.run_dir) if flags.resume else {}
+    config = resolved(platform=jax.default_backend(), recorded=recorded)
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)
@@ -134,7 +139,6 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         compile_guard.use_cache(os.environ)
         print(parts.foreseen(config, start))
         return None
-    processes.start(os.environ)
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config)
     words = planned(config, start)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 
+from jaxrl_post.config import Config, fields
 from jaxrl_post.launch import run_lock
 from jaxrl_post.parallel.processes import share_text
 
@@ -55,6 +56,38 @@ def take_up(exact: str, must_exist: bool) -> tuple[Path, bool]:
     """
     found = _first_finds(lambda: _there(Path(exact), must_exist), f"--run-dir={exact}")
     return found.place, found.new
+
+
+def recorded(exact: str) -> dict[str, dict]:
+    """Returns, by section, what config.json says of options whose default depends on the platform, on every process.
+
+    Empty where the folder holds no run yet.
+
+    Raises:
+      ValueError: config.json cannot be read.
+    """
+    here = jax.process_index() == 0
+    told = json.loads(share_text(json.dumps(_recorded(Path(exact) / "config.json")) if here else ""))
+    if isinstance(told, str):
+        raise ValueError(told)
+    return told
+
+
+def _recorded(file: Path) -> dict[str, dict] | str:
+    """Returns the options that `recorded` returns, or a sentence that says why they cannot be read."""
+    if not file.is_file():
+        return {}
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"--resume: {file} cannot be read: {error}"
+    out: dict[str, dict] = {}
+    for option in fields.options(Config):
+        section, _, name = option.name.rpartition(".")
+        where = told.get(section) if isinstance(told, dict) else None
+        if option.about.accelerator is not None and isinstance(where, dict) and name in where:
+            out.setdefault(section, {})[name] = where[name]
+    return out
 
 
 def own(folder: Path) -> Path:

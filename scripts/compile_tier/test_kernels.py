@@ -95,6 +95,10 @@ KERNELS = {
     "verify_attention, 7B, 1280 rows": verify_attention(1280, 256, 28, 4, 128),
     "verify_attention, 7B, a quarter of the heads": verify_attention(256, 64, 7, 1, 128),
     "verify_attention, window and soft cap": verify_attention(256, 64, 16, 8, 128, window=1000, soft_cap=50.0),
+    "verify_attention, heads of 256": verify_attention(256, 64, 16, 8, 256, window=1000, soft_cap=50.0),
+    "verify_attention, heads of 256, pages of 16": verify_attention(64, 64, 8, 1, 256, blocks=256, page=16),
+    "verify_attention, 7B, pages of 16": verify_attention(64, 64, 28, 4, 128, blocks=256, page=16),
+    "verify_attention, 7B, pages of 128": verify_attention(64, 64, 28, 4, 128, blocks=32, page=128),
 }
 
 
