@@ -1,6 +1,6 @@
 """Runs training jobs one after another in one process: a JSON object a line in, a JSON object a line out.
 
-A job is {"config", "overrides", "table"}, where `table` is the object of an engine.cost_table file or null. Its answer is
+A job is {"config", "overrides", "table"}, where `table` is the object of an engine.cost_table file or null. It returns
 {"rewards", "steps", "oldest", "stale"}, by optimizer step; `steps` are those of scripts/priced.py. One process compiles
 less than a process a job would.
 """
@@ -35,7 +35,7 @@ class Worker:
         )
 
     def run(self, job: dict) -> dict:
-        """Returns the answer to a job.
+        """Returns what a job has found.
 
         Raises:
           RuntimeError: the process ended, with what it said on its standard error.

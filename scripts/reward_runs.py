@@ -128,7 +128,7 @@ class Jobs:
             worker.close()
 
     def all(self, jobs: Iterable[tuple[str, dict]]) -> list[dict]:
-        """Returns the answers to jobs, in order."""
+        """Returns what each job returns, in order."""
         with ThreadPoolExecutor(len(self._all)) as pool:
             return list(pool.map(lambda job: self._one(*job), jobs))
 

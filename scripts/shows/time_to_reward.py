@@ -1,8 +1,8 @@
 """Time to a reward on devices that are not there: pipelined generation against synchronous and tail-batched rounds.
 
 Runs are real: a small policy learns, and its tokens are as stale as their log-probs say. Decisions follow a table of
-what Qwen2.5-7B costs on 8 H100 or on v5e-16, and engine steps, dispatches and optimizer steps are priced by the same
-table (scripts/tables/, written by scripts/cost_tables.py before any run). The engine of the run, one replica on a CPU,
+what Qwen2.5-7B costs on 8 H100 or on v5e-16. The same table prices engine steps, dispatches and optimizer steps.
+scripts/cost_tables.py wrote the tables, scripts/tables/, before any run. The engine of the run, one replica on a CPU,
 stands for all replicas in lock-step. Pipelined runs have half of the devices for the learner. Other runs share all.
 
 Every arm tries the same number of settings on seeds of its own. Each takes the one with the least median time to the
