@@ -127,6 +127,30 @@ def test_seconds_to_a_reward():
     assert rl_runs.seconds_to(run, 0.7) is None
 
 
+def test_what_a_run_left(tmp_path):
+    """Of two steps of a pipeline that follow each other at once, one has the seconds of both."""
+    rows = [
+        {
+            "training/global_step": step,
+            "critic/score/mean": step / 10,
+            "off_policy/max": step % 3,
+            "off_policy/mean": 0.5,
+        }
+        | ({} if took is None else {"timing_s/step": took, "perf/throughput": 100.0 * took})
+        for step, took in enumerate((50.0, 2.0, None, 3.0, 1.0), 1)
+    ]
+    lines = [json.dumps(row) for row in [{"step": 0, "eval/score": 1.0}, *rows]]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "model.safetensors").write_bytes(b"weights")
+    told = rl_runs.left_by(tmp_path)
+    assert told["seconds"] == [1.5, 2.0, 0.0, 3.0, 1.0] and told["step_s"] == 1.5
+    assert told["trained_tokens_per_s"] == 200.0 and told["generated_tokens_per_s"] is None
+    assert told["staleness"] == 2 and told["reward_before"] == 0.1 and abs(told["reward_after"] - 0.4) < 1e-12
+    (tmp_path / "policy" / "model.safetensors").write_bytes(b"Weights")
+    assert rl_runs.left_by(tmp_path)["policy"] != told["policy"]
+
+
 def test_a_hash_tells_pieces_apart():
     assert len({rl_runs.digest(pieces) for pieces in ([b"ab"], [b"a", b"b"], [b"ab", b""], [])}) == 4
 

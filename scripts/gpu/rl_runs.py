@@ -5,7 +5,8 @@ programs, and with it what the compiler's tuner chose: another choice could roun
 computation; no token of it may be older than the bound.
 
 Seconds to the reward are those of whole steps, until the mean reward of WINDOW steps reaches REACHED of what the
-synchronous run ends with. The first step's seconds are that of the second, as it waits for compilers and first uses.
+synchronous run ends with. For the first step, which waits for compilers, stands the mean of the others. Steps of a
+pipeline that follow each other at once have their seconds together, in the first row of metrics behind them.
 """
 
 from __future__ import annotations
@@ -91,16 +92,16 @@ def path(part: Part) -> dict[str, str]:
 def left_by(place: Path) -> dict[str, Any]:
     """Returns rewards and rates of a run's folder, and hashes of its policy and its rollouts."""
     rows = [row for row in metrics.read(place / "metrics.jsonl") if "training/global_step" in row]
-    seconds, rewards = [row["timing_s/step"] for row in rows], [row["critic/score/mean"] for row in rows]
-    seconds[0] = seconds[1]
+    seconds, rewards = [row.get("timing_s/step", 0.0) for row in rows], [row["critic/score/mean"] for row in rows]
+    seconds[0] = statistics.mean(seconds[1:])
     files = sorted((place / "rollouts").glob("step_*.npz"))
     return {
-        "step_s": statistics.median(seconds),
+        "step_s": seconds[0],
         "seconds": seconds,
         "rewards": rewards,
         "reward_before": rewards[0],
         "reward_after": statistics.mean(rewards[-WINDOW:]),
-        "trained_tokens_per_s": statistics.median(row["perf/throughput"] for row in rows[1:]),
+        "trained_tokens_per_s": _median(rows[1:], "perf/throughput"),
         "generated_tokens_per_s": _median(rows[1:], "perf/generated_tokens_per_s"),
         "num_drafted": sum(row.get("spec/num_drafted", 0.0) for row in rows),
         "num_accepted": sum(row.get("spec/num_accepted", 0.0) for row in rows),

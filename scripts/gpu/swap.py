@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 
@@ -36,6 +37,7 @@ def cast(part: Part, models: dict[str, decoder.ModelConfig] | None = None, room:
             part.figure(key, {"without_room_gib": (8 * count + SPARE) / 2**30})
             continue
         part.figure(key, timed(model, count, part.bandwidth))
+        gc.collect()  # its weights, before the next one's
 
 
 def timed(model: decoder.ModelConfig, count: int, bandwidth: float) -> dict[str, float]:

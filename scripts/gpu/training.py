@@ -10,6 +10,7 @@ token, and causal attention inside each sequence. Seconds are those of prepare, 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +49,8 @@ def steps(part: Part, model: decoder.ModelConfig = PRESETS[PRESET], shapes=ROWS,
                 took = [one_step(trainer, sequences) for _ in range(1 + TURNS)]
                 part.figure(key, rates(model, MICRO_BATCHES * rows * [tokens // count] * count, took[1:]))
         part.figure(again, twice(trainer, groups(model, rows, tokens)), equals=True)
-        del trainer  # before the next one's weights
+        del trainer
+        gc.collect()  # its weights, before the next one's
 
 
 def learner(model: decoder.ModelConfig, preset: str, rows: int, tokens: int) -> Learner:
