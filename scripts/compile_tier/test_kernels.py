@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import time
 from collections.abc import Callable
@@ -95,6 +96,8 @@ KERNELS = {
     "verify_attention, 7B, 1280 rows": verify_attention(1280, 256, 28, 4, 128),
     "verify_attention, 7B, a quarter of the heads": verify_attention(256, 64, 7, 1, 128),
     "verify_attention, window and soft cap": verify_attention(256, 64, 16, 8, 128, window=1000, soft_cap=50.0),
+}
+ON_HOPPER = {
     "verify_attention, heads of 256": verify_attention(256, 64, 16, 8, 256, window=1000, soft_cap=50.0),
     "verify_attention, heads of 256, pages of 16": verify_attention(64, 64, 8, 1, 256, blocks=256, page=16),
     "verify_attention, 7B, pages of 16": verify_attention(64, 64, 28, 4, 128, blocks=256, page=16),
@@ -102,10 +105,11 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name, target", [*itertools.product(KERNELS, TARGETS), *((name, "sm_90") for name in ON_HOPPER)]
+)
 def test_kernel(name, target, table, monkeypatch, tmp_path):
-    kernel, chip = KERNELS[name], TARGETS[target]
+    kernel, chip = (KERNELS | ON_HOPPER)[name], TARGETS[target]
     for key, value in {"TO": str(tmp_path), "PTXAS": "1"}.items():
         monkeypatch.setenv(f"MOSAIC_GPU_DUMP_{key}", value)
     mesh = chip.mesh(chip.one)
