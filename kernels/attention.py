@@ -8,8 +8,9 @@ On TPU and on NVIDIA GPUs a kernel (attention_tpu.py, attention_gpu.py) computes
 The reference computes all other shapes. The choice depends on the device's generation (hardware.py), dtypes, head
 counts, head size and page size alone.
 
-Invariant: a row's output depends on its slot's entries at positions <= its own. Pages are walked in absolute order with
-an online softmax, and masked entries are exact zeros. So stale pages, and the lengths of other slots, change no bit.
+Invariant: a row's output depends on its slot's entries at positions <= its own. Positions are walked in absolute order
+with an online softmax, in turns that begin at fixed positions, and masked entries are exact zeros. So stale pages, and
+the lengths of other slots, change no bit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
 
 BIG_NEGATIVE = -1e30
+TURN = 64  # positions that the reference reads at once of each row, in whole pages
 
 
 KERNELS = {"cuda": attention_gpu, "tpu": attention_tpu}  # by platform
@@ -141,33 +143,33 @@ def one_by_one(kernel: Callable) -> Callable:
 def reference(
     q: Float[Array, "R N H"], cache: Cache, rows: Rows, *, scale: float, window: int | None, soft_cap: float | None
 ) -> Float[Array, "R N H"]:
-    """Returns `attention`, computed in jnp."""
+    """Returns `attention`, computed in jnp. A turn takes TURN positions of every row, or one page where that is longer."""
     R, N, H = q.shape
     pages, page, combined, _ = cache.pages.shape
-    K = combined // 2
-    paired = cache.pages.reshape(pages, page, K, 2, H)
+    blocks, K = rows.table.shape[1], combined // 2
+    turn = min(max(1, TURN // page), blocks)
+    size = turn * page
+    table = jnp.pad(rows.table, ((0, 0), (0, -blocks % turn)), constant_values=pages)
     heads = (q * scale).reshape(R, K, N // K, H)
     live = jnp.where(rows.real, rows.position + 1, 0)
-    blocks = (jnp.max(live) + page - 1) // page
 
-    def block(b, carry):
+    def walk(number, carry):
         peak, mass, out = carry
-        ids = jnp.minimum(rows.table[rows.slot, b], pages - 1)
-        keys, values = paired[ids, :, :, 0].astype(q.dtype), paired[ids, :, :, 1].astype(q.dtype)
-        scores = jnp.einsum("rkgh,rpkh->rkgp", heads, keys, preferred_element_type=jnp.float32)
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
-        at = b * page + jnp.arange(page)
+        ids = jnp.minimum(jax.lax.dynamic_slice_in_dim(table, number * turn, turn, axis=1)[rows.slot], pages - 1)
+        both = cache.pages[ids].reshape(R, size, K, 2, H).astype(q.dtype)
+        at = number * size + jnp.arange(size)
         seen = at[None, :] < live[:, None]
         if window is not None:
             seen &= at[None, :] > (rows.position - window)[:, None]
+        # A stale value may be infinite, and 0 * inf is not 0.
+        values = jnp.where(seen[:, :, None, None], both[:, :, :, 1], 0)
+        scores = jnp.einsum("rkgh,rpkh->rkgp", heads, both[:, :, :, 0], preferred_element_type=jnp.float32)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
         seen = seen[:, None, None, :]
         high = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, BIG_NEGATIVE), axis=-1))
         shrink = jnp.exp(peak - high)
         weight = jnp.where(seen, jnp.exp(scores - high[..., None]), 0.0)
-        values = jnp.where(
-            seen[:, 0, 0, :, None, None], values, 0
-        )  # a stale value may be infinite, and 0 * inf is not 0
         mixed = jnp.einsum("rkgp,rpkh->rkgh", weight.astype(q.dtype), values, preferred_element_type=jnp.float32)
         return high, mass * shrink + jnp.sum(weight, axis=-1), out * shrink[..., None] + mixed
 
@@ -177,5 +179,5 @@ def reference(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, H), jnp.float32),
     )
-    _, mass, out = jax.lax.fori_loop(0, blocks, block, start)
+    _, mass, out = jax.lax.fori_loop(0, (jnp.max(live) + size - 1) // size, walk, start)
     return (out / jnp.where(mass > 0, mass, 1.0)[..., None]).reshape(R, N, H).astype(q.dtype)

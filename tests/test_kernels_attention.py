@@ -85,3 +85,17 @@ def test_stale_values_may_be_infinite():
     ruined = attention.Cache(cache.pages.at[page, offset, 0::2].set(jnp.nan).at[page, offset, 1::2].set(jnp.inf))
     again = np.asarray(attention.attention(jnp.asarray(q), ruined, rows, **how))
     assert base.tobytes() == again.tobytes()
+
+
+def test_positions_of_a_turn_are_the_same_whatever_the_page(monkeypatch):
+    """Several pages a turn, also where the table does not hold whole turns, and one page that is as long as a turn."""
+    monkeypatch.setattr(attention, "TURN", 8)
+    q, cache, rows, *_ = _case()
+    two = attention.Cache(jnp.zeros((S * 3, 8, 2 * K, H)))  # 20 positions of a slot are three pages of eight
+    table, wide = np.asarray(rows.table), np.zeros((S, 24, 2 * K, H), np.float32)
+    wide[:, : BLOCKS * PAGE] = np.asarray(cache.pages)[table].reshape(S, BLOCKS * PAGE, 2 * K, H)
+    two = attention.Cache(jnp.asarray(wide.reshape(two.pages.shape)))
+    how = dict(scale=0.3, window=5, soft_cap=1.5)
+    got = attention.attention(jnp.asarray(q), cache, rows, **how)
+    want = attention.attention(jnp.asarray(q), two, rows._replace(table=jnp.arange(S * 3).reshape(S, 3)), **how)
+    assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
