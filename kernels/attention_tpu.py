@@ -17,7 +17,6 @@ infinite key or value. Refuses shapes for which `serves` is False.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -67,6 +66,22 @@ def attention(
     """Returns attention.attention over the cache's pages.
 
     `pairs`: (row, query head) pairs of a tile, at most. `interpret`: True, to run without a device."""
+    how = dict(scale=scale, window=window, soft_cap=soft_cap, pairs=pairs, interpret=interpret)
+    return jnp.where(rows.real[:, None, None], unrounded(q, pages, rows, **how), 0).astype(q.dtype)
+
+
+def unrounded(
+    q: Float[Array, "R N H"],
+    pages: Float[Array, "pages page C L"],
+    rows: Any,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    pairs: int,
+    interpret: Any,
+) -> Float[Array, "R N H"]:
+    """Returns `attention` in float32, as the kernel computes it. Rows that are not real hold anything."""
     R, N, H = q.shape
     L = -(-H // LANES) * LANES
     pages = pages.reshape(*pages.shape[:2], -1, L)  # as `attention.empty` made them
@@ -83,8 +98,7 @@ def attention(
         made = _kernel(shape, interpret)(some.reshape(-1), table[some[:, 0]].reshape(-1), packed, pages)
         first = jnp.where(some[0, 2] > 0, some[0, 1], R)  # rows before it belong to tiles of an earlier call
         out = made if out is None else jnp.where((jnp.arange(R) < first)[:, None, None], out, made)
-    out = out.reshape(R, K, padded, L)[:, :, : N // K, L - H :].reshape(R, N, H)
-    return jnp.where(rows.real[:, None, None], out, 0).astype(q.dtype)
+    return out.reshape(R, K, padded, L)[:, :, : N // K, L - H :].reshape(R, N, H)
 
 
 def prompt_attention(
@@ -211,8 +225,7 @@ def _walk_tiles(s: _Shape, refs: _Refs) -> None:
     def _():
         _move_rows(s, refs, 0, "queries", "start")
         next_one = (jnp.int32(0), _turns(s, _tile(refs, 0))[0])
-        for place in range(s.ring - 1):
-            next_one = _fetch(s, refs, used, *next_one, place)
+        next_one = lax.fori_loop(0, s.ring - 1, lambda place, at: _fetch(s, refs, used, *at, place), next_one)
         lax.fori_loop(0, used, one, (jnp.int32(0), *next_one))
         _move_rows(s, refs, used - 1, "results", "wait")
 

@@ -78,8 +78,7 @@ def test_write_drops_unreal_rows_and_copy_drops_pages_out_of_range():
 
 
 def test_heads_of_64_share_a_row_and_mean_the_same():
-    q, cache, rows, keys, values = _case()
-    noise = np.random.default_rng(7)
+    rows, noise = _case()[2], np.random.default_rng(7)
     q, k, v = (jnp.asarray(noise.normal(size=(R, heads, 64)), jnp.float32) for heads in (N, K, K))
     shared, apart = attention.empty(PAGES, PAGE, K, 64, jnp.float32), jnp.zeros((PAGES, PAGE, 2 * K, 64))
     assert shared.pages.shape == (PAGES, PAGE, K, 128)
