@@ -202,7 +202,7 @@ def _kernel(shape: _Shape, interpret: Any) -> Any:
 
 
 def _walk_tiles(s: _Shape, refs: _Refs) -> None:
-    """Computes all tiles in order. Pages and queries of what comes next are on their way meanwhile."""
+    """Computes all tiles in order. Pages and queries of what comes next are copied meanwhile."""
     tiles = refs.tiles.shape[0] // 4
     used = lax.while_loop(
         lambda tile: (tile < tiles) & (_tile(refs, jnp.minimum(tile, tiles - 1)).count > 0), lambda tile: tile + 1, 0
