@@ -37,8 +37,8 @@ RING_BYTES = 4 << 20  # that they may fill; there are two in any case
 STATE_BYTES = 2 << 20  # that the queries of a prompt's tile may fill
 SPARE_BYTES = 12 << 20  # of the chip's memory, for what the compiler keeps beside our buffers
 NEEDS = (
-    "bfloat16, heads of 64 or of a multiple of 128, pages of 8, 16, 32, 64, 128 or 256, and 1, 2, 4 or a multiple of 4 "
-    "key heads (twice as many for heads of 64)"
+    "bfloat16, heads of 64 or of a multiple of 128, pages of 8, 16, 32, 64, 128 or 256, and 1, 2 or a multiple of 4 key "
+    "heads (2, 4 or a multiple of 8 for heads of 64)"
 )
 TABLE = 1 << 17  # entries of a page table that fit into scalar memory beside other data
 BIG_NEGATIVE = -1e30
