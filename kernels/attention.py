@@ -33,19 +33,12 @@ KERNELS = {"cuda": attention_gpu, "tpu": attention_tpu}  # by platform
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer, [pages, page, 2K, H]: key of head 0, value of head 0, key of head 1, ..."""
+    """Keys and values of one layer, [pages, page, 2K, H]: key of head 0, value of head 0, key of head 1, ...
+
+    Heads of 64 are in pairs, [pages, page, K, 128]: a key and its value share a row, because a TPU's rows have 128
+    numbers. In memory without tiles the order is the same."""
 
     pages: Array
-
-    @property
-    def k(self) -> Array:
-        """Returns a copy of the keys, [pages, page, K, H]."""
-        return self.pages[:, :, 0::2]
-
-    @property
-    def v(self) -> Array:
-        """Returns a copy of the values, [pages, page, K, H]."""
-        return self.pages[:, :, 1::2]
 
 
 class Rows(NamedTuple):
@@ -61,15 +54,15 @@ class Rows(NamedTuple):
 
 def empty(pages: int, page: int, kv_heads: int, head_dim: int, dtype) -> Cache:
     """Returns a zeroed cache of one layer."""
-    return Cache(jnp.zeros((pages, page, 2 * kv_heads, head_dim), dtype))
+    shared = 2 if head_dim == 64 else 1
+    return Cache(jnp.zeros((pages, page, 2 * kv_heads // shared, shared * head_dim), dtype))
 
 
 def write(cache: Cache, k: Float[Array, "R K H"], v: Float[Array, "R K H"], rows: Rows) -> Cache:
     """Returns the cache with each real row's key and value at its position. Other rows are dropped."""
     pages, page = cache.pages.shape[:2]
-    R, K, H = k.shape
     where = jnp.where(rows.real, rows.table[rows.slot, rows.position // page], pages)
-    both = jnp.stack([k, v], axis=2).reshape(R, 2 * K, H).astype(cache.pages.dtype)
+    both = jnp.stack([k, v], axis=2).reshape(-1, *cache.pages.shape[2:]).astype(cache.pages.dtype)
     return Cache(cache.pages.at[where, rows.position % page].set(both, mode="drop"))
 
 
@@ -81,15 +74,20 @@ def copy(cache: Cache, source: Int[Array, " I"], target: Int[Array, " I"]) -> Ca
     return Cache(cache.pages.at[target[:, None], offset].set(cache.pages[source], mode="drop"))
 
 
+def kv_heads(q: Float[Array, "R N H"], cache: Cache) -> int:
+    """Returns K."""
+    return cache.pages.shape[2] * cache.pages.shape[3] // (2 * q.shape[2])
+
+
 def serving(
     q: Float[Array, "R N H"], cache: Cache, platforms: frozenset[str] = hardware.PLATFORMS
 ) -> dict[str, Callable]:
     """Returns, by platform, the kernel that computes these shapes, where one does. See `attention`."""
-    _, page, combined, H = cache.pages.shape
+    page, K = cache.pages.shape[1], kv_heads(q, cache)
     return {
         platform: kernel.attention
         for platform, kernel in KERNELS.items()
-        if platform in platforms and kernel.serves(q.dtype, cache.pages.dtype, q.shape[1], combined // 2, H, page)
+        if platform in platforms and kernel.serves(q.dtype, cache.pages.dtype, q.shape[1], K, q.shape[2], page)
     }
 
 
@@ -145,8 +143,8 @@ def reference(
 ) -> Float[Array, "R N H"]:
     """Returns `attention`, computed in jnp. A turn takes TURN positions of every row, or one page where that is longer."""
     R, N, H = q.shape
-    pages, page, combined, _ = cache.pages.shape
-    blocks, K = rows.table.shape[1], combined // 2
+    pages, page, K = *cache.pages.shape[:2], kv_heads(q, cache)
+    blocks = rows.table.shape[1]
     turn = min(max(1, TURN // page), blocks)
     size = turn * page
     table = jnp.pad(rows.table, ((0, 0), (0, -blocks % turn)), constant_values=pages)

@@ -20,8 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
+from jaxrl_post.kernels import row_tiles
 from jaxrl_post.kernels.pallas_gpu import pl, plgpu
 
 TILE = 64  # rows of one wgmma
@@ -63,6 +64,7 @@ def attention(
 
     `interpret`: plgpu.InterpretGPUParams, to run without a device."""
     R, N, H = q.shape
+    pages = pages.reshape(*pages.shape[:2], -1, H)  # a key and a value of 64 numbers share a row
     K = pages.shape[2] // 2
     group, places = N // K, -(-rows.table.shape[1] * pages.shape[1] // PLACE)
     padded = -(-group // ALIGN) * ALIGN
@@ -76,7 +78,7 @@ def attention(
         H,
         q.dtype,
         pieces=max(1, PLACE // pages.shape[1]),
-        tiles=_num_tiles(rows, padded),
+        tiles=row_tiles.most(rows, TILE // padded),
         padded=padded,
         stretch=stretch,
         stretches=-(-places // stretch),
@@ -84,34 +86,10 @@ def attention(
         soft_cap=soft_cap,
         interpret=interpret,
     )
-    out, stats = run(packed, pages, rows.table, _tiles(rows, TILE // padded, _num_tiles(rows, padded)))
+    out, stats = run(packed, pages, rows.table, row_tiles.of(rows, TILE // padded))
     shape = (-1, K, R, padded)
     out, peak, mass = out.reshape(*shape, H), stats[..., 0].reshape(shape), stats[..., -1].reshape(shape)
     return _combined(out, peak, mass, rows, stretch * PLACE, window)[:, :, :group].reshape(R, N, H).astype(q.dtype)
-
-
-def _num_tiles(rows: Any, padded: int) -> int:
-    """Returns the most tiles that R rows can need. The last tile of every slot may be partly filled."""
-    R, S = rows.slot.shape[0], rows.table.shape[0]
-    return min(R, S + R // (TILE // padded))
-
-
-def _tiles(rows: Any, size: int, tiles: int) -> Int[Array, "tiles 4"]:
-    """Returns, for each tile: slot, first row, number of rows (0: an idle tile), position of the first row."""
-    R = rows.slot.shape[0]
-    row = jnp.arange(R, dtype=jnp.int32)
-    follows = (rows.slot[1:] == rows.slot[:-1]) & rows.real[:-1]
-    first = rows.real & ~jnp.concatenate([jnp.zeros(1, bool), follows])
-    rank = row - lax.cummax(jnp.where(first, row, 0))
-    opens = rows.real & (rank % size == 0)
-    tile = jnp.cumsum(opens) - 1
-    head = jnp.where(opens, tile, tiles)
-    count = jnp.zeros(tiles, jnp.int32).at[jnp.where(rows.real, tile, tiles)].add(1, mode="drop")
-    slot, start, position = (
-        jnp.zeros(tiles, jnp.int32).at[head].set(x.astype(jnp.int32), mode="drop")
-        for x in (rows.slot, row, rows.position)
-    )
-    return jnp.stack([slot, start, count, position], axis=-1)
 
 
 def _combined(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_post.kernels import attention_gpu, attention_tpu, hardware
-from jaxrl_post.kernels.attention import BIG_NEGATIVE, Cache, Rows, one_by_one, serving
+from jaxrl_post.kernels.attention import BIG_NEGATIVE, Cache, Rows, kv_heads, one_by_one, serving
 
 TURN = 256  # positions that the reference reads at once
 
@@ -74,9 +74,9 @@ def reference(
 ) -> Float[Array, "R N H"]:
     """Returns `attention`, computed in jnp. Every turn reads the same stretch of positions for all tiles."""
     R, N, H = q.shape
-    pages, page, combined, _ = cache.pages.shape
+    pages, page, K = *cache.pages.shape[:2], kv_heads(q, cache)
     T, blocks = rows.table.shape
-    K, tile, turn = combined // 2, R // T, turn_pages(page, blocks)
+    tile, turn = R // T, turn_pages(page, blocks)
     size = turn * page
     heads = (q * scale).reshape(T, tile, K, N // K, H)
     position, real = rows.position.reshape(T, tile), rows.real.reshape(T, tile)

@@ -7,6 +7,7 @@ Source of the walks: kernels/flash_gpu.py, and jax's splash_attention_kernel.py 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -68,8 +69,9 @@ PACKED_ROWS: Mapping[str, Kernel] = {
 }
 
 
-TPU_POSITIONS = 256  # that the paged kernel of TPUs loads at once (kernels/attention_tpu.py)
 GPU_PLACE = 64  # positions that the paged kernel of GPUs loads at once (kernels/attention_gpu.py), whatever the page
+TPU_POSITIONS = 256  # that the paged kernel of TPUs multiplies at once (kernels/attention_tpu.py)
+TPU_ROWS = 32  # of its largest tile, whose rows its name tells
 GPU_TILE = 64  # rows of a tile of the paged kernel of GPUs, each a row of the program and a query head
 STRETCH = 1024  # positions of one block of its grid, at least
 STRETCHES = 8
@@ -86,22 +88,25 @@ def paged(ends: Ends, rows: int, pages_alone: bool = False) -> Mapping[str, Kern
       pages_alone: queries, results and sums count nothing.
     """
     return {
-        "ragged_paged_attention": lambda given, made: _ragged(given, made, ends, pages_alone),
+        rf"paged_rows_by_{size}\b": functools.partial(_shared, ends=ends, size=size, pages_alone=pages_alone)
+        for size in range(1, TPU_ROWS + 1)
+    } | {
         r"mosaic_gpu.*attend": lambda given, made: _tiled(given, made, ends, rows, pages_alone),
         r"mosaic_gpu|tpu_custom_call": lambda given, made: (0.0, float(sum(x.bytes for x in (*given, *made)))),
     }
 
 
-def _ragged(given: Sequence[Array], made: Sequence[Array], ends: Ends, pages_alone: bool) -> tuple[float, float]:
-    """Reads whole loads of TPU_POSITIONS; `given` has a page table with a row for each group."""
-    table = next(one for one in given if one.dtype == "s32" and len(one.dims) == 2)
+def _shared(
+    given: Sequence[Array], made: Sequence[Array], ends: Ends, size: int, pages_alone: bool
+) -> tuple[float, float]:
+    """Reads whole pages once for each tile of `size` rows, and multiplies whole turns of TPU_POSITIONS."""
     pages = next(one for one in given if len(one.dims) == 4)
-    (rows, heads, head), (_, _, combined, _) = made[0].dims, pages.dims
-    groups = [-(-end // TPU_POSITIONS) * TPU_POSITIONS for end in ends(rows // table.dims[0])]
-    read = sum(groups) * combined * head * pages.dtype_bytes
-    flops = 4.0 * heads * head * sum(groups) * (rows // table.dims[0])
+    (_, heads, wide), (_, page, lines, _) = made[0].dims, pages.dims
+    groups = ends(size)
+    read = sum(-(-end // page) * page for end in groups) * lines * wide * pages.dtype_bytes
+    turns = sum(-(-end // TPU_POSITIONS) for end in groups)
     near = sum(0 if one.place else one.bytes for one in (made[0], *(x for x in given if x.dims == made[0].dims)))
-    return flops, float(read + (0 if pages_alone else near))
+    return 4.0 * size * heads * wide * TPU_POSITIONS * turns, float(read + (0 if pages_alone else near))
 
 
 def _tiled(

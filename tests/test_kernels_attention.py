@@ -72,9 +72,23 @@ def test_write_drops_unreal_rows_and_copy_drops_pages_out_of_range():
     _, cache, rows, *_ = _case()
     new = jnp.ones((R, K, H))
     written = attention.write(cache, new, new, rows._replace(real=jnp.zeros(R, bool)))
-    assert np.array_equal(written.k, cache.k)
+    assert np.array_equal(written.pages, cache.pages)
     copied = attention.copy(cache, jnp.array([3, 4]), jnp.array([7, PAGES]))
-    assert np.array_equal(copied.v[7], cache.v[3]) and np.array_equal(copied.v[:7], cache.v[:7])
+    assert np.array_equal(copied.pages[7], cache.pages[3]) and np.array_equal(copied.pages[:7], cache.pages[:7])
+
+
+def test_heads_of_64_share_a_row_and_mean_the_same():
+    rows, noise = _case()[2], np.random.default_rng(7)
+    q, k, v = (jnp.asarray(noise.normal(size=(R, heads, 64)), jnp.float32) for heads in (N, K, K))
+    shared, apart = attention.empty(PAGES, PAGE, K, 64, jnp.float32), jnp.zeros((PAGES, PAGE, 2 * K, 64))
+    assert shared.pages.shape == (PAGES, PAGE, K, 128)
+    shared, apart = (attention.write(one, k, v, rows) for one in (shared, attention.Cache(apart)))
+    row = int(np.flatnonzero(np.asarray(rows.real))[0])
+    page, offset = int(rows.table[rows.slot[row], rows.position[row] // PAGE]), int(rows.position[row]) % PAGE
+    assert np.array_equal(shared.pages[page, offset], np.concatenate([k[row], v[row]], axis=1))
+    how = dict(scale=0.1, window=None, soft_cap=None)
+    found = (np.asarray(attention.attention(q, one, rows, **how)) for one in (shared, apart))
+    assert next(found).tobytes() == next(found).tobytes()
 
 
 def test_stale_values_may_be_infinite():

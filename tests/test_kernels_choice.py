@@ -58,7 +58,8 @@ def test_these_run_the_references_and_say_why(one, reason):
             ["pages of 16 to 128; here are bfloat16, heads of 128, 28 and 4 heads a device, and pages of 8"],
         ),
         (H100, dict(vocab=2053), ["samples. The cuda kernel needs at least"]),
-        (V5E, dict(head_dim=64, vocab=200), ["attention. The tpu kernel needs", "samples. The tpu kernel needs"]),
+        (V5E, dict(head_dim=64), []),
+        (V5E, dict(head_dim=96, vocab=200), ["attention. The tpu kernel needs", "samples. The tpu kernel needs"]),
         (CPU, dict(head_dim=20, page=3), []),
     ],
 )

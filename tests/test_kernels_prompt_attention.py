@@ -1,4 +1,4 @@
-"""Attention over tiles of prompts against attention row by row; and the arguments of the kernel that computes tiles on TPU."""
+"""Attention over tiles of prompts against attention row by row. The kernel of TPUs has tests of its own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from jaxrl_post.kernels import attention, attention_gpu, attention_tpu, prompt_attention
+from jaxrl_post.kernels import attention, attention_gpu, prompt_attention
 from jaxrl_post.kernels.pallas_gpu import plgpu
-from jaxrl_post.kernels.pallas_tpu import ragged_paged_attention
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -77,39 +76,6 @@ def test_place_company_and_stale_pages_change_no_bit():
     ruined = attention.Cache(cache.pages.at[stale].set(jnp.inf))
     out = np.asarray(prompt_attention.attention(q, ruined, rows, **HOW)).reshape(5, TILE, -1)
     assert out[3].tobytes() == base[3].tobytes()
-
-
-def spelled_out(q, *arguments, num_kv_pages_per_block, num_queries_per_block, **how):
-    """Returns jax's reference of the kernel, which leaves out rows behind the last sequence."""
-    out = ragged_paged_attention.ref_ragged_paged_attention(q, *arguments, **how)
-    return jnp.concatenate([out, jnp.full((q.shape[0] - out.shape[0], *out.shape[1:]), jnp.nan, out.dtype)])
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("window, cap", [(None, None), (5, None), (12, 3.0)])
-@pytest.mark.parametrize("entries", [attention_tpu.TABLE, 2 * (BLOCKS + 2)], ids=["whole", "two tiles a call"])
-def test_arguments_of_the_kernel_on_tpu_mean_our_attention(window, cap, entries, monkeypatch):
-    monkeypatch.setattr(attention_tpu, "TABLE", entries)
-    q, cache, rows = case(head_dim=128, dtype=jnp.bfloat16)
-    how = dict(scale=0.1, window=window, soft_cap=cap)
-    got = np.asarray(attention_tpu.prompt_attention(q, cache.pages, rows, kernel=spelled_out, **how), np.float32)
-    want = np.asarray(attention.reference(q, cache, rows, **how), np.float32)
-    np.testing.assert_allclose(got, want, atol=0.02, rtol=0.01)  # weights and results are rounded to bfloat16
-    assert not got[~np.asarray(rows.real)].any()
-
-
-def test_every_tile_is_one_sequence_for_the_kernel_on_tpu():
-    q, cache, rows = case(head_dim=128, dtype=jnp.bfloat16)
-    seen = {}
-
-    def kernel(q, pages, lengths, table, starts, num, **how):
-        seen.update(lengths=lengths.tolist(), table=table, starts=starts.tolist(), num=num.tolist(), **how)
-        return q
-
-    attention_tpu.prompt_attention(q, cache.pages, rows, kernel=kernel, **HOW)
-    assert seen["starts"] == [0, 16, 32, 48, 64, 80] and seen["num"] == [4] and seen["num_queries_per_block"] == TILE
-    assert seen["lengths"] == [16, 32, 48, 16, 16], "the rows of a partly filled tile are its length's last"
-    assert seen["table"].shape == (5, BLOCKS + 2) and int(seen["table"].max()) < PAGES
 
 
 @interpreted

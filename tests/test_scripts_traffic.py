@@ -1,5 +1,6 @@
 """The counter of FLOPs and bytes: by hand, and on programs that do the same written out and in loops."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -109,10 +110,20 @@ def test_pages_that_the_engine_reads_by_hand():
     alone = kernel_costs.paged(lambda rows: [100] * 256, 256, pages_alone=True)["mosaic_gpu.*attend"]
     assert alone(given, made)[1] == pages
 
-    given = (array("s32", 32, 65), array("bf16", 2048, 7, 128), array("bf16", 100, 64, 2, 128))
-    tiles = kernel_costs.paged(lambda rows: shared.append(rows) or [300] * 32, 2048)["ragged_paged_attention"]
-    moved = tiles(given, (array("bf16", 2048, 7, 128),))[1]
-    assert moved == 32 * 512 * 2 * 128 * 2 + 2 * (2048 * 7 * 128 * 2) and shared == [8, 64]
+
+def test_pages_that_the_engine_reads_on_tpu_by_hand():
+    """A tile of a prompt has 32 rows. 300 positions are five pages of 64, and two turns of 256 of the products."""
+
+    def array(kind, *dims):
+        return compiled_text.Array(kind, dims)
+
+    shared, q = [], array("f32", 2048, 8, 128)
+    tiles = kernel_costs.paged(lambda rows: shared.append(rows) or [300] * 64, 2048)
+    formula = next(made for name, made in tiles.items() if re.search(name, "paged_rows_by_32.3 tpu_custom_call attend"))
+    given = (array("s32", 4 * 64), array("s32", 64 * 64), q, array("bf16", 100, 64, 2, 128))
+    flops, moved = formula(given, (q,))
+    assert moved == 64 * 320 * 2 * 128 * 2 + 2 * (2048 * 8 * 128 * 4) and shared == [32]
+    assert flops == 2 * 2 * (32 * 8 * 128) * (64 * 512)
 
 
 CONVOLUTIONS = [  # lhs, rhs, out, attributes, FLOPs
