@@ -53,6 +53,11 @@ def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, remat)
     assert worst(gradient(config, scan=True, remat=remat), gradient(config)) <= EXACT
 
 
+def test_the_order_of_axes_in_memory_changes_no_bit_of_a_gradient():
+    found, plain = (gradient(ALIKE, scan=True, remat=True, row_major=row_major) for row_major in (True, False))
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, plain))
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("policy", layer_loop.POLICIES)
 @pytest.mark.parametrize("scan", [False, True], ids=["written_out", "scanned"])

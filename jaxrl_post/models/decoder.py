@@ -379,6 +379,7 @@ def hidden(
     remat: bool = False,
     policy: str = "full",
     scan: bool = False,
+    row_major: bool = False,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
 
@@ -392,9 +393,10 @@ def hidden(
       dtype: of the computation; params of another dtype are cast where they are used.
       remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
       scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
+      row_major: how the stacked weights lie in memory (layer_loop.LayerLoop).
     """
     graph, _ = _skeleton(config)
-    how = layer_loop.LayerLoop(scan=scan, policy=policy if remat else None)
+    how = layer_loop.LayerLoop(scan=scan, row_major=row_major, policy=policy if remat else None)
     return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, dtype, how)
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array
 
 Turn = tuple[Array, Array]  # cosines and sines of a layer
@@ -44,10 +45,13 @@ class LayerLoop:
     """The form of the loop.
 
     - scan: layers are stacked and scanned.
+    - row_major: scanned, the layer is the slowest axis of the stacked weights in memory, and of their gradients. Else
+      the compiler chooses. XLA:GPU then turns the axes of each layer's weights in a kernel of its own.
     - policy: a name of POLICIES, by which a layer is computed again in the backward pass. None: nothing is.
     """
 
     scan: bool = False
+    row_major: bool = False
     policy: str | None = None
 
 
@@ -110,6 +114,7 @@ def _scanned(
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
     with jax.named_scope("stack_layers"):
         weights = jax.tree.map(lambda *leaves: jnp.stack([_in_dtype(leaf, h.dtype) for leaf in leaves]), *own)
+        weights = jax.tree.map(_row_major, weights) if how.row_major else weights
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
     tables = [turns[index] for index in rotations]
     seeing, first = _kinds(windows)
@@ -131,6 +136,10 @@ def _scanned(
     with jax.named_scope("layers"):
         (h, cache), _ = jax.lax.scan(step, (h, cache), (weights, numbers, jnp.asarray(turning), jnp.asarray(seeing)))
     return h, cache
+
+
+def _row_major(whole: Array) -> Array:
+    return with_layout_constraint(whole, Layout(tuple(range(whole.ndim))))
 
 
 def _in_dtype(leaf: Array, dtype: Any) -> Array:

@@ -32,6 +32,7 @@ class Recipe:
     - head_chunk: tokens whose logits exist at once
     - remat: the policy by which layers are computed again (models/layer_loop.py), or None
     - scan: layers are stacked and scanned
+    - row_major: how the stacked layers lie in memory (models/layer_loop.py)
     - split: the head is split over fsdp x tensor, where that is more than one device
     - sums: dtype of the gradient sums; float32 stands for that of the weights
     - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
@@ -44,6 +45,7 @@ class Recipe:
     dtype: Any
     remat: str | None
     scan: bool
+    row_major: bool
     split: bool
     sums: Any
     mesh: jax.sharding.Mesh
@@ -83,6 +85,7 @@ def recipe(
         dtype=jnp.dtype(dtype),
         remat=remat,
         scan=on(scan_layers, platform),
+        row_major=platform in ("gpu", "cuda"),
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,
@@ -131,6 +134,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         remat=recipe.remat is not None,
         policy=recipe.remat or "full",
         scan=recipe.scan,
+        row_major=recipe.row_major,
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
 

@@ -7,6 +7,7 @@ the program that a run executes (scripts/traffic.py), with formulas for kernels 
 of one device and Qwen2.5-7B. Run it with the Python of the compile tier.
 
 - decode: one step of a dispatch. 256 rollouts (64 on one v6e, which holds no more), each CONTEXT tokens long, one row each.
+  A dispatch has STEPS steps, as in every config for such a slice. What it does once counts for one part in STEPS.
 - prefill: the passes that compute a prompt of PROMPT tokens. Its bound is the KV that rows read one by one, over 8.
 - train: one micro-batch, one packed row of 4,096 tokens a shard.
 - publish: the learner's float32 weights, divided by fsdp, become the engine's in bfloat16, all groups of leaves.
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 TARGETS = ("sm_90", "tpu7x", "v5e", "v6e")
 SLOTS = {"v6e": 64}  # of a replica, where it is not MANY
-MANY, CONTEXT, LENGTH, PAGE, STEPS, PASS, PROMPT = 256, 2048, 4096, 64, 8, 2048, 4096
+MANY, CONTEXT, LENGTH, PAGE, STEPS, PASS, PROMPT = 256, 2048, 4096, 64, 16, 2048, 4096
 TRAINED = {"sm_90": ("8xh100", 8), "tpu7x": ("tpu7x-8", 8), "v5e": ("v5e-16", 16), "v6e": ("v6e-16", 16)}
 TENSOR = {"sm_90": 1, "tpu7x": 2, "v5e": 4, "v6e": 1}  # devices of a replica that gets new weights
 
