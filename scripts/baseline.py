@@ -11,7 +11,7 @@ from pathlib import Path
 
 from record import Missing
 
-BASE = "fa4630fd08cc1fc54ca2a4f831b406218baaf29b"
+BASE = "77eb262120c8473331e0bb2c443250c0c4c8ead4"
 
 
 def checkout(root: Path) -> Path:
