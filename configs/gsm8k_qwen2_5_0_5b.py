@@ -46,7 +46,7 @@ def get_config(slice="h100"):
     c.model.compute_dtype, c.model.remat = "bfloat16", True
 
     c.engine.dtype, c.engine.slots, c.engine.max_length, c.engine.page_size = "bfloat16", 256, 1024, 64
-    c.engine.row_sizes, c.engine.steps_per_dispatch, c.engine.refill_slots = (256, 512), 16, 8
+    c.engine.row_sizes, c.engine.steps_per_dispatch, c.engine.refill_slots = (256, 512), 32, 8
     c.sampling.max_tokens = 512
     c.scheduler.prompts, c.scheduler.group_size = 128, 8
 

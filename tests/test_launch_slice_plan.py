@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -141,6 +142,14 @@ PLANS = {  # config and choice: slice
     "gsm8k_qwen3.py:32b-v5p-64": "v5p-64",
     "gsm8k_qwen3.py:32b-4x8xh100": "4x8xh100",
 }
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_roofline_counts_as_many_steps_a_dispatch_as_these_configs_take(name):
+    spec = importlib.util.spec_from_file_location("rooflines", ROOT / "scripts" / "compile_tier" / "roofline.py")
+    rooflines = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rooflines)
+    assert load(str(CONFIGS / name)).engine.steps_per_dispatch == rooflines.STEPS
 
 
 @pytest.mark.parametrize("name", PLANS)
