@@ -31,7 +31,7 @@ from jaxrl_post.kernels.pallas_tpu import pl, pltpu
 LANES, SUBLANES = 128, 8
 BLOCK = 256  # positions of one turn
 PAIRS = 64  # (row, query head) pairs of a tile: fewer would not make the matrix unit any faster
-PROMPT_PAIRS = 256  # of a tile of a prompt: twice as many take the compiler half as long again
+PROMPT_PAIRS = 512  # of a tile of a prompt
 RING = 4  # buffers of BLOCK positions, where they are small
 RING_BYTES = 4 << 20  # that they may fill; there are two in any case
 STATE_BYTES = 2 << 20  # that the queries of a prompt's tile may fill

@@ -71,7 +71,7 @@ PACKED_ROWS: Mapping[str, Kernel] = {
 
 GPU_PLACE = 64  # positions that the paged kernel of GPUs loads at once (kernels/attention_gpu.py), whatever the page
 TPU_POSITIONS = 256  # that the paged kernel of TPUs multiplies at once (kernels/attention_tpu.py)
-TPU_ROWS = 32  # of its largest tile, whose rows its name tells
+TPU_ROWS = 64  # of its largest tile, whose rows its name tells
 GPU_TILE = 64  # rows of a tile of the paged kernel of GPUs, each a row of the program and a query head
 STRETCH = 1024  # positions of one block of its grid, at least
 STRETCHES = 8

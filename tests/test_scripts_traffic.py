@@ -112,18 +112,18 @@ def test_pages_that_the_engine_reads_by_hand():
 
 
 def test_pages_that_the_engine_reads_on_tpu_by_hand():
-    """A tile of a prompt has 32 rows. 300 positions are five pages of 64, and two turns of 256 of the products."""
+    """A tile of a prompt has 64 rows. 300 positions are five pages of 64, and two turns of 256 of the products."""
 
     def array(kind, *dims):
         return compiled_text.Array(kind, dims)
 
     shared, q = [], array("f32", 2048, 8, 128)
-    tiles = kernel_costs.paged(lambda rows: shared.append(rows) or [300] * 64, 2048)
-    formula = next(made for name, made in tiles.items() if re.search(name, "paged_rows_by_32.3 tpu_custom_call attend"))
-    given = (array("s32", 4 * 64), array("s32", 64 * 64), q, array("bf16", 100, 64, 2, 128))
+    tiles = kernel_costs.paged(lambda rows: shared.append(rows) or [300] * 32, 2048)
+    formula = next(made for name, made in tiles.items() if re.search(name, "paged_rows_by_64.3 tpu_custom_call attend"))
+    given = (array("s32", 128), array("s32", 32 * 64), q, array("bf16", 100, 64, 2, 128))
     flops, moved = formula(given, (q,))
-    assert moved == 64 * 320 * 2 * 128 * 2 + 2 * (2048 * 8 * 128 * 4) and shared == [32]
-    assert flops == 2 * 2 * (32 * 8 * 128) * (64 * 512)
+    assert moved == 32 * 320 * 2 * 128 * 2 + 2 * (2048 * 8 * 128 * 4) and shared == [64]
+    assert flops == 2 * 2 * (64 * 8 * 128) * (32 * 512)
 
 
 CONVOLUTIONS = [  # lhs, rhs, out, attributes, FLOPs
