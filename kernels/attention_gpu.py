@@ -52,7 +52,7 @@ def serves(dtype: Any, cached: Any, heads: int, kv_heads: int, head_dim: int, pa
 
 def attention(
     q: Float[Array, "R N H"],
-    pages: Float[Array, "pages page KV H"],
+    pages: Float[Array, "pages page C L"],
     rows: Any,
     *,
     scale: float,

@@ -17,6 +17,7 @@ from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.sequence import begin
 from jaxrl_post.engine.row_state import RowProgram
 from jaxrl_post.engine.speculation.interface import Off
+from jaxrl_post.kernels import attention
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
@@ -256,10 +257,10 @@ def test_a_prompt_of_four_thousand_tokens_reads_an_eighth_at_most():
         ints((1, sizes.slots, c.TABLE + sizes.blocks)),
         ints((3,)),
     )
-    assert row == ROWS * PAGE and wide % (ROWS // c.PROMPT_TILE) == 0
-    stretch = wide // (ROWS // c.PROMPT_TILE)
+    assert row == ROWS * attention.TURN and wide % (ROWS // c.PROMPT_TILE) == 0
+    turn, stretch = row // ROWS, wide // (ROWS // c.PROMPT_TILE)
     ends = range(ROWS, LENGTH + 1, ROWS)  # the longest prefix of each step, and of each pass
-    read = {"rows": sum(row * -(-end // PAGE) for end in ends), "wide": sum(wide * -(-end // stretch) for end in ends)}
+    read = {"rows": sum(row * -(-end // turn) for end in ends), "wide": sum(wide * -(-end // stretch) for end in ends)}
     assert by_rows <= read["rows"] <= 1.2 * by_rows and by_tiles <= read["wide"] <= 1.2 * by_tiles
     assert 8 * read["wide"] <= read["rows"]
 

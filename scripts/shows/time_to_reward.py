@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import intervals
 from reward_runs import PRICES, Jobs, Runs, Setting, Workload
 
-MINUTES = 60.0
+MINUTES = 30.0
 SOURCES = ("scripts/tables/8xh100.json", "scripts/tables/v5e-16.json", "scripts/priced_runs.py")
 SLICES = ("8xh100", "v5e-16")
 SEEDS, TRIED_ON = tuple(range(5)), (100, 101)
