@@ -218,7 +218,7 @@ def test_seconds_by_hand():
     assert got["train"] == pytest.approx(flops / (8 * 9.89e14 * 0.45))
     assert got["publish"] == pytest.approx(2 * weights / (4.5e11 * 0.85))
     assert got["collectives of decode"] == 0 < got["collectives of training"]
-    assert got["host"] == pytest.approx(512 / 16 * (1e-3 + 2e-6 * 1024))
+    assert got["host"] == pytest.approx(512 / 32 * (1e-3 + 2e-6 * 1024))
     assert got["all"] == pytest.approx(sum(value for part, value in got.items() if part != "all"))
 
 
