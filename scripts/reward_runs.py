@@ -19,6 +19,17 @@ import priced_runs
 
 SHARE = 0.9  # of what synchronous rounds reach in the end
 LONGER = 1.2  # a pipelined run has so many times the rollouts, because stale tokens may teach less
+# Stories end with their paragraph or with the word that pays. 13 is the line feed of the tokenizer.
+STORIES = (
+    "eval.at=()",
+    "sampling.stop_ids=(13,)",
+    "sampling.stop_strings=('happy',)",
+    "sampling.max_tokens=192",
+    "engine.max_length=240",
+    "engine.page_size=48",
+    "batch.rows=8",
+    "batch.tokens=240",
+)
 PRICES = {
     "": {},
     ".launch_0.5": {"launch": 0.5},

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import intervals
+import reward_runs
 
 MINUTES = 30.0
 SEEDS, REACHED, WINDOW, LAST, WARM = 5, 0.9, 10, 20, 4
@@ -40,21 +41,7 @@ TRIED = 16  # steps of the runs by which settings are chosen
 QUIET = ("eval=default", "eval.prompts=0", "checkpoint.every=0", "trace_rounds=0")
 WORKLOADS = {
     "demo": ("configs/demo_long_tail.py", ("steps=70",)),
-    # 13 is the line feed of the tokenizer
-    "stories": (
-        "configs/stories.py",
-        (
-            "steps=50",
-            "eval.at=()",
-            "sampling.stop_ids=(13,)",
-            "sampling.stop_strings=('happy',)",
-            "sampling.max_tokens=192",
-            "engine.max_length=240",
-            "engine.page_size=48",
-            "batch.rows=8",
-            "batch.tokens=240",
-        ),
-    ),
+    "stories": ("configs/stories.py", ("steps=50", *reward_runs.STORIES)),
 }
 SYNC = ("scheduler.name=sync", "scheduler.over=1.0", "scheduler.lane=0.0")
 PIPED = (
