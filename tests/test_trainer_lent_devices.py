@@ -92,12 +92,12 @@ def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_weights_after_steps_are_those_of_the_learner_alone(shared):
+@pytest.mark.parametrize("shared, scan", [(False, "no"), (True, "no"), (False, "yes")])
+def test_the_weights_after_steps_are_those_of_the_learner_alone(shared, scan):
     """Lent over a commit: what is accumulated then is at the new weights. SGD-like: no step of Adam hides a difference."""
     with arms.precision(np.float64):
         given = config.OptimizerConfig(lr=0.05, eps=1.0)
-        one, two = learner(optimizer=given, shared=shared), alone(optimizer=given)
+        one, two = learner(optimizer=given, shared=shared, scan_layers=scan), alone(optimizer=given)
         before = jax.device_get(two.params)
         for each, lend in ((one, True), (two, False)):
             streamed(each, lend)

@@ -15,6 +15,7 @@ import pytest
 
 from jaxrl_post import config
 from jaxrl_post.algorithms import aggregation, credit, losses
+from jaxrl_post.models import layer_loop
 from jaxrl_post.trainer import attention, learner, programs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -29,6 +30,7 @@ ARMS = {
     "remat": dict(remat=True),
     "eight_devices": dict(sizes=(2, 2, 2)),
     "scanned": dict(scan_layers="yes", remat=True),
+    "scanned_in_three_accumulates": dict(scan_layers="yes", parts=3),
     "scanned_and_split": dict(sizes=(2, 2, 2), scan_layers="yes", split_head="yes", remat=True),
     "offloaded": dict(scan_layers="yes", remat=True, remat_policy="offload"),
 }
@@ -72,7 +74,14 @@ def test_every_loss_in_x64(loss_mode):
         "other_micro_batches",
         *(
             pytest.param(arm, marks=pytest.mark.extended)
-            for arm in ("one_chunk", "remat", "scanned", "scanned_and_split", "offloaded")
+            for arm in (
+                "one_chunk",
+                "remat",
+                "scanned",
+                "scanned_in_three_accumulates",
+                "scanned_and_split",
+                "offloaded",
+            )
         ),
     ],
 )
@@ -100,6 +109,41 @@ def test_sums_in_bfloat16_are_rounded_once_for_each_micro_batch():
     gap = arms.worst(rounded, exact)
     assert 1e-5 < gap <= 2**-7
     assert {leaf.dtype.name for leaf in jax.tree.leaves(rounded)} == {"float32"}
+
+
+TWELVE = dataclasses.replace(made_groups.MODEL, layers=12, windows=())  # "10" sorts before "2"
+
+
+def one_commit(**how):
+    """The weights after one step along the sum of three parts, on the host, and the leaves of the sums before it."""
+    with arms.precision(np.float64):
+        given, steep = arms.algorithm(kl_loss_coef=0.0), config.OptimizerConfig(lr=0.05, eps=1.0)  # SGD-like
+        one = arms.learner(np.float64, model=TWELVE, reference=False, given=given, optimizer=steep, **how)
+        one.prepare(GROUPS)
+        for part in np.array_split(np.arange(len(GROUPS)), 3):
+            one.accumulate([GROUPS[g] for g in part])
+        leaves = len(jax.tree.leaves(one._sums.grads))
+        one.commit()
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(jax.device_get(one._sums)))
+        return jax.device_get(one.params), leaves
+
+
+@pytest.mark.extended
+def test_a_step_along_stacked_sums_is_the_step_along_sums_by_layer():
+    """Scanned layers have one array of sums for each name, whatever the depth. On eight devices against one."""
+    (plain, by_layer), (scanned, stacked) = one_commit(), one_commit(sizes=(2, 2, 2), scan_layers="yes", remat=True)
+    of_a_layer = len(jax.tree.leaves(plain["layers"]["0"]))
+    assert by_layer - stacked == (TWELVE.layers - 1) * of_a_layer
+    start = made_groups.weights(0, np.float64, TWELVE)
+    moved = jax.tree.map(lambda a, b: a - b, plain, start)
+    assert arms.worst(jax.tree.map(lambda a, b: a - b, scanned, start), moved) <= 1e-9
+
+
+def test_layers_are_stacked_and_unstacked_by_number():
+    layers = {str(index): {"q": np.full((2, 3), index), "norm": np.full(2, -index)} for index in range(12)}
+    whole = layer_loop.stacked(layers)
+    np.testing.assert_array_equal(whole["q"][:, 0, 0], np.arange(12))
+    assert jax.tree.all(jax.tree.map(np.array_equal, layer_loop.unstacked(whole), layers))
 
 
 def test_an_unscored_rollout_is_as_if_it_were_not_there():

@@ -9,7 +9,8 @@ Invariant: both forms compute the same, and so does every policy. They differ in
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +137,17 @@ def _scanned(
     with jax.named_scope("layers"):
         (h, cache), _ = jax.lax.scan(step, (h, cache), (weights, numbers, jnp.asarray(turning), jnp.asarray(seeing)))
     return h, cache
+
+
+def stacked(layers: Mapping[str, Any]) -> Any:
+    """Returns the tree of one layer, whose leaves hold all layers: [L, ...]. `layers` is keyed "0", "1", and so on."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[str(index)] for index in range(len(layers))))
+
+
+def unstacked(whole: Any) -> dict[str, Any]:
+    """Returns the trees of all layers by number, from what `stacked` returned."""
+    count = jax.tree.leaves(whole)[0].shape[0]
+    return {str(index): jax.tree.map(operator.itemgetter(index), whole) for index in range(count)}
 
 
 def _row_major(whole: Array) -> Array:

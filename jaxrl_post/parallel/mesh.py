@@ -173,6 +173,11 @@ def param_shardings(mesh: Mesh, axes: Mapping, room: str) -> Any:
     return jax.tree.map(lambda names: NamedSharding(mesh, _spec(names, RULES[room])), axes, is_leaf=_is_names)
 
 
+def stacked(sharding: NamedSharding) -> NamedSharding:
+    """Returns the sharding of many arrays of `sharding` as one array with a leading axis, which is not divided."""
+    return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+
+
 def check_divisible(
     mesh: Mesh, axes: Mapping, shapes: Any, room: str, counts: Mapping[str, int] | None = None, tensor: str = TENSOR
 ) -> None:

@@ -9,10 +9,10 @@ import dataclasses
 from typing import Any
 
 import jax
-import optax
 
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import lent_devices, packing, programs
+from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.state import TrainState, abstract, struct
 
 Jitted = dict[str, tuple[Any, tuple]]  # name -> jitted function, shapes of its arguments
@@ -55,8 +55,7 @@ def learning(
     shardings: Any,
     shapes: Shapes,
     recipe: programs.Recipe,
-    transform: optax.GradientTransformation,
-    rate: Any,
+    optimizer: Optimizer,
     *,
     measures: bool,
 ) -> Jitted:
@@ -74,10 +73,10 @@ def learning(
             jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
             (policy, shapes.bare(mesh)),
         ),
-        "divided": (jax.jit(programs.divided, out_shardings=shardings), (sums,)),
+        "divided": (jax.jit(lambda g: programs.divided(g, recipe), out_shardings=shardings), (sums,)),
         "commit": (
             jax.jit(
-                lambda s, g: programs.commit(s, g, transform, rate),
+                lambda s, g: programs.commit(s, g, recipe, optimizer),
                 donate_argnums=(0, 1),
                 out_shardings=(states, home, one),
             ),
@@ -111,7 +110,7 @@ def adding(
     recipe = dataclasses.replace(recipe, mesh=mesh)
     policy = jax.tree.map(struct, policy, shardings)
     shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
-    home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=shardings)
+    home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=_homes(shardings, recipe))
     sums = jax.tree.map(struct, shape, home)
     start = jax.ShapeDtypeStruct((), bool, sharding=one)
     runs = {"accumulate": programs.accumulate} | ({"measure": programs.measure} if measures else {})
@@ -127,3 +126,10 @@ def adding(
         )
         for name, run in runs.items()
     }
+
+
+def _homes(shardings: Any, recipe: programs.Recipe) -> Any:
+    """Returns the shardings of Sums.grads, from those of the params."""
+    if not recipe.scan:
+        return shardings
+    return shardings | {"layers": jax.tree.map(meshes.stacked, shardings["layers"]["0"])}

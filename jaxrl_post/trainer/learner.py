@@ -94,8 +94,7 @@ class Learner:
         self._max_tokens = max_tokens
         axes = decoder.axes(model)
         self._shardings = meshes.param_shardings(mesh, axes, "learner")
-        self._transform = optimizers.transform(optimizer, optimizers.matrices(axes))
-        self._rate = optimizers.rate(optimizer, steps)
+        self._optimizer = optimizers.optimizer(optimizer, axes, steps)
         self._reference = None if reference is None else owned(reference, self._shardings)
         self.state = self._first_state(owned(params, self._shardings))
         self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
@@ -142,9 +141,7 @@ class Learner:
         Names of programs for lent devices begin with "lent ".
         """
         made = dict(shapes=self._shapes, recipe=self._recipe, measures=self._of_advantages)
-        own = compiled_programs.learning(
-            self.state, self._mesh, self._shardings, transform=self._transform, rate=self._rate, **made
-        )
+        own = compiled_programs.learning(self.state, self._mesh, self._shardings, optimizer=self._optimizer, **made)
         lent = compiled_programs.lending(own, self.params, self._guest, **made) if self._guest else {}
         return own | lent
 
@@ -337,10 +334,10 @@ class Learner:
         )
 
     def _first_state(self, policy: Any) -> TrainState:
-        one = meshes.replicated(self._mesh)
-        shapes = jax.eval_shape(self._transform.init, policy)
+        one, transform = meshes.replicated(self._mesh), self._optimizer.transform
+        shapes = jax.eval_shape(transform.init, policy)
         homes = optax.tree_utils.tree_map_params(
-            self._transform, lambda _, sharding: sharding, shapes, self._shardings, transform_non_params=lambda _: one
+            transform, lambda _, sharding: sharding, shapes, self._shardings, transform_non_params=lambda _: one
         )
         if is_abstract(policy):
             return TrainState(
@@ -348,7 +345,7 @@ class Learner:
                 opt_state=jax.tree.map(struct, shapes, homes),
                 step=jax.ShapeDtypeStruct((), np.int32, sharding=one),
             )
-        moments = jax.jit(self._transform.init, out_shardings=homes)(policy)
+        moments = jax.jit(transform.init, out_shardings=homes)(policy)
         return TrainState(params={"policy": policy}, opt_state=moments, step=meshes.put(np.int32(0), one))
 
     def _begin_round(self) -> None:

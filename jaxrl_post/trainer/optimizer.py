@@ -7,6 +7,7 @@ so a skipped update does not shift the schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +15,24 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_post.config import OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What one step applies, in order: `clip` to the gradient in any form, `transform` to a tree like the params, `rate`."""
+
+    clip: optax.GradientTransformation
+    transform: optax.GradientTransformation
+    rate: Callable[[Any], jax.Array]
+
+
+def optimizer(given: OptimizerConfig, axes: Mapping, steps: int) -> Optimizer:
+    """Returns the optimizer of a run of `steps` steps. `axes`: as for `matrices`.
+
+    Raises:
+      ValueError: the warm-up is longer than the run.
+    """
+    return Optimizer(clip=clipping(given), transform=transform(given, matrices(axes)), rate=rate(given, steps))
 
 
 def rate(optimizer: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:
@@ -48,15 +67,20 @@ SCHEDULES = {
 }
 
 
-def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransformation:
-    """Returns a transformation from gradient to step direction, which is to be multiplied by -rate.
+def clipping(optimizer: OptimizerConfig) -> optax.GradientTransformation:
+    """Returns the transformation that clips by global norm. It has no state, and takes the gradient in any form."""
+    return optax.clip_by_global_norm(optimizer.max_grad_norm) if optimizer.max_grad_norm > 0 else optax.identity()
 
-    It clips by global norm, then applies Adam and decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2).
+
+def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransformation:
+    """Returns a transformation from clipped gradient to step direction, which is to be multiplied by -rate.
+
+    It applies Adam and decoupled weight decay (AdamW, arXiv 1711.05101, algorithm 2).
 
     Args:
       decayed: a tree of bool like the params (see `matrices`).
     """
-    parts = [optax.clip_by_global_norm(optimizer.max_grad_norm)] if optimizer.max_grad_norm > 0 else []
+    parts = [optax.identity()] if optimizer.max_grad_norm > 0 else []  # the place of clipping in saved states
     adam = optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps)
     parts.append(adam if optimizer.moments_dtype == "float32" else _kept_in(adam, jnp.dtype(optimizer.moments_dtype)))
     if optimizer.weight_decay > 0:

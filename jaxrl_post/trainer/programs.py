@@ -18,9 +18,10 @@ from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, layer_loop
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention, split_head
+from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.state import TrainState
 
@@ -100,7 +101,8 @@ def recipe(
 class Sums:
     """Sums since the last commit.
 
-    - grads: of the loss's numerator, a tree like the params
+    - grads: of the loss's numerator, a tree like the params. Of layers that are scanned, "layers" holds the tree of one
+      layer with leaves [L, ...]. A step then adds one array for each, and its program does not grow with the depth.
     - count: the divisor of the loss, by the aggregation
     - tokens: trained tokens
     - by_count, by_token: metrics to be divided by `count` and by `tokens`
@@ -207,9 +209,7 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
 
 def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
     """Returns zeros of the shape that `accumulate` adds to. Arguments are arrays or ShapeDtypeStructs."""
-    grads, (count, tokens, by_count, by_token, _) = jax.eval_shape(
-        lambda p, b: jax.grad(numerator, has_aux=True)(p, b, recipe), policy, batch
-    )
+    grads, (count, tokens, by_count, by_token, _) = jax.eval_shape(lambda p, b: _slope(p, b, recipe), policy, batch)
     if recipe.sums != jnp.float32:
         grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, recipe.sums), grads)
     shapes = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
@@ -220,11 +220,15 @@ def accumulate(
     policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
 ) -> tuple[Sums, Float[Array, "B T"]]:
     """Returns `sums` plus one micro-batch, and the log-probs of its tokens. `at_start` is as in `numerator`."""
-    grads, (count, tokens, by_count, by_token, logps) = jax.grad(numerator, has_aux=True)(
-        policy, batch, recipe, at_start
-    )
+    grads, (count, tokens, by_count, by_token, logps) = _slope(policy, batch, recipe, at_start)
     added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return jax.tree.map(lambda total, one: (total + one).astype(total.dtype), sums, added), logps
+
+
+def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Any, tuple]:
+    """Returns the gradient of `numerator` in the form of Sums.grads, and what else `numerator` returns."""
+    grads, rest = jax.grad(numerator, has_aux=True)(policy, batch, recipe, at_start)
+    return (grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.scan else grads), rest
 
 
 def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
@@ -236,14 +240,31 @@ def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
     ), logps
 
 
-def divided(sums: Sums) -> Any:
-    """Returns the gradient of the loss by the one division, or zeros where nothing was counted."""
+def divided(sums: Sums, recipe: Recipe) -> Any:
+    """Returns the gradient of the loss, a tree like the params, or zeros where nothing was counted."""
+    return _by_layer(_mean(sums), recipe)
+
+
+def _mean(sums: Sums) -> Any:
+    """Returns the gradient of the loss in the form of Sums.grads, by the one division."""
     wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), sums.grads)
     return jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1).astype(g.dtype), wide)
 
 
+def _by_layer(grads: Any, recipe: Recipe) -> Any:
+    """Returns a tree like the params from one in the form of Sums.grads.
+
+    A barrier keeps each layer's slices apart from what uses them. Else XLA fuses many layers into one kernel, and
+    compiles a TPU's optimizer step for more than twice as long.
+    """
+    if not recipe.scan:
+        return grads
+    layers = layer_loop.unstacked(grads["layers"])
+    return grads | {"layers": {name: jax.lax.optimization_barrier(layer) for name, layer in layers.items()}}
+
+
 def commit(
-    state: TrainState, sums: Sums, transform: optax.GradientTransformation, rate: Callable[[Any], jax.Array]
+    state: TrainState, sums: Sums, recipe: Recipe, optimizer: Optimizer
 ) -> tuple[TrainState, Sums, dict[str, jax.Array]]:
     """Takes one optimizer step. Returns the new state, emptied sums, and metrics.
 
@@ -253,11 +274,12 @@ def commit(
     """
     policy = state.params["policy"]
     with jax.named_scope("commit"):
-        grads = divided(sums)
+        grads = _mean(sums)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
         sound = jnp.isfinite(norm) & (sums.count > 0)
-        updates, moments = transform.update(grads, state.opt_state, policy)
-        lr = rate(state.step)
+        clipped, _ = optimizer.clip.update(grads, optax.EmptyState())
+        updates, moments = optimizer.transform.update(_by_layer(clipped, recipe), state.opt_state, policy)
+        lr = optimizer.rate(state.step)
         moved = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), policy, updates)
 
         def keep(new, old):
