@@ -19,9 +19,9 @@ from jaxrl_post.config import OptimizerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What one step applies, in order: `clip` to the gradient in any form, `transform` to a tree like the params, `rate`."""
+    """What one step applies, in order: `clip` to the gradient and its norm, `transform`, `rate`."""
 
-    clip: optax.GradientTransformation
+    clip: Callable[[Any, Any], Any]
     transform: optax.GradientTransformation
     rate: Callable[[Any], jax.Array]
 
@@ -67,9 +67,17 @@ SCHEDULES = {
 }
 
 
-def clipping(optimizer: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns the transformation that clips by global norm. It has no state, and takes the gradient in any form."""
-    return optax.clip_by_global_norm(optimizer.max_grad_norm) if optimizer.max_grad_norm > 0 else optax.identity()
+def clipping(optimizer: OptimizerConfig) -> Callable[[Any, Any], Any]:
+    """Returns a function from a gradient and its global norm to the gradient, clipped to that norm.
+
+    optax.clip_by_global_norm computes the norm itself, by a reduction for each leaf of each layer.
+    """
+    most = optimizer.max_grad_norm
+
+    def clip(grads, norm):
+        return jax.tree.map(lambda g: jnp.where(norm < most, g, g / norm * most), grads)
+
+    return clip if most > 0 else lambda grads, norm: grads
 
 
 def transform(optimizer: OptimizerConfig, decayed: Any) -> optax.GradientTransformation:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
@@ -242,13 +241,13 @@ def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
 
 def divided(sums: Sums, recipe: Recipe) -> Any:
     """Returns the gradient of the loss, a tree like the params, or zeros where nothing was counted."""
-    return _by_layer(_mean(sums), recipe)
+    return _mean(_by_layer(sums.grads, recipe), sums.count)
 
 
-def _mean(sums: Sums) -> Any:
-    """Returns the gradient of the loss in the form of Sums.grads, by the one division."""
-    wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), sums.grads)
-    return jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1).astype(g.dtype), wide)
+def _mean(grads: Any, count: Any) -> Any:
+    """Returns the one division, in float32 or wider."""
+    wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), grads)
+    return jax.tree.map(lambda g: g / jnp.maximum(count, 1).astype(g.dtype), wide)
 
 
 def _by_layer(grads: Any, recipe: Recipe) -> Any:
@@ -274,11 +273,11 @@ def commit(
     """
     policy = state.params["policy"]
     with jax.named_scope("commit"):
-        grads = _mean(sums)
-        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
+        # Of stacked sums: one reduction for each name, not one for each layer.
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(_mean(sums.grads, sums.count))))
         sound = jnp.isfinite(norm) & (sums.count > 0)
-        clipped, _ = optimizer.clip.update(grads, optax.EmptyState())
-        updates, moments = optimizer.transform.update(_by_layer(clipped, recipe), state.opt_state, policy)
+        grads = optimizer.clip(divided(sums, recipe), norm)
+        updates, moments = optimizer.transform.update(grads, state.opt_state, policy)
         lr = optimizer.rate(state.step)
         moved = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), policy, updates)
 
