@@ -46,6 +46,7 @@ def pytest_addoption(parser) -> None:
 
 
 def pytest_configure(config) -> None:
+    config.addinivalue_line("markers", "timed: its CPU seconds have a bound; scripts/shows/compile.py runs it alone")
     missing = [name for name in COMPILERS if not _is_there(name)]
     if missing:
         raise pytest.UsageError(

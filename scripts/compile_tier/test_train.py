@@ -37,7 +37,11 @@ USEFUL = 1.35  # FLOPs over those that training needs: 6 a weight and token, and
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One train step and its bounds: CPU seconds and MiB of temporaries; None is only reported."""
+    """One train step and its bounds: CPU seconds and MiB of temporaries; None is only reported.
+
+    turns: how often the step is compiled with 2 layers and with all, by turns. The least seconds of each count, because
+    other work on the machine only adds to them. 0: it is compiled once, with all layers.
+    """
 
     model: str
     where: str
@@ -45,19 +49,19 @@ class Step:
     tokens: int
     cpu_s: float | None = None
     temp_mib: float | None = None
-    two_layers: bool = False
+    turns: int = 0
 
     def __str__(self) -> str:
         return f"{self.model} {self.where} {'x'.join(map(str, self.mesh))} {self.tokens}"
 
 
 STEPS = [
-    Step("qwen2_5_7b", "v5e-16", (1, 16, 1), 4096, 120, 6144, two_layers=True),
+    Step("qwen2_5_7b", "v5e-16", (1, 16, 1), 4096, 120, 6144, turns=1),
     Step("qwen2_5_7b", "v5e-16", (1, 4, 4), 8192, 120, 7400),
     Step("qwen2_5_7b", "v6e-16", (1, 16, 1), 4096, 170, 7000),
     Step("qwen2_5_7b", "tpu7x-8", (1, 8, 1), 4096),
     Step("qwen3_32b", "v5p-64", (1, 32, 1), 4096),
-    Step("qwen2_5_7b", "8xh100", (1, 8, 1), 4096, 30, 5800, two_layers=True),
+    Step("qwen2_5_7b", "8xh100", (1, 8, 1), 4096, 30, 5800, turns=3),
     Step("qwen2_5_7b", "8xh100", (1, 8, 1), 8192, 30, 8000),
     Step("qwen3_32b", "4x8xh100", (1, 32, 1), 4096),
 ]
@@ -91,9 +95,15 @@ def on_mesh(step: Step, model: decoder.ModelConfig, mesh: jax.sharding.Mesh):
 
 
 def compiled(step: Step, layers: int | None = None):
-    """Returns the compiled gradient step, its CPU seconds, the model, and the bytes of the optimizer's moments."""
+    """Returns the compiled gradient step, its CPU seconds, the model, and the bytes of the optimizer's moments.
+
+    The target's compiler is started by a small program before, so that its start counts for no step.
+    """
     learner, model = learner_of(step, layers)
-    program, shapes = learner.jitted()["accumulate"]
+    programs = learner.jitted()
+    small, none = programs["zeros"]
+    small.lower(*none).compile()
+    program, shapes = programs["accumulate"]
     begun = time.process_time()
     made = program.lower(*shapes).compile()
     return made, time.process_time() - begun, model, moments(learner)
@@ -112,16 +122,15 @@ def useful(model, tokens: int) -> float:
     return 6.0 * products * tokens + 6.0 * m.layers * m.heads * m.head_dim * tokens**2
 
 
-@pytest.fixture(autouse=True)
-def warm():
-    """The compiler has been started, so that its start counts for no step."""
-    jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile()
-
-
-@pytest.mark.parametrize("step", STEPS, ids=str)
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[pytest.mark.timed] * (step.cpu_s is not None)) for step in STEPS], ids=str
+)
 def test_step(step, table):
-    made, seconds, model, kept = compiled(step)
-    shallow = compiled(step, 2)[1] if step.two_layers else None
+    shallow, deep = [], []
+    for _ in range(step.turns):
+        shallow.append(compiled(step, 2)[1])
+        deep.append(compiled(step))
+    made, seconds, model, kept = min(deep or [compiled(step)], key=lambda one: one[1])
     there, used, found = chips.read(step.where), memory(made), traffic.count(made.as_text(), kernel_costs.PACKED_ROWS)
     shards = step.mesh[1] * step.mesh[2]
     padded = -(-model.vocab_size // shards) * shards
@@ -133,8 +142,8 @@ def test_step(step, table):
     row = dict(
         seconds=round(seconds, 1),
         seconds_bound=step.cpu_s or "",
-        two_layers_seconds=round(shallow, 1) if shallow else "",
-        deeper=round(seconds / shallow, 3) if shallow else "",
+        two_layers_seconds=round(min(shallow), 1) if shallow else "",
+        deeper=round(seconds / min(shallow), 3) if shallow else "",
         temp_mib=used["temp"] / MIB,
         temp_bound_mib=step.temp_mib or "",
         total_mib=used["total"] / MIB,
