@@ -101,7 +101,7 @@ class Sums:
     """Sums since the last commit.
 
     - grads: of the loss's numerator, a tree like the params. Of layers that are scanned, "layers" holds the tree of one
-      layer with leaves [L, ...]. A step then adds one array for each, and its program does not grow with the depth.
+      layer with leaves [L, ...]. A step then adds one array for each, however many layers there are.
     - count: the divisor of the loss, by the aggregation
     - tokens: trained tokens
     - by_count, by_token: metrics to be divided by `count` and by `tokens`
@@ -245,7 +245,7 @@ def divided(sums: Sums, recipe: Recipe) -> Any:
 
 
 def _mean(grads: Any, count: Any) -> Any:
-    """Returns the one division, in float32 or wider."""
+    """Returns `grads` divided by `count`, or by 1 where it is 0, in float32 or wider."""
     wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), grads)
     return jax.tree.map(lambda g: g / jnp.maximum(count, 1).astype(g.dtype), wide)
 
@@ -253,8 +253,8 @@ def _mean(grads: Any, count: Any) -> Any:
 def _by_layer(grads: Any, recipe: Recipe) -> Any:
     """Returns a tree like the params from one in the form of Sums.grads.
 
-    A barrier keeps each layer's slices apart from what uses them. Else XLA fuses many layers into one kernel, and
-    compiles a TPU's optimizer step for more than twice as long.
+    A barrier keeps each layer's slices apart from what uses them. Else XLA fuses several layers into one kernel. A
+    TPU's compiler then needs more than twice the seconds for the optimizer step.
     """
     if not recipe.scan:
         return grads

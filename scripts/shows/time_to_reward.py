@@ -13,6 +13,9 @@ Four other prices have launches or training at half or twice their cost. Synchro
 without prices, so their runs are priced again, and each takes its best setting under the price. The pipeline runs
 again under every price, with the setting of the first. Drafts are off in every arm. The pipeline's four settings were
 found by trials on the seeds of TRIED_ON.
+
+MINUTES is the aim, which the show does not meet. The results file has the seconds of a whole run. A killed show goes on
+with the runs that it has finished.
 """
 
 from __future__ import annotations
