@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 def shape_of(tree_mib: int) -> Any:
     """Returns a decoder of about so many MiB in float32. Its largest leaf is a 32nd of them."""
-    from jaxrl_post.models.decoder import ModelConfig
+    from jaxrl_post.models.model_config import ModelConfig
 
     embed = 2048 if tree_mib >= 4096 else 1024 if tree_mib >= 1024 else 512
     heads, ffw, vocab = embed // 128, 4 * embed, tree_mib * (1 << 18) // 32 // embed

@@ -20,7 +20,7 @@ from older_config import older
 
 from jaxrl_post.kernels import attention
 from jaxrl_post.models import decoder, hf
-from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 from jaxrl_post.trainer.attention import packed
 
 GOLDENS = Path(__file__).parent / "goldens"

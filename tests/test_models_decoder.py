@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_post.models import decoder
-from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
 from tests import numpy_llama

@@ -12,7 +12,7 @@ import safetensors.numpy
 from test_models_hf import SQUARE, TINY, assert_same, shaken
 
 from jaxrl_post.models import decoder, families, hf
-from jaxrl_post.models.decoder import RopeScaling
+from jaxrl_post.models.model_config import RopeScaling
 
 FAMILIES = [
     dataclasses.replace(TINY, windows=(5, 5)),

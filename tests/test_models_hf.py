@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 from jaxrl_post.models import decoder, hf, tensor_file
-from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh, processes
 from tests import numpy_llama

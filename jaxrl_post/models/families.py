@@ -19,7 +19,7 @@ from jaxrl_post import json_text
 from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import config_keys as keys
 from jaxrl_post.models import decoder
-from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 _GEMMA = dict(norm_offset=1.0, post_norms=True)

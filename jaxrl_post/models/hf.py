@@ -31,8 +31,8 @@ import numpy as np
 from jaxrl_post import json_text
 from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import families, tensor_file
-from jaxrl_post.models.decoder import ModelConfig
 from jaxrl_post.models.families import Tensor
+from jaxrl_post.models.model_config import ModelConfig
 from jaxrl_post.models.tensor_file import Entry
 from jaxrl_post.parallel import pieces, processes
 

@@ -74,6 +74,7 @@ def run(
 
     Args:
       layers: each called as layer(h, turn, attend, cache) -> (h, cache), all with the same names and shapes of weights.
+        Scanned, `layer.paired()` runs in their place, with the weights `layer.pair(weights)`.
       turns: of each layer. Layers with equal rotation share the same tuple.
       windows: of each layer, as `attend` wants them.
       attend: must be pure. It may change nothing but the cache.
@@ -111,10 +112,11 @@ def _scanned(
     cache: Any,
     how: LayerLoop,
 ) -> tuple[Array, Any]:
-    graph, _ = nnx.split(layers[0])
+    graph, _ = nnx.split(layers[0].paired())
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
     with jax.named_scope("stack_layers"):
-        weights = jax.tree.map(lambda *leaves: jnp.stack([_in_dtype(leaf, h.dtype) for leaf in leaves]), *own)
+        cast = jax.tree.map(functools.partial(_in_dtype, dtype=h.dtype), own)
+        weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(layers[0].pair, cast))
         weights = jax.tree.map(_row_major, weights) if how.row_major else weights
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
     tables = [turns[index] for index in rotations]

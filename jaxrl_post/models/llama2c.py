@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_post.models import tensor_file
-from jaxrl_post.models.decoder import ModelConfig
+from jaxrl_post.models.model_config import ModelConfig
 
 _HEADER = 7
 _VERSIONED = 0x616B3432  # "ak42", the first word of exports that are not read here

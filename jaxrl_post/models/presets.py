@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxrl_post.models.decoder import ModelConfig, RopeScaling
+from jaxrl_post.models.model_config import ModelConfig, RopeScaling
 
 PRESETS: dict[str, ModelConfig] = {
     # For tests: small, so that nothing takes long.

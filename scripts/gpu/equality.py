@@ -16,7 +16,7 @@ def candidates(part: Part, count: int = 64) -> None:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxrl_post.models.decoder import ModelConfig
+    from jaxrl_post.models.model_config import ModelConfig
 
     model = ModelConfig(
         vocab_size=4096, embed=512, layers=4, heads=8, kv_heads=2, head_dim=128, ffw=1024, max_length=512, tied=True

@@ -1,0 +1,165 @@
+"""One layer of the decoder: attention and a gated feed-forward, each behind a norm. And the same with paired products.
+
+Norms, rotation and scores are computed in float32 or wider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from jaxrl_post.models.layer_loop import PROJECTED, STREAM, named
+from jaxrl_post.models.model_config import ACTIVATIONS, ModelConfig
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def norm(x: Array, weight: Array, config: ModelConfig) -> Array:
+    """Returns the root-mean-square norm over the last axis (arXiv 1910.07467 eq. 4) in x's dtype.
+
+    It is computed in float32 or wider.
+    """
+    wide = _wide(x)
+    unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + config.norm_eps)
+    return (unit * (weight.astype(wide.dtype) + config.norm_offset)).astype(x.dtype)
+
+
+def _rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotates pair (i, i + H/2) of each head: x [..., heads, H], cos and sin [..., H/2]."""
+    a, b = jnp.split(_wide(x), 2, axis=-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def param(shape: tuple[int, ...], axes: tuple[str | None, ...], *, std: float = 0.0, mean: float = 0.0) -> nnx.Param:
+    """Returns a weight without an array: its shape, its logical axes, and the law of its random values."""
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), axes=axes, std=std, mean=mean)
+
+
+class Layer(nnx.Module):
+    """Attention and gated feed-forward, each added to the stream.
+
+    The input of each is normed. Where the config says so, the output is normed too.
+    """
+
+    def __init__(self, config: ModelConfig, index: int):
+        c = config
+        self.config, self.index = config, index
+        one, into, out = 1.0 - c.norm_offset, c.embed**-0.5, (2 * c.layers) ** -0.5
+        self.attn_norm = param((c.embed,), (None,), mean=one)
+        self._project(c, into)
+        self.o = param(
+            (c.heads, c.head_dim, c.embed), ("heads", "head_dim", "embed"), std=out * (c.heads * c.head_dim) ** -0.5
+        )
+        if c.qkv_bias:
+            self.q_bias = param((c.heads, c.head_dim), ("heads", "head_dim"))
+            self.k_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
+            self.v_bias = param((c.kv_heads, c.head_dim), ("kv_heads", "head_dim"))
+        if c.qk_norm:
+            self.q_norm = param((c.head_dim,), (None,), mean=one)
+            self.k_norm = param((c.head_dim,), (None,), mean=one)
+        if c.post_norms:
+            self.attn_post_norm = param((c.embed,), (None,), mean=one)
+            self.ffw_post_norm = param((c.embed,), (None,), mean=one)
+        self.ffw_norm = param((c.embed,), (None,), mean=one)
+        self.down = param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
+
+    def _project(self, c: ModelConfig, std: float) -> None:
+        """Makes the weights of the products from the normed stream."""
+        self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
+        self.k = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
+        self.v = param((c.embed, c.kv_heads, c.head_dim), ("embed", "kv_heads", "head_dim"), std=std)
+        self.gate = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
+        self.up = param((c.embed, c.ffw), ("embed", "ffw"), std=std)
+
+    def __call__(self, h: Array, turn: tuple[Array, Array], attend: Callable, cache: Any) -> tuple[Array, Any]:
+        """Returns the stream after this layer, and the cache.
+
+        h is [..., D]. turn holds cosines and sines, [..., H/2] each.
+        """
+        c, dtype = self.config, h.dtype
+        h = named(h, STREAM)
+        with jax.named_scope("qkv"):
+            q, k, v = self._qkv(norm(h, self.attn_norm[...], c), turn)
+        with jax.named_scope("attend"):
+            out, cache = attend(
+                self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap
+            )
+            out = named(jnp.einsum("...nh,nhd->...d", out.astype(dtype), self.o[...].astype(dtype)), PROJECTED)
+            h = h + (norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
+        with jax.named_scope("ffw"):
+            x = norm(h, self.ffw_norm[...], c)
+            gate, up = self._gate_up(x)
+            inner = ACTIVATIONS[c.activation](gate) * up
+            out = named(jnp.einsum("...f,fd->...d", inner, self.down[...].astype(dtype)), PROJECTED)
+            h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
+        return h, cache
+
+    def _qkv(self, x: Array, turn: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        c, dtype = self.config, x.dtype
+        q, k, v = self._heads(x)
+        if c.qkv_bias:
+            q = q + self.q_bias[...].astype(dtype)
+            k = k + self.k_bias[...].astype(dtype)
+            v = v + self.v_bias[...].astype(dtype)
+        if c.qk_norm:
+            q, k = norm(q, self.q_norm[...], c), norm(k, self.k_norm[...], c)
+        return _rotate(q, *turn), _rotate(k, *turn), v
+
+    def _heads(self, x: Array) -> tuple[Array, Array, Array]:
+        """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D]."""
+        q = named(jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(x.dtype)), PROJECTED)
+        k = named(jnp.einsum("...d,dkh->...kh", x, self.k[...].astype(x.dtype)), PROJECTED)
+        v = named(jnp.einsum("...d,dkh->...kh", x, self.v[...].astype(x.dtype)), PROJECTED)
+        return q, k, v
+
+    def _gate_up(self, x: Array) -> tuple[Array, Array]:
+        """Returns both products of the gated feed-forward, [..., F] each."""
+        gate = named(jnp.einsum("...d,df->...f", x, self.gate[...].astype(x.dtype)), PROJECTED)
+        up = named(jnp.einsum("...d,df->...f", x, self.up[...].astype(x.dtype)), PROJECTED)
+        return gate, up
+
+    def paired(self) -> PairedLayer:
+        """Returns the layer that computes the same from `pair(weights)`, without its weights."""
+        return PairedLayer(self.config, self.index)
+
+    @staticmethod
+    def pair(weights: dict[str, Array]) -> dict[str, Array]:
+        """Returns the weights of a PairedLayer."""
+        k, v, gate, up = (weights[name] for name in ("k", "v", "gate", "up"))
+        rest = {name: leaf for name, leaf in weights.items() if name not in ("k", "v", "gate", "up")}
+        return rest | {"k_v": jnp.stack([k, v]), "gate_up": jnp.stack([gate, up])}
+
+
+class PairedLayer(Layer):
+    """A layer with one product for keys and values, and one for gate and up. Their weights lie behind one another.
+
+    It computes what `Layer` does. With full remat a layer has 19 instead of 27 products with weights, for each of which a
+    TPU's compiler searches tiles.
+    """
+
+    def _project(self, c: ModelConfig, std: float) -> None:
+        self.q = param((c.embed, c.heads, c.head_dim), ("embed", "heads", "head_dim"), std=std)
+        self.k_v = param((2, c.embed, c.kv_heads, c.head_dim), (None, "embed", "kv_heads", "head_dim"), std=std)
+        self.gate_up = param((2, c.embed, c.ffw), (None, "embed", "ffw"), std=std)
+
+    def _heads(self, x: Array) -> tuple[Array, Array, Array]:
+        q = named(jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(x.dtype)), PROJECTED)
+        k, v = named(jnp.einsum("p...d,pdkh->p...kh", _twice(x), self.k_v[...].astype(x.dtype)), PROJECTED)
+        return q, k, v
+
+    def _gate_up(self, x: Array) -> tuple[Array, Array]:
+        gate, up = named(jnp.einsum("p...d,pdf->p...f", _twice(x), self.gate_up[...].astype(x.dtype)), PROJECTED)
+        return gate, up
+
+
+def _twice(x: Array) -> Array:
+    """Returns `x` along a new axis. As a free axis of the weights alone, a TPU's compiler wants them in another order."""
+    return jnp.broadcast_to(x, (2, *x.shape))

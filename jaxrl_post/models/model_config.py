@@ -1,0 +1,120 @@
+"""The shape and variant of a decoder, and the angles by which its layers rotate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+ACTIVATIONS: dict[str, Callable] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+}
+
+
+class RopeScaling(NamedTuple):
+    """The rule that stretches rotation frequencies for longer texts.
+
+    - "linear" divides all frequencies by `factor`.
+    - "llama3" (Llama 3.1, arXiv 2407.21783) divides only those of long wavelengths. Between original_length/high and
+      original_length/low it blends.
+    """
+
+    kind: str
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_length: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape and variant of a decoder.
+
+    - ffw: hidden width of the gated feed-forward.
+    - windows: one entry per layer, the number of latest positions that a token sees (itself included) or None for all.
+      Empty: None everywhere.
+    - query_scale: factor of q.k; None means head_dim ** -0.5.
+    - attn_soft_cap, final_soft_cap: None, or c in c * tanh(x / c).
+    - local_rope_theta: None, or layers with a window rotate by this theta, unscaled (Gemma 3, arXiv 2503.19786).
+    - norm_offset: 1.0 makes norms multiply by 1 + weight (Gemma).
+    - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
+    - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
+    - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
+    """
+
+    vocab_size: int
+    embed: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffw: int
+    max_length: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    local_rope_theta: float | None = None
+    norm_eps: float = 1e-5
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    embed_scale: float = 1.0
+    activation: str = "silu"
+    tied: bool = False
+    windows: tuple[int | None, ...] = ()
+    attn_soft_cap: float | None = None
+    final_soft_cap: float | None = None
+    used_vocab: int = 0  # ids from here on have rows but no meaning, and are never sampled; 0: no such ids
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    query_scale: float | None = None
+    family: str = field(default="", compare=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "windows", tuple(self.windows) or (None,) * self.layers)
+        for name in ("vocab_size", "embed", "layers", "heads", "kv_heads", "head_dim", "ffw", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model: {name} must be at least 1, got {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"model: heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(
+                f"model: head_dim={self.head_dim} must be even, because rotation works on pairs; nearest "
+                f"valid value is {self.head_dim + 1}"
+            )
+        if len(self.windows) != self.layers:
+            raise ValueError(
+                f"model: windows has {len(self.windows)} entries, expected one for each of {self.layers} "
+                f"layers, or none"
+            )
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ValueError(f"model: every window must be None or at least 1, got {self.windows}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"model: activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.rope_scaling is not None and self.rope_scaling.kind not in ("linear", "llama3"):
+            raise ValueError(f"model: rope_scaling.kind={self.rope_scaling.kind!r} is not one of linear, llama3")
+
+    @property
+    def scale(self) -> float:
+        """Returns the factor of q.k."""
+        return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+
+def frequencies(config: ModelConfig, layer: int) -> np.ndarray:
+    """Returns float64[H/2]: the scaled angle per position of each rotated pair (rotary, arXiv 2104.09864 eq. 15)."""
+    steps = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    local = config.local_rope_theta is not None and config.windows[layer] is not None
+    base = (config.local_rope_theta if local else config.rope_theta) ** -steps
+    scaling = config.rope_scaling
+    if scaling is None or local:
+        return base
+    if scaling.kind == "linear":
+        return base / scaling.factor
+    turns = scaling.original_length * base / (2 * np.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return base * (kept + (1 - kept) / scaling.factor)
