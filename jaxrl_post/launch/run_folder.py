@@ -177,6 +177,7 @@ def contents(folder: Path) -> list[str]:
         "rewards.log": "what reward functions printed, at most 8 MiB",
         "policy": "the trained model, as a Hugging Face directory",
         "checkpoints": "the whole run, to be resumed",
+        "unsaved": "logs from before a kill that no checkpoint had, kept until the run has finished",
         "trace": "the first rounds from that step on, for ui.perfetto.dev and scripts/plot_rounds.py",
     }
     there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
