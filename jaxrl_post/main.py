@@ -38,7 +38,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxrl_post import evaluation, loop
-from jaxrl_post.checkpoint import log_marks
+from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
 from jaxrl_post.launch import resume
@@ -266,6 +266,7 @@ def finish(run: Run, tokens: int) -> None:
         bos_id=words.bos_id,
     )
     if jax.process_index() != 0:
+        unsaved.forget(run.mine)
         return
     figures = [found.figures() for found in run.evaluations] or [None]
     summary = {
@@ -287,6 +288,7 @@ def finish(run: Run, tokens: int) -> None:
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())
     forget_aside(run.mine)
+    unsaved.forget(run.mine)
     say("\n".join([*answers(run), *report.headline(summary, run.config.eval.samples), *folder.contents(run.folder)]))
 
 

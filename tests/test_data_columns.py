@@ -58,6 +58,19 @@ def test_the_first_column_of_a_role_wins():
     both = {"prompt": "1=", "reward_model": {"ground_truth": "g"}, "answer": "a", "data_source": "d", "source": "s"}
     got = row(both)
     assert (got["answer"], got["source"]) == ("g", "d")
+    assert got["extra"] == {"answer": "a", "source": "s"}  # what fills no role is not lost
+
+
+def test_the_other_keys_of_an_object_that_a_mapping_reads_are_kept():
+    given = {"q": {"text": "1=", "gold": {"a": 5, "unit": "km"}, "level": 2}, "k": 1}
+    got = row(given, format="trl", named={"prompt": "q.text", "answer": "q.gold.a"})
+    assert (got["prompt"], got["answer"]) == ("1=", "5")
+    assert got["extra"] == {"q": {"gold": {"unit": "km"}, "level": 2}, "k": 1}
+
+
+def test_rows_of_preferences_are_named():
+    with pytest.raises(ValueError, match="f, line 1: is a row of preferences"):
+        row({"chosen": ASKED, "rejected": ASKED}, format="trl")
 
 
 def test_a_template_is_for_the_user_s_last_word():
@@ -108,7 +121,7 @@ def test_gsm8k_through_the_mapping(data_dir):
         (dict(format="verll"), "data.format: 'verll' is not one of verl, trl, slime; nearest is 'verl'"),
         (
             dict(named={"promt": "x"}),
-            "data.columns: 'promt' is not one of id, prompt, answer, source, extra; nearest is 'prompt'",
+            "data.columns: 'promt' is not one of id, prompt, answer, source, extra, completion; nearest is 'prompt'",
         ),
         (dict(named={"prompt": 3}), "prompt must name a column, got 3"),
         (dict(named={"prompt": ""}), "prompt must name a column"),

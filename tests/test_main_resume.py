@@ -146,12 +146,38 @@ def test_killed_before_and_in_the_first_save(here, whole, capsys):
     kill(here, target, journal.Journal, "write", 2)  # in the evaluation before
     kill(here, target, store, "write_state", 1)  # in the save at step 2
     assert saved(target) == ["step_000002.part"] and capsys.readouterr().out.count("starts over") == 1
+    before = (target / "metrics.jsonl").read_bytes()
     kill(here, target, store.Checkpoints, "_prune", 1)  # step 2 is whole
     assert saved(target) == ["step_000002"]
+    # what had been logged before the first save is kept until the run has finished
+    assert (target / "unsaved" / "001" / "metrics.jsonl").read_bytes() == before and before.count(b"\n") >= 2
     assert resume(here, target) == 0
     said = capsys.readouterr().out
-    assert said.count("goes on after step 2") == 1 and said.count("starts over") == 1
+    assert (
+        said.count("goes on after step 2") == 1
+        and said.count("starts over; logs of 2 steps are kept below unsaved/") == 1
+    )
     same_run(whole, target)
+
+
+def everything(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "a folder of a kill"])
+def test_a_run_whose_checkpoints_are_gone_is_refused_and_nothing_is_touched(here, ended, capsys, left):
+    shutil.rmtree(ended / "checkpoints")
+    if left != "nothing":
+        (ended / "checkpoints").mkdir()
+    if left == "a folder of a kill":
+        (ended / "summary.json").unlink()
+        (ended / "checkpoints" / "step_000004.part").mkdir()
+    before = everything(ended)
+    assert resume(here, ended) == 1
+    said = capsys.readouterr().err
+    assert f"--resume: {ended} has logs of 5 finished steps and no checkpoint to go on from" in said
+    assert "its first save was due at step 2" in said and said.count("\n") == 1
+    assert everything(ended) == before and (ended / "checkpoints").exists() == (left != "nothing")
 
 
 def test_killed_between_saves_and_in_later_ones(here, whole, capsys):

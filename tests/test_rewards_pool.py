@@ -17,6 +17,7 @@ import pytest
 
 from jaxrl_post.rewards import digest
 from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.telemetry.journal import Journaled
 from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
 
@@ -75,6 +76,7 @@ def trl(completions, **columns):
 def trl_all(prompts, completions, completion_ids, k, ground_truth, rollout, **columns):
     told = (prompts, completions, len(completion_ids[0]), k, ground_truth, rollout[0]["finish"])
     assert told == (["asked"], ["word"], 1, [[1, 2]], ["gold"], "eos"), told
+    assert callable(columns.pop("log_metric")) and callable(columns.pop("log_extra"))
     assert columns == {"answer": ["gold"], "data_source": ["src"]}, columns
     return [1.25]
 
@@ -85,18 +87,65 @@ def trl_chat(*, prompts, completions):
 def applies(completions, **columns):
     return [float(text) if text.replace(".", "").isdigit() else None for text in completions]
 
-def wrong_count(completions): return [1.0, 2.0]
+def wrong_count(completions): return [1.0, 2.0, 3.0]
 def bare_number(completions): return 1.0
 def needs_level(completions, level): return [float(level[0])]
 def positional(completions, /): return [1.0]
-async def later(completions): return [1.0]
+
+async def later(completions_ids, **columns):
+    import asyncio
+    await asyncio.sleep(0.01)
+    return [float(len(ids)) for ids in completions_ids]
+
+async def later_verl(data_source, solution_str, ground_truth, extra_info): return len(solution_str)
+
+def rank(prompts, completions, completion_ids, ground_truth, k, rollout, **columns):
+    # the place of each completion in its group: only a function that gets all of them can tell
+    assert {len(each) for each in (prompts, completion_ids, ground_truth, k, rollout, columns["data_source"])} == {
+        len(completions)}, (prompts, completion_ids, ground_truth, k, rollout)
+    with open(CALLS, "a") as file: print(*completions, file=file)
+    return [float(sorted(completions).index(text)) for text in completions]
+
+def flaky(completions, **columns):
+    if not os.path.exists(CALLS):
+        open(CALLS, "w").close()
+        raise KeyError("first time")
+    return [1.0 for text in completions]
+
+def slow(completions, **columns):
+    time.sleep(0.2 * len(completions))
+    return [1.0 for text in completions]
+
+def never(completions, **columns):
+    time.sleep(60)
+
+def logs(completions, log_metric, log_extra, **columns):
+    log_metric("share", 0.25)
+    log_extra("length", [len(text) for text in completions])
+    log_extra("head", [text[:1] for text in completions])
+    return [None if text == "none" else 1.0 for text in completions]
+
+def state(completions, trainer_state): return [1.0]
+def state_if_any(completions, trainer_state=None): return [float(trainer_state is None) for _ in completions]
+
+def talks(data_source, solution_str, ground_truth, extra_info):
+    print("said", solution_str)
+    print("complained", solution_str, file=sys.stderr)
+    os.system(f"echo a child said {solution_str}")
+    return 1.0
+
+def deep(data_source, solution_str, ground_truth, extra_info):
+    return inner(solution_str)
+
+def inner(text):
+    return {"a": 1.0}[text]
 """
 TEXTS: list[str] = []
 
 
 @pytest.fixture
 def graders(tmp_path) -> str:
-    (tmp_path / "graders.py").write_text(GRADERS)
+    (tmp_path / "graders.py").write_text(GRADERS.replace("CALLS", repr(str(tmp_path / "calls"))))
     return str(tmp_path / "graders.py")
 
 
@@ -241,7 +290,35 @@ def test_what_is_no_list_of_one_number_is_a_failure(graders, caplog):
     for name in ("wrong_count", "bare_number"):
         with pool(graders, name) as rewards:
             assert not scores(rewards, "x").scored[0]
-    assert "must return a list of one number or None per completion, 1 of them; got '[1.0, 2.0]'" in caplog.text
+    assert "it returned a list of 3 for a group of 1 completions" in caplog.text
+    assert "must return a list of 1 numbers or None, one per completion; got 1.0" in caplog.text
+
+
+def test_what_graders_print_goes_to_one_file_of_bounded_size(graders, tmp_path, capfd):
+    file = tmp_path / "rewards.log"
+    with pool(graders, "talks", timeout_s=20.0, printed=Printed(file)) as rewards:
+        assert not file.exists()
+        scores(rewards, "one", "two")
+    lines = file.read_text().splitlines()
+    assert sorted(lines) == sorted(
+        f"{word} {n}" for n in ("one", "two") for word in ("said", "complained", "a child said")
+    )
+    with pool(graders, "talks", timeout_s=20.0, printed=Printed(file, most=len(file.read_text()) + 10)) as rewards:
+        assert scores(rewards, *"abcd").scored.all()
+    more = file.read_text().splitlines()[len(lines) :]
+    assert len(more) <= 2 and more[-1].startswith("... this file holds at most") and capfd.readouterr() == ("", "")
+
+
+def test_an_exception_is_shown_once_with_its_place_and_traceback_and_then_counted(graders, caplog):
+    with pool(graders, "deep", timeout_s=20.0) as rewards:
+        out = scores(rewards, "a", "x", "y", "z")
+        counts = rewards.metrics()
+    assert out.scored.tolist() == [True, False, False, False]
+    assert counts["reward/exceptions"] == 6 and counts["reward/retries"] == 3
+    line = 1 + GRADERS.splitlines().index('    return {"a": 1.0}[text]')
+    shown = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(shown) == 1 and f"deep failed at {graders}:{line} on " in shown[0] and "KeyError: '" in shown[0]
+    assert "return inner(solution_str)" in shown[0] and "worker.py" not in shown[0] and "<string>" not in shown[0]
 
 
 def test_a_missing_column_is_said_before_the_run(graders):
@@ -346,6 +423,7 @@ def test_what_an_earlier_life_journaled_is_joined_and_not_graded_again(graders, 
     first, second = seen
     assert second[0][:3] == first[0] and second[1].rewards[:3].tobytes() == first[1].rewards.tobytes()
     counted = {"reward/unscored": 1.0, "reward/retries": 1.0, "reward/overruns": 0.0, "reward/broken_workers": 0.0}
+    counted["reward/exceptions"] = 2.0
     assert first[2] == second[2] == counted
     np.testing.assert_array_equal(second[1].components["tens"], [10, np.nan, 20, 50])
     assert second[1].scored.tolist() == [True, False, True, True]
@@ -380,13 +458,13 @@ def test_join_needs_start(graders):
         ("{graders}:short", "does not take the four arguments"),
         ("{graders}:value", "is a int, not a function"),
         ("{graders}:positional", "must take its arguments by name"),
-        ("{graders}:later", "'later' is async"),
-        ("{broken}:fn", "cannot be loaded: ZeroDivisionError"),
+        ("{graders}:state", "needs 'trainer_state', which is not given: a score depends on texts alone"),
+        ("{broken}:fn", "cannot be loaded: ZeroDivisionError: division by zero at {broken}:1"),
     ],
 )
 def test_a_wrong_path_is_one_sentence_at_construction(graders, tmp_path, path, words):
     (tmp_path / "broken.py").write_text("1 / 0")
-    path = path.format(graders=graders, broken=tmp_path / "broken.py")
+    path, words = (text.format(graders=graders, broken=tmp_path / "broken.py") for text in (path, words))
     with pytest.raises(ValueError, match=words.replace("(", r"\(")) as caught:
         Pool((path,), workers=1, timeout_s=1.0, decode=str)
     assert "\n" not in str(caught.value)

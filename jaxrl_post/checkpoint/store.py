@@ -307,8 +307,8 @@ class Checkpoints:
         damaged = sorted(path.name for path in self._folder.glob("step_*.damaged-*"))
         return (
             (
-                f"resume: every checkpoint in {self._folder} is damaged ({', '.join(damaged[:4])}); begin a new run, "
-                "or remove these folders to let this one start over"
+                f"resume: every checkpoint in {self._folder} is damaged ({', '.join(damaged[:4])}); begin a new run "
+                "in another folder"
             )
             if damaged
             else ""

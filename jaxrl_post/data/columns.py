@@ -2,8 +2,9 @@
 
 - A role (id, prompt, answer, source, extra) takes the first of its columns that a row has. A dot reads an
   object's key: "reward_model.ground_truth".
-- Every column without a role goes to `extra` under its own name, so that a reward function can read it. On a clash,
+- Every column that fills no role goes to `extra` under its own name, so that a reward function can read it. On a clash,
   keys of the extra role's column win. A top-level answer column with another name than "answer" goes there too.
+- Of an object of which `named` reads one key, the other keys go to `extra` under the object's name.
 - Refused: an unknown role, and a row without its prompt. A row without a ground truth says why in `lacks`: whether a run
   needs one is for its reward functions to say.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,8 @@ FORMATS: dict[str, dict[str, tuple[str, ...]]] = {
         "extra": ("metadata",),
     },
 }
+COMPLETION = "completion"  # the role that only supervised training reads (supervised.py)
+ROLES = (*FORMATS["verl"], COMPLETION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class Columns:
     def __post_init__(self):
         _known("data.format", self.format, FORMATS)
         for role, column in self.named.items():
-            _known("data.columns", role, FORMATS["verl"])
+            _known("data.columns", role, ROLES)
             _need(isinstance(column, str), f"data.columns: {role} must name a column, got {column!r}")
         _need(self.named.get("prompt") != "", "data.columns: prompt must name a column, got ''")
         _need(
@@ -81,7 +84,7 @@ class Columns:
     def of(self, role: str) -> tuple[str, ...]:
         """Returns the columns that may fill a role, in order."""
         if role not in self.named:
-            return FORMATS[self.format][role]
+            return (COMPLETION,) if role == COMPLETION else FORMATS[self.format][role]
         return (self.named[role],) if self.named[role] else ()
 
     def row(self, where: str, given: Any) -> dict:
@@ -99,7 +102,7 @@ class Columns:
         """
         _need(isinstance(given, dict), f"data: {where}: must be an object, got a {type(given).__name__}")
         info = self._extra(where, given)
-        _, source = self._first(given, "source")
+        _, source = self.first(given, "source")
         source = self.source if source in (_NONE, None) else source
         _need(
             isinstance(source, str),
@@ -112,15 +115,17 @@ class Columns:
         row["prompt"] = self._shaped(prompt)
         return row | ({"lacks": lacks} if lacks else {})
 
-    def _first(self, given: Mapping, role: str) -> tuple[str, Any]:
-        """Returns the first column of a role that the row has, and its value."""
+    def first(self, given: Mapping, role: str) -> tuple[str, Any]:
+        """Returns the first column of a role that the row has, and its value; an empty name where it has none."""
         return next(((name, value) for name in self.of(role) if (value := _at(given, name)) is not _NONE), ("", _NONE))
 
     def _name(self, role: str) -> str:
         return next(iter(self.of(role)), role)
 
     def _prompt(self, where: str, given: dict) -> str | list[dict]:
-        name, prompt = self._first(given, "prompt")
+        name, prompt = self.first(given, "prompt")
+        if prompt is _NONE and {"chosen", "rejected"} & given.keys():
+            raise ValueError(f"data: {where}: is a row of preferences (chosen, rejected) and has no prompt of its own")
         _need(
             prompt is not _NONE,
             f"data: {where}: there is no column {self._name('prompt')!r}; its columns are {_listed(given)}",
@@ -141,7 +146,7 @@ class Columns:
 
     def _answer(self, given: dict) -> tuple[str, str]:
         """Returns the ground truth as text, and why there is none, one of them empty."""
-        name, answer = self._first(given, "answer")
+        name, answer = self.first(given, "answer")
         names = self.of("answer")
         if answer is _NONE and not names:
             return "", "no column is named as the answer (data.columns)"
@@ -155,22 +160,26 @@ class Columns:
         return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False), ""
 
     def _extra(self, where: str, given: dict) -> dict:
-        name, info = self._first(given, "extra")
+        name, info = self.first(given, "extra")
         info = {} if info is _NONE or info is None else info
         _need(isinstance(info, dict), f"data: {where}, column {name!r}: must be an object, got {shown(info)}")
         return info
 
     def _others(self, given: dict) -> dict:
-        used = {
-            name.partition(".")[0]
-            for role in FORMATS["verl"]
-            for name in self.of(role)
-            if role != "answer" or "." in name or name == "answer"
-        }
-        return {name: value for name, value in given.items() if name not in used}
+        """Returns the columns that fill no role, and what is left of an object of which a role reads one key."""
+        out = dict(given)
+        for role in FORMATS["verl"]:
+            name, _ = self.first(given, role)
+            column, dot, key = ("", "", "") if not name else (name, "", "") if name in given else name.partition(".")
+            if not column or (role == "answer" and not dot and name != "answer"):
+                continue
+            whole = out.pop(column, None)
+            if dot and role in self.named and isinstance(whole, Mapping) and (rest := _without(whole, key)):
+                out[column] = rest
+        return out
 
     def _identity(self, given: dict, info: dict, row: dict) -> str:
-        _, own = self._first(given, "id")
+        _, own = self.first(given, "id")
         if own is not _NONE and own is not None:
             return str(own)
         if info.get("index") is not None:
@@ -201,13 +210,21 @@ def _at(given: Mapping, name: str) -> Any:
     return given
 
 
+def _without(whole: Mapping, name: str) -> dict:
+    """Returns an object without one key, which may lie inside of others."""
+    key, _, below = name.partition(".")
+    inner = whole.get(key)
+    rest = _without(inner, below) if below and isinstance(inner, Mapping) else {}
+    return {own: value for own, value in whole.items() if own != key} | ({key: rest} if rest else {})
+
+
 def _listed(given: Mapping) -> str:
     """Returns the names of columns, for an error; not those of thousands."""
     text = ", ".join(given) or "none"
     return text if len(text) <= _LISTED else f"{text[:_LISTED]}..."
 
 
-def _known(what: str, name: str, choices: Mapping) -> None:
+def _known(what: str, name: str, choices: Collection[str]) -> None:
     if name not in choices:
         near = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.0)
         raise ValueError(f"{what}: {name!r} is not one of {', '.join(choices)}; nearest is {near[0]!r}")

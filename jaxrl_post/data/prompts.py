@@ -101,7 +101,8 @@ def read(path: str | Path, columns: Columns = Columns()) -> list[dict]:
 def tokenised(
     rows: Sequence[Mapping], tokenizer: Tokenizer, *, chat: Chat | None, limit: int, where: str = "data"
 ) -> tuple[Prompt, ...]:
-    """Prompts with their token ids. A text is encoded as it is; messages go through the chat template.
+    """Prompts with their token ids. A text is encoded as it is; messages go through the chat template. A row may hold its
+    `tokens`.
 
     Args:
       limit: most tokens a prompt may have.
@@ -122,7 +123,7 @@ def tokenised(
         )
         seen[row["id"]] = place
         messages = () if isinstance(row["prompt"], str) else tuple(row["prompt"])
-        ids = _encoded(name, row["prompt"], messages, tokenizer, chat, limit)
+        ids = row.get("tokens") or _encoded(name, row["prompt"], messages, tokenizer, chat, limit)
         _need(
             0 < len(ids) <= limit,
             f"{name}: the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that "

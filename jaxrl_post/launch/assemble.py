@@ -40,6 +40,7 @@ from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.telemetry import metrics
@@ -49,6 +50,7 @@ from jaxrl_post.telemetry.rollout_log import read
 from jaxrl_post.telemetry.timing import Stopwatch
 from jaxrl_post.telemetry.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.types import RolloutId
 
 
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
@@ -244,9 +246,14 @@ def both_graders(
     config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, mine: Path, stack: contextlib.ExitStack
 ) -> tuple[Pool, Pool]:
     """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
-    grade = functools.partial(graders, config, start.tokenizer.decode, devices, stack)
-    rewards = grade(mine / "rewards.jsonl", shuffle=config.reward.shuffle)
-    judge = grade(mine / "eval_rewards.jsonl", shuffle=False)
+    grade = functools.partial(graders, config, start.tokenizer.decode, devices, stack, Printed(mine / "rewards.log"))
+    of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
+    rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
+    judge = grade(
+        mine / "eval_rewards.jsonl",
+        lambda rollout: 1 if rollout.attempt == evaluation.GREEDY else of_evaluation,
+        shuffle=False,
+    )
     rewards.check((*start.train, *start.held_out))
     if rewards.confined:
         say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
@@ -339,7 +346,9 @@ def graders(
     decode: Callable,
     devices: parts.DevicePlan,
     stack: contextlib.ExitStack,
+    printed: Printed,
     journal: Path,
+    group_size: Callable[[RolloutId], int],
     *,
     shuffle: bool,
 ) -> Pool:
@@ -366,6 +375,8 @@ def graders(
         journaled=before,
         limits=limits,
         sandbox=config.reward.sandbox,
+        group_size=group_size,
+        printed=printed,
     )
     return stack.enter_context(pool)
 

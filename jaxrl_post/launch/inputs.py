@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, prompts, tasks, tokenizer
-from jaxrl_post.data.columns import Columns
+from jaxrl_post.data import chat, prompts, supervised, tasks, tokenizer
+from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
@@ -78,7 +78,8 @@ def _gathered(config: Config) -> Inputs:
             f"positions; the nearest valid value is {model.max_length}"
         )
     template = chat.load(place) if place.is_dir() else None
-    train, held_out = (_prompts(config, part, words, template) for part in ("train", "eval"))
+    train, taught = _train(config, words, template)
+    held_out = _prompts(config, "eval", words, template)
     if template is not None:
         template.close()
     shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
@@ -88,7 +89,7 @@ def _gathered(config: Config) -> Inputs:
             "prompts must not be trained on"
         )
     if config.engine.name == "demonstrations":
-        _check_demonstrations(config, train, words)
+        _check_demonstrations(config, train, words, taught)
     sampling = _sampling(config, words)
     return Inputs(
         model=model,
@@ -100,7 +101,7 @@ def _gathered(config: Config) -> Inputs:
         train=prompts.Prompts(train, config.seed),
         sampling=sampling,
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
-        write=_writer(config, words),
+        write=_writer(config, words, taught),
         cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
     )
 
@@ -120,17 +121,13 @@ def _sampling(config: Config, words: tokenizer.Tokenizer) -> Sampling:
     return sampling
 
 
-def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokenizer.Tokenizer) -> None:
-    """Each prompt's longest: a character that the tokenizer lacks, or a token too many, shows before anything is
-    compiled."""
-    name = config.data.train.removeprefix("task:")
-    for prompt in train:
-        if prompt.lacks and config.data.train == name and not prompt.extra.get("solution"):
-            raise ValueError(
-                f"data: {prompt.where}: {prompt.lacks}, and there is no column 'solution': engine.name='demonstrations' "
-                "has nothing to demonstrate"
-            )
-        text, where = _longest(config, prompt), f"the demonstration of prompt {prompt.id!r}"
+def _check_demonstrations(
+    config: Config, train: Sequence[Prompt], words: tokenizer.Tokenizer, taught: Mapping[str, Sequence[int]]
+) -> None:
+    """The longest of each prompt of a task: a character that the tokenizer lacks, or a token too many, shows before
+    anything is compiled. Those of a file were checked as they were read."""
+    for prompt in () if taught else train:
+        text, where = _task(config).longest(prompt.extra), f"the demonstration of prompt {prompt.id!r}"
         prompts.measured(f"data.train={config.data.train}: {where}", text, words, config.sampling.max_tokens)
         tokens = len(words.encode(text, special=False)) + 1
         if tokens > config.sampling.max_tokens:
@@ -141,13 +138,8 @@ def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokeni
             )
 
 
-def _longest(config: Config, prompt: Prompt) -> str:
-    name = config.data.train.removeprefix("task:")
-    return tasks.TASKS[name].longest(prompt.extra) if name != config.data.train else _solution(prompt)
-
-
-def _solution(prompt: Prompt) -> str:
-    return str(prompt.extra.get("solution", prompt.answer))
+def _task(config: Config) -> tasks.Task:
+    return tasks.TASKS[config.data.train.removeprefix("task:")]
 
 
 def _check_ends(sampling: Sampling, vocabulary: int) -> None:
@@ -221,6 +213,30 @@ def shape(config: Config) -> decoder.ModelConfig:
     return found
 
 
+def _train(
+    config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None
+) -> tuple[tuple[Prompt, ...], dict[str, list[int]]]:
+    """Training prompts in file order. Of a supervised file also the tokens that are trained on, by prompt id."""
+    source = config.data.train
+    if config.engine.name != "demonstrations" or source.startswith("task:"):
+        return _prompts(config, "train", words, template), {}
+    _check_closable(words)
+    most, limit = config.sampling.max_tokens, config.engine.max_length - config.sampling.max_tokens
+    rows = supervised.read(source, _columns(config))
+    return supervised.tokenised(rows, words, chat=template, limit=limit, most=most, where=source)
+
+
+def _columns(config: Config) -> Columns:
+    """How files are read."""
+    data = config.data
+    if COMPLETION in data.columns and config.engine.name != "demonstrations":
+        raise ValueError(
+            f"data.columns: {COMPLETION}={said(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
+            "another column without a role reaches reward functions under its own name"
+        )
+    return Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
+
+
 def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> tuple[Prompt, ...]:
     """Prompts of one part, "train" or "eval", in file order."""
     if part == "eval" and config.eval.prompts == 0:
@@ -229,11 +245,11 @@ def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: ch
     if part == "eval":
         source, arguments, size = _eval_source(config), config.eval.task or arguments, config.eval.prompts
     split = "sft" if part == "train" and config.engine.name == "demonstrations" else part
-    data = config.data
-    columns = Columns(
-        format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat
-    )
-    rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=columns)
+    columns = _columns(config)
+    if config.engine.name == "demonstrations" and not source.startswith("task:"):
+        rows = supervised.questions(supervised.read(source, columns))
+    else:
+        rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=columns)
     if part == "eval":
         if len(rows) < size:
             raise ValueError(
@@ -255,21 +271,26 @@ def _eval_source(config: Config) -> str:
     return config.eval.data or config.data.train
 
 
-def _writer(config: Config, words: tokenizer.Tokenizer) -> Callable[[Prompt, np.ndarray], list[int]]:
-    """Worked solutions: of a procedural task its own; of a file the column "solution", else the answer. An end token
-    closes each."""
-    name = config.data.train.removeprefix("task:")
-    if config.engine.name == "demonstrations" and not words.eos_ids:
+def _check_closable(words: tokenizer.Tokenizer) -> None:
+    if not words.eos_ids:
         raise ValueError(
             "engine.name='demonstrations' needs a tokenizer with an end token, to close each solution with"
         )
 
-    def solve(prompt: Prompt, seed: np.ndarray) -> str:
-        if name != config.data.train:
-            return tasks.TASKS[name].demonstrate(prompt.extra, seed)
-        return _solution(prompt)
 
-    return lambda prompt, seed: [*words.encode(solve(prompt, seed), special=False), words.eos_ids[0]]
+def _writer(
+    config: Config, words: tokenizer.Tokenizer, taught: Mapping[str, Sequence[int]]
+) -> Callable[[Prompt, np.ndarray], list[int]]:
+    """Worked solutions: of a file those of its rows, of a procedural task its own. An end token closes each."""
+    if taught:
+        return lambda prompt, seed: list(taught[prompt.id])
+    if config.engine.name == "demonstrations":
+        _check_closable(words)
+
+    def solve(prompt: Prompt, seed: np.ndarray) -> list[int]:
+        return [*words.encode(_task(config).demonstrate(prompt.extra, seed), special=False), words.eos_ids[0]]
+
+    return solve
 
 
 def _files(place: Path) -> tuple[Path, ...]:

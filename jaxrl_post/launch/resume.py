@@ -25,7 +25,7 @@ import optax
 
 import jaxrl_post
 from jaxrl_post import config
-from jaxrl_post.checkpoint import identity, log_marks, store
+from jaxrl_post.checkpoint import identity, log_marks, store, unsaved
 from jaxrl_post.config import Config
 from jaxrl_post.launch import moved_run
 from jaxrl_post.launch.inputs import Inputs
@@ -63,12 +63,19 @@ def point(
 ) -> store.Saved | None:
     """Returns the step to resume from, or None for the beginning. Cuts the logs below `mine`, this process's folder.
 
+    A run that was killed before its first save begins again. Its logs are set aside until it has finished
+    (checkpoint/unsaved.py).
+
     Args:
       now: the result of `about`.
 
     Raises:
       ValueError: the run cannot be resumed. No log was changed.
     """
+    steps = int(processes.share_text(str(unsaved.last_step(mine)) if jax.process_index() == 0 else ""))
+    lost = not saves.steps() and jax.process_index() == 0
+    if refusal := processes.share_text(unsaved.refusal(place, steps, now["config"]) if lost else ""):
+        raise ValueError(refusal)
     saved = saves.newest()
     if saved is not None:
         identity.check_same(saved.about, now, saved.step, may_move=moved_run.may_move(now["config"]))
@@ -94,6 +101,8 @@ def point(
     if jax.process_index() == 0:  # process 0 grades and shares its scores with the others
         for journal in journal_file.JOURNALS:
             journal_file.put_aside(mine / journal, marks.get(journal, 0))
+    if saved is None and steps:
+        unsaved.set_aside(mine)
     log_marks.rewind(mine, marks)
     if jax.process_index() == 0:
         (place / "summary.json").unlink(missing_ok=True)
@@ -101,6 +110,7 @@ def point(
         f"resume: {place} goes on after step {saved.step}"
         if saved is not None
         else f"resume: {place} has no checkpoint yet and starts over"
+        + (f"; logs of {steps} steps are kept below {unsaved.NAME}/ until the run has finished" if steps else "")
     )
     return saved
 

@@ -21,7 +21,7 @@ from jaxrl_post.parallel.processes import share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(
-    r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|config\.json.*"
+    r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|rewards\.log|config\.json.*"
 )
 
 
@@ -174,8 +174,10 @@ def contents(folder: Path) -> list[str]:
         "dispatches.jsonl": "every dispatch: its clock, its steps, what its rows were for",
         "rewards.jsonl": "every training score",
         "eval_rewards.jsonl": "every evaluation's score",
+        "rewards.log": "what reward functions printed, at most 8 MiB",
         "policy": "the trained model, as a Hugging Face directory",
         "checkpoints": "the whole run, to be resumed",
+        "unsaved": "logs from before a kill that no checkpoint had, kept until the run has finished",
         "trace": "the first rounds from that step on, for ui.perfetto.dev and scripts/plot_rounds.py",
     }
     there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))

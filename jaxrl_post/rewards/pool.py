@@ -3,14 +3,15 @@ scores.
 
 Invariants:
 - A group's scores depend on its texts alone, never on the number of workers or on which one finished first.
+- A function of verl's signature gets one rollout. One of TRL's gets a whole group, once its last rollout has started.
 - A reward function fails if it raises, dies, returns no finite number or runs over its limit. It is tried once more in
-  a fresh process. Then the rollout is unscored, never scored 0. Only `Overrun`, raised by the function, is a verdict.
-- Every wait is bounded: START_LIMIT_S for a starting worker, `timeout_s` for a working one, which is then killed.
+  a fresh process. Then the rollout, or the group, is unscored, never scored 0. Only `Overrun`, raised by the function, is a verdict.
+- Every wait is bounded: START_LIMIT_S for a starting worker, and for a working one `timeout_s` for each rollout of its
+  task. Then it is killed.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import multiprocessing.connection
 import os
@@ -18,49 +19,23 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # exported here too
 from jaxrl_post.rewards import digest, signatures
+from jaxrl_post.rewards.failures import Failures
+from jaxrl_post.rewards.jobs import COUNTERS, Call, Job, Task
 from jaxrl_post.rewards.limits import Fixed, Limits
+from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.rewards.process import START_LIMIT_S, WorkerProcess
 from jaxrl_post.rewards.sandbox import AUTO
 from jaxrl_post.rewards.sandbox.wire import Broken
 from jaxrl_post.rewards.sharing import Sharing
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
-_COUNTERS = ("unscored", "retries", "overruns")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Job:
-    """The scores of one rollout so far, one per function, or its journaled record from before a resume."""
-
-    rollout: RolloutId
-    digest: str
-    numbers: list
-    pending: int
-    journaled: Mapping | None = None
-    limit_s: float = 0.0
-    counts: dict = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
-
-    @property
-    def scored(self) -> bool:
-        """Returns whether every function returned, at least one of them with a number."""
-        return all(numbers is not None for numbers in self.numbers) and any(self.numbers)
-
-
-@dataclass(eq=False)
-class _Task:
-    """One function on one rollout."""
-
-    job: _Job
-    function: int
-    arguments: object
-    retried: bool = False
 
 
 class Pool:
@@ -76,8 +51,9 @@ class Pool:
     Args:
       functions: import paths `pkg.mod:fn` or `file.py:fn`.
       weights: one per function, or empty for all 1. A reward is the weighted sum of the scores.
-      workers: child processes. Each scores one rollout with one function at a time.
-      timeout_s: wall-clock limit of one call of one function, in seconds.
+      workers: child processes. Each makes one call of one function at a time.
+      timeout_s: wall-clock limit of one function for one rollout, in seconds. A call with a group may take as many times
+        that as the group has rollouts.
       decode: maps a rollout's token ids to its text.
       shuffle: a control from which nothing can be learned. It permutes a training group's scores over its rollouts.
         The order depends on (seed, prompt id, epoch) alone. Components, including "acc", and the journal are not
@@ -90,6 +66,9 @@ class Pool:
       limits: CPU seconds that a judged program may take, passed to functions. A function may return the CPU seconds it
         measured as the number "cpu_s". That number is journaled beside the limit and is not a component.
       sandbox: level of confinement of judged programs (rewards/sandbox).
+      group_size: maps the id of a rollout to the size of its group, so that a group is graded as soon as its last rollout
+        has started. It may be wrong; without it, or where it returns 0, a group is graded when it is joined.
+      printed: takes what reward functions print.
 
     `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
 
@@ -113,6 +92,8 @@ class Pool:
         journaled: object | None = None,
         limits: Limits = Fixed(5.0),
         sandbox: str = AUTO,
+        group_size: Callable[[RolloutId], int] | None = None,
+        printed: Printed | None = None,
     ):
         _check_arguments(functions, weights, workers, timeout_s)
         if not compute and share is None:
@@ -123,17 +104,18 @@ class Pool:
         self._sharing = Sharing(share) if share is not None else None
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
-        self._arguments = {"verl": signatures.verl, "trl": functools.partial(signatures.trl, decode=decode)}
+        self._group_size, self._printed, self._failures = group_size, printed, Failures()
         self._signatures: list = []
         self._sandbox, self.confined = sandbox, {}
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._broken = 0
-        self._queue: deque[_Task] = deque()
-        self._jobs: dict[RolloutId, _Job] = {}
-        self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
+        self._queue: deque[Task] = deque()
+        self._jobs: dict[RolloutId, Job] = {}
+        self._begun: dict[RolloutId, dict[int, Job]] = {}  # by the id of sample 0: the group's rollouts so far
+        self._counts, self._waited_s = dict.fromkeys(COUNTERS, 0), 0.0
         self._workers: list[WorkerProcess] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
-        self._workers += [WorkerProcess(functions, sandbox) for _ in range(workers if compute else 1)]
+        self._workers += [WorkerProcess(functions, sandbox, printed) for _ in range(workers if compute else 1)]
         self._check(self._workers[0])
         if not compute:
             self.close()
@@ -147,11 +129,21 @@ class Pool:
     def close(self) -> None:
         """Kills the workers and reaps them. Scores that are not joined yet are lost."""
         _end_all(self._workers)
+        if self._printed is not None:
+            self._printed.settle()
+
+    @property
+    def signatures(self) -> list[Any]:
+        """Returns, for each function, its signature, the columns it needs, its ground truths and what may stand for
+        them."""
+        return self._signatures
 
     def check(self, prompts: Iterable[Prompt]) -> None:
-        """Raises ValueError when a prompt lacks a ground truth, or a column, that a function needs."""
-        for name, (_, needs, truths, instead) in zip(self._functions, self._signatures, strict=True):
-            for prompt in prompts if needs or truths else ():
+        """Raises ValueError when a prompt lacks a ground truth, or a column, that a function needs, or has a column that
+        its call would overwrite."""
+        for name, (signature, needs, truths, instead) in zip(self._functions, self._signatures, strict=True):
+            for prompt in prompts:
+                signatures.check_names(prompt, signature)
                 signatures.check(prompt, name, needs, truths, instead)
 
     def start(self, rollout: Rollout) -> None:
@@ -162,23 +154,57 @@ class Pool:
             return
         tokens = digest.of_tokens(rollout)
         known = self._journaled.find(rollout.id, tokens) if self._journaled is not None else None
-        limit_s = self._limits.of(rollout.id.prompt_id)
-        job = _Job(
-            rollout=rollout.id,
-            digest=tokens,
-            numbers=[None] * len(self._functions),
-            journaled=known,
-            limit_s=limit_s,
-            pending=0 if known else len(self._functions),
-        )
+        limit_s, text = self._limits.of(rollout.id.prompt_id), "" if known else self._decode(rollout.tokens)
+        job = Job(rollout=rollout, digest=tokens, text=text, limit_s=limit_s, journaled=known)
         self._jobs[rollout.id] = job
-        if known:
-            return
-        text, about = self._decode(rollout.tokens), signatures.about(rollout, limit_s, self._judging)
-        for index in range(len(self._functions)):
-            arguments = self._arguments[self._signatures[index][0]](rollout, text, about)
-            self._queue.append(_Task(job=job, function=index, arguments=arguments))
+        if not known:
+            self._ask_alone(job)
+        if self._of("trl"):
+            self._gather(job)
         self._turn(0.0)
+
+    def _of(self, signature: str) -> list[int]:
+        """Returns the functions of a signature, by index."""
+        return [index for index, (own, *_) in enumerate(self._signatures) if own == signature]
+
+    def _about(self, job: Job) -> dict:
+        return signatures.about(job.rollout, job.limit_s, self._judging)
+
+    def _ask_alone(self, job: Job) -> None:
+        """Queues a rollout for every function that gets it alone."""
+        for index in self._of("verl"):
+            arguments = signatures.verl(job.rollout, job.text, self._about(job))
+            self._queue.append(Task(owner=job, function=index, arguments=arguments))
+            job.waiting += 1
+
+    def _gather(self, job: Job) -> None:
+        """Queues the group of a rollout if this is its last one."""
+        first = job.rollout.id._replace(sample=0)
+        group = self._begun.setdefault(first, {})
+        group[job.rollout.id.sample] = job
+        if self._group_size is not None and len(group) == self._group_size(job.rollout.id):
+            self._ask_together([one for _, one in sorted(group.items())])
+
+    def _ask_together(self, jobs: Sequence[Job]) -> None:
+        """Queues a group for every function that gets groups, unless a call of just these rollouts was made.
+
+        Journaled records of a group are used only if every rollout has one: else its scores are of another group.
+        """
+        functions, call = self._of("trl"), jobs[0].call
+        if not functions or all(job.journaled for job in jobs) or (call is not None and call.is_of(jobs)):
+            return
+        for job in jobs:
+            if job.journaled:
+                job.journaled, job.text = None, self._decode(job.rollout.tokens)
+                self._ask_alone(job)
+        call = Call(members=tuple(jobs), waiting=len(functions))
+        rollouts, texts, abouts = zip(*((job.rollout, job.text, self._about(job)) for job in jobs), strict=True)
+        arguments = signatures.trl(rollouts, texts, abouts, self._decode)
+        stale = {id(job.call) for job in jobs if job.call}
+        self._queue = deque(task for task in self._queue if id(task.owner) not in stale)
+        for job in jobs:
+            job.call = call
+        self._queue += [Task(owner=call, function=index, arguments=arguments) for index in functions]
 
     def join(self, group: Group) -> Group:
         """Returns the group with rewards, scored and components. Each of its rollouts must have been started.
@@ -193,8 +219,8 @@ class Pool:
         else:
             found = self._sharing.take(ids, (lambda ids: self._collect(ids) + self._ready()) if self._compute else None)
         for record in found:
-            for name in _COUNTERS:
-                self._counts[name] += record["counts"][name]
+            for name in COUNTERS:
+                self._counts[name] += record["counts"].get(name, 0)
             self._limits.scored(record)
             if self._journal is not None:
                 self._journal.write(record)
@@ -203,11 +229,12 @@ class Pool:
     def metrics(self) -> dict[str, float]:
         """Returns counts since the last call, and the seconds that `join` waited.
 
-        Counted are unscored rollouts, second attempts, overruns, and workers whose output was no reply.
+        Counted are unscored rollouts, second attempts, overruns, exceptions of reward functions, and workers whose output
+        was no reply.
         """
         out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
         out |= {"reward/broken_workers": float(self._broken), "timing_s/reward_wait": self._waited_s}
-        self._counts, self._broken, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0, 0.0
+        self._counts, self._broken, self._waited_s = dict.fromkeys(COUNTERS, 0), 0, 0.0
         return out
 
     def _check(self, worker: WorkerProcess) -> None:
@@ -235,37 +262,48 @@ class Pool:
         if not self._workers:
             raise ValueError(f"group {ids[0].prompt_id!r} is joined after the reward pool was closed")
         jobs = [self._jobs[id] for id in ids]
-        while any(job.pending for job in jobs):
+        self._begun.pop(ids[0]._replace(sample=0), None)
+        self._ask_together(jobs)
+        while any(self._waits(job) for job in jobs):
+            self._feed()
             nearest = min(worker.deadline for worker in self._workers if worker.task or not worker.ready)
             self._turn(max(0.0, nearest - time.monotonic()))
         self._waited_s += time.monotonic() - begun
         return self._taken(jobs)
 
-    def _ready(self) -> list[Mapping]:
-        """Returns the records of all other rollouts that are graded by now."""
-        return self._taken([job for job in self._jobs.values() if not job.pending and job.journaled is None])
+    def _waits(self, job: Job) -> bool:
+        return job.journaled is None and bool(job.waiting or (job.call is not None and job.call.waiting))
 
-    def _taken(self, jobs: Sequence[_Job]) -> list[Mapping]:
+    def _ready(self) -> list[Mapping]:
+        """Returns the records of all other rollouts that are graded by now. A group that is graded as a whole may still
+        change until it is joined."""
+        if self._of("trl"):
+            return []
+        return self._taken([job for job in self._jobs.values() if not job.waiting and job.journaled is None])
+
+    def _taken(self, jobs: Sequence[Job]) -> list[Mapping]:
         for job in jobs:
-            del self._jobs[job.rollout]
+            del self._jobs[job.rollout.id]
         return [self._record(job) for job in jobs]
 
-    def _record(self, job: _Job) -> Mapping:
+    def _record(self, job: Job) -> Mapping:
         if job.journaled is not None:
-            return self._journaled.take(job.rollout, job.digest)
-        out = job.rollout._asdict() | {
+            return self._journaled.take(job.rollout.id, job.digest)
+        found = [numbers and dict(numbers) for numbers in job.found(len(self._functions))]
+        scored = all(numbers is not None for numbers in found) and any(found)
+        out = job.rollout.id._asdict() | {
             "digest": job.digest,
-            "scored": job.scored,
+            "scored": scored,
             "reward": 0.0,
             "components": {},
-            "counts": job.counts,
+            "counts": job.counted(),
         }
-        used = [numbers.pop("cpu_s") for numbers in job.numbers if numbers and "cpu_s" in numbers]
+        used = [numbers.pop("cpu_s") for numbers in found if numbers and "cpu_s" in numbers]
         if used:
             out |= {"limit_s": job.limit_s, "cpu_s": max(used)}
-        if job.scored:
-            out["reward"] = sum(w * n["score"] for w, n in zip(self._weights, job.numbers, strict=True) if n)
-            out["components"] = self._components(job.numbers)
+        if scored:
+            out["reward"] = sum(w * n["score"] for w, n in zip(self._weights, found, strict=True) if n)
+            out["components"] = self._components(found)
         return out
 
     def _components(self, numbers: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -314,55 +352,52 @@ class Pool:
 
     def _feed(self) -> None:
         for worker in list(self._workers):
-            if (
-                worker.ready
-                and worker.task is None
-                and self._queue
-                and not worker.give(self._queue.popleft(), self._timeout_s)
-            ):
-                self._failed(worker, None)
+            if worker.ready and worker.task is None and self._queue:
+                self._give(worker, self._queue.popleft())
+
+    def _give(self, worker: WorkerProcess, task: Task) -> None:
+        if not worker.give(task, self._timeout_s * len(task.members)):
+            self._failed(worker, None)
 
     def _answered(self, worker: WorkerProcess, message: dict) -> None:
         if "ready" in message:
-            self._started(worker)
+            worker.ready = True
+            if worker.task is not None:
+                self._give(worker, worker.task)
         elif "budget" in message:
             worker.extend(message["budget"])
-        elif "numbers" not in message:
-            self._failed(worker, message.get("failed") or message["refused"])
+        elif "refused" in message:
+            self._failed(worker, message["refused"])
+        elif "failed" in message:
+            worker.task.owner.counts["exceptions"] += 1
+            self._failed(worker, message["failed"], message["place"], message["trace"])
         elif message["seconds"] > worker.limit_s:  # it was late, but its reply came before the deadline was checked
             self._failed(worker, f"took {message['seconds']:.3g} s, longer than {worker.limit_s:g} s")
         else:
             task, worker.task = worker.task, None
-            task.job.numbers[task.function] = message["numbers"]
-            task.job.counts["overruns"] += message["overrun"]
-            task.job.pending -= 1
+            task.owner.counts["overruns"] += message["overrun"]
+            task.owner.take(task.function, message["numbers"])
 
-    def _started(self, worker: WorkerProcess) -> None:
-        worker.ready = True
-        if worker.task is not None and not worker.give(worker.task, self._timeout_s):
-            self._failed(worker, None)
-
-    def _failed(self, worker: WorkerProcess, reason: str | None) -> None:
+    def _failed(self, worker: WorkerProcess, reason: str | None, place: str = "", trace: str = "") -> None:
         """Replaces the worker. Its task goes to the fresh worker, or is given up after its second failure."""
         status = worker.end()
         reason = reason or f"the process ended with status {status}"
-        place = self._workers.index(worker)
+        position = self._workers.index(worker)
         if not worker.ready:
             self.close()
             raise RuntimeError(f"a fresh reward worker for {self._functions} cannot be started: {reason}")
-        self._workers[place] = fresh = WorkerProcess(self._functions, self._sandbox)
+        self._workers[position] = fresh = WorkerProcess(self._functions, self._sandbox, self._printed)
         task = worker.task
         if task is None:
             return
         name = self._functions[task.function]
+        self._failures.tell(name, task.owner.rollouts, reason, place, trace)
         if not task.retried:
             task.retried, fresh.task = True, task
-            task.job.counts["retries"] += 1
-            _log.info("reward %s failed on %s and is tried again: %s", name, task.job.rollout, reason)
+            task.owner.counts["retries"] += 1
             return
-        task.job.pending -= 1
-        task.job.counts["unscored"] = 1
-        _log.warning("reward %s failed twice on %s, which stays unscored: %s", name, task.job.rollout, reason)
+        task.owner.give_up()
+        _log.info("reward %s failed twice on %s, which stays unscored: %s", name, task.owner.rollouts, reason)
 
 
 def _end_all(workers: list[WorkerProcess]) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_post.rewards import worker as child
+from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.rewards.sandbox import wire
 
 START_LIMIT_S = 60.0
@@ -32,9 +33,12 @@ class WorkerProcess:
       task: what it works on.
       limit_s, deadline: the seconds that the task may take, and when it must have replied.
       ready: whether the reward functions are loaded.
+
+    `printed` takes what the process and its children print. Without it their output is dropped, and errors go to the
+    trainer's own.
     """
 
-    def __init__(self, functions: Sequence[str], sandbox: str):
+    def __init__(self, functions: Sequence[str], sandbox: str, printed: Printed | None = None):
         ours, theirs = socket.socketpair()
         # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
         code = (
@@ -42,11 +46,12 @@ class WorkerProcess:
             f"main({theirs.fileno()}, {os.getpid()})"
         )
         env = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
+        with theirs, printed.opened() if printed else contextlib.nullcontext() as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [sys.executable, "-u", "-c", code],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=output or subprocess.DEVNULL,
+                stderr=output,
                 pass_fds=(theirs.fileno(),),
                 env=env,
                 start_new_session=True,
@@ -63,7 +68,7 @@ class WorkerProcess:
         return self.socket.fileno()
 
     def give(self, task: Any, limit_s: float) -> bool:
-        """Sends a task, which has `function` and `arguments`. Returns False when the worker is gone."""
+        """Sends a task, which has `function`, `arguments` and `members`. Returns False when the worker is gone."""
         self.task, self.limit_s, self.deadline = task, limit_s, time.monotonic() + limit_s
         self._nonce = secrets.randbits(63)
         message = {"task": self._nonce, "function": task.function, "arguments": task.arguments}
@@ -102,6 +107,8 @@ class WorkerProcess:
                 _check(message, _FORMS)
                 if message["task"] != self._nonce:
                     raise wire.Broken("a message of another task")
+                if len(message.get("numbers", self.task.members)) != len(self.task.members):
+                    raise wire.Broken("numbers of another count of rollouts")
             yield message
 
     def end(self) -> int:
@@ -114,9 +121,9 @@ class WorkerProcess:
 
 
 _FORMS: Sequence[Mapping[str, type]] = (
-    {"numbers": dict, "overrun": bool, "seconds": float, "task": int},
+    {"numbers": list, "overrun": bool, "seconds": float, "task": int},
     {"budget": float, "task": int},
-    {"failed": str, "task": int},
+    {"failed": str, "place": str, "trace": str, "task": int},
 )
 _FORMS_AT_START: Sequence[Mapping[str, type]] = ({"ready": list, "sandbox": dict}, {"refused": str})
 
@@ -128,6 +135,9 @@ def _check(message: Mapping, forms: Sequence[Mapping]) -> None:
         for form in forms
     ):
         raise wire.Broken("a message of no known form")
-    for name, value in message.get("numbers", {}).items():
-        if type(value) is not float or not math.isfinite(value):
-            raise wire.Broken(f"a number {name!r} that is not finite")
+    for numbers in message.get("numbers", ()):
+        if not isinstance(numbers, dict):
+            raise wire.Broken("numbers that are no dict")
+        for name, value in numbers.items():
+            if type(value) is not float or not math.isfinite(value):
+                raise wire.Broken(f"a number {name!r} that is not finite")

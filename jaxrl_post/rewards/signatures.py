@@ -4,14 +4,15 @@ verl's is (data_source, solution_str, ground_truth, extra_info) -> number or dic
 `extra` and, under "rollout", {"tokens": length, "finish": "eos" | "stop" | "length", "limit_s": CPU seconds,
 "sandbox": level for judged programs, "workers_per_core": reward processes for each processor}.
 
-TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None; it has an argument `completions`.
+TRL's is (prompts, completions, completion_ids, **columns) -> list of number or None (rewards/batched.py).
 
-- It is called with one rollout at a time, so every list holds one entry.
+- It is called once for a group: every list, those of columns too, holds one entry for each of its rollouts.
 - A prompt of messages comes as messages, and so does its completion. A text comes as a text.
 - Columns are the prompt's `extra`, its ground truth (`ground_truth` and `answer`), `data_source` and `rollout`.
 - None means that the function does not apply: it is left out of the sum. Where no function applies, the rollout is
   unscored.
-- TRL's trainer_state, log_extra and log_metric are not given.
+- TRL's log_metric and log_extra are given. Its trainer_state is not.
+- No column may have the name of an argument that every call gives.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from jaxrl_post.rewards.batched import GIVEN, LOGS, STATE
 from jaxrl_post.types import Prompt, Rollout, missing_value
 
 
@@ -37,15 +39,20 @@ def verl(rollout: Rollout, text: str, about: dict) -> list:
     return [prompt.source, text, prompt.answer, dict(prompt.extra) | {"rollout": about}]
 
 
-def trl(rollout: Rollout, text: str, about: dict, decode: Callable[[np.ndarray], str]) -> dict:
-    """Returns TRL's arguments for one rollout: every value is a list of one entry."""
-    prompt = rollout.prompt
-    said = [{"role": "assistant", "content": text}] if prompt.messages else text
+def trl(
+    rollouts: Sequence[Rollout], texts: Sequence[str], abouts: Sequence[dict], decode: Callable[[np.ndarray], str]
+) -> dict:
+    """Returns TRL's arguments for the rollouts of a group: every value is a list with one entry for each."""
+    prompt, count = rollouts[0].prompt, len(rollouts)
+    said = [[{"role": "assistant", "content": text}] if prompt.messages else text for text in texts]
     asked = [dict(message) for message in prompt.messages] or decode(prompt.tokens)
-    return {name: [value] for name, value in (columns(prompt) | {"rollout": about}).items()} | {
-        "prompts": [asked],
-        "completions": [said],
-        "completion_ids": [rollout.tokens.tolist()],
+    ids = [rollout.tokens.tolist() for rollout in rollouts]
+    return {name: [value] * count for name, value in columns(prompt).items()} | {
+        "prompts": [asked] * count,
+        "completions": said,
+        "completion_ids": ids,
+        "completions_ids": ids,
+        "rollout": list(abouts),
     }
 
 
@@ -85,6 +92,20 @@ def check(
                 f"data: {prompt.where or where}: {lacks}, but reward function {function!r} needs a ground truth; give "
                 f"one{remedy} or set the function's attribute needs_truth = False"
             )
+
+
+def check_names(prompt: Prompt, signature: str) -> None:
+    """Refuses a prompt with a column that a call would overwrite.
+
+    Raises:
+      ValueError: one sentence, with the prompt's file and line where it has one.
+    """
+    taken = [name for name in ((*GIVEN, *LOGS, STATE) if signature == "trl" else ("rollout",)) if name in prompt.extra]
+    if taken:
+        raise ValueError(
+            f"data: {prompt.where or f'prompt {prompt.id!r}'}: column {taken[0]!r} has the name of an argument that reward "
+            "functions get; rename the column"
+        )
 
 
 def names(functions: Sequence[str]) -> tuple[str, ...]:

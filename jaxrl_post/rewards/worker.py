@@ -19,19 +19,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_post.rewards import Overrun
+from jaxrl_post.rewards import Overrun, batched
+from jaxrl_post.rewards.batched import verdict
 from jaxrl_post.rewards.sandbox import Unavailable, wire
 
 _LARGEST_FRAME = (1 << 32) - 1  # bytes; what the trainer sends is trusted
-_LARGEST = 3.4e38  # rewards are float32
+_TRACE = 8000  # characters of a traceback
+_OWN = (__file__, batched.__file__, "<string>")  # frames of this process, not of the user
 _NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
-_LISTS = ("prompts", "completions", "completion_ids", "rollout")  # arguments of every call
-TRUTHS = ("ground_truth", "answer", "solution")  # names of TRL's columns that hold a ground truth
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Refused(Exception):
@@ -66,29 +66,31 @@ class Loaded(NamedTuple):
       needs: columns that a prompt must have.
       truths: columns that must hold a ground truth. "" stands for the prompt's own.
       instead: columns of which one may stand for the prompt's own ground truth.
-      score: maps the pool's arguments to numbers. The dict is empty where the function does not apply.
+      score: maps the pool's arguments to the numbers of each rollout. They are empty where the function does not apply.
       budget: maps the pool's arguments to seconds that `score` may take, where that is more than the pool's limit.
         Without it the pool's limit holds.
       sandboxed: whether the function judges programs in a sandbox.
+      place: the file and line where it is written.
     """
 
     signature: str
     needs: tuple[str, ...]
     truths: tuple[str, ...]
-    score: Callable[[Any], dict[str, float]]
+    score: Callable[[Any], list[dict[str, float]]]
     budget: Callable[[Any], float] | None = None
     sandboxed: bool = False
     instead: tuple[str, ...] = ()
+    place: str = ""
 
 
 def load(path: str) -> Loaded:
     """Returns the reward function of `pkg.mod:fn` or `file.py:fn`, with either signature.
 
-    A function with an argument `completions` has TRL's signature. Any other has verl's. Its arguments are passed by
-    name, in any order, if it has verl's names, else by position. Attributes of a function:
+    rewards/batched.py says which functions have TRL's signature. Any other has verl's. Its arguments are passed by
+    name, in any order, if it has verl's names, else by position. Either may be async. Attributes of a function:
 
     - `needs_truth`, a bool: whether every prompt must have a ground truth. Without it, functions of verl's signature need
-      one, and functions of TRL's need the columns of TRUTHS that they name without a default.
+      one, and functions of TRL's need the columns of batched.TRUTHS that they name without a default.
     - `instead_of_truth`, names of columns: a prompt with one of them needs no ground truth.
     - `prepare`, a function without arguments: it is called once, when the function is loaded.
 
@@ -107,29 +109,30 @@ def load(path: str) -> Loaded:
     function = getattr(module, name)
     if not callable(function):
         raise Refused(f"reward function {path!r}: {name!r} is a {type(function).__name__}, not a function")
-    if inspect.iscoroutinefunction(function):
-        raise Refused(
-            f"reward function {path!r}: {name!r} is async; write a plain function, which has a process of "
-            "its own to wait in"
-        )
     getattr(function, "prepare", lambda: None)()
     signature = inspect.signature(function)
-    if "completions" in signature.parameters:
+    if batched.is_batched(signature):
         return _batched(path, name, function, signature)
     truths = ("",) if _needs_truth(path, function, True) else ()
     given = getattr(function, "budget", None)
     budget = None if given is None else (lambda values: float(given(*values)))
     sandboxed = bool(getattr(function, "sandboxed", False))
     instead = tuple(getattr(function, "instead_of_truth", ()))
+    more = (budget, sandboxed, instead, _defined(function))
     if _binds(signature, (), dict.fromkeys(_NAMES)):
-        named = lambda values: verdict(function(**dict(zip(_NAMES, values, strict=True))))  # noqa: E731
-        return Loaded("verl", (), truths, named, budget, sandboxed, instead)
+        named = lambda values: function(**dict(zip(_NAMES, values, strict=True)))  # noqa: E731
+        return Loaded("verl", (), truths, _one(named), *more)
     if _binds(signature, _NAMES, {}):
-        return Loaded("verl", (), truths, lambda values: verdict(function(*values)), budget, sandboxed, instead)
+        return Loaded("verl", (), truths, _one(lambda values: function(*values)), *more)
     raise Refused(
         f"reward function {path!r}: {name}{signature} does not take the four arguments {', '.join(_NAMES)}, "
         "nor TRL's (prompts, completions, completion_ids, **columns)"
     )
+
+
+def _one(function: Callable[[Any], Any]) -> Callable[[Any], list[dict[str, float]]]:
+    """Returns a function of verl's signature that gives the numbers of its one rollout."""
+    return lambda values: [verdict(batched.waited(function(values)))]
 
 
 def _needs_truth(path: str, function: Callable, otherwise: bool | None) -> bool | None:
@@ -141,36 +144,20 @@ def _needs_truth(path: str, function: Callable, otherwise: bool | None) -> bool 
 
 
 def _batched(path: str, name: str, function: Callable, signature: inspect.Signature) -> Loaded:
-    """Returns a function of TRL's signature. Arguments are passed by name, with one entry per completion.
-
-    The function gets only the arguments that it names, unless it has **kwargs.
-    """
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    if inspect.Parameter.POSITIONAL_ONLY in kinds:
-        raise Refused(f"reward function {path!r}: {name}{signature} must take its arguments by name")
-    named = {key: parameter for key, parameter in signature.parameters.items() if parameter.kind in _BY_NAME}
-    needs = tuple(
-        key for key, parameter in named.items() if parameter.default is inspect.Parameter.empty and key not in _LISTS
-    )
+    """Returns a function of TRL's signature."""
+    try:
+        needs = batched.columns(signature)
+    except ValueError as error:
+        raise Refused(f"reward function {path!r}: {name}{signature} {error}") from None
     needed = _needs_truth(path, function, None)
-    truths = () if needed is False else tuple(name for name in needs if name in TRUTHS) or (("",) if needed else ())
-    any_name = inspect.Parameter.VAR_KEYWORD in kinds
-
-    def score(given: dict) -> dict[str, float]:
-        returned = function(**{key: value for key, value in given.items() if any_name or key in named})
-        return _only(returned, len(given["completions"]))
-
-    return Loaded("trl", needs, truths, score)
+    truths = () if needed is False else tuple(n for n in needs if n in batched.TRUTHS) or (("",) if needed else ())
+    return Loaded("trl", needs, truths, batched.scorer(function, signature), place=_defined(function))
 
 
-def _only(returned: object, count: int) -> dict[str, float]:
-    """Returns the number of a batch of one, or an empty dict for None."""
-    values = returned.tolist() if hasattr(returned, "tolist") else returned
-    if not isinstance(values, (list, tuple)) or len(values) != count:
-        raise ValueError(
-            f"it must return a list of one number or None per completion, {count} of them; got {str(values)[:80]!r}"
-        )
-    return {} if values[0] is None else verdict(values[0])
+def _defined(function: Callable) -> str:
+    """Returns file and line where a function is written, or an empty text."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def _module(path: str, name: str):
@@ -197,30 +184,6 @@ def _binds(signature: inspect.Signature, positional, named) -> bool:
     except TypeError:
         return False
     return True
-
-
-def verdict(returned: object) -> dict[str, float]:
-    """Returns the numbers in a reward function's result: "score", "acc" where given, and every other finite number.
-
-    Raises:
-      ValueError: no score, or a score or acc that is no finite number.
-    """
-    given = returned if isinstance(returned, Mapping) else {"score": returned}
-    if "score" not in given:
-        raise ValueError(f"the dict has no 'score', only {sorted(map(str, given))}")
-    numbers = {str(name): number for name, value in given.items() if (number := _number(value)) is not None}
-    for name in ("score", "acc"):
-        if name in given and name not in numbers:
-            raise ValueError(f"{name} is {given[name]!r}, which is no finite number")
-    return numbers
-
-
-def _number(value: object) -> float | None:
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
-        value = value.item()
-    if not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) <= _LARGEST else None  # False for NaN too
 
 
 def _die_with(parent: int) -> None:
@@ -261,20 +224,23 @@ def main(fd: int, parent: int) -> None:
     os.set_inheritable(fd, False)
     channel, buffer = socket.socket(fileno=fd), bytearray()
     first = _receive(channel, buffer)
-    paths, task = first["functions"], None
+    paths, task, functions = first["functions"], None, []
 
     def last_word(kind, error, trace):
-        text = f"{kind.__name__}: {error}"[:2000]
         if task is None:
             known = kind is Refused
-            channel.sendall(
-                pack({"refused": str(error) if known else f"a reward function of {paths} cannot be loaded: {text}"})
-            )
+            told = words(error, trace, [path.rpartition(":")[0] for path in paths])
+            place = f" at {told['place']}" if told["place"] else ""
+            text = f"a reward function of {paths} cannot be loaded: {told['failed']}{place}"
+            channel.sendall(pack({"refused": str(error) if known else text}))
         else:
-            channel.sendall(pack({"task": task["task"], "failed": text}))
+            function = functions[task["function"]]
+            told = words(error, trace, [function.place.rpartition(":")[0]])
+            told["place"] = told["place"] or function.place
+            channel.sendall(pack({"task": task["task"]} | told))
 
     sys.excepthook = last_word
-    functions = [load(path) for path in paths]
+    functions += [load(path) for path in paths]
     sandbox = _confined(functions, first["sandbox"])
     ready = [[one.signature, one.needs, one.truths, one.instead] for one in functions]
     channel.sendall(pack({"ready": ready, "sandbox": sandbox}))
@@ -287,5 +253,25 @@ def main(fd: int, parent: int) -> None:
         try:
             numbers, overrun = function.score(task["arguments"]), False
         except Overrun as error:
-            numbers, overrun = verdict(error.args[0] if error.args else 0.0), True
+            if function.signature != "verl":
+                raise  # of a group it cannot be known which program ran over
+            numbers, overrun = [verdict(error.args[0] if error.args else 0.0)], True
         channel.sendall(pack(about | {"numbers": numbers, "overrun": overrun, "seconds": time.monotonic() - begun}))
+
+
+def words(error: BaseException, trace: Any, files: Sequence[str]) -> dict[str, str]:
+    """Describes an exception of a reward function: what it says, where in the user's code, and the traceback.
+
+    `files`: of the reward functions. The place is the last line of theirs, else the last line of all.
+    """
+    frames = [
+        one for one in traceback.extract_tb(trace) if one.filename not in _OWN and "importlib" not in one.filename
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}"
+    else:
+        own = [one for one in frames if any(os.path.abspath(one.filename) == os.path.abspath(file) for file in files)]
+        place = "".join(f"{one.filename}:{one.lineno}" for one in (own or frames)[-1:])
+    said = "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_list(frames))
+    return {"failed": f"{type(error).__name__}: {error}"[:2000], "place": place, "trace": f"{text}{said}"[-_TRACE:]}

@@ -63,7 +63,7 @@ FAULTS = (
         "jaxrl_post/data/columns.py",
         (
             "second_name_first",
-            "Columns._first",
+            "Columns.first",
             "for name in self.of(role)",
             "for name in reversed(self.of(role))",
             "the second column fills a role",
@@ -80,7 +80,7 @@ FAULTS = (
         (
             "answer_goes_to_extra",
             "Columns._others",
-            'or name == "answer"',
+            'and name != "answer"',
             "",
             "the answer is among the extras",
             "test_gsm8k_through_the_mapping",

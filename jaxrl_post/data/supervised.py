@@ -1,0 +1,242 @@
+"""Rows of supervised training under TRL's names: what is shown, and what is trained on.
+
+A row is read as the first of these that it has:
+
+- `completion` beside a prompt: two texts, or messages. The answer is trained on.
+- `messages`: the last message, of the assistant, is trained on. All others are shown.
+- `text` without a prompt: every token but the first, which nothing comes before.
+- `solution` beside a prompt, else the prompt's ground truth.
+
+Every answer is closed by an end token. In a chat template it ends with the template's own end token: what the template
+writes behind it is not trained on, because a policy never writes there. Where TRL's tokens differ from this in any other
+way, the row is refused. Refused too: an answer that is empty behind the template, and rows of preferences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_post.data import files, prompts
+from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.tokenizer import Tokenizer
+from jaxrl_post.json_text import shown
+from jaxrl_post.types import Prompt
+
+_ROLE = "assistant"
+
+
+def read(path: str | Path, columns: Columns) -> list[dict]:
+    """Returns the rows of a file, as Columns.row does, each with `demonstration`: what is trained on.
+
+    A demonstration is a text, an assistant's message, or None for a row of `text`, which is trained on as a whole.
+
+    Raises:
+      ValueError: no such file, or a row that is refused, with file and line.
+    """
+    if not Path(path).is_file():
+        return prompts.read(path, columns)  # which says so
+    return [row(where, given, columns) for where, given in files.objects(path)]
+
+
+def row(where: str, given: Any, columns: Columns) -> dict:
+    """Returns one row; see `read`."""
+    if not isinstance(given, dict):
+        return columns.row(where, given)
+    _refuse_preferences(where, given)
+    name, completion = columns.first(given, "completion")
+    if name:
+        out = columns.row(where, given)
+        return _answered(out, _completion(f"data: {where}, column {name!r}", completion, out["prompt"]))
+    if "messages" in given:
+        return _conversation(where, given, columns)
+    asked, _ = columns.first(given, "prompt")
+    if not asked and "text" in given:
+        return _text(where, given, columns)
+    out = columns.row(where, given)
+    solution = out["extra"].get("solution")
+    if out.get("lacks") and not solution:
+        raise ValueError(
+            f"data: {where}: {out['lacks']}, and there is no column 'completion', 'messages' or 'solution': "
+            "engine.name='demonstrations' has nothing to demonstrate"
+        )
+    return out | {"demonstration": str(solution) if solution is not None else out["answer"]}
+
+
+def _refuse_preferences(where: str, given: Mapping) -> None:
+    """Refuses rows that compare answers or label them: one of the two must not be learnt."""
+    both = [name for name in ("chosen", "rejected") if name in given]
+    labelled = "completion" in given and isinstance(given.get("label"), bool)
+    if both or labelled:
+        names = " and ".join(map(repr, both)) if both else "'completion' and a 'label' of true or false"
+        raise ValueError(
+            f"data: {where}: is a row of preferences, with {names}: supervised training learns every row's answer; write "
+            "rows of prompt and completion with the answers to be learnt"
+        )
+
+
+def _completion(where: str, completion: Any, prompt: str | list) -> str | dict:
+    """Returns the answer to a prompt: a text behind a text, an assistant's message behind messages."""
+    if isinstance(completion, list):
+        if len(completion) != 1 or not isinstance(completion[0], dict) or completion[0].get("role") != _ROLE:
+            raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(completion)}")
+        if isinstance(prompt, str):
+            raise ValueError(
+                f"{where}: is a message, but the prompt is a text: give both as texts, or both as messages"
+            )
+        return _without_nulls(completion[0])
+    if not isinstance(completion, str):
+        raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(completion)}")
+    return completion if isinstance(prompt, str) else {"role": _ROLE, "content": completion}
+
+
+def _conversation(where: str, given: dict, columns: Columns) -> dict:
+    """Returns a row of `messages`. The whole conversation stays a column, for reward functions."""
+    messages, place = given["messages"], f"data: {where}, column 'messages'"
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        raise ValueError(f"{place}: must be a list of messages, got {shown(messages)}")
+    if messages[-1].get("role") != _ROLE:
+        raise ValueError(
+            f"{place}: its last message is of {shown(messages[-1].get('role'))}, not of 'assistant': nothing answers it"
+        )
+    if len(messages) == 1:
+        raise ValueError(f"{place}: holds an answer and nothing that it answers")
+    own = dataclasses.replace(columns, named={**columns.named, "prompt": "messages"})
+    out = own.row(where, given | {"messages": messages[:-1]})
+    return _answered(out | {"extra": out["extra"] | {"messages": messages}}, _without_nulls(messages[-1]))
+
+
+def _text(where: str, given: dict, columns: Columns) -> dict:
+    """Returns a row of `text`."""
+    if columns.template or columns.chat:
+        raise ValueError(
+            f"data: {where}, column 'text': is trained on as it is: data.template and data.chat do not apply to it; leave "
+            "them out, or write rows of prompt and completion"
+        )
+    own = dataclasses.replace(columns, named={**columns.named, "prompt": "text"})
+    return own.row(where, given) | {"demonstration": None}
+
+
+def _answered(out: dict, demonstration: str | dict) -> dict:
+    """Returns a row with its demonstration, which is the ground truth where the row has no other."""
+    said = demonstration if isinstance(demonstration, str) else demonstration.get("content")
+    if out.get("lacks") and isinstance(said, str) and said.strip():
+        out = {name: value for name, value in out.items() if name != "lacks"} | {"answer": said}
+    return out | {"demonstration": demonstration}
+
+
+def _without_nulls(message: Mapping) -> dict:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def questions(rows: Sequence[Mapping]) -> list[dict]:
+    """Returns rows without their demonstrations, to be asked in an evaluation.
+
+    Raises:
+      ValueError: a row of `text`, which asks nothing.
+    """
+    for one in rows:
+        if one["demonstration"] is None:
+            raise ValueError(
+                f"data: {one['where']}: a row of 'text' asks nothing that could be evaluated; name a file with prompts as "
+                "eval.data, or set eval.prompts=0"
+            )
+    return [{name: value for name, value in one.items() if name != "demonstration"} for one in rows]
+
+
+def tokenised(
+    rows: Sequence[Mapping], words: Tokenizer, *, chat: Chat | None, limit: int, most: int, where: str
+) -> tuple[tuple[Prompt, ...], dict[str, list[int]]]:
+    """Returns the prompts, as prompts.tokenised does, and the tokens that are trained on, by prompt id.
+
+    Args:
+      limit: most tokens of a prompt.
+      most: most tokens of a demonstration with its end token.
+      where: what the rows are called in an error.
+
+    Raises:
+      ValueError: a demonstration that is empty, too long or cannot be cut from its prompt, with file and line.
+    """
+    begun, taught = [], {}
+    for one in rows:
+        place = f"{one['where']} (id {shown(one['id'])})"
+        if one["demonstration"] is None:
+            ids = _ended(_encoded(place, one["prompt"], words, limit + most), words)
+            one = {**one, "tokens": ids[:1]}
+            taught[one["id"]] = ids[1:]
+        else:
+            taught[one["id"]] = _taught(place, one["prompt"], one["demonstration"], words, chat, limit + most)
+        _check(place, one["id"], taught[one["id"]], words, most, where)
+        begun.append(one)
+    return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught
+
+
+def _taught(place: str, prompt: str | list, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int) -> list:
+    """Returns the tokens of an answer behind its prompt."""
+    if isinstance(answer, str) and not isinstance(prompt, str):  # a ground truth behind messages
+        return _ended(_encoded(place, answer, words, most, special=False), words)
+    if isinstance(answer, str):
+        shown_ids = _encoded(place, prompt, words, most)
+        return _ended(_behind(place, shown_ids, _encoded(place, prompt + answer, words, most)), words)
+    if chat is None:
+        raise ValueError(
+            f"{place}: the answer is a message, but the tokenizer has no chat template; add chat_template.jinja beside it, "
+            "or give prompt and completion as texts"
+        )
+    try:
+        head, whole = chat.render(prompt), chat.render([*prompt, answer], generation=False)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    if not whole.startswith(head):
+        raise ValueError(
+            f"{place}: the chat template writes the prompt in another way when an answer follows: what would be trained on "
+            "cannot be cut from it"
+        )
+    shown_ids = _encoded(place, head, words, most, special=False)
+    return _closed(place, _behind(place, shown_ids, _encoded(place, whole, words, most, special=False)), words)
+
+
+def _encoded(place: str, text: str, words: Tokenizer, most: int, special: bool = True) -> list[int]:
+    try:
+        prompts.measured("the row", text, words, most)
+        return words.encode(text, special=special)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _behind(place: str, head: list[int], whole: list[int]) -> list[int]:
+    """Returns the tokens behind those of the prompt, which begin the whole."""
+    if whole[: len(head)] != head:
+        raise ValueError(
+            f"{place}: a token reaches from the prompt into the answer, so that the prompt alone has other tokens; move the "
+            "space between them to the answer, or change the end of the prompt"
+        )
+    return whole[len(head) :]
+
+
+def _ended(ids: list[int], words: Tokenizer) -> list[int]:
+    """Returns the tokens with an end token."""
+    return ids if ids[-1:] and ids[-1] in words.eos_ids else [*ids, words.eos_ids[0]]
+
+
+def _closed(place: str, ids: list[int], words: Tokenizer) -> list[int]:
+    """Returns the tokens of a template up to its end token, or with one."""
+    ends = [index for index, token in enumerate(ids) if token in words.eos_ids]
+    if not ends:
+        return _ended(ids, words)
+    if words.decode(ids[ends[0] + 1 :]).strip():
+        raise ValueError(f"{place}: the chat template ends the answer and goes on writing: {shown(words.decode(ids))}")
+    return ids[: ends[0] + 1]
+
+
+def _check(place: str, id: str, ids: list[int], words: Tokenizer, most: int, where: str) -> None:
+    if not words.decode([token for token in ids if token not in words.eos_ids]).strip():
+        raise ValueError(f"{place}: the demonstration is empty: only an end token would be trained on")
+    if len(ids) > most:
+        raise ValueError(
+            f"data.train={where}: the demonstration of prompt {id!r} has {len(ids)} tokens with its end, more than "
+            f"sampling.max_tokens={most}; the nearest valid value is {len(ids)}"
+        )

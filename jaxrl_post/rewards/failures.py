@@ -1,0 +1,34 @@
+"""Failures of reward functions, as a user sees them: each distinct one once, with its place and its traceback."""
+
+from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger(__name__)
+
+
+class Failures:
+    """Shows the first failure of each kind: of a function, with one type of exception, at one line.
+
+    Later ones are counted by the pool (`reward/exceptions`, `reward/retries`, `reward/unscored`).
+    """
+
+    def __init__(self):
+        self._seen: set[tuple[str, str, str]] = set()
+
+    def tell(self, function: str, rollout: object, reason: str, place: str, trace: str) -> None:
+        """Takes a failure. `place` and `trace` are empty where no exception tells them."""
+        kind = reason.partition(":")[0] if place else reason
+        where = f" at {place}" if place else ""
+        if (function, kind, place) in self._seen:
+            _log.info("reward %s failed%s on %s: %s", function, where, rollout, reason)
+            return
+        self._seen.add((function, kind, place))
+        _log.warning(
+            "reward %s failed%s on %s: %s; further failures like this one are counted, not shown%s",
+            function,
+            where,
+            rollout,
+            reason,
+            f"\n{trace}" if trace else "",
+        )

@@ -1,0 +1,192 @@
+"""What supervised rows are trained on: each row's tokens are spelt out by hand, as TRL would cut them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxrl_post.data import supervised
+from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.tokenizer import characters
+
+WORDS = characters("abcdefghijklmnopqrstuvwxyz0123456789+=?<>/ .\n", eos="!")
+# As Qwen's: a turn ends with the end token and a line feed, and the head of an assistant's turn asks for one.
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}!\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+class Merging:
+    """A tokenizer that knows "ab" as one token, 200: the tokens of a prompt may reach into its answer."""
+
+    eos_ids, longest = (0,), 2
+
+    def encode(self, text, special=True):
+        out = [1] if special else []
+        while text:
+            size = 2 if text.startswith("ab") else 1
+            out.append(200 if size == 2 else ord(text[0]))
+            text = text[size:]
+        return out
+
+    def decode(self, ids, skip_special=True):
+        return "".join("ab" if i == 200 else chr(i) for i in ids if i > 1)
+
+
+@pytest.fixture
+def chat():
+    made = Chat(template=TEMPLATE)
+    yield made
+    made.close()
+
+
+def ids(text):
+    """Token ids of a text in which ! is the end token."""
+    return [WORDS.eos_ids[0] if letter == "!" else WORDS.encode(letter, special=False)[0] for letter in text]
+
+
+def written(folder, *rows):
+    (folder / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "f.jsonl"
+
+
+def both(path, words=WORDS, *, template=None, most=20, limit=60, **columns):
+    """Prompt and trained tokens of each row of a file."""
+    rows = supervised.read(path, Columns(**columns))
+    prompts, taught = supervised.tokenised(rows, words, chat=template, limit=limit, most=most, where=str(path))
+    return [(prompt.tokens.tolist(), taught[prompt.id]) for prompt in prompts], prompts
+
+
+def say(role, content):
+    return {"role": role, "content": content}
+
+
+def test_prompt_and_completion_as_texts(tmp_path):
+    path = written(
+        tmp_path,
+        {"prompt": "1+1=", "completion": "2"},
+        {"prompt": "who?", "completion": " me", "answer": "you", "level": 3},
+        {"prompt": "1+1=", "completion": "3"},
+    )
+    cut, prompts = both(path)
+    assert cut == [(ids("1+1="), ids("2!")), (ids("who?"), ids(" me!")), (ids("1+1="), ids("3!"))]
+    assert [prompt.answer for prompt in prompts] == ["2", "you", "3"] and len({prompt.id for prompt in prompts}) == 3
+    assert prompts[1].extra == {"completion": " me", "level": 3} and prompts[0].lacks == ""
+
+
+def test_own_column_names_and_a_chat_template_around_texts(tmp_path, chat):
+    path = written(tmp_path, {"extra_info": {"question": "q?", "reply": "r", "level": 1}})
+    named = {"prompt": "extra_info.question", "completion": "extra_info.reply"}
+    assert both(path, named=named, format="trl")[0] == [(ids("q?"), ids("r!"))]
+    cut = both(path, template=chat, named=named, format="trl", chat=True)[0]
+    assert cut == [(ids("<user>q?!\n<assistant>"), ids("r!"))]
+
+
+def test_messages_are_trained_on_the_last_turn_behind_the_generation_prompt(tmp_path, chat):
+    talk = [say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d")]
+    path = written(tmp_path, {"messages": talk}, {"messages": [*talk[:3], say("assistant", "e")]})
+    cut, prompts = both(path, template=chat)
+    head = "<user>a!\n<assistant>b!\n<user>c!\n<assistant>"
+    assert cut == [(ids(head), ids("d!")), (ids(head), ids("e!"))]
+    assert prompts[0].extra["messages"] == talk and prompts[0].answer == "d" and prompts[0].id != prompts[1].id
+
+
+def test_prompt_and_completion_as_messages(tmp_path, chat):
+    asked = [say("system", "s"), say("user", "q")]
+    path = written(
+        tmp_path,
+        {"prompt": asked, "completion": [say("assistant", "r")]},
+        {"prompt": asked, "completion": "r", "id": "x"},
+    )
+    assert both(path, template=chat)[0] == [(ids("<system>s!\n<user>q!\n<assistant>"), ids("r!"))] * 2
+
+
+def test_text_is_trained_on_as_a_whole(tmp_path):
+    """The first token has nothing before it, so that no next-token loss trains it. An end token is added once."""
+    path = written(tmp_path, {"text": "abc"}, {"text": "ab!"}, {"text": "a b", "id": 7})
+    assert both(path)[0] == [([ids("a")[0]], ids("bc!")), ([ids("a")[0]], ids("b!")), ([ids("a")[0]], ids(" b!"))]
+    cut, prompts = both(path, Merging())
+    assert cut[0] == ([1], [200, ord("c"), 0]) and prompts[0].lacks  # a BOS goes before it
+
+
+def test_the_solution_and_the_ground_truth_stay(tmp_path):
+    path = written(tmp_path, {"prompt": "1=", "answer": "2", "solution": "so 2"}, {"prompt": "2=", "answer": 2})
+    assert both(path)[0] == [(ids("1="), ids("so 2!")), (ids("2="), ids("2!"))]
+
+
+def test_tokens_are_those_of_prompt_and_answer_together(tmp_path):
+    assert both(written(tmp_path, {"prompt": "x", "completion": "ab"}), Merging())[0] == [([1, ord("x")], [200, 0])]
+    with pytest.raises(ValueError, match=r"f.jsonl, line 1 .*: a token reaches from the prompt into the answer"):
+        both(written(tmp_path, {"prompt": "xa", "completion": "b"}), Merging())
+
+
+def test_a_template_without_an_end_token_gets_one_and_one_that_goes_on_is_refused(tmp_path):
+    row = {"messages": [say("user", "a"), say("assistant", "b")]}
+    plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    for template, answer in ((plain, "b!"), (plain.replace("{{ m.content }}", "{{ m.content }}!more"), None)):
+        chat = Chat(template=template)
+        if answer:
+            assert both(written(tmp_path, row), template=chat)[0] == [(ids("<user>a<assistant>"), ids(answer))]
+        else:
+            with pytest.raises(ValueError, match="line 1 .*: the chat template ends the answer and goes on writing"):
+                both(written(tmp_path, row), template=chat)
+        chat.close()
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ({"prompt": "1+1=", "completion": ""}, r"line 2 \(id .*: the demonstration is empty: only an end token"),
+        ({"prompt": "1+1=", "completion": "  "}, "the demonstration is empty"),
+        ({"prompt": "1+1=", "completion": "!"}, "the demonstration is empty"),
+        ({"messages": [say("user", "a"), say("assistant", "")]}, "line 2 .*the demonstration is empty"),
+        ({"messages": [say("user", "a"), say("assistant", None)]}, "line 2"),
+        ({"text": "a"}, "the demonstration is empty"),
+        ({"prompt": "1", "answer": ""}, "column 'answer' is empty, and there is no column 'completion', 'messages'"),
+        ({"prompt": "1", "answer": "1", "solution": " "}, "the demonstration is empty"),
+        ({"prompt": "1"}, "line 2: there is no column 'reward_model.ground_truth'"),
+        (
+            {"prompt": "1", "chosen": "a", "rejected": "b"},
+            "line 2: is a row of preferences, with 'chosen' and 'rejected'",
+        ),
+        ({"chosen": [say("user", "a")], "rejected": []}, "is a row of preferences, with 'chosen' and 'rejected'"),
+        ({"prompt": "1", "completion": "2", "label": True}, "with 'completion' and a 'label' of true or false"),
+        (
+            {"messages": [say("user", "a")]},
+            "line 2, column 'messages': its last message is of 'user', not of 'assistant'",
+        ),
+        ({"messages": [say("assistant", "a")]}, "holds an answer and nothing that it answers"),
+        ({"messages": "a"}, "column 'messages': must be a list of messages, got 'a'"),
+        ({"messages": []}, "must be a list of messages"),
+        ({"prompt": "1", "completion": [say("assistant", "a")]}, "is a message, but the prompt is a text"),
+        ({"prompt": [say("user", "a")], "completion": [say("user", "a")]}, "one message of the assistant"),
+        ({"prompt": "1", "completion": 3}, "line 2, column 'completion': must be a text or one message"),
+        ({"completion": "2"}, "line 2: there is no column 'prompt'"),
+        ({"prompt": "1", "completion": "2" * 20}, "has 21 tokens with its end, more than sampling.max_tokens=20"),
+        ({"prompt": "1", "completion": "2" * 2000}, "line 2 .*: the row has 2001 characters"),
+        ({"prompt": "1", "completion": "Z"}, "line 2 .*: the tokenizer has no token for 'Z'"),
+        ({"text": 3}, "line 2, column 'text': must be a text"),
+        ([1], "line 2: must be an object, got a list"),
+    ],
+)
+def test_what_is_refused_with_file_and_line(tmp_path, chat, row, words):
+    path = written(tmp_path, {"prompt": "9", "completion": "9"}, row)
+    with pytest.raises(ValueError, match=words) as caught:
+        both(path, template=chat)
+    assert "f.jsonl" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_text_takes_no_template_and_asks_nothing(tmp_path):
+    path = written(tmp_path, {"text": "abc"})
+    with pytest.raises(ValueError, match="line 1, column 'text': is trained on as it is: data.template and data.chat"):
+        supervised.read(path, Columns(template="{prompt}"))
+    with pytest.raises(ValueError, match="line 1: a row of 'text' asks nothing that could be evaluated"):
+        supervised.questions(supervised.read(path, Columns()))
+    (asked,) = supervised.questions(supervised.read(written(tmp_path, {"prompt": "1", "completion": "2"}), Columns()))
+    assert asked["prompt"] == "1" and asked["answer"] == "2" and "demonstration" not in asked
+
+
+def test_messages_need_a_template(tmp_path):
+    path = written(tmp_path, {"messages": [say("user", "a"), say("assistant", "b")]})
+    with pytest.raises(ValueError, match="line 1 .*: the answer is a message, but the tokenizer has no chat template"):
+        both(path)
