@@ -74,7 +74,7 @@ class Pool:
     - with several functions, also their scores. Names then begin with the function's name and a slash.
 
     Args:
-      functions: import paths `pkg.mod:fn` or `file.py:fn`.
+      functions: import paths `pkg.mod:fn` or `file.py:fn`, or names of `code`.
       weights: one per function, or empty for all 1. A reward is the weighted sum of the scores.
       workers: child processes. Each scores one rollout with one function at a time.
       timeout_s: wall-clock limit of one call of one function, in seconds.
@@ -90,6 +90,7 @@ class Pool:
       limits: CPU seconds that a judged program may take, passed to functions. A function may return the CPU seconds it
         measured as the number "cpu_s". That number is journaled beside the limit and is not a component.
       sandbox: level of confinement of judged programs (rewards/sandbox).
+      code: functions of a program as text, by name (rewards/carried.py).
 
     `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
 
@@ -113,6 +114,7 @@ class Pool:
         journaled: object | None = None,
         limits: Limits = Fixed(5.0),
         sandbox: str = AUTO,
+        code: Mapping[str, str] = {},
     ):
         _check_arguments(functions, weights, workers, timeout_s)
         if not compute and share is None:
@@ -125,7 +127,7 @@ class Pool:
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
         self._arguments = {"verl": signatures.verl, "trl": functools.partial(signatures.trl, decode=decode)}
         self._signatures: list = []
-        self._sandbox, self.confined = sandbox, {}
+        self._sandbox, self._code, self.confined = sandbox, dict(code), {}
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._broken = 0
         self._queue: deque[_Task] = deque()
@@ -133,7 +135,7 @@ class Pool:
         self._counts, self._waited_s = dict.fromkeys(_COUNTERS, 0), 0.0
         self._workers: list[WorkerProcess] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
-        self._workers += [WorkerProcess(functions, sandbox) for _ in range(workers if compute else 1)]
+        self._workers += [WorkerProcess(functions, sandbox, self._code) for _ in range(workers if compute else 1)]
         self._check(self._workers[0])
         if not compute:
             self.close()
@@ -350,7 +352,7 @@ class Pool:
         if not worker.ready:
             self.close()
             raise RuntimeError(f"a fresh reward worker for {self._functions} cannot be started: {reason}")
-        self._workers[place] = fresh = WorkerProcess(self._functions, self._sandbox)
+        self._workers[place] = fresh = WorkerProcess(self._functions, self._sandbox, self._code)
         task = worker.task
         if task is None:
             return

@@ -34,7 +34,7 @@ class WorkerProcess:
       ready: whether the reward functions are loaded.
     """
 
-    def __init__(self, functions: Sequence[str], sandbox: str):
+    def __init__(self, functions: Sequence[str], sandbox: str, given: Mapping[str, str]):
         ours, theirs = socket.socketpair()
         # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
         code = (
@@ -57,7 +57,7 @@ class WorkerProcess:
         self.ready = False
         self.deadline = time.monotonic() + START_LIMIT_S
         self.socket.settimeout(START_LIMIT_S)
-        self.socket.sendall(child.pack({"functions": list(functions), "sandbox": sandbox}))
+        self.socket.sendall(child.pack({"functions": list(functions), "sandbox": sandbox, "code": given}))
 
     def fileno(self) -> int:
         return self.socket.fileno()
