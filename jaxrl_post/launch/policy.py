@@ -96,22 +96,7 @@ class Policy:
           ValueError: a prompt that does not fit or cannot be read, or a wrong law or seed.
         """
         given = self.prompts([prompts] if isinstance(prompts, str) else prompts)
-        law, keys = self.law(sampling), _keys(seeds, len(given), n)
-        requests = [
-            Request(
-                rollout_id=RolloutId(0, "eval", 0, prompt.id, sample),
-                prompt=prompt,
-                seed=keys[index][sample],
-                max_tokens=max_tokens or self.room(prompt),
-                sampling=law,
-                replica=index % self.replicas,
-            )
-            for index, prompt in enumerate(given)
-            for sample in range(n)
-        ]
-        found = self.run(requests)
-        rows = [self.told(found[request.rollout_id]) for request in requests]
-        return [rows[index * n : (index + 1) * n] for index in range(len(given))]
+        return self.sampled(given, n, sampling, seeds, max_tokens)
 
     def logprobs(
         self,
@@ -155,7 +140,33 @@ class Policy:
         ]
         return [one if many else one[0] for one, many in zip(out, nested)]
 
-    # ---- what evaluation uses too
+    # ---- what commands and evaluation use too
+
+    def sampled(
+        self,
+        given: Sequence[Prompt],
+        n: int,
+        sampling: Sampling | Mapping[str, Any] | None,
+        seeds: int | Any,
+        max_tokens: int,
+    ) -> list[list[Generated]]:
+        """Returns n rollouts of each prompt; see `generate`. Noise from a number is that of a prompt's id."""
+        law, keys = self.law(sampling), _keys(seeds, [prompt.id for prompt in given], n)
+        requests = [
+            Request(
+                rollout_id=RolloutId(0, "eval", 0, prompt.id, sample),
+                prompt=prompt,
+                seed=keys[index][sample],
+                max_tokens=max_tokens or self.room(prompt),
+                sampling=law,
+                replica=index % self.replicas,
+            )
+            for index, prompt in enumerate(given)
+            for sample in range(n)
+        ]
+        found = self.run(requests)
+        rows = [self.told(found[request.rollout_id]) for request in requests]
+        return [rows[index * n : (index + 1) * n] for index in range(len(given))]
 
     def prompts(self, given: Sequence[Text]) -> tuple[Prompt, ...]:
         """Returns prompts with token ids, which are named by their place."""
@@ -285,12 +296,13 @@ def _scoring(prompt: Prompt, sample: int, tokens: np.ndarray, law: Sampling, rep
     )
 
 
-def _keys(seeds: Any, count: int, n: int) -> np.ndarray | list[list[np.ndarray]]:
+def _keys(seeds: Any, ids: Sequence[str], n: int) -> np.ndarray | list[list[np.ndarray]]:
     """Returns the noise key of each prompt and sample."""
+    count = len(ids)
     if n < 1:
         raise ValueError(f"generate: n={n} must be at least 1")
     if isinstance(seeds, (int, np.integer)):
-        return [[RolloutId(int(seeds), "eval", 0, str(i), s).seed() for s in range(n)] for i in range(count)]
+        return [[RolloutId(int(seeds), "eval", 0, id, s).seed() for s in range(n)] for id in ids]
     keys = np.asarray(seeds)
     if keys.shape not in ((count, n, 2), (count, 2) if n == 1 else ()) or keys.dtype.kind not in "iu":
         raise ValueError(

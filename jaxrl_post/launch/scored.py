@@ -122,7 +122,7 @@ def evaluate(
     with Pool(
         given.names, weights, workers=workers, timeout_s=timeout_s, decode=policy.tokenizer.decode, code=given.code
     ) as pool:
-        chosen = _prompts(policy, data, seed, most, task)
+        chosen = prompts_of(policy, data, seed, most, task)
         pool.check(chosen)
         ids = {p.id: [RolloutId(seed, "eval", 0, p.id, sample) for sample in range(n)] for p in chosen}
         requests = [
@@ -152,9 +152,10 @@ def _unscored(prompt: Prompt, rollouts: Sequence) -> Group:
     return Group(prompt=prompt, rollouts=tuple(rollouts), rewards=none, scored=none == 1)
 
 
-def _prompts(
+def prompts_of(
     policy: Policy, data: str | Path | Sequence[Mapping], seed: int, most: int, task: Mapping[str, Any] | None
 ) -> tuple[Prompt, ...]:
+    """Returns the prompts of data; see `evaluate`."""
     about = policy.config.data
     columns = Columns(
         format=about.format, named=about.columns, template=about.template, source=about.source, chat=about.chat

@@ -63,8 +63,13 @@ def _name(function: Any) -> str:
         raise ValueError(
             f"rewards: {str(function)[:80]!r} is a {type(function).__name__}, neither a function nor a path"
         )
-    own = function.func if isinstance(function, functools.partial) else function
+    own = _inner(function)
     return getattr(own, "__name__", type(own).__name__)
+
+
+def _inner(function: Any) -> Any:
+    """Returns the function inside of partial applications."""
+    return _inner(function.func) if isinstance(function, functools.partial) else function
 
 
 def _path(function: Any) -> str | None:
@@ -100,11 +105,12 @@ def _text(function: Callable) -> str:
 @contextlib.contextmanager
 def _by_value(function: Callable) -> Iterator[None]:
     """Pickles a module that only this process has by value, as cloudpickle does with __main__."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__":
+    name = getattr(_inner(function), "__module__", None)
+    if name is None or name == "__main__" or name not in sys.modules or _importable(name):
         yield
         return
-    fresh = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
+    module = sys.modules[name]
+    fresh = name not in cloudpickle.list_registry_pickle_by_value()
     if fresh:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -120,7 +126,7 @@ def digest(function: Callable) -> str:
     Values that are neither plain nor of that module count by their kind alone.
     """
     parts: list[Any] = []
-    _describe(function, getattr(function, "__module__", None), parts, set())
+    _describe(function, getattr(_inner(function), "__module__", None), parts, set())
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
