@@ -3,6 +3,8 @@
 train      a run: --config=FILE [--config.a.b=VALUE ...]; the same as python -m jaxrl_post.main
 simulate   a run without a model: --config=configs/sim/FILE.py; the same as python -m jaxrl_post.simulate
 options    what a config may say: options [SECTION]
+evaluate   a policy or a saved step on data: pass@k and the mean with its interval
+generate   rollouts of a policy or a saved step
 replay     the gradient of a skipped step again: replay RUN --batch=STEP
 """
 
@@ -19,6 +21,8 @@ COMMANDS = {
     "train": "jaxrl_post.main",
     "simulate": "jaxrl_post.simulate",
     "options": "jaxrl_post.commands.options",
+    "evaluate": "jaxrl_post.commands.evaluate",
+    "generate": "jaxrl_post.commands.generate",
     "replay": "jaxrl_post.commands.replay",
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxrl_post.protocols import Engine, Rewards
 from jaxrl_post.rewards import NoScores
+from jaxrl_post.telemetry import estimates
 from jaxrl_post.types import Finish, Group, Prompt, Request, RolloutId, Sampling
 
 GREEDY = 1  # the attempt that marks a prompt's greedy rollout: sample 0, attempt 1
@@ -208,10 +209,10 @@ def _powers_of_two(k: int) -> list[int]:
 
 
 def _pass_at(groups: Sequence[Group], j: int) -> float | None:
-    """Returns the mean over groups of 1 - C(n - c, j) / C(n, j), with c right rollouts out of n."""
+    """Returns the mean over groups of pass@j, of groups whose rollouts are all scored."""
     whole = [group for group in groups if group.scored.all()]
     if not whole:
         return None
     n = len(whole[0].rollouts)
     right = [int(np.sum(group.accuracies > 0.5)) for group in whole]
-    return float(np.mean([1 - math.comb(n - c, j) / math.comb(n, j) for c in right]))
+    return float(np.mean([estimates.pass_at(n, c, j) for c in right]))

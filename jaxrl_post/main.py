@@ -282,7 +282,7 @@ def finish(run: Run, tokens: int) -> None:
         "processes": jax.process_count(),
         "sandbox": run.rewards.confined,
         "swap": run.swap,
-        "seconds": round(time.monotonic() - BEGAN, 3),
+        "seconds": round(time.monotonic() - run.began, 3),
         "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
     }
     folder.write_json(run.folder / "summary.json", summary)
@@ -321,6 +321,7 @@ def main(arguments: Sequence[str]) -> int:
             return gone(stopped)
         try:
             if run is not None:
+                run.began = BEGAN
                 turn(run)
         except (
             NoScores,

@@ -66,17 +66,25 @@ def first_highest(scores: Float[Array, "R W"]) -> Int[Array, " R"]:
     return jnp.min(jnp.where(highest, jnp.arange(width, dtype=jnp.int32), width - 1), axis=-1)
 
 
+def _replaced(tokens: Int[Array, " R"], given: Int[Array, " R"] | None) -> Int[Array, " R"]:
+    """Returns the given ids, where there are any, and the samples elsewhere."""
+    return tokens if given is None else jnp.where(given < 0, tokens, given)
+
+
 def sample(
     logits: Float[Array, "R V"],
     seeds: UInt32[Array, "R 2"],
     positions: Int[Array, " R"],
     temperatures: Float[Array, " R"],
     thresholds: Float[Array, " R"] | None = None,
+    given: Int[Array, " R"] | None = None,
 ) -> Drawn:
     """Samples one token a row.
 
     `positions`: absolute position of the sampled token, prompt included. Logits are float32; -inf marks an id that is
-    not allowed. `thresholds`: ids with a lower logit are not allowed (-inf: none); None: no row has a threshold."""
+    not allowed. `thresholds`: ids with a lower logit are not allowed (-inf: none); None: no row has a threshold. `given`: ids that
+    stand for the samples of their rows, so that their log-probs are returned; -1 samples. An id that is not allowed has
+    log-prob -inf."""
     rows, vocab = logits.shape
     greedy = temperatures == 0
     scaled = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
@@ -109,7 +117,7 @@ def sample(
             inside = jnp.take_along_axis(tiled, best[:, None, None], axis=1)[:, 0]
         ids = best[:, None] * width + jnp.arange(width, dtype=jnp.int32)
         noisy = inside + jnp.where(greedy[:, None], 0.0, gumbel(seeds, positions, ids.astype(jnp.uint32)))
-        tokens = (best * width + first_highest(noisy)).astype(jnp.int32)
+        tokens = _replaced((best * width + first_highest(noisy)).astype(jnp.int32), given)
 
     chosen, plain = (jnp.take_along_axis(x, tokens[:, None], axis=-1)[:, 0] for x in (scaled, logits))
     return Drawn(tokens, chosen - lse, entropies, plain - jax.nn.logsumexp(logits, axis=-1), first_highest(logits))

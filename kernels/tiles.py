@@ -104,6 +104,26 @@ def part(
     )
 
 
+def given_part(
+    part: Part,
+    logits: Float[Array, "R V"],
+    given: Int[Array, " R"],
+    temperatures: Float[Array, " R"],
+    thresholds: Float[Array, " R"] | None,
+    first: Int[Array, ""] | int = 0,
+) -> Part:
+    """Returns the part with `given` ids for its samples, as sampling.sample takes them."""
+    column, lowest = given - first * TILE, row_numbers(temperatures, thresholds)[0]
+    here = (column >= 0) & (column < logits.shape[-1])
+    raw = jnp.take_along_axis(logits, jnp.clip(column, 0, logits.shape[-1] - 1)[:, None], axis=-1)[:, 0]
+    logit = jnp.where(raw >= lowest, raw, -jnp.inf)
+    return part._replace(
+        score=jnp.where(given < 0, part.score, jnp.where(here, jnp.inf, -jnp.inf)),
+        token=jnp.where(given < 0, part.token, given),
+        logit=jnp.where(given < 0, part.logit, logit),
+    )
+
+
 def _tile_noise(found: Statistics, seeds: Array, positions: Array, first: Array | int) -> Float[Array, "R tiles"]:
     """Returns each tile's score minus its scaled peak: the log of its mass plus its Gumbel number."""
     rows, tiles = found.mass.shape

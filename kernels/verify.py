@@ -41,8 +41,9 @@ def verify_sample(
     thresholds: Float[Array, " R"] | None = None,
     shards: Shards | None = None,
     platforms: frozenset[str] = hardware.PLATFORMS,
+    given: Int[Array, " R"] | None = None,
 ) -> sampling.Drawn:
-    """Samples as sampling.sample does.
+    """Samples as sampling.sample does, or returns the log-probs of `given` ids.
 
     `shards`: how kernels, which the compiler cannot split, run on several devices. `platforms`: those whose kernel may
     be used."""
@@ -53,20 +54,20 @@ def verify_sample(
         for platform, kernel in KERNELS.items()
         if platform in platforms and kernel.serves(rows, here)
     }
+    numbers = (seeds, positions, temperatures, thresholds, *(() if given is None else (given,)))
     if not drawing:
-        return sampling.sample(logits, seeds, positions, temperatures, thresholds)
-    return jax.lax.platform_dependent(
-        logits, seeds, positions, temperatures, thresholds, default=sampling.sample, **drawing
-    )
+        return sampling.sample(logits, *numbers)
+    return jax.lax.platform_dependent(logits, *numbers, default=sampling.sample, **drawing)
 
 
 def drawn_by(statistics: Callable, shards: Shards | None = None) -> Callable:
     """Returns sampling.sample, made from a kernel for the statistics of tiles."""
 
-    def draw(logits, seeds, positions, temperatures, thresholds):
+    def draw(logits, seeds, positions, temperatures, thresholds, given=None):
         found = _folded(statistics)(logits, *tiles.row_numbers(temperatures, thresholds))
         first = 0 if shards is None else jax.lax.axis_index(shards.axis) * found.mass.shape[-1]
         part = tiles.part(logits, found, seeds, positions, temperatures, thresholds, first)
+        part = part if given is None else tiles.given_part(part, logits, given, temperatures, thresholds, first)
         parts = jax.tree.map(lambda x: x[None], part) if shards is None else jax.lax.all_gather(part, shards.axis)
         return tiles.drawn(parts, temperatures)
 

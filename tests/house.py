@@ -20,7 +20,7 @@ FLOORS = {  # of rooms: files and folders on the first level of the package
     3: ("evaluation", "sim"),
     4: ("launch",),
     5: ("main", "simulate", "commands"),
-    6: ("__main__",),
+    6: ("api", "__main__"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = (  # module prefixes without jax

@@ -72,19 +72,32 @@ class Saved:
         Raises:
           ValueError: names, shapes or dtypes differ from the saved ones.
         """
-        wanted, tree = _named(like), jax.tree.structure(like)
-        there, here = self.about["arrays"], _kinds(wanted)
+        there, here = self.about["arrays"], _kinds(_named(like))
+        return self._read(like, there, here, {})
+
+    def part(self, like: Any, below: str) -> Any:
+        """Returns some of the saved arrays as a tree like `like`: those whose names begin with `below` and a dot.
+
+        Raises:
+          ValueError: names, shapes or dtypes differ from the saved ones.
+        """
+        there = {name: kind for name, kind in self.about["arrays"].items() if name.startswith(f"{below}.")}
+        here = {f"{below}.{name}": kind for name, kind in _kinds(_named(like)).items()}
+        return self._read(like, there, here, {"partial_restore": True}, f"{below}.")
+
+    def _read(self, like: Any, there: Mapping, here: Mapping, how: Mapping, prefix: str = "") -> Any:
         if there != here:
             name = next(n for n in sorted({*there, *here}) if there.get(n) != here.get(n))
             raise ValueError(
                 f"{self.path} holds {there.get(name, 'no such array')} as {name}, the run needs "
                 f"{here.get(name, 'no such array')}: it belongs to another model or optimizer"
             )
+        wanted = {f"{prefix}{name}": x for name, x in _named(like).items()}
         shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in wanted.items()}
-        asked = ocp.args.PyTreeRestore(shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes))
+        asked = ocp.args.PyTreeRestore(shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes), **how)
         with ocp.Checkpointer(_handler(shapes)) as reader:
             found = reader.restore(self.path.absolute() / "arrays", args=asked)
-        return jax.tree.unflatten(tree, [found[name] for name in wanted])
+        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
 
 
 @dataclass(frozen=True)

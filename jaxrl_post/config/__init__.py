@@ -16,7 +16,7 @@ Each imports only those above it, and none imports jax.
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, on, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.local_path import refuse_url
-from jaxrl_post.config.reader import chosen, default, load, resolve, to_dict
+from jaxrl_post.config.reader import assign, chosen, default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
     AlarmConfig,
     CheckpointConfig,
@@ -50,6 +50,7 @@ __all__ = [
     "SpeculationConfig",
     "WatchdogConfig",
     "any_of_type",
+    "assign",
     "at_least",
     "chosen",
     "default",

@@ -145,6 +145,21 @@ def _mistake(file: Path, error: BaseException) -> str:
     return f"--config={file}{':' if lines else ''}{''.join(lines[-1:])}: {text}"
 
 
+def assign(values: dict, options: Mapping[str, Any]) -> None:
+    """Sets options in nested dicts. They are named as `a.b`, or as Python's keywords are, `a__b`; `resolve` checks them.
+
+    Raises:
+      ValueError: an option is named as a section.
+    """
+    for name, value in options.items():
+        *sections, leaf = name.replace("__", ".").split(".")
+        where = values
+        for section in sections:
+            where = where.setdefault(section, {})
+            _need(isinstance(where, dict), f"config: {said(name)}: {said(section)} has no fields")
+        where[leaf] = str(value) if isinstance(value, Path) else value
+
+
 def resolve(
     given: ml_collections.ConfigDict | Mapping,
     overrides: Sequence[str] = (),

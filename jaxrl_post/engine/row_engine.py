@@ -43,7 +43,8 @@ class EngineSettings:
     `max_length`: positions of a slot. `pages`: pages of `page_size` positions. `row_sizes`: rows of a step that are
     compiled. `head_rows`: rows that can sample. `refill_slots`: finished slots that end a dispatch while requests wait.
     `restricted`: whether requests may have top-k and top-p. `dtype`: of activations and KV cache. `prompt_rows`: rows
-    of the wide program that computes prompts; 0: the row program computes them."""
+    of the wide program that computes prompts; 0: the row program computes them. `scoring`: a request's prefix is not
+    verified but scored: all of its tokens stay, with the log-probs of these weights."""
 
     slots: int
     max_length: int
@@ -56,6 +57,7 @@ class EngineSettings:
     restricted: bool = False
     dtype: Any = np.float32
     prompt_rows: int = 0
+    scoring: bool = False
 
     def sizes(self, replicas: int) -> Sizes:
         """Returns the sizes of the device programs."""
@@ -69,6 +71,7 @@ class EngineSettings:
             steps_per_dispatch=self.steps_per_dispatch,
             restricted=self.restricted,
             prompt_rows=self.prompt_rows,
+            scoring=self.scoring,
         )
 
 

@@ -83,7 +83,7 @@ def _step(
     number: Array,
     clones: Array,
 ) -> tuple[State, Slots]:
-    """Takes one step of one replica.
+    """Takes one step of one replica. Where `sizes.scoring`, candidates stand for samples.
 
     packed: [S, columns]. tokens: [S, T]. `clones`: whether any slot is a clone."""
     sizes, config, drafter = program.sizes, program.config, program.drafter
@@ -95,8 +95,9 @@ def _step(
     h, cache = decoder.hidden(params, config, inputs, position, attend, state.cache, dtype=program.dtype)
 
     slot, after = plan.head_slot, position[plan.head_row] + 1
-    sampled, *law, _, likeliest = _drawn(program, params, h[plan.head_row], packed[slot], after)
     candidate = jnp.where(after < work.candidate_end[slot], tokens[slot, jnp.minimum(after, sizes.max_length - 1)], -1)
+    given = (candidate,) if sizes.scoring else ()
+    sampled, *law, _, likeliest = _drawn(program, params, h[plan.head_row], packed[slot], after, *given)
     ended = _ends(sampled, packed[slot, FIRST_END:TABLE])
     sampled, counts, match = _accept(plan, candidate, sampled, ended)
     tokens = tokens.at[slot, jnp.where(counts, after, sizes.max_length)].set(sampled, mode="drop")
@@ -241,28 +242,32 @@ def _follow(
     )
 
 
-def _drawn(program: RowProgram, params: Any, h: Array, packed: Array, after: Array) -> sampling.Drawn:
+def _drawn(program: RowProgram, params: Any, h: Array, *numbers: Array) -> sampling.Drawn:
     """Returns what the heads draw, computed in tiles of one size. `h` [places, D] belongs to the head rows.
+
+    `numbers`: for each head its row of the packed matrix, the position that it samples, and where scoring its candidate.
 
     A drafter needs more tiles, of the same size. The barriers keep a compiler from merging tiles with each other or
     with the operations around them.
     """
     config, size, tiles = program.config, program.sizes.head_tile(program.rows), []
     for start in range(0, h.shape[0], size):
-        inputs = jax.lax.optimization_barrier(tuple(x[start : start + size] for x in (h, packed, after)))
-        drawn = _draw(program, inputs[1], decoder.logits(params, config, inputs[0]), inputs[2])
+        inputs = jax.lax.optimization_barrier(tuple(x[start : start + size] for x in (h, *numbers)))
+        drawn = _draw(program, decoder.logits(params, config, inputs[0]), *inputs[1:])
         tiles.append(jax.lax.optimization_barrier(drawn))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *tiles)
 
 
-def _draw(program: RowProgram, packed: Array, logits: Array, after: Array) -> sampling.Drawn:
+def _draw(
+    program: RowProgram, logits: Array, packed: Array, after: Array, given: Array | None = None
+) -> sampling.Drawn:
     """Returns the samples of the heads. `packed` has the heads' own rows."""
     as_float = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.float32)
     seeds = jax.lax.bitcast_convert_type(packed[:, SEED0 : SEED1 + 1], jnp.uint32)
     heat, lowest = as_float(packed[:, TEMPERATURE]), None
     if program.sizes.restricted:
         lowest = thresholds.find(logits, heat, packed[:, TOP_K], as_float(packed[:, TOP_P]))
-    return verify.verify_sample(logits, seeds, after, heat, lowest, program.sizes.shards, program.platforms)
+    return verify.verify_sample(logits, seeds, after, heat, lowest, program.sizes.shards, program.platforms, given)
 
 
 def _settle(sizes: Sizes, packed: Array, slots: Slots, plan: row_plan.Plan, heads: Heads, going: Array) -> Slots:

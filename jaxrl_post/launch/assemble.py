@@ -1,4 +1,6 @@
-"""From the command line to a run that is ready to turn: every part is built here, exactly once.
+"""From a config to a run that is ready to turn: every part is built here, exactly once.
+
+`assemble` reads the command line. `begin` is the part that a Python program uses too (jaxrl_post/api.py).
 
 A mistake in a config, a data file or a checkpoint is one ValueError before anything is compiled, and a run that could not
 start leaves no folder behind.
@@ -11,7 +13,8 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,6 @@ from jaxrl_post import config as configs
 from jaxrl_post import evaluation
 from jaxrl_post.checkpoint import store
 from jaxrl_post.checkpoint.background import Background
-from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import dispatch_log
 from jaxrl_post.engine.row_engine import RowEngine
@@ -32,7 +34,9 @@ from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import chips, compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
+from jaxrl_post.launch.engines import ENGINES
 from jaxrl_post.launch.fault_points import FaultPoints
+from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.launch.stop_signal import RESTART, Stopped
 from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
 from jaxrl_post.parallel import processes
@@ -78,7 +82,7 @@ class Run:
 
     `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
     evaluation. `mine`: the folder that this process writes to. `traces`: at most one. `saved`: the checkpoint that the run
-    resumes from, if any. `about`: what a checkpoint must agree with.
+    resumes from, if any. `about`: what a checkpoint must agree with. `began`: when the run did, by time.monotonic().
     """
 
     config: configs.Config
@@ -102,6 +106,7 @@ class Run:
     about: dict
     faults: FaultPoints
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def swap(self) -> dict | None:
@@ -123,33 +128,58 @@ class Run:
 def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
     """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run)."""
     flags = parse(arguments)
-    malloc.return_large_blocks()
-    resolved = functools.partial(configs.resolve, configs.load(flags.config), flags.overrides)
+    given = configs.load(flags.config)
     if flags.slice:
-        config = resolved(platform=chips.read(flags.slice).chip.platform)
+        config = configs.resolve(given, flags.overrides, platform=chips.read(flags.slice).chip.platform)
         slice_plan.text(config, inputs.shape(config), flags.slice, functools.partial(print, flush=True))
         return None
     if not flags.dry_run:
-        processes.start(os.environ)
+        return begin(given, flags.overrides, stack, run_dir=flags.run_dir, resumes=flags.resume)
+    malloc.return_large_blocks()
     recorded = folder.recorded(flags.run_dir) if flags.resume else {}
-    config = resolved(platform=jax.default_backend(), recorded=recorded)
-    if flags.dry_run:
-        print(json.dumps(configs.to_dict(config), indent=2))
-        start = inputs.gather(config)
-        checked(config, start)
-        print(planned(config, start), flush=True)
-        compile_guard.use_cache(os.environ)
-        print(parts.foreseen(config, start))
-        return None
-    compile_guard.use_cache(os.environ)
+    config = configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded)
+    print(json.dumps(configs.to_dict(config), indent=2))
     start = inputs.gather(config)
+    checked(config, start)
+    print(planned(config, start), flush=True)
+    compile_guard.use_cache(os.environ)
+    print(parts.foreseen(config, start))
+    return None
+
+
+def begin(
+    given: Any,
+    overrides: Sequence[str],
+    stack: contextlib.ExitStack,
+    *,
+    run_dir: str = "",
+    resumes: str = "",
+    handed: Handed = NOTHING,
+) -> Run:
+    """Builds a run from a config and overrides `a.b=value`.
+
+    Args:
+      given: a ConfigDict, or nested mappings.
+      stack: ends what the run holds.
+      run_dir, resumes: as `run_dir` and `resume` of command_line.Flags.
+      handed: what a Python program gives beside the config.
+
+    Raises:
+      ValueError: a mistake in the config, a data file, a reward function or a checkpoint. No new folder is left.
+    """
+    malloc.return_large_blocks()
+    processes.start(os.environ)
+    recorded = folder.recorded(run_dir) if resumes else {}
+    config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
+    compile_guard.use_cache(os.environ)
+    start = inputs.gather(config, handed)
     words = planned(config, start)
     devices = parts.device_plan(config)
     say(words)
-    if flags.resume:
-        place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
+    if resumes:
+        place, new = folder.take_up(run_dir, must_exist=resumes == "required")
     else:
-        place, new = folder.make(flags.run_dir, config.run_dir, config.name, config.seed), True
+        place, new = folder.make(run_dir, config.run_dir, config.name, config.seed), True
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
         with starting(config, place):
@@ -206,7 +236,7 @@ def build(
         history=history,
         meter=BiasMeter(),
         traces=drawn_traces(config, learner, watch, mine, stack),
-        writer=written_rows(config, evaluator, place, mine, stack),
+        writer=written_rows(config, start, evaluator, place, mine, stack),
         saves=saves,
         saved=saved,
         about=about,
@@ -246,7 +276,7 @@ def both_graders(
     config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, mine: Path, stack: contextlib.ExitStack
 ) -> tuple[Pool, Pool]:
     """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
-    grade = functools.partial(graders, config, start.tokenizer.decode, devices, stack, Printed(mine / "rewards.log"))
+    grade = functools.partial(graders, config, start, devices, stack, Printed(mine / "rewards.log"))
     of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
     rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
     judge = grade(
@@ -298,14 +328,17 @@ def recorded_scheduler(
 
 
 def written_rows(
-    config: configs.Config, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
+    config: configs.Config, start: inputs.Inputs, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
 ) -> metrics.Several:
-    """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step."""
+    """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step.
+
+    It hands every row to the program's callbacks, too.
+    """
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
-        writers.append(metrics.console(config.steps))
+        writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]
     writer = metrics.Several(*writers)
     stack.callback(writer.close)
     return writer
@@ -343,7 +376,7 @@ def revive(run: Run, saved: store.Saved) -> None:
 
 def graders(
     config: configs.Config,
-    decode: Callable,
+    start: inputs.Inputs,
     devices: parts.DevicePlan,
     stack: contextlib.ExitStack,
     printed: Printed,
@@ -366,7 +399,8 @@ def graders(
         config.reward.weights,
         workers=config.reward.workers,
         timeout_s=config.reward.timeout_s,
-        decode=decode,
+        decode=start.tokenizer.decode,
+        code=start.handed.code,
         shuffle=shuffle,
         seed=config.seed,
         share=functools.partial(processes.share, mesh=devices.first) if jax.process_count() > 1 else None,
@@ -379,21 +413,6 @@ def graders(
         printed=printed,
     )
     return stack.enter_context(pool)
-
-
-def rows_for_all(config, start, devices, learner, history) -> tuple[Any, RowEngine | Elastic | None]:
-    """Builds one row engine that generates and evaluates."""
-    engine = parts.engine(config, start, devices, learner, history, say)
-    return engine, engine if start.held_out else None
-
-
-def data_for_training(config, start, devices, learner, history) -> tuple[Any, RowEngine | None]:
-    """Builds an engine that takes training rollouts from the data, and a row engine for evaluation, if there is any."""
-    engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
-    return engine, parts.engine(config, start, devices, learner, history, say) if start.held_out else None
-
-
-ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
 
 
 def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:

@@ -25,7 +25,7 @@ from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.kernels import choice, hardware
 from jaxrl_post.launch import malloc, memory_plan
-from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
@@ -191,7 +191,17 @@ def engine(
 ) -> RowEngine | Elastic:
     """Builds the engine. With several layouts, it holds a compiled engine for each."""
     make = {
-        layout: functools.partial(_engine, config, start, mesh, learner, history, say, layout)
+        layout: functools.partial(
+            row_engine,
+            config,
+            start,
+            mesh,
+            learner.params,
+            learner.step,
+            drafting(config, start.model, history, layout),
+            say,
+            layout,
+        )
         for layout, mesh in devices.engine.items()
     }
     if len(make) == 1:
@@ -199,26 +209,31 @@ def engine(
     return Elastic(make, learner.params, learner if config.lent else None)
 
 
-def _engine(
+def row_engine(
     config: Config,
-    start: Inputs,
+    start: Inputs | PolicyFiles,
     mesh: jax.sharding.Mesh,
-    learner: Learner,
-    history: History,
+    params: Any,
+    version: int,
+    drafting: Drafting,
     say: Callable[[str], object],
     layout: Layout,
+    **kind: bool,
 ) -> RowEngine:
-    """Builds the engine of one layout, with the row sizes that the probe keeps."""
-    sizes = engine_sizes(config, layout)
+    """Builds the engine of one layout, with the row sizes that the probe keeps.
+
+    `kind`: `restricted` and `scoring` of EngineSettings, where they are not the config's.
+    """
+    sizes = engine_sizes(config, layout) | kind
     made = RowEngine(
         start.model,
-        learner.params,
+        params,
         mesh,
         EngineSettings(**sizes, refill_slots=config.engine.refill_slots),
         cost=start.cost,
         decode=start.tokenizer.decode,
-        version=learner.step,
-        drafting=drafting(config, start.model, history, layout),
+        version=version,
+        drafting=drafting,
         swap_policy=SwapPolicy(config.engine.carry_over, config.engine.carry_share),
     )
     for line in references(start.model, mesh, layout, sizes):

@@ -16,6 +16,7 @@ import jax
 from jaxrl_post.config import refuse_url
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # also when the program then comes out of the cache folder
+_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 _LOGGER = "jax._src.interpreters.pxla"  # says, per program, "Compiling NAME with global shapes and types [...]"
 
 
@@ -34,6 +35,17 @@ def use_cache(environment: Mapping[str, str]) -> Path:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return folder
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Gives a program back its own settings of jax's cache."""
+    before = {name: getattr(jax.config, name) for name in _SETTINGS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 class CompileGuard:
@@ -59,6 +71,7 @@ class CompileGuard:
         logger = logging.getLogger(_LOGGER)
         logger.setLevel(self._level)
         logger.removeFilter(self._read)
+        jax.monitoring.unregister_event_duration_listener(self._compiled)
 
     def arm(self) -> None:
         """From now on every compilation is an error."""

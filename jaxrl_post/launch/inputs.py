@@ -21,6 +21,7 @@ from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
+from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
 from jaxrl_post.parallel import mesh
@@ -33,7 +34,7 @@ class Inputs:
     `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
     eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
-    or None where none is named."""
+    or None where none is named. `handed`: what a Python program gave beside the config."""
 
     model: decoder.ModelConfig
     dtype: str
@@ -46,21 +47,27 @@ class Inputs:
     longest_prompt: int
     write: Callable[[Prompt, np.ndarray], list[int]]
     cost: StepCost | None
+    handed: Handed = NOTHING
 
 
-def gather(config: Config) -> Inputs:
-    """Reads everything but the weights.
+@dataclass(frozen=True, kw_only=True)
+class PolicyFiles:
+    """A model and its tokenizer; `place` is the tokenizer's. The other fields are those of Inputs."""
+
+    place: Path
+    tokenizer: tokenizer.Tokenizer
+    model: decoder.ModelConfig
+    load_params: Callable[[Any], Any]
+    dtype: str
+    cost: StepCost | None
+
+
+def policy(config: Config) -> PolicyFiles:
+    """Reads the model's shape and its tokenizer.
 
     Raises:
-      ValueError: one sentence about the file, name or length that is wrong.
+      ValueError: there is none, they do not belong together, or engine.max_length is beyond the model's positions.
     """
-    try:
-        return _gathered(config)
-    except OSError as error:
-        raise ValueError(f"{said(error.filename or 'an input')}: cannot be read: {error.strerror}") from error
-
-
-def _gathered(config: Config) -> Inputs:
     place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
     words = tokenizer.load(place)
     model, load_params, dtype = _model(config, words.vocab_size)
@@ -77,9 +84,35 @@ def _gathered(config: Config) -> Inputs:
             f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
             f"positions; the nearest valid value is {model.max_length}"
         )
+    return PolicyFiles(
+        place=place,
+        tokenizer=words,
+        model=model,
+        load_params=load_params,
+        dtype=dtype,
+        cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
+    )
+
+
+def gather(config: Config, handed: Handed = NOTHING) -> Inputs:
+    """Reads everything but the weights.
+
+    Raises:
+      ValueError: one sentence about the file, name or length that is wrong.
+    """
+    try:
+        return _gathered(config, handed)
+    except OSError as error:
+        raise ValueError(f"{said(error.filename or 'an input')}: cannot be read: {error.strerror}") from error
+
+
+def _gathered(config: Config, handed: Handed) -> Inputs:
+    handed.check(config)
+    own = policy(config)
+    place, words = own.place, own.tokenizer
     template = chat.load(place) if place.is_dir() else None
-    train, taught = _train(config, words, template)
-    held_out = _prompts(config, "eval", words, template)
+    train, taught = _train(config, words, template, handed)
+    held_out = _prompts(config, "eval", words, template, handed)
     if template is not None:
         template.close()
     shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
@@ -90,11 +123,11 @@ def _gathered(config: Config) -> Inputs:
         )
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words, taught)
-    sampling = _sampling(config, words)
+    sampling = sampling_law(config, words)
     return Inputs(
-        model=model,
-        dtype=dtype,
-        load_params=load_params,
+        model=own.model,
+        dtype=own.dtype,
+        load_params=own.load_params,
         tokenizer=words,
         files=_files(place),
         held_out=held_out,
@@ -102,12 +135,17 @@ def _gathered(config: Config) -> Inputs:
         sampling=sampling,
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
         write=_writer(config, words, taught),
-        cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
+        cost=own.cost,
+        handed=handed,
     )
 
 
-def _sampling(config: Config, words: tokenizer.Tokenizer) -> Sampling:
-    """The sampling law of training, with the tokenizer's end tokens."""
+def sampling_law(config: Config, words: tokenizer.Tokenizer) -> Sampling:
+    """Returns the sampling law of training, with the tokenizer's end tokens.
+
+    Raises:
+      ValueError: a stop id that is no token, or more ids that end a rollout than can.
+    """
     law = config.sampling
     sampling = Sampling(
         temperature=law.temperature,
@@ -214,16 +252,24 @@ def shape(config: Config) -> decoder.ModelConfig:
 
 
 def _train(
-    config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None
+    config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed
 ) -> tuple[tuple[Prompt, ...], dict[str, list[int]]]:
     """Training prompts in file order. Of a supervised file also the tokens that are trained on, by prompt id."""
     source = config.data.train
     if config.engine.name != "demonstrations" or source.startswith("task:"):
-        return _prompts(config, "train", words, template), {}
+        return _prompts(config, "train", words, template, handed), {}
     _check_closable(words)
     most, limit = config.sampling.max_tokens, config.engine.max_length - config.sampling.max_tokens
-    rows = supervised.read(source, _columns(config))
+    rows = _supervised(source, _columns(config), handed)
     return supervised.tokenised(rows, words, chat=template, limit=limit, most=most, where=source)
+
+
+def _supervised(source: str, columns: Columns, handed: Handed) -> list[dict]:
+    """Rows of supervised training, of a file or handed over."""
+    given = handed.rows(source)
+    if given is None:
+        return supervised.read(source, columns)
+    return [supervised.row(f"{source}, row {number}", row, columns) for number, row in enumerate(given, start=1)]
 
 
 def _columns(config: Config) -> Columns:
@@ -237,7 +283,9 @@ def _columns(config: Config) -> Columns:
     return Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
 
 
-def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> tuple[Prompt, ...]:
+def _prompts(
+    config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed
+) -> tuple[Prompt, ...]:
     """Prompts of one part, "train" or "eval", in file order."""
     if part == "eval" and config.eval.prompts == 0:
         return ()
@@ -245,11 +293,13 @@ def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: ch
     if part == "eval":
         source, arguments, size = _eval_source(config), config.eval.task or arguments, config.eval.prompts
     split = "sft" if part == "train" and config.engine.name == "demonstrations" else part
-    columns = _columns(config)
+    columns, given = _columns(config), handed.rows(source)
     if config.engine.name == "demonstrations" and not source.startswith("task:"):
-        rows = supervised.questions(supervised.read(source, columns))
-    else:
+        rows = supervised.questions(_supervised(source, columns, handed))
+    elif given is None:
         rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=columns)
+    else:
+        rows = [columns.row(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
     if part == "eval":
         if len(rows) < size:
             raise ValueError(

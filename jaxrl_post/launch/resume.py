@@ -52,7 +52,7 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
         "processes": jax.process_count(),
         "device": jax.devices()[0].device_kind,
         "versions": dict(versions),
-        "reward_code": identity.reward_code(settings.reward.functions, sys.path),
+        "reward_code": identity.reward_code(settings.reward.functions, sys.path) | dict(start.handed.digests),
     }
     compared = math_algebra.graders(settings.reward.functions)
     return json.loads(json.dumps(told | ({"graders": compared} if compared else {})))

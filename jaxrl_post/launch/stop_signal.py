@@ -108,7 +108,8 @@ class StopSignal:
 
     def _notice(self, number: int, frame) -> None:
         self._name, self._since = signal.Signals(number).name, time.monotonic()
-        _default()
+        for one, before in self._before.items():  # a second signal ends a command at once, and interrupts a program
+            signal.signal(one, before if before is signal.default_int_handler else signal.SIG_DFL)
 
     def stepped(self, *_) -> None:
         """Listens to `stepped`. A job of several processes stops at publishes alone, where all of them agree.

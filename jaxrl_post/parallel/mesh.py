@@ -257,13 +257,16 @@ def by_heads(mesh: Mesh, attend: Callable) -> Callable:
 def by_vocab(mesh: Mesh, draw: Callable) -> Callable:
     """Returns `draw` of one replica such that every device runs it on its own ids of V.
 
-    `draw(logits [R, V], four values a row)`. A kernel written by hand needs this, because the compiler cannot split
+    `draw(logits [R, V], values a row, ...)`. A kernel written by hand needs this, because the compiler cannot split
     it. Map over replicas by vmap(..., spmd_axis_name=REPLICAS).
     """
     rows = PartitionSpec()
-    return jax.shard_map(
-        draw, mesh=mesh, in_specs=(PartitionSpec(None, TENSOR), rows, rows, rows, rows), out_specs=rows, check_vma=False
-    )
+
+    def run(logits, *numbers):
+        specs = (PartitionSpec(None, TENSOR), *(rows for _ in numbers))
+        return jax.shard_map(draw, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)(logits, *numbers)
+
+    return run
 
 
 def vocab_shards(mesh: Mesh) -> int:

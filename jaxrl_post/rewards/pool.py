@@ -49,7 +49,7 @@ class Pool:
     - with several functions, also their scores. Names then begin with the function's name and a slash.
 
     Args:
-      functions: import paths `pkg.mod:fn` or `file.py:fn`.
+      functions: import paths `pkg.mod:fn` or `file.py:fn`, or names of `code`.
       weights: one per function, or empty for all 1. A reward is the weighted sum of the scores.
       workers: child processes. Each makes one call of one function at a time.
       timeout_s: wall-clock limit of one function for one rollout, in seconds. A call with a group may take as many times
@@ -69,6 +69,7 @@ class Pool:
       group_size: maps the id of a rollout to the size of its group, so that a group is graded as soon as its last rollout
         has started. It may be wrong; without it, or where it returns 0, a group is graded when it is joined.
       printed: takes what reward functions print.
+      code: functions of a program as text, by name (rewards/carried.py).
 
     `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
 
@@ -94,6 +95,7 @@ class Pool:
         sandbox: str = AUTO,
         group_size: Callable[[RolloutId], int] | None = None,
         printed: Printed | None = None,
+        code: Mapping[str, str] = {},
     ):
         _check_arguments(functions, weights, workers, timeout_s)
         if not compute and share is None:
@@ -106,7 +108,7 @@ class Pool:
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
         self._group_size, self._printed, self._failures = group_size, printed, Failures()
         self._signatures: list = []
-        self._sandbox, self.confined = sandbox, {}
+        self._sandbox, self._code, self.confined = sandbox, dict(code), {}
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._broken = 0
         self._queue: deque[Task] = deque()
@@ -115,7 +117,7 @@ class Pool:
         self._counts, self._waited_s = dict.fromkeys(COUNTERS, 0), 0.0
         self._workers: list[WorkerProcess] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
-        self._workers += [WorkerProcess(functions, sandbox, printed) for _ in range(workers if compute else 1)]
+        self._workers += [self._fresh() for _ in range(workers if compute else 1)]
         self._check(self._workers[0])
         if not compute:
             self.close()
@@ -236,6 +238,9 @@ class Pool:
         out |= {"reward/broken_workers": float(self._broken), "timing_s/reward_wait": self._waited_s}
         self._counts, self._broken, self._waited_s = dict.fromkeys(COUNTERS, 0), 0, 0.0
         return out
+
+    def _fresh(self) -> WorkerProcess:
+        return WorkerProcess(self._functions, self._sandbox, self._code, self._printed)
 
     def _check(self, worker: WorkerProcess) -> None:
         while not worker.ready:
@@ -386,7 +391,7 @@ class Pool:
         if not worker.ready:
             self.close()
             raise RuntimeError(f"a fresh reward worker for {self._functions} cannot be started: {reason}")
-        self._workers[position] = fresh = WorkerProcess(self._functions, self._sandbox, self._printed)
+        self._workers[position] = fresh = self._fresh()
         task = worker.task
         if task is None:
             return

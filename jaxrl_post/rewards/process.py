@@ -38,7 +38,9 @@ class WorkerProcess:
     trainer's own.
     """
 
-    def __init__(self, functions: Sequence[str], sandbox: str, printed: Printed | None = None):
+    def __init__(
+        self, functions: Sequence[str], sandbox: str, given: Mapping[str, str], printed: Printed | None = None
+    ):
         ours, theirs = socket.socketpair()
         # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
         code = (
@@ -62,7 +64,7 @@ class WorkerProcess:
         self.ready = False
         self.deadline = time.monotonic() + START_LIMIT_S
         self.socket.settimeout(START_LIMIT_S)
-        self.socket.sendall(child.pack({"functions": list(functions), "sandbox": sandbox}))
+        self.socket.sendall(child.pack({"functions": list(functions), "sandbox": sandbox, "code": given}))
 
     def fileno(self) -> int:
         return self.socket.fileno()

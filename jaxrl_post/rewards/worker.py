@@ -9,12 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import difflib
 import importlib
 import importlib.util
 import inspect
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -83,8 +85,10 @@ class Loaded(NamedTuple):
     place: str = ""
 
 
-def load(path: str) -> Loaded:
+def load(path: str, code: str = "") -> Loaded:
     """Returns the reward function of `pkg.mod:fn` or `file.py:fn`, with either signature.
+
+    `code`: the function itself as text (rewards/carried.py); `path` then only names it.
 
     rewards/batched.py says which functions have TRL's signature. Any other has verl's. Its arguments are passed by
     name, in any order, if it has verl's names, else by position. Either may be async. Attributes of a function:
@@ -97,16 +101,8 @@ def load(path: str) -> Loaded:
     Raises:
       Refused: no such module, file or function, not callable, or neither signature fits.
     """
-    module_name, colon, name = path.rpartition(":")
-    if not colon or not module_name or not name:
-        raise Refused(f"reward function {path!r} must be written pkg.mod:fn or file.py:fn")
-    module = _module(path, module_name)
-    if not hasattr(module, name):
-        near = difflib.get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=1)
-        raise Refused(
-            f"reward function {path!r}: {module_name} has no {name!r}" + (f"; nearest is {near[0]!r}" if near else "")
-        )
-    function = getattr(module, name)
+    name = path.rpartition(":")[2]
+    function = pickle.loads(base64.b64decode(code)) if code else _found(path)
     if not callable(function):
         raise Refused(f"reward function {path!r}: {name!r} is a {type(function).__name__}, not a function")
     getattr(function, "prepare", lambda: None)()
@@ -158,6 +154,20 @@ def _defined(function: Callable) -> str:
     """Returns file and line where a function is written, or an empty text."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+def _found(path: str) -> Any:
+    """Returns what an import path names."""
+    module_name, colon, name = path.rpartition(":")
+    if not colon or not module_name or not name:
+        raise Refused(f"reward function {path!r} must be written pkg.mod:fn or file.py:fn")
+    module = _module(path, module_name)
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=1)
+        raise Refused(
+            f"reward function {path!r}: {module_name} has no {name!r}" + (f"; nearest is {near[0]!r}" if near else "")
+        )
+    return getattr(module, name)
 
 
 def _module(path: str, name: str):
@@ -240,7 +250,7 @@ def main(fd: int, parent: int) -> None:
             channel.sendall(pack({"task": task["task"]} | told))
 
     sys.excepthook = last_word
-    functions += [load(path) for path in paths]
+    functions += [load(path, first["code"].get(path, "")) for path in paths]
     sandbox = _confined(functions, first["sandbox"])
     ready = [[one.signature, one.needs, one.truths, one.instead] for one in functions]
     channel.sendall(pack({"ready": ready, "sandbox": sandbox}))

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -41,6 +41,11 @@ _SHOWN = 12  # rows of the live table
 def is_timing(name: str) -> bool:
     """Returns whether a metric was timed or measured on the machine, so that equal runs differ in it."""
     return name.startswith(_TIMED)
+
+
+def is_of_step(row: Mapping[str, float]) -> bool:
+    """Returns whether a row is of an optimizer step. Others are of evaluations."""
+    return "training/global_step" in row
 
 
 def deterministic(row: Mapping[str, float]) -> dict[str, float]:
@@ -141,6 +146,19 @@ def read(path: str | Path) -> list[dict]:
     return [{name: math.nan if value is None else value for name, value in json.loads(line).items()} for line in lines]
 
 
+class Called:
+    """Calls a function of a program with each row as a dict, "step" first."""
+
+    def __init__(self, function: Callable[[dict], object]):
+        self._function = function
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        self._function({"step": step} | {name: float(row[name]) for name in sorted(row)})
+
+    def close(self) -> None:
+        pass
+
+
 class Plain:
     """Writes one line per row, for logs and pipes."""
 
@@ -204,7 +222,7 @@ def console(steps: int, stream: TextIO | None = None) -> Plain | Live:
 class Several:
     """Passes each row to several writers."""
 
-    def __init__(self, *writers: Jsonl | Plain | Live):
+    def __init__(self, *writers: Jsonl | Plain | Live | Called):
         self._writers = writers
 
     def write(self, step: int, row: Mapping[str, float]) -> None:

@@ -128,9 +128,9 @@ FAULTS = (
         (
             "pass_at_k_of_the_wrong",
             "_pass_at",
-            "math.comb(n - c, j)",
-            "math.comb(c, j)",
-            "the chance that all are right",
+            "estimates.pass_at(n, c, j)",
+            "estimates.pass_at(n, n - c, j)",
+            "pass@k of the wrong rollouts",
             "test_nothing_right_is_never_a_pass_and_has_no_lengths",
         ),
         (

@@ -42,7 +42,8 @@ class Sizes:
 
     `emit`: most tokens that one slot may get in one dispatch. `restricted`: whether rows may have top-k and top-p.
     `prompt_rows`: rows of a pass of the wide prompt program; 0: the row program computes prompts. `shards`: the devices
-    that the vocabulary is split over (kernels.verify.Shards), or None for one device."""
+    that the vocabulary is split over (kernels.verify.Shards), or None for one device. `scoring`: whether candidates stand
+    for samples, which gives the log-probs of a text."""
 
     replicas: int
     slots: int
@@ -56,6 +57,7 @@ class Sizes:
     restricted: bool
     prompt_rows: int = 0
     shards: Any = None
+    scoring: bool = False
 
     @classmethod
     def of(
@@ -70,6 +72,7 @@ class Sizes:
         steps_per_dispatch: int,
         restricted: bool = False,
         prompt_rows: int = 0,
+        scoring: bool = False,
     ) -> Sizes:
         """Builds the sizes from an engine's settings."""
         return cls(
@@ -84,6 +87,7 @@ class Sizes:
             inserts=min(slots, 16),
             restricted=restricted,
             prompt_rows=prompt_rows,
+            scoring=scoring,
         )
 
     @property

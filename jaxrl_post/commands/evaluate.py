@@ -1,0 +1,119 @@
+"""python -m jaxrl_post evaluate --policy POLICY --data DATA --rewards FUNCTION[,FUNCTION ...] [--samples N] [...]
+
+Scores a policy: unbiased pass@k for every k up to N, and the mean accuracy with a bootstrap interval, in all and by source.
+A value stands behind a space or behind "=".
+
+--policy POLICY        a Hugging Face directory, a llama2.c file, RUN for the policy that a run ended with, or RUN@STEP
+--data DATA            a JSONL or Parquet file, or task:NAME
+--rewards FUNCTIONS    import paths package.module:function or file.py:function, with commas between
+--samples N            rollouts of each prompt; 4
+--temperature T        0 is greedy; the policy's own, which is 1 without a run
+--top-p P, --top-k K   what may be sampled; the policy's own
+--max-tokens N         of a rollout; the policy's own
+--seed N               of the noise, and of the prompts of a task; 0
+--prompts N            at most so many; all of a file, 256 of a task
+--json FILE            writes the figures to a file, too
+--config.a.b=VALUE     an option of the engine or the data, for example --config.engine.max_length=4096
+
+The JSON is {"policy", "data", "settings", "all", "sources": {SOURCE: ...}}. "all" and each source have: prompts, samples,
+avg, avg_interval (95 %, over prompts), pass_at {"1": ..., "N": ...}, reward, length_mean (tokens), clip_ratio and unscored.
+Right is an accuracy above 0.5: the reward component "acc", else the reward. A figure over no rollouts is null.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_post import config as configs
+from jaxrl_post.commands.values import read
+from jaxrl_post.launch.command_line import OVERRIDE
+from jaxrl_post.rewards import NoScores
+
+KNOWN = (
+    "--policy POLICY",
+    "--data DATA",
+    "--rewards FUNCTIONS",
+    "--samples N",
+    "--temperature T",
+    "--top-p P",
+    "--top-k K",
+    "--max-tokens N",
+    "--seed N",
+    "--prompts N",
+    "--json FILE",
+    OVERRIDE,
+    "--help",
+)
+NUMBERS = {
+    "--samples": int,
+    "--temperature": float,
+    "--top-p": float,
+    "--top-k": int,
+    "--max-tokens": int,
+    "--seed": int,
+    "--prompts": int,
+}
+
+LAW = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the figures. Exit code 1, with one sentence, where something given is wrong or nothing could be scored."""
+    try:
+        given, overrides = read("evaluate", arguments, KNOWN, NUMBERS, needed=("--policy", "--data", "--rewards"))
+        if "--help" in given:
+            print(str(__doc__).strip())
+            return 0
+        configs.refuse_url(given.get("--json", ""), "--json")
+        told = _evaluated(given, overrides)
+        if "--json" in given:
+            from jaxrl_post.launch.run_folder import write_json
+
+            write_json(Path(given["--json"]), told)
+    except (ValueError, OSError, NoScores) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    print("\n".join(table(told)))
+    return 0
+
+
+def _evaluated(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns what the JSON file holds. The device is not touched before the words of the command line are read."""
+    from jaxrl_post.launch import saved_policy, scored
+
+    law = {name: given[flag] for name, flag in LAW.items() if flag in given}
+    found = scored.evaluate(
+        saved_policy.load(given["--policy"], overrides),
+        given["--data"],
+        given["--rewards"].split(","),
+        given.get("--samples", 4),
+        sampling=law,
+        max_tokens=given.get("--max-tokens", 0),
+        seed=given.get("--seed", 0),
+        most=given.get("--prompts", 0),
+    )
+    return {"policy": given["--policy"], "data": given["--data"], **found.to_dict()}
+
+
+def table(told: Mapping[str, Any]) -> list[str]:
+    """Returns the figures as lines: one for all prompts, and one for each source where there are several."""
+    rows = {"all": told["all"]} | (told["sources"] if len(told["sources"]) > 1 else {})
+    width = max(len(name or "(no source)") for name in rows)
+    lines = []
+    for name, figures in rows.items():
+        low, high = figures["avg_interval"] or (float("nan"), float("nan"))
+        lines.append(
+            f"{name or '(no source)':<{width}}  {figures['prompts']} prompts x {figures['samples']}  avg@{figures['samples']} "
+            f"{_shown(figures['avg'])} [{low:.4f}, {high:.4f}]  length {figures['length_mean']:.1f}  "
+            f"cut {figures['clip_ratio']:.3f}  unscored {figures['unscored']}"
+        )
+        passed = [f"pass@{k} {_shown(value)}" for k, value in figures["pass_at"].items()]
+        lines.append(f"{'':<{width}}  {'  '.join(passed)}")
+    return lines
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"

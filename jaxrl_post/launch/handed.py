@@ -1,0 +1,51 @@
+"""What a Python program hands to a run beside its config: rows, reward functions and callbacks.
+
+The config names them by OWN and a name, as "python:train" or "python:score". A run folder so tells what it was given,
+and a command that finds such a name without the program says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxrl_post.config import Config
+
+OWN = "python:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handed:
+    """Rows by name of a data source; reward functions as text (rewards/carried.py), and the hash of each, by name.
+
+    `callbacks`: called with each row of metrics, as a dict, by process 0.
+    """
+
+    sources: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    callbacks: tuple[Callable[[dict], object], ...] = ()
+
+    def rows(self, source: str) -> Sequence[Any] | None:
+        """Returns the rows of a data source, or None for one that the program did not hand over."""
+        return self.sources.get(source)
+
+    def check(self, config: Config) -> None:
+        """Refuses a config that names what is not here.
+
+        Raises:
+          ValueError: one sentence with the option and the name.
+        """
+        named = [("data.train", config.data.train, self.sources), ("eval.data", config.eval.data, self.sources)]
+        named += [("reward.functions", function, self.code) for function in config.reward.functions]
+        for option, name, here in named:
+            if name.startswith(OWN) and name not in here:
+                what = "a function" if option == "reward.functions" else "the rows"
+                raise ValueError(
+                    f"{option}: {name!r} is {what} of a Python program; only jaxrl_post.train, called with them, can "
+                    "begin or resume such a run"
+                )
+
+
+NOTHING = Handed()

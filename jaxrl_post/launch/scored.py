@@ -1,0 +1,177 @@
+"""Scores a policy on data: pass@k for every k, and the mean with its interval, in all and by source.
+
+Invariant: seeds depend on (seed, prompt, sample) alone, as in the evaluations of a run. So two policies are sampled with
+equal noise, and a figure can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_post import config as configs
+from jaxrl_post.data import prompts
+from jaxrl_post.data.columns import Columns
+from jaxrl_post.launch.handed import OWN
+from jaxrl_post.launch.policy import Policy
+from jaxrl_post.rewards import NoScores
+from jaxrl_post.rewards.carried import carried
+from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.telemetry import estimates
+from jaxrl_post.types import Finish, Group, Prompt, Request, RolloutId, Sampling
+
+TASK_PROMPTS = 256  # of a procedural task, where no number is given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """An evaluation of a policy. `groups`: of each prompt, in order; `settings`: what it was sampled with."""
+
+    groups: tuple[Group, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Returns the figures over all prompts; see `figures_of`."""
+        return figures_of(self.groups)
+
+    @property
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """Returns the figures of each source, by its name."""
+        names = sorted({group.prompt.source for group in self.groups})
+        return {name: figures_of([g for g in self.groups if g.prompt.source == name]) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns {"settings", "all", "sources"}, ready for JSON."""
+        return {"settings": dict(self.settings), "all": self.figures, "sources": self.sources}
+
+
+def figures_of(groups: Sequence[Group]) -> dict[str, Any]:
+    """Returns figures over groups of n rollouts each.
+
+    - prompts, samples: how many prompts, and rollouts of each.
+    - avg: mean accuracy of scored rollouts, averaged over prompts. avg_interval: its 95 % bootstrap interval over
+      prompts.
+    - pass_at: pass@k by k from 1 to n, unbiased, over prompts whose rollouts are all scored. Right is an accuracy above
+      0.5.
+    - reward: mean reward, as avg. length_mean: tokens. clip_ratio: share that max_tokens cut. unscored: rollouts.
+
+    An accuracy is the reward component "acc", else the reward. A figure over no rollouts is None.
+    """
+    n = len(groups[0].rollouts)
+    known = [group for group in groups if group.scored.any()]
+    means = [float(group.accuracies[group.scored].astype(np.float64).mean()) for group in known]
+    rewards = [float(group.rewards[group.scored].astype(np.float64).mean()) for group in known]
+    right = [int(np.sum(group.accuracies > 0.5)) for group in groups if group.scored.all()]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return {
+        "prompts": len(groups),
+        "samples": n,
+        "avg": float(np.mean(means)) if means else None,
+        "avg_interval": list(estimates.mean_interval(means)) if means else None,
+        "pass_at": {
+            k: float(np.mean([estimates.pass_at(n, count, k) for count in right])) if right else None
+            for k in range(1, n + 1)
+        },
+        "reward": float(np.mean(rewards)) if rewards else None,
+        "length_mean": float(np.mean([len(rollout) for rollout in rollouts])),
+        "clip_ratio": float(np.mean([rollout.finish is Finish.LENGTH for rollout in rollouts])),
+        "unscored": sum(int(np.sum(~group.scored)) for group in groups),
+    }
+
+
+def evaluate(
+    policy: Policy,
+    data: str | Path | Sequence[Mapping],
+    rewards: Sequence[str | Callable],
+    n: int = 4,
+    *,
+    weights: Sequence[float] = (),
+    sampling: Sampling | Mapping[str, Any] | None = None,
+    max_tokens: int = 0,
+    seed: int = 0,
+    most: int = 0,
+    task: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    timeout_s: float = 10.0,
+) -> Scored:
+    """Generates n rollouts of every prompt and scores them.
+
+    Args:
+      data: rows, a JSONL or Parquet file, or task:NAME, whose held-out prompts are drawn with `seed`. Columns are read
+        by the options data.* of the policy.
+      rewards: functions, or their import paths.
+      weights: of the rewards in their sum. Empty: all 1.
+      sampling: changes of the policy's law, which is the training law of its run.
+      max_tokens: of a rollout. 0: the policy's.
+      most: prompts at most, in order. 0: all of a file, TASK_PROMPTS of a task.
+      task: arguments of a procedural task.
+      workers, timeout_s: of the reward processes.
+
+    Raises:
+      ValueError: data, rewards or law are wrong, or a prompt does not fit.
+      NoScores: no rollout could be scored.
+    """
+    if n < 1:
+        raise ValueError(f"evaluate: n={n} must be at least 1")
+    law, given = policy.law(sampling), carried(rewards, OWN)
+    with Pool(
+        given.names, weights, workers=workers, timeout_s=timeout_s, decode=policy.tokenizer.decode, code=given.code
+    ) as pool:
+        chosen = prompts_of(policy, data, seed, most, task)
+        pool.check(chosen)
+        ids = {p.id: [RolloutId(seed, "eval", 0, p.id, sample) for sample in range(n)] for p in chosen}
+        requests = [
+            Request(
+                rollout_id=id,
+                prompt=prompt,
+                seed=id.seed(),
+                max_tokens=max_tokens or policy.room(prompt),
+                sampling=law,
+                replica=index % policy.replicas,
+            )
+            for index, prompt in enumerate(chosen)
+            for id in ids[prompt.id]
+        ]
+        found = policy.run(requests, seen=pool.start)
+        groups = tuple(pool.join(_unscored(p, [found[id] for id in ids[p.id]])) for p in chosen)
+    if not any(group.scored.any() for group in groups):
+        raise NoScores(
+            f"evaluate: none of {len(requests)} rollouts could be scored: the graders failed, or apply to none of the prompts"
+        )
+    told = {name: getattr(law, name) for name in ("temperature", "top_k", "top_p", "stop_ids", "stop_strings")}
+    return Scored(groups=groups, settings={**told, "max_tokens": max_tokens, "seed": seed, "rewards": given.names})
+
+
+def _unscored(prompt: Prompt, rollouts: Sequence) -> Group:
+    none = np.zeros(len(rollouts))
+    return Group(prompt=prompt, rollouts=tuple(rollouts), rewards=none, scored=none == 1)
+
+
+def prompts_of(
+    policy: Policy, data: str | Path | Sequence[Mapping], seed: int, most: int, task: Mapping[str, Any] | None
+) -> tuple[Prompt, ...]:
+    """Returns the prompts of data; see `evaluate`."""
+    about = policy.config.data
+    columns = Columns(
+        format=about.format, named=about.columns, template=about.template, source=about.source, chat=about.chat
+    )
+    if isinstance(data, (str, Path)):
+        source = str(data)
+        configs.refuse_url(source, "data")
+        rows = prompts.rows(source, seed=seed, split="eval", size=most or TASK_PROMPTS, arguments=task, columns=columns)
+    else:
+        source = f"{OWN}data"
+        rows = [columns.row(f"{source}, row {number}", row) for number, row in enumerate(data, start=1)]
+    if not rows:
+        raise ValueError(f"evaluate: {source} has no rows")
+    template = policy.template()
+    limit = policy.config.engine.max_length - 1
+    chosen = prompts.tokenised(rows[: most or None], policy.tokenizer, chat=template, limit=limit, where=source)
+    if template is not None:
+        template.close()
+    return chosen
