@@ -3,7 +3,11 @@
 train      a run: --config=FILE [--config.a.b=VALUE ...]; the same as python -m jaxrl_post.main
 simulate   a run without a model: --config=configs/sim/FILE.py; the same as python -m jaxrl_post.simulate
 options    what a config may say: options [SECTION]
-replay     the gradient of a skipped step again: replay RUN --batch=STEP
+rollouts   rollouts of a run as text, JSON or Parquet: rollouts RUN [--step=A:B ...]
+compare    two runs: options, curves, and rewards pair by pair: compare A B
+replay     a rollout again, bit for bit, or the gradient of a skipped step: replay RUN --rollout=ID | --batch=STEP
+
+python -m jaxrl_post COMMAND --help says more about each.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ COMMANDS = {
     "train": "jaxrl_post.main",
     "simulate": "jaxrl_post.simulate",
     "options": "jaxrl_post.commands.options",
+    "rollouts": "jaxrl_post.commands.rollouts",
+    "compare": "jaxrl_post.commands.compare",
     "replay": "jaxrl_post.commands.replay",
 }
 

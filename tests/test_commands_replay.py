@@ -53,10 +53,7 @@ def test_what_cannot_be_replayed_is_one_sentence(tmp_path, capsys):
     assert replay.main([str(tmp_path), "--batch=3"]) == 1
     assert "has no config.json" in capsys.readouterr().err
     assert replay.main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == (
-        "error: replay: the following arguments are required: --batch; "
-        "write python -m jaxrl_post replay RUN --batch=STEP\n"
-    )
+    assert capsys.readouterr().err == "error: replay: say what is repeated: --rollout=ID or --batch=STEP\n"
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "skipped").mkdir()
     (tmp_path / "skipped" / "step_000007.npz").write_bytes(b"no archive")
