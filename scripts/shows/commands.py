@@ -136,9 +136,7 @@ def _replays(record, run: Path) -> None:
     record.figure("replay.tokens", sum(len(one.found) for one in equal))
     record.figure("replay.checkpoints_begun_from", len({one.begun for one in found}), at_least=4)
     by_command = [_asked(record, "replay", str(run), f"--rollout={name}", "--json")[0] for name in names[:BY_COMMAND]]
-    same = sum(
-        told["equal"] and told["tokens"] == one.logged.tokens.tolist() for told, one in zip(by_command, found)
-    )
+    same = sum(told["equal"] and told["tokens"] == one.logged.tokens.tolist() for told, one in zip(by_command, found))
     record.figure("replay.by_command_line", same, equals=BY_COMMAND)
     record.figure("replay.files_of_the_run_changed", sorted(before.items() ^ _hashes(run).items()), equals=[])
 
