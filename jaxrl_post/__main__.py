@@ -5,7 +5,11 @@ simulate   a run without a model: --config=configs/sim/FILE.py; the same as pyth
 options    what a config may say: options [SECTION]
 evaluate   a policy or a saved step on data: pass@k and the mean with its interval
 generate   rollouts of a policy or a saved step
-replay     the gradient of a skipped step again: replay RUN --batch=STEP
+rollouts   rollouts of a run as text, JSON or Parquet: rollouts RUN [--step=A:B ...]
+compare    two runs: options, curves, and rewards pair by pair: compare A B
+replay     a rollout again, bit for bit, or the gradient of a skipped step: replay RUN --rollout=ID | --batch=STEP
+
+python -m jaxrl_post COMMAND --help says more about each.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ COMMANDS = {
     "options": "jaxrl_post.commands.options",
     "evaluate": "jaxrl_post.commands.evaluate",
     "generate": "jaxrl_post.commands.generate",
+    "rollouts": "jaxrl_post.commands.rollouts",
+    "compare": "jaxrl_post.commands.compare",
     "replay": "jaxrl_post.commands.replay",
 }
 

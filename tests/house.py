@@ -19,8 +19,9 @@ FLOORS = {  # of rooms: files and folders on the first level of the package
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),
     4: ("launch",),
-    5: ("main", "simulate", "commands"),
-    6: ("api", "__main__"),
+    5: ("main", "simulate"),
+    6: ("commands", "api"),
+    7: ("__main__",),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = (  # module prefixes without jax

@@ -15,6 +15,7 @@ There is no pickle. All processes of a job share one POSIX file system.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -286,10 +287,29 @@ class Checkpoints:
     def before(self, step: int) -> Saved | None:
         """Returns the newest valid step before `step`, without the host's state, or None. Nothing is moved aside."""
         for number in reversed(self.steps()):
-            path = self._folder / _name(number)
-            if number < step and not damage(path, read_key(self._folder)):
-                return Saved(step=number, path=path, about=json.loads((path / ABOUT).read_text("utf-8")), host={})
+            if number < step and not damage(self._folder / _name(number), read_key(self._folder)):
+                return self._saved(number)
         return None
+
+    def at(self, step: int) -> Saved:
+        """Returns a step with the host's state, of a job of one process. Nothing is moved aside.
+
+        Raises:
+          ValueError: the step is damaged.
+        """
+        path = self._folder / _name(step)
+        try:
+            reason = damage(path, read_key(self._folder))
+        except OSError as error:
+            reason = _one_line(error)
+        if reason:
+            raise ValueError(f"{path} is damaged: {reason}")
+        return dataclasses.replace(self._saved(step), host=read_state(path / "host" / "process_0"))
+
+    def _saved(self, step: int) -> Saved:
+        """Returns a step without the host's state."""
+        path = self._folder / _name(step)
+        return Saved(step=step, path=path, about=json.loads((path / ABOUT).read_text("utf-8")), host={})
 
     def steps(self) -> list[int]:
         """Returns the numbers of all step folders, valid or not, in order."""

@@ -1,37 +1,122 @@
-"""python -m jaxrl_post replay RUN --batch=STEP
+"""python -m jaxrl_post replay RUN --rollout=ID [--json] [--from-start]
+python -m jaxrl_post replay RUN --batch=STEP
 
-Repeats the gradient of a skipped optimizer step from its batch, RUN/skipped/step_NNNNNN.npz, and says what in it is not
-finite. The weights are those of the newest whole checkpoint before the step, or those that the run began with.
-Nothing in the run's folder is changed.
+Repeats what a run did. Nothing in the run's folder is changed.
+
+--rollout=ID   samples a logged rollout again, bit for bit: the ring turns from the last checkpoint before its first
+               token until it is finished. Scores come from the run's journal. Tokens, log-probs, versions and all else
+               are compared with the log. Exit code 1 where they differ. `rollouts RUN` prints the ids.
+--json         prints one object instead of text
+--from-start   turns the ring from the beginning of the run, also where checkpoints were pruned
+--batch=STEP   repeats the gradient of a skipped optimizer step from its batch, RUN/skipped/step_NNNNNN.npz, and says
+               what in it is not finite. The weights are those of the newest whole checkpoint before the step, or those
+               that the run began with.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxrl_post.commands.arguments import Arguments, answered, whole
+from jaxrl_post.commands.texts import decoder
 from jaxrl_post.config import refuse_url
-from jaxrl_post.launch import skipped_batch
-
-
-class _Words(argparse.ArgumentParser):
-    def error(self, message):
-        raise ValueError(f"replay: {message}; write python -m jaxrl_post replay RUN --batch=STEP")
+from jaxrl_post.telemetry import rollout_names, run_logs
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints what the batch does. Exit code 1, with one sentence, where the run or the batch cannot be read."""
-    parser = _Words(prog="python -m jaxrl_post replay", description=__doc__)
-    parser.add_argument("run", help="the folder of a run")
-    parser.add_argument("--batch", type=int, required=True, help="the optimizer step that was skipped")
-    try:
-        flags = parser.parse_args(arguments)
-        refuse_url(flags.run, "RUN")
-        learner, groups, at = skipped_batch.opened(Path(flags.run), flags.batch)
-        print("\n".join(skipped_batch.findings(learner, groups, flags.batch, at)))
-    except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    """Prints the rollout or the batch. Exit code 1 where it differs, and, with one sentence, where it cannot be read."""
+    return answered(lambda: _repeat(_read(arguments)))
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    words = Arguments("replay", str(__doc__))
+    words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
+    what = words.add_mutually_exclusive_group()
+    what.add_argument("--rollout", help=argparse.SUPPRESS)
+    what.add_argument("--batch", type=whole(1), help=argparse.SUPPRESS)
+    for name in ("--json", "--from-start"):
+        words.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    flags = words.read(arguments)
+    refuse_url(flags.run, "RUN")
+    if flags.rollout is None and flags.batch is None:
+        raise ValueError("replay: say what is repeated: --rollout=ID or --batch=STEP")
+    if flags.batch is not None and (flags.json or flags.from_start):
+        raise ValueError("replay: --json and --from-start belong to --rollout, not to --batch")
+    return flags
+
+
+def _repeat(flags: argparse.Namespace) -> int:
+    return _rollout(flags) if flags.batch is None else _batch(flags)
+
+
+def _batch(flags: argparse.Namespace) -> int:
+    from jaxrl_post.launch import skipped_batch
+
+    learner, groups, at = skipped_batch.opened(Path(flags.run), flags.batch)
+    print("\n".join(skipped_batch.findings(learner, groups, flags.batch, at)))
     return 0
+
+
+def _rollout(flags: argparse.Namespace) -> int:
+    name, logs = rollout_names.parsed(flags.rollout), run_logs.opened(flags.run)
+    logs.find(name)  # before jax and the run are loaded
+    from jaxrl_post.commands.repeated import repeated
+
+    (again,) = repeated(logs, [name], from_start=flags.from_start)
+    decode = decoder(logs)
+    print(json.dumps(as_json(again, decode)) if flags.json else "\n".join(lines(again, decode)))
+    return 0 if again.equal else 1
+
+
+def verdict(again) -> str:
+    """Returns one line: whether the rollout was repeated, and else what differs."""
+    begun = f"the checkpoint of step {again.begun}" if again.begun else "the beginning of the run"
+    head = f"{again.name}, logged with step {again.step}, again from {begun}"
+    if again.found is None:
+        return f"{head}: DIFFERENT: the ring finished no such rollout"
+    if again.restored:
+        return f"{head}: DIFFERENT: {again.restored} of its tokens were in the checkpoint and are not sampled again"
+    if again.differences:
+        told = ", ".join(f"{field} at {count}" for field, count in again.differences.items())
+        return f"{head}: DIFFERENT: {told} of {len(again.logged)} tokens"
+    versions = sorted(set(again.found.versions.tolist()))
+    return f"{head}: equal bit for bit: {len(again.found)} tokens, sampled by weights {', '.join(map(str, versions))}"
+
+
+def lines(again, decode) -> Iterator[str]:
+    """Yields the verdict, the texts, and a line for each token."""
+    yield verdict(again)
+    rollout = again.found or again.logged
+    yield f"  prompt  {decode(rollout.prompt.tokens)!r}   answer {rollout.prompt.answer!r}"
+    yield f"  text    {decode(rollout.tokens)!r}   ends by {rollout.finish.value}"
+    yield f"  {'':>5}  {'token':>7}  {'log-prob':>13}  {'weights':>7}  text"
+    for place, (token, logprob, version, drafted) in enumerate(
+        zip(rollout.tokens, rollout.logprobs, rollout.versions, rollout.drafted, strict=True)
+    ):
+        mark = "  drafted" if drafted else ""
+        yield f"  {place:>5}  {token:>7}  {logprob:>13.9g}  {version:>7}  {decode([token])!r}{mark}"
+
+
+def as_json(again, decode) -> dict:
+    """Returns the comparison and the repeated rollout, or the logged one where there is none, as plain values."""
+    rollout = again.found or again.logged
+    return {
+        "rollout": str(again.name),
+        "step": again.step,
+        "from": again.begun,
+        "equal": again.equal,
+        "differences": again.differences,
+        "restored_tokens": again.restored,
+        "finished": again.found is not None,
+        "prompt": decode(rollout.prompt.tokens),
+        "answer": rollout.prompt.answer,
+        "text": decode(rollout.tokens),
+        "finish": rollout.finish.value,
+        "tokens": rollout.tokens.tolist(),
+        "logprobs": rollout.logprobs.tolist(),
+        "versions": rollout.versions.tolist(),
+        "drafted": rollout.drafted.tolist(),
+    }

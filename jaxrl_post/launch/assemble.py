@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -76,13 +76,24 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
     )
 
 
+class Past(NamedTuple):
+    """What a run begins from, and what saves and grades it: see the same names in `Run`."""
+
+    about: dict
+    saves: Any
+    saved: store.Saved | None
+    rewards: Any
+    judge: Any
+
+
 @dataclass(kw_only=True)
 class Run:
     """Every part of a run.
 
     `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
-    evaluation. `mine`: the folder that this process writes to. `traces`: at most one. `saved`: the checkpoint that the run
-    resumes from, if any. `about`: what a checkpoint must agree with. `began`: when the run did, by time.monotonic().
+    evaluation. `mine`: the folder that this process writes to. `traces`: what listens to the ring from its start to its
+    end. `saved`: the checkpoint that the run resumes from, if any. `about`: what a checkpoint must agree with. `began`: when
+    the run did, by time.monotonic().
     """
 
     config: configs.Config
@@ -99,7 +110,7 @@ class Run:
     judge: Pool
     history: History
     meter: BiasMeter
-    traces: list[RingTrace]
+    traces: list[Any]
     writer: metrics.Several
     saves: Background
     saved: store.Saved | None
@@ -209,11 +220,14 @@ def build(
     place: Path,
     new: bool,
     stack: contextlib.ExitStack,
+    past: Past | None = None,
 ) -> Run:
-    """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
+    """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse.
+
+    `past`: of a run that is turned again, where nothing is saved or graded. None: `begun` opens checkpoints and graders.
+    """
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
-    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack)
-    rewards, judge = both_graders(config, start, devices, mine, stack)
+    about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, faults, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
     guard = stack.enter_context(compile_guard.CompileGuard())
@@ -246,6 +260,21 @@ def build(
         revive(run, saved)
     malloc.give_back()
     return run
+
+
+def begun(
+    config: configs.Config,
+    start: inputs.Inputs,
+    devices: parts.DevicePlan,
+    place: Path,
+    new: bool,
+    faults: FaultPoints,
+    stack: contextlib.ExitStack,
+) -> Past:
+    """Opens the run's checkpoints and starts its graders."""
+    mine = folder.own(place)
+    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack)
+    return Past(about, saves, saved, *both_graders(config, start, devices, mine, stack))
 
 
 def checkpoints(

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_post.rewards import Overrun as Overrun  # exported here too
-from jaxrl_post.rewards import digest, signatures
+from jaxrl_post.rewards import digest, records, signatures
 from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.jobs import COUNTERS, Call, Job, Task
 from jaxrl_post.rewards.limits import Fixed, Limits
@@ -226,7 +226,7 @@ class Pool:
             self._limits.scored(record)
             if self._journal is not None:
                 self._journal.write(record)
-        return self._scored(group, found)
+        return records.scored(group, found, self._seed if self._shuffle else None)
 
     def metrics(self) -> dict[str, float]:
         """Returns counts since the last call, and the seconds that `join` waited.
@@ -317,25 +317,6 @@ class Pool:
         if len(numbers) == 1:
             return out | {k: v for k, v in numbers[0].items() if k not in ("score", "acc")}
         return out | {f"{name}/{k}": v for name, n in zip(self._names, numbers, strict=True) for k, v in n.items()}
-
-    def _scored(self, group: Group, records: Sequence[dict]) -> Group:
-        rewards = np.array([record["reward"] for record in records], np.float64)
-        scored = np.array([record["scored"] for record in records], bool)
-        names = dict.fromkeys(name for record in records for name in record["components"])
-        components = {name: np.array([record["components"].get(name, np.nan) for record in records]) for name in names}
-        if self._shuffle:
-            self._permute(group, rewards, scored)
-        return Group(
-            prompt=group.prompt, rollouts=group.rollouts, rewards=rewards, scored=scored, components=components
-        )
-
-    def _permute(self, group: Group, rewards: np.ndarray, scored: np.ndarray) -> None:
-        """Permutes scored training rewards in place. Position i gets the score of the i-th smallest hash."""
-        places = [i for i, r in enumerate(group.rollouts) if scored[i] and r.id.purpose == "train"]
-        order = sorted(
-            places, key=lambda i: digest.of_parts(self._seed, group.prompt.id, group.rollouts[i].id.epoch, i)
-        )
-        rewards[places] = rewards[order]
 
     def _turn(self, wait_s: float) -> None:
         """Hands out tasks, waits at most `wait_s`, processes replies, and kills workers over their limit."""

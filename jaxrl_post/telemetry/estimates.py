@@ -29,28 +29,61 @@ def pass_at(n: int, right: int, k: int) -> float:
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
-def mean_interval(values: Sequence[float], *, share: float = 0.95, seed: int = 0) -> tuple[float, float]:
+def mean_interval(
+    values: Sequence[float], *, share: float = 0.95, seed: int = 0, draws: int | None = None
+) -> tuple[float, float]:
     """Returns the percentile bootstrap interval of the mean of independent values, one a prompt.
 
     Of differences between two arms, prompt by prompt, it is the paired interval.
 
     Args:
       share: of the resamples that the interval holds.
+      draws: resamples; None: DRAWS.
 
     Raises:
       ValueError: no values, a value that is not finite, or `share` not between 0 and 1.
     """
+    _check_share(share)
+    return _middle(_means(_finite(values), np.random.default_rng(seed), draws or DRAWS), share)
+
+
+def difference_interval(
+    one: Sequence[float], two: Sequence[float], *, share: float = 0.95, seed: int = 0, draws: int | None = None
+) -> tuple[float, float]:
+    """Returns the percentile bootstrap interval of mean(two) - mean(one), as of samples that have nothing in common.
+
+    Args and errors are those of `mean_interval`.
+    """
+    _check_share(share)
+    random = np.random.default_rng(seed)
+    means = [_means(_finite(values), random, draws or DRAWS) for values in (one, two)]
+    return _middle(means[1] - means[0], share)
+
+
+def _finite(values: Sequence[float]) -> np.ndarray:
     given = np.asarray(values, np.float64)
     if given.size == 0 or not np.isfinite(given).all():
         raise ValueError(
             f"an interval needs finite values, got {given.size} with {int(np.sum(~np.isfinite(given)))} not"
         )
+    return given
+
+
+def _check_share(share: float) -> None:
     if not 0.0 < share < 1.0:
         raise ValueError(f"share={share} of an interval must be between 0 and 1")
-    random, step = np.random.default_rng(seed), max(1, _AT_ONCE // given.size)
-    means = [
-        given[random.integers(given.size, size=(min(step, DRAWS - first), given.size))].mean(axis=1)
-        for first in range(0, DRAWS, step)
+
+
+def _means(given: np.ndarray, random: np.random.Generator, draws: int) -> np.ndarray:
+    """Returns the means of resamples with replacement."""
+    step = max(1, _AT_ONCE // given.size)
+    parts = [
+        given[random.integers(given.size, size=(min(step, draws - first), given.size))].mean(axis=1)
+        for first in range(0, draws, step)
     ]
-    low, high = np.quantile(np.concatenate(means), ((1 - share) / 2, (1 + share) / 2))
+    return np.concatenate(parts)
+
+
+def _middle(means: np.ndarray, share: float) -> tuple[float, float]:
+    low, high = np.quantile(means, ((1 - share) / 2, (1 + share) / 2))
     return float(low), float(high)

@@ -19,13 +19,14 @@ Arrays of a file with N rollouts in g groups, M tokens and C components:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +67,28 @@ def read(path: str | Path) -> tuple[Group, ...]:
     Raises:
       ValueError: the file is no rollout log, or is damaged.
     """
+    with _archive(path) as archive:
+        arrays = {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+        return _groups(arrays, json.loads(arrays["texts"].tobytes()))
+
+
+def ids(path: str | Path) -> list[RolloutId]:
+    """Returns the ids of a step's rollouts, in the order of the file. Reads no tokens.
+
+    Raises:
+      ValueError: the file is no rollout log, or is damaged.
+    """
+    with _archive(path) as archive:
+        return [RolloutId(*fields) for fields in json.loads(_array(archive.read("texts.npy")).tobytes())["ids"]]
+
+
+@contextlib.contextmanager
+def _archive(path: str | Path) -> Iterator[zipfile.ZipFile]:
+    """Opens a step's file. What is wrong with it is a ValueError."""
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            arrays = {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
-        return _groups(arrays, json.loads(arrays["texts"].tobytes()))
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, ValueError) as error:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no rollout log, or is damaged: {error}") from error
 
 

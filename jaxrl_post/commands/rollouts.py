@@ -1,0 +1,221 @@
+"""python -m jaxrl_post rollouts RUN [--step=A[:B]] [--prompt=TEXT] [--source=NAME] [--min-reward=X] [--max-reward=X]
+  [--purpose=train|eval] [--limit=N] [--json] [--parquet=FILE]
+
+Prints rollouts from the logs of a run, oldest first.
+
+--step=A[:B]     those of optimizer step A, or of steps A to B; of evaluations, the steps at which they ran
+--prompt=TEXT    those of the prompt with this id, and of prompts whose text contains it
+--source=NAME    those of one source of the data
+--min-reward=X   those with at least this reward; those without a score are left out
+--max-reward=X   those with at most this reward; those without a score are left out
+--purpose=WHAT   train (the default) or eval
+--limit=N        at most N; 20 without --json or --parquet, and else all
+--json           one object a line
+--parquet=FILE   writes a new Parquet file, which needs pyarrow
+
+The name in front of each is what `replay RUN --rollout=NAME` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_post.commands.arguments import Arguments, answered, number, span, whole
+from jaxrl_post.commands.texts import decoder
+from jaxrl_post.config import refuse_url
+from jaxrl_post.json_text import shown
+from jaxrl_post.telemetry import rollout_names, run_logs
+from jaxrl_post.types import Group
+
+SHOWN = 20  # rollouts on a screen
+_TOGETHER = 4096  # rows of a part of a Parquet file
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints rollouts. Exit code 1, with one sentence, for a mistake in the flags or a run that cannot be read."""
+    return answered(lambda: _print(_read(arguments)))
+
+
+def _print(flags: argparse.Namespace) -> int:
+    logs = run_logs.opened(flags.run)
+    _check_names(logs, flags)
+    machine = flags.json or bool(flags.parquet)
+    found = itertools.islice(rows(logs, flags, decoder(logs)), flags.limit or (None if machine else SHOWN))
+    if flags.parquet:
+        print(f"{write_parquet(Path(flags.parquet), found)} rollouts in {flags.parquet}")
+        return 0
+    count = 0
+    for row in found:
+        print(json.dumps(row, ensure_ascii=False) if flags.json else text(row))
+        count += 1
+    if not flags.json:
+        more = "; --limit=N shows more" if count == SHOWN and not flags.limit else ""
+        print(f"{count} rollouts{more}")
+    return 0
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    words = Arguments("rollouts", str(__doc__))
+    words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
+    words.add_argument("--step", type=span, default=(0, None), help=argparse.SUPPRESS)
+    words.add_argument("--purpose", choices=tuple(run_logs.FOLDERS), default="train", help=argparse.SUPPRESS)
+    words.add_argument("--limit", type=whole(1), help=argparse.SUPPRESS)
+    for name in ("--prompt", "--source", "--parquet"):
+        words.add_argument(name, help=argparse.SUPPRESS)
+    for name in ("--min-reward", "--max-reward"):
+        words.add_argument(name, type=number, help=argparse.SUPPRESS)
+    words.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    flags = words.read(arguments)
+    refuse_url(flags.run, "RUN")
+    refuse_url(flags.parquet or "", "--parquet")
+    if flags.json and flags.parquet:
+        raise ValueError("rollouts: --json and --parquet are two forms: name one")
+    if flags.min_reward is not None and flags.max_reward is not None and flags.min_reward > flags.max_reward:
+        raise ValueError(f"rollouts: --min-reward={flags.min_reward:g} is above --max-reward={flags.max_reward:g}")
+    return flags
+
+
+def _check_names(logs: run_logs.RunLogs, flags: argparse.Namespace) -> None:
+    """Refuses steps, sources and a file that cannot be right."""
+    there = logs.steps(flags.purpose)
+    first, last = flags.step
+    if not there:
+        raise ValueError(f"{logs.folder} has logged no {run_logs.FOLDERS[flags.purpose]} yet")
+    if not any(first <= step and (last is None or step <= last) for step in there):
+        near = min(there, key=lambda step: min(abs(step - end) for end in flags.step))
+        raise ValueError(
+            f"--step={first}:{last}: {logs.folder} has logged {run_logs.FOLDERS[flags.purpose]} of {len(there)} steps "
+            f"from {there[0]} to {there[-1]}; nearest is {near}"
+        )
+    if flags.parquet and Path(flags.parquet).exists():
+        raise ValueError(f"--parquet={flags.parquet} exists already and is not written over; name a new file")
+    if flags.source is not None:
+        known = sorted({group.prompt.source for group in logs.groups(flags.purpose, there[-1])})
+        known += [] if flags.source in known else _sources(logs, flags.purpose)
+        if flags.source not in known:
+            near = difflib.get_close_matches(flags.source, known, n=1, cutoff=0.0)
+            raise ValueError(f"--source={shown(flags.source)}: no rollout has it; nearest is {shown(near[0])}")
+
+
+def _sources(logs: run_logs.RunLogs, purpose: str) -> list[str]:
+    """Returns the sources of all logged rollouts."""
+    return sorted({group.prompt.source for _, group in run_logs.groups_of(logs, purpose)})
+
+
+def rows(logs: run_logs.RunLogs, flags: argparse.Namespace, decode: Callable[[Sequence[int]], str]) -> Iterator[dict]:
+    """Yields the rollouts that the flags choose, as plain values."""
+    for step, group in run_logs.groups_of(logs, flags.purpose, *flags.step):
+        prompt = decode(group.prompt.tokens)
+        if flags.source is not None and group.prompt.source != flags.source:
+            continue
+        if flags.prompt is not None and flags.prompt != group.prompt.id and flags.prompt not in prompt:
+            continue
+        for place in range(len(group.rollouts)):
+            if _within(flags, group, place):
+                yield _row(step, group, place, prompt, decode)
+
+
+def _within(flags: argparse.Namespace, group: Group, place: int) -> bool:
+    """Returns whether a rollout's reward is within the bounds, if there are any."""
+    low, high = flags.min_reward, flags.max_reward
+    reward = float(group.rewards[place])
+    asked = low is not None or high is not None
+    return not asked or (
+        bool(group.scored[place]) and (low is None or reward >= low) and (high is None or reward <= high)
+    )
+
+
+def _row(step: int, group: Group, place: int, prompt: str, decode: Callable[[Sequence[int]], str]) -> dict:
+    rollout, scored = group.rollouts[place], bool(group.scored[place])
+    sampled = rollout.versions[rollout.sampled]
+    parts = {name: float(values[place]) for name, values in group.components.items()}
+    return {
+        "rollout": str(rollout_names.of(rollout.id, step)),
+        "purpose": rollout.id.purpose,
+        "step": step,
+        "prompt_id": group.prompt.id,
+        "epoch": rollout.id.epoch,
+        "sample": rollout.id.sample,
+        "attempt": rollout.id.attempt,
+        "source": group.prompt.source,
+        "prompt": prompt,
+        "answer": group.prompt.answer,
+        "text": decode(rollout.tokens),
+        "reward": float(group.rewards[place]) if scored else None,
+        "components": {name: value for name, value in sorted(parts.items()) if scored and value == value},
+        "finish": rollout.finish.value,
+        "num_tokens": len(rollout),
+        "num_prompt_tokens": int(group.prompt.tokens.size),
+        "first_version": int(sampled[0]) if sampled.size else None,
+        "last_version": int(sampled[-1]) if sampled.size else None,
+        "num_versions": int(np.unique(sampled).size),
+        "drafted_share": float(rollout.drafted.mean()) if len(rollout) else 0.0,
+        "mean_logprob": float(rollout.logprobs[rollout.sampled].astype(np.float64).mean()) if sampled.size else None,
+    }
+
+
+def text(row: dict) -> str:
+    """Returns a row as a few lines."""
+    reward = "no score" if row["reward"] is None else f"reward {row['reward']:g}"
+    parts = [f"{name} {value:g}" for name, value in row["components"].items()]
+    first, last = row["first_version"], row["last_version"]
+    weights = (
+        [] if first is None else [f"weights {first}" if row["num_versions"] == 1 else f"weights {first} to {last}"]
+    )
+    drafted = [f"drafted {row['drafted_share']:.2f}"] if row["drafted_share"] else []
+    facts = [f"step {row['step']}", reward, *parts, f"ends by {row['finish']}", f"{row['num_tokens']} tokens"]
+    return (
+        f"{row['rollout']}   {', '.join([*facts, *weights, *drafted])}\n"
+        f"  prompt  {row['prompt']!r}   answer {row['answer']!r}\n"
+        f"  text    {row['text']!r}"
+    )
+
+
+def write_parquet(file: Path, found: Iterator[dict]) -> int:
+    """Writes rows to a new Parquet file, whole or not at all, and returns how many.
+
+    Raises:
+      ValueError: pyarrow is missing.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise ValueError("--parquet needs pyarrow: pip install 'jaxrl_post[parquet]', or use --json") from None
+    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()]).append(
+        pyarrow.field("components", pyarrow.map_(pyarrow.string(), pyarrow.float64()))
+    )
+    part, count = file.with_name(f"{file.name}.part"), 0
+    try:
+        with pyarrow.parquet.ParquetWriter(part, schema) as writer:
+            while some := list(itertools.islice(found, _TOGETHER)):
+                together = [row | {"components": list(row["components"].items())} for row in some]
+                writer.write_table(pyarrow.Table.from_pylist(together, schema=schema))
+                count += len(some)
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+    return count
+
+
+_COLUMNS = {  # of a Parquet file, beside the components
+    **dict.fromkeys(("rollout", "purpose"), "string"),
+    "step": "int64",
+    "prompt_id": "string",
+    **dict.fromkeys(("epoch", "sample", "attempt"), "int64"),
+    **dict.fromkeys(("source", "prompt", "answer", "text"), "string"),
+    "reward": "float64",
+    "finish": "string",
+    **dict.fromkeys(("num_tokens", "num_prompt_tokens", "first_version", "last_version", "num_versions"), "int64"),
+    **dict.fromkeys(("drafted_share", "mean_logprob"), "float64"),
+}
