@@ -278,6 +278,36 @@ class Checkpoints:
                 return Saved(step=number, path=path, about=json.loads((path / ABOUT).read_text("utf-8")), host={})
         return None
 
+    def at(self, step: int | None, asked: str) -> Saved:
+        """Returns a valid step with the state of process 0. Nothing is changed.
+
+        Args:
+          step: None: the newest that is valid.
+          asked: the flag that asks, which begins every error.
+
+        Raises:
+          ValueError: there is no such step, or it is damaged; with the steps that are there.
+        """
+        there = self.steps()
+        if step not in (None, *there) or not there:
+            steps = f"it has {', '.join(map(str, there))}" if there else "it has none"
+            raise ValueError(
+                f"{asked}: there is no {f'step {step}' if step is not None else 'checkpoint'} in {self._folder}; {steps}"
+            )
+        try:
+            key = read_key(self._folder)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{asked}: {self._folder / KEY} cannot be read, so no step can be verified") from error
+        reasons = {}
+        for number in reversed(there) if step is None else [step]:
+            path = self._folder / _name(number)
+            if not (reason := damage(path, key)):
+                about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+                return Saved(step=number, path=path, about=about, host=read_state(path / "host" / "process_0"))
+            reasons[number] = reason
+        told = "; ".join(f"step {number} is damaged, because {reason}" for number, reason in reasons.items())
+        raise ValueError(f"{asked}: {told}; steps are {', '.join(map(str, there))}")
+
     def steps(self) -> list[int]:
         """Returns the numbers of all step folders, valid or not, in order."""
         names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []

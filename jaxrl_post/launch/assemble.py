@@ -28,10 +28,11 @@ from jaxrl_post.engine.host import dispatch_log
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
+from jaxrl_post.launch import branch as branches
 from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import chips, compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
 from jaxrl_post.launch import run_folder as folder
-from jaxrl_post.launch.command_line import parse
+from jaxrl_post.launch.command_line import Flags, parse
 from jaxrl_post.launch.fault_points import FaultPoints
 from jaxrl_post.launch.stop_signal import RESTART, Stopped
 from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
@@ -76,7 +77,8 @@ class Run:
 
     `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
     evaluation. `mine`: the folder that this process writes to. `traces`: at most one. `saved`: the checkpoint that the run
-    resumes from, if any. `about`: what a checkpoint must agree with.
+    resumes from, if any. `about`: what a checkpoint must agree with. `parent`: the checkpoint of another run that this one
+    began from, if any.
     """
 
     config: configs.Config
@@ -99,7 +101,13 @@ class Run:
     saved: store.Saved | None
     about: dict
     faults: FaultPoints
+    parent: branches.Parent | None = None
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
+
+    @property
+    def branches_now(self) -> bool:
+        """Whether the run begins from its parent now: it has no checkpoint of its own yet."""
+        return self.parent is not None and not self.saves.steps()
 
     @property
     def swap(self) -> dict | None:
@@ -122,7 +130,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run)."""
     flags = parse(arguments)
     malloc.return_large_blocks()
-    resolved = functools.partial(configs.resolve, configs.load(flags.config), flags.overrides)
+    resolved = functools.partial(configs.resolve, branches.settings(flags), flags.overrides)
     if flags.slice:
         config = resolved(platform=chips.read(flags.slice).chip.platform)
         slice_plan.text(config, inputs.shape(config), flags.slice, functools.partial(print, flush=True))
@@ -134,6 +142,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)
+        branched(flags, config, start)
         checked(config, start)
         print(planned(config, start), flush=True)
         compile_guard.use_cache(os.environ)
@@ -141,6 +150,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         return None
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config)
+    begun = branched(flags, config, start)
     words = planned(config, start)
     devices = parts.device_plan(config)
     say(words)
@@ -151,12 +161,21 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
         with starting(config, place):
-            return build(config, start, devices, place, new, stack)
+            return build(config, start, devices, place, new, stack, begun)
     except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
         raise
+
+
+def branched(flags: Flags, config: configs.Config, start: inputs.Inputs) -> branches.Branch | None:
+    """Says what of the data is not used as it is. Returns what the run takes from another one, if it branches."""
+    for note in start.notes:
+        say(note)
+    if not flags.branch:
+        return None
+    return branches.opened(flags.branch, config, resume.about(config, start, resume.versions()), say)
 
 
 def starting(config: configs.Config, place: Path) -> Watchdog:
@@ -177,10 +196,13 @@ def build(
     place: Path,
     new: bool,
     stack: contextlib.ExitStack,
+    begun: branches.Branch | None = None,
 ) -> Run:
     """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
-    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack)
+    parent, start = branches.ordered(begun, place, start)
+    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack, parent)
+    saved = begun.saved if begun else saved
     rewards, judge = both_graders(config, start, devices, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
@@ -204,15 +226,14 @@ def build(
         history=history,
         meter=BiasMeter(),
         traces=drawn_traces(config, learner, watch, mine, stack),
-        writer=written_rows(config, evaluator, place, mine, stack),
+        writer=written_rows(config, evaluator, place, mine, stack, parent),
         saves=saves,
         saved=saved,
         about=about,
         faults=faults,
+        parent=parent,
     )
-    if saved is not None:
-        revive(run, saved)
-    malloc.give_back()
+    revive(run, begun)
     return run
 
 
@@ -224,8 +245,11 @@ def checkpoints(
     new: bool,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
+    parent: branches.Parent | None,
 ) -> tuple[dict, Background, store.Saved | None]:
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
+    if new and parent and jax.process_index() == 0:
+        branches.write(place, parent)
     about = resume.about(config, start, resume.versions())
     saves = store.Checkpoints(
         place / "checkpoints",
@@ -236,6 +260,8 @@ def checkpoints(
         share=processes.share_text,
         any_of=processes.any_text,
     )
+    if not new:
+        branches.check_begun(place, parent, saves.steps())
     saved = None if new else resume.point(saves, place, mine, about, say)
     return about, stack.enter_context(Background(saves, malloc.give_back)), saved
 
@@ -291,12 +317,18 @@ def recorded_scheduler(
 
 
 def written_rows(
-    config: configs.Config, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
+    config: configs.Config,
+    evaluator: Any,
+    place: Path,
+    mine: Path,
+    stack: contextlib.ExitStack,
+    parent: branches.Parent | None,
 ) -> metrics.Several:
     """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step."""
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
+        told |= {"parent": parent.told()} if parent else {}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         writers.append(metrics.console(config.steps))
     writer = metrics.Several(*writers)
@@ -317,7 +349,16 @@ def drawn_traces(
     return [trace]
 
 
-def revive(run: Run, saved: store.Saved) -> None:
+def revive(run: Run, begun: branches.Branch | None) -> None:
+    """Restores the host's state of the checkpoint, if any. A branch may take only a part of it."""
+    if begun is not None and not begun.goes_on:
+        begun.begin(run.config.scheduler.updates, run.history, run.learner.gate, run.scheduler)
+    elif run.saved is not None:
+        restore(run, run.saved)
+    malloc.give_back()
+
+
+def restore(run: Run, saved: store.Saved) -> None:
     """Restores the host's state. The first and the latest evaluation are read from their log."""
     prompts, host = {prompt.id: prompt for prompt in run.start.train}, saved.host
     if moved_run.changes(saved.about, run.about):

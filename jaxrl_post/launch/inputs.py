@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_post.config import Config
 from jaxrl_post.data import chat, prompts, tasks, tokenizer
 from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.overlong import DROP, Overlong, measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
@@ -33,7 +34,8 @@ class Inputs:
     `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
     eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
-    or None where none is named."""
+    or None where none is named. `notes`: lines on data that is not used as it is. `overlong`: prompts that were dropped or
+    cut, by "train" and "eval"."""
 
     model: decoder.ModelConfig
     dtype: str
@@ -46,6 +48,8 @@ class Inputs:
     longest_prompt: int
     write: Callable[[Prompt, np.ndarray], list[int]]
     cost: StepCost | None
+    notes: tuple[str, ...] = ()
+    overlong: Mapping[str, int] = field(default_factory=dict)
 
 
 def gather(config: Config) -> Inputs:
@@ -65,20 +69,10 @@ def _gathered(config: Config) -> Inputs:
     words = tokenizer.load(place)
     model, load_params, dtype = _model(config, words.vocab_size)
     hf.check_savable(model)  # as the run ends with it
-    if words.vocab_size > model.vocab_size:
-        raise ValueError(
-            f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
-            "they do not belong together"
-        )
-    if words.vocab_size < model.vocab_size:
-        model = dataclasses.replace(model, used_vocab=words.vocab_size)
-    if config.engine.max_length > model.max_length:
-        raise ValueError(
-            f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
-            f"positions; the nearest valid value is {model.max_length}"
-        )
+    model = _fitting(config, model, words, place)
     template = chat.load(place) if place.is_dir() else None
-    train, held_out = (_prompts(config, part, words, template) for part in ("train", "eval"))
+    read = {part: _prompts(config, part, words, template) for part in ("train", "eval")}
+    train, held_out = (read[part].prompts for part in ("train", "eval"))
     if template is not None:
         template.close()
     shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
@@ -102,7 +96,28 @@ def _gathered(config: Config) -> Inputs:
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
         write=_writer(config, words),
         cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
+        notes=tuple(note for part in read.values() for note in part.notes),
+        overlong={name: part.overlong for name, part in read.items()},
     )
+
+
+def _fitting(
+    config: Config, model: decoder.ModelConfig, words: tokenizer.Tokenizer, place: Path
+) -> decoder.ModelConfig:
+    """Returns the model with the rows that its tokenizer uses. Refused: one that it or engine.max_length does not fit."""
+    if words.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
+            "they do not belong together"
+        )
+    if words.vocab_size < model.vocab_size:
+        model = dataclasses.replace(model, used_vocab=words.vocab_size)
+    if config.engine.max_length > model.max_length:
+        raise ValueError(
+            f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
+            f"positions; the nearest valid value is {model.max_length}"
+        )
+    return model
 
 
 def _sampling(config: Config, words: tokenizer.Tokenizer) -> Sampling:
@@ -131,7 +146,7 @@ def _check_demonstrations(config: Config, train: Sequence[Prompt], words: tokeni
                 "has nothing to demonstrate"
             )
         text, where = _longest(config, prompt), f"the demonstration of prompt {prompt.id!r}"
-        prompts.measured(f"data.train={config.data.train}: {where}", text, words, config.sampling.max_tokens)
+        measured(f"data.train={config.data.train}: {where}", text, words, config.sampling.max_tokens)
         tokens = len(words.encode(text, special=False)) + 1
         if tokens > config.sampling.max_tokens:
             raise ValueError(
@@ -221,28 +236,50 @@ def shape(config: Config) -> decoder.ModelConfig:
     return found
 
 
-def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> tuple[Prompt, ...]:
-    """Prompts of one part, "train" or "eval", in file order."""
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """Prompts of one part, and what of its data is not used as it is. `overlong`: prompts that were dropped or cut."""
+
+    prompts: tuple[Prompt, ...] = ()
+    notes: tuple[str, ...] = ()
+    overlong: int = 0
+
+
+def _prompts(config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None) -> _Read:
+    """Prompts of one part, "train" or "eval", in file order.
+
+    Raises:
+      ValueError: a bad row, or no prompts at all.
+    """
     if part == "eval" and config.eval.prompts == 0:
-        return ()
-    source, arguments, size = config.data.train, config.data.task, config.data.size
+        return _Read()
+    option, source, arguments, size = "data.train", config.data.train, config.data.task, config.data.size
     if part == "eval":
-        source, arguments, size = _eval_source(config), config.eval.task or arguments, config.eval.prompts
+        option, source, arguments = "eval.data", _eval_source(config), config.eval.task or arguments
+        size = config.eval.prompts
     split = "sft" if part == "train" and config.engine.name == "demonstrations" else part
     data = config.data
     columns = Columns(
         format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat
     )
     rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=columns)
-    if part == "eval":
-        if len(rows) < size:
-            raise ValueError(
-                f"eval.prompts={size} but {source} has {len(rows)} rows; the nearest valid value is {len(rows)}"
-            )
-        rows = rows[:size]
-    return prompts.tokenised(
-        rows, words, chat=template, limit=config.engine.max_length - config.sampling.max_tokens, where=source
+    if not rows:
+        raise ValueError(f"{option}={source} has no rows: name a file with at least one")
+    limit, overlong = config.engine.max_length - config.sampling.max_tokens, Overlong(mode=data.overlong)
+    few = part == "train" or data.overlong == DROP  # what is dropped makes room for later rows
+    found = prompts.tokenised(
+        rows if few else rows[:size], words, chat=template, limit=limit, where=source, overlong=overlong
     )
+    if not found:
+        raise ValueError(
+            f"{option}={source}: all {len(rows)} prompts have more than {limit} tokens (engine.max_length - "
+            f"sampling.max_tokens), and data.overlong={data.overlong!r} leaves none"
+        )
+    notes = [overlong.words(option, source, limit)]
+    if part == "eval":
+        notes.append(f"eval.prompts={size}: {source} has {len(found)}, and all of them are used" * (len(found) < size))
+        found = found[:size]
+    return _Read(prompts=found, notes=tuple(filter(None, notes)), overlong=len(overlong.places))
 
 
 def _eval_source(config: Config) -> str:
