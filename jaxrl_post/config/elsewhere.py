@@ -112,15 +112,15 @@ _TABLE: dict[str, dict[str, str]] = {
         "reward_model.overlong_buffer.penalty_factor": "algorithm.overlong_penalty",
         "custom_reward_function.path": "reward.functions | ('FILE.py:NAME',)",
         "custom_reward_function.name": "reward.functions | ('FILE.py:NAME',)",
-        "trainer.total_training_steps": "steps",
+        "trainer.total_training_steps": f"steps | {_EPOCHS}",
         "trainer.total_epochs": f"steps | {_EPOCHS}",
         "trainer.experiment_name": "name",
         "trainer.default_local_dir": "run_dir",
         "trainer.n_gpus_per_node": "mesh.data mesh.fsdp mesh.tensor mesh.engine | their devices",
         "trainer.nnodes": "mesh.data mesh.fsdp mesh.tensor mesh.engine | their devices, of all hosts",
-        "trainer.save_freq": "checkpoint.every",
+        "trainer.save_freq": f"checkpoint.every | {_EPOCHS}",
         "trainer.max_actor_ckpt_to_keep": "checkpoint.keep_last",
-        "trainer.test_freq": "eval.every",
+        "trainer.test_freq": f"eval.every | {_EPOCHS}",
         "trainer.val_before_train": "| a run always evaluates before and after, where eval.prompts is above 0",
         "trainer.resume_mode": "--resume | --resume=RUN",
     },
@@ -158,7 +158,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "repetition_penalty": "| the policy's own law is sampled",
         "beta": "algorithm.kl_loss_coef",
         "epsilon": "algorithm.clip_ratio_low algorithm.clip_ratio_high",
-        "epsilon_high": "algorithm.clip_ratio_high",
+        "epsilon_high": "algorithm.clip_ratio_high | one less with loss_type cispo",
         "delta": "algorithm.clip_ratio_c",
         "loss_type": "algorithm.loss_mode algorithm.loss_agg_mode | bnpo and dapo: 'token-mean', grpo: 'seq-mean-token-mean'",
         "scale_rewards": "algorithm.adv_estimator | 'group': 'grpo', 'none': 'dr_grpo'",
@@ -278,6 +278,9 @@ def page() -> str:
         "A config is a Python file, and one option is overridden by `--config.scheduler.prompts=64`. Rows of data are read in "
         "verl's, TRL's or slime's columns (`data.format`), and reward functions may have verl's or TRL's signature. See "
         "[data and rewards](data_and_rewards.md), [configs](configs.md) and [options](options.md).",
+        "Three traps: `steps`, `eval.every` and `checkpoint.every` count optimizer steps, while verl counts rounds. "
+        "TRL's epsilon_high is an absolute bound with its loss_type cispo, so 5.0 there is `clip_ratio_high` 4.0 here. "
+        "verl always averages gspo and sapo by seq-mean-token-mean; here they obey `algorithm.loss_agg_mode`.",
     ]
     for framework in _TABLE:
         rows = [f"| {framework} | here | note |", "|---|---|---|"]

@@ -32,7 +32,7 @@ from jaxrl_post.launch import branch as branches
 from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import chips, compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
 from jaxrl_post.launch import run_folder as folder
-from jaxrl_post.launch.command_line import Flags, parse
+from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
 from jaxrl_post.launch.stop_signal import RESTART, Stopped
 from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
@@ -58,6 +58,7 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
     held = memory_plan.by_device(config, parts.memory(config, start))
     return "\n".join(
         [
+            *start.notes,
             memory_plan.text("Batch", numbers),
             *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),
             memory_plan.text(
@@ -142,7 +143,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)
-        branched(flags, config, start)
+        branches.taken(flags, config, start, say)
         checked(config, start)
         print(planned(config, start), flush=True)
         compile_guard.use_cache(os.environ)
@@ -150,7 +151,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         return None
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config)
-    begun = branched(flags, config, start)
+    begun = branches.taken(flags, config, start, say)
     words = planned(config, start)
     devices = parts.device_plan(config)
     say(words)
@@ -167,15 +168,6 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
         raise
-
-
-def branched(flags: Flags, config: configs.Config, start: inputs.Inputs) -> branches.Branch | None:
-    """Says what of the data is not used as it is. Returns what the run takes from another one, if it branches."""
-    for note in start.notes:
-        say(note)
-    if not flags.branch:
-        return None
-    return branches.opened(flags.branch, config, resume.about(config, start, resume.versions()), say)
 
 
 def starting(config: configs.Config, place: Path) -> Watchdog:
@@ -201,8 +193,7 @@ def build(
     """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
     parent, start = branches.ordered(begun, place, start)
-    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack, parent)
-    saved = begun.saved if begun else saved
+    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack, begun)
     rewards, judge = both_graders(config, start, devices, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
@@ -245,11 +236,11 @@ def checkpoints(
     new: bool,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
-    parent: branches.Parent | None,
+    begun: branches.Branch | None,
 ) -> tuple[dict, Background, store.Saved | None]:
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
-    if new and parent and jax.process_index() == 0:
-        branches.write(place, parent)
+    if begun and jax.process_index() == 0:
+        branches.write(place, begun.parent)
     about = resume.about(config, start, resume.versions())
     saves = store.Checkpoints(
         place / "checkpoints",
@@ -261,8 +252,8 @@ def checkpoints(
         any_of=processes.any_text,
     )
     if not new:
-        branches.check_begun(place, parent, saves.steps())
-    saved = None if new else resume.point(saves, place, mine, about, say)
+        branches.check_begun(place, saves.steps())
+    saved = begun.saved if begun else None if new else resume.point(saves, place, mine, about, say)
     return about, stack.enter_context(Background(saves, malloc.give_back)), saved
 
 

@@ -29,7 +29,7 @@ from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import identity, store
 from jaxrl_post.checkpoint.signed_files import MANIFEST
 from jaxrl_post.history import History
-from jaxrl_post.launch import run_folder
+from jaxrl_post.launch import resume, run_folder
 from jaxrl_post.launch.command_line import Flags
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.trainer.update_gate import Gate
@@ -121,6 +121,13 @@ def settings(flags: Flags) -> Any:
     if flags.branch:
         return run_folder.settings(named(flags.branch)[0], f"--branch={flags.branch}")
     return run_folder.settings(Path(flags.run_dir), f"--resume of {flags.run_dir}")
+
+
+def taken(flags: Flags, config: configs.Config, start: Inputs, say: Callable[[str], object]) -> Branch | None:
+    """Returns what the run takes from the parent that --branch names, or None without one. See `opened`."""
+    if not flags.branch:
+        return None
+    return opened(flags.branch, config, resume.about(config, start, resume.versions()), say)
 
 
 def opened(text: str, config: configs.Config, about: Mapping, say: Callable[[str], object]) -> Branch:
@@ -256,12 +263,13 @@ def ordered(begun: Branch | None, place: Path, start: Inputs) -> tuple[Parent | 
     return parent, parent.ordered(start) if parent else start
 
 
-def check_begun(place: Path, parent: Parent | None, steps: list[int]) -> None:
+def check_begun(place: Path, steps: list[int]) -> None:
     """Refuses to resume a branch that has no checkpoint of its own: it would start over from the first weights.
 
     Raises:
       ValueError: no step was saved.
     """
+    parent = read(place)
     if parent is not None and not steps:
         raise ValueError(
             f"resume: {place} branched from step {parent.step} of {parent.run} and has no checkpoint of its own: begin it anew "
