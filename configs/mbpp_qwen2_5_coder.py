@@ -41,6 +41,7 @@ def get_config():
 
     c.data.train, c.eval.data = str(MBPP / "mbpp.jsonl"), ""
     c.eval.prompts = c.eval.every = 0
+    c.watchdog.evaluate_s = 14400.0  # its default, as nothing is evaluated
     c.data.columns, c.data.source = {"prompt": "text", "id": "task_id"}, "google-research/mbpp"
     c.data.template = "{prompt}\nAnswer with one block of Python code."
     c.reward.functions, c.reward.weights, c.reward.workers = ("jaxrl_post.rewards.code:tests",), (), 8

@@ -24,6 +24,7 @@ def get_config():
     c.model.path = str(HERE / "demo_policy")  # config.json, model.safetensors, tokenizer.json
 
     c.data.train, c.eval.data = str(HERE / "own" / "train.jsonl"), str(HERE / "own" / "held_out.jsonl")
+    c.data.overlong = "drop"  # prompts that leave no room for an answer; they are counted
     c.reward.functions = (f"{HERE / 'own' / 'reward.py'}:score", "jaxrl_post.rewards.format:required")
     c.reward.weights, c.reward.workers, c.reward.timeout_s = (1.0, 0.1), 2, 5.0
 
@@ -33,4 +34,5 @@ def get_config():
     c.scheduler.prompts, c.scheduler.group_size = 4, 4
     c.batch.rows, c.batch.tokens = 4, 192
     c.eval.prompts, c.eval.samples, c.eval.show = 4, 2, 4
+    c.eval.temperature, c.eval.top_p = 0.8, 0.95
     return c

@@ -1,4 +1,4 @@
-"""Evaluation on the run's own engine at a publish. Every prompt gets one greedy rollout and k at temperature 1.
+"""Evaluation on the run's own engine at a publish. Every prompt gets one greedy rollout and k sampled ones.
 
 Invariant: seeds depend on (run seed, prompt, sample) only, so every evaluation of a run samples with the same noise.
 Figures do not depend on the order in which rollouts finish. Training never sees these rollouts.
@@ -101,14 +101,17 @@ def evaluate(
     sampling: Sampling,
     max_tokens: int,
     replicas: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
 ) -> Evaluation:
-    """Generates one greedy rollout and `samples` at temperature 1 of every prompt, and scores them.
+    """Generates one greedy rollout and `samples` sampled ones of every prompt, and scores them.
 
     Training rollouts in the engine wait until the evaluation ends.
 
     Args:
       rewards: for evaluation only. Its counts and journal are separate from training's.
       sampling: gives stop tokens and strings. Its temperature, top-k and top-p are not used.
+      temperature, top_p: of the sampled rollouts.
 
     Raises:
       ValueError: no prompts.
@@ -117,7 +120,8 @@ def evaluate(
     """
     if not prompts:
         raise ValueError("evaluation needs at least one prompt, got 0; set eval.prompts=0 to go without")
-    requests = _requests(prompts, samples, run_seed, sampling, max_tokens, replicas)
+    hot = dataclasses.replace(sampling, temperature=temperature, top_k=0, top_p=top_p)
+    requests = _requests(prompts, samples, run_seed, hot, max_tokens, replicas)
     engine.submit(requests)
     finished = {}
     while len(finished) < len(requests):
@@ -143,10 +147,10 @@ def evaluate(
 
 
 def _requests(
-    prompts: Sequence[Prompt], samples: int, run_seed: int, sampling: Sampling, max_tokens: int, replicas: int
+    prompts: Sequence[Prompt], samples: int, run_seed: int, hot: Sampling, max_tokens: int, replicas: int
 ) -> list[Request]:
-    """Returns requests for every prompt: `samples` at temperature 1 and one greedy."""
-    hot, cold = (dataclasses.replace(sampling, temperature=t, top_k=0, top_p=1.0) for t in (1.0, 0.0))
+    """Returns requests for every prompt: `samples` by the law `hot` and one greedy."""
+    cold = dataclasses.replace(hot, temperature=0.0, top_p=1.0)
     requests = []
     for index, prompt in enumerate(prompts):
         ids = [(_id(run_seed, prompt, s, 0), hot) for s in range(samples)] + [(_id(run_seed, prompt, 0, GREEDY), cold)]

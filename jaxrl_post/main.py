@@ -1,15 +1,30 @@
 """python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
+python -m jaxrl_post.main --resume=FOLDER [--config.steps=N ...]
+python -m jaxrl_post.main --branch=RUN[@STEP] [--config=FILE] [--config.a.b=VALUE ...] [--run-dir=FOLDER]
 python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] --dry-run --slice=NAME
 python -m jaxrl_post.main --help [SECTION]
 
 Trains a policy: assembles a run (launch/assemble.py), runs its loop, and writes the policy and a summary.
 
---resume=FOLDER resumes a run that was killed. --run-dir=FOLDER --resume starts the run if the folder has none, so
-that one command can be repeated until the run ends.
+--config=FILE.py names the config; FILE.py:CHOICE hands CHOICE to the file's get_config. --config.a.b=VALUE overrides an
+option, and --config.a=default gives a section its defaults. A relative path in the file is looked for beside the file
+first, then in the working directory. One on the command line is looked for in the working directory.
+
+--dry-run prints the options, the batch arithmetic and the memory plan, and writes nothing.
+
+--run-dir=FOLDER is the run's folder, new or empty. Without it the folder is RUN_DIR/NAME-SEED-NNN, by the options.
+
+--resume=FOLDER resumes a run that was killed. Without --config it has the run's own config, and only a few options may
+differ. --run-dir=FOLDER --resume starts the run if the folder has none, so that one command can be repeated until the
+run ends.
+
+--branch=RUN@STEP begins a new run from a checkpoint of RUN, the newest one without @STEP. Weights, moments, the position
+in the data and the history are RUN's. Options may differ; without --config they are RUN's. RUN is only read.
 
 --slice=v5e-16 (or v6e-16, v5p-64, tpu7x-8, h100, 8xh100, 4x8xh100, l4, ...) plans for devices that are not there, from
 shapes alone: memory of each device, whether it fits, and predicted seconds. It exits with 1 where the run does not fit.
-FILE.py:CHOICE hands CHOICE to the file's get_config.
+
+The value of a flag stands behind "=" or as the next argument.
 
 Exit codes:
 - 1: a mistake in a config, a data file or a checkpoint. The error is one sentence, printed before anything is
@@ -86,10 +101,7 @@ def turn(run: Run) -> None:
     )
     listen(ring, run, observe)
     with dog:
-        if run.saved is None:
-            ring.call("testing", examine, run, 0)
-        else:
-            observe.load_state_dict(run.saved.host["observers"])
+        begin(ring, run, observe)
         run.watch.drain()
         with jax.transfer_guard_host_to_device("disallow"), stoppable(ring, run, observe):
             loop.run(
@@ -106,6 +118,16 @@ def turn(run: Run) -> None:
         run.writer.close()
         with dog.phase("save_checkpoint"):
             finish(run, observe.tokens)
+
+
+def begin(ring: TimedRing, run: Run, observe: Observer) -> None:
+    """Restores the observer of a checkpoint. A new run evaluates, and one that branches saves where it begins."""
+    if run.saved is not None:
+        observe.load_state_dict(run.saved.host["observers"])
+    if run.saved is None or run.branches_now:
+        ring.call("testing", examine, run, run.learner.step)
+    if run.branches_now and run.config.checkpoint.every > 0:
+        ring.call("save_checkpoint", save, run, observe, run.learner.step)
 
 
 def settle(ring: TimedRing, run: Run, observe: Observer) -> None:
@@ -243,6 +265,8 @@ def examine(run: Run, version: int) -> None:
         sampling=run.start.sampling,
         max_tokens=config.sampling.max_tokens,
         replicas=len(run.evaluator.capacity.slots),
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
     )
     run.evaluations[1:] = [found]  # the first and the latest
     RolloutLog(run.mine / "evaluations").write(version, found.sampled + found.greedy)
@@ -282,9 +306,10 @@ def finish(run: Run, tokens: int) -> None:
         "processes": jax.process_count(),
         "sandbox": run.rewards.confined,
         "swap": run.swap,
+        "overlong": dict(run.start.overlong),
         "seconds": round(time.monotonic() - run.began, 3),
         "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
-    }
+    } | ({"parent": run.parent.told()} if run.parent else {})
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())
     forget_aside(run.mine)
@@ -293,24 +318,25 @@ def finish(run: Run, tokens: int) -> None:
 
 
 def answers(run: Run) -> list[str]:
-    """Returns lines that show held-out prompts with their greedy rollouts before and after training."""
+    """Returns lines that show held-out prompts with their greedy rollouts before and after training, cut where long."""
     lines = []
     first, last = (run.evaluations or [None])[0], (run.evaluations or [None])[-1]
     for index in range(min(run.config.eval.show, len(run.start.held_out))):
         prompt = run.start.held_out[index]
-        lines.append(f"\nprompt  {run.start.tokenizer.decode(prompt.tokens)!r}   answer {prompt.answer!r}")
+        text = report.line(run.start.tokenizer.decode(prompt.tokens))
+        lines.append(f"\nprompt  {text}   answer {report.line(str(prompt.answer))}")
         for word, found in (("before", first), ("after", last)):
             group = found.greedy[index]
             mark = f"{group.accuracies[0]:g}" if group.scored[0] else "no score"
-            text = run.start.tokenizer.decode(group.rollouts[0].tokens)
-            lines.append(f"  {word:<6}  {mark:<8}  {text!r}")
+            text = report.line(run.start.tokenizer.decode(group.rollouts[0].tokens))
+            lines.append(f"  {word:<6}  {mark:<8}  {text}")
     return lines
 
 
 def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
-            if "--help" in arguments:
+            if reference.asks(arguments):
                 print(reference.help_on(arguments, str(__doc__)))
                 return 0
             stack.enter_context(heard())

@@ -284,7 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         flags = parse(arguments)
         files = flags.files or [str(file) for file in sorted(Path("configs/sim").glob("*.py"))]
-        given = [settings.resolve(configs.load(file), flags.overrides) for file in files]
+        given = [settings.resolve(configs.load(file, Simulation), flags.overrides) for file in files]
         pieces: list[str] = []
         reports = [report(one, pieces.append if flags.trace and one is given[-1] else None) for one in given]
     except (ValueError, OSError) as error:

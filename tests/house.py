@@ -65,6 +65,7 @@ CONFIG_ORDER = (  # each imports only those before it
     "generation",
     "training",
     "schema",
+    "elsewhere",
     "reader",
     "readers",
     "reference",

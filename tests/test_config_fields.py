@@ -13,7 +13,12 @@ from jaxrl_post.sim import settings
 
 OPTIONS = [*fields.options(config.Config), *fields.options(settings.Simulation)]
 NAMES = [option.name for option in fields.options(config.Config)]
-NO_NUMBER = ("seed", "workload.tv", "sampling.temperature")  # and what algorithm and optimizer have no unit for
+NO_NUMBER = (
+    "seed",
+    "workload.tv",
+    "sampling.temperature",
+    "eval.temperature",
+)  # and what algorithm and optimizer have no unit for
 
 
 def named(override: str) -> str:
@@ -151,9 +156,12 @@ IGNORED = [
     ("engine.prompt_rows=64", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
     ("engine.layouts=[2]", ("mesh.data=2", *SUPERVISED), ("mesh.data=2",)),
     ("engine.sleep=true", SUPERVISED, ()),
+    ("mesh.engine_tensor=2", ("mesh.data=2", *SUPERVISED, "eval.prompts=0"), ("mesh.data=2", *SUPERVISED)),
+    ("batch.split_head=yes", ("mesh.data=2",), ("mesh.fsdp=2",)),
     ("model.remat_policy=attention", (), ("model.remat=true",)),
     ("engine.carry_over=verify", (), PIPE),
     ("engine.carry_over=verify", TAIL, PIPE),
+    ("engine.carry_over=verify", ("scheduler.name=pipeline",), PIPE),
     ("engine.carry_share=0.5", ("engine.carry_over=keep", *PIPE), ("engine.carry_over=auto", *PIPE)),
     ("speculation.drafter=ours", (*SUPERVISED, "eval.prompts=0"), SUPERVISED),
     ("speculation.width=5", (), ("speculation.drafter=histospec",)),
@@ -198,9 +206,15 @@ IGNORED = [
     ("algorithm.rollout_rs=token_k1", SUPERVISED, ()),
     ("algorithm.rollout_rs_threshold=[3]", ("algorithm.rollout_is=token",), ("algorithm.rollout_rs=token_k3",)),
     ("algorithm.prox_logp_method=rollout", SUPERVISED, ()),
-    ("algorithm.min_ess=0.5", SUPERVISED, ()),
-    ("algorithm.max_rollout_kl=0.5", SUPERVISED, ()),
+    ("algorithm.min_ess=0.5", (*SUPERVISED, "scheduler.mini_batches=2"), PIPE),
+    ("algorithm.max_rollout_kl=0.5", (*SUPERVISED, "scheduler.mini_batches=2"), ("scheduler.mini_batches=2",)),
+    ("algorithm.use_kl_in_reward=true", ("algorithm.adv_estimator=ones",), ()),
+    ("algorithm.overlong_buffer=8", ("algorithm.adv_estimator=ones",), ()),
+    ("algorithm.overlong_buffer=8", SUPERVISED, ()),
     ("algorithm.overlong_penalty=2", (), ("algorithm.overlong_buffer=8",)),
+    ("reward.shuffle=true", ("algorithm.adv_estimator=ones",), ()),
+    ("alarms.max_mismatch=0.5", SUPERVISED, ()),
+    ("watchdog.evaluate_s=9", ("eval.prompts=0",), ()),
     ("optimizer.final_lr_ratio=0.5", (), ("optimizer.schedule=cosine",)),
     *[
         (option, ("data.train=task:sums", "eval.data=task:sums"), more)
@@ -220,6 +234,8 @@ IGNORED = [
     ("eval.task.more=1", ("eval.data=b.jsonl",), ("eval.data=task:sums",)),
     ("eval.task.more=1", ("data.train=a.jsonl",), ()),
     ("eval.samples=1", ("eval.prompts=0",), ()),
+    ("eval.temperature=0.5", ("eval.prompts=0",), ()),
+    ("eval.top_p=0.5", ("eval.prompts=0",), ()),
     ("eval.every=2", ("eval.prompts=0",), ()),
     ("eval.at=[2]", ("eval.prompts=0",), ()),
     ("eval.show=1", ("eval.prompts=0",), ()),

@@ -82,6 +82,14 @@ from jaxrl_post.sim import settings
             "optimizer.b2=0.999 moves a moment by less than the rounding of optimizer.moments_dtype='bfloat16': it must be "
             "at most 0.99; the nearest valid optimizer.b2 is 0.99",
         ),
+        (
+            ["algorithm.min_ess=0.5"],
+            "algorithm.min_ess=0.5 would be ignored: a batch whose tokens are all of the weights in use always moves them, and "
+            "scheduler.name='sync' with one optimizer step a round and shared devices has no other; the nearest valid "
+            "algorithm.min_ess is 0.0",
+        ),
+        (["algorithm.max_rollout_kl=0.5"], "algorithm.max_rollout_kl=0.5 would be ignored"),
+        (["eval.top_p=0.0"], "eval.top_p=0.0 leaves nothing to draw"),
         (["model.remat_policy=offload"], "model.remat_policy='offload' would be ignored"),
         (["algorithm.overlong_buffer=300"], "algorithm.overlong_buffer=300 is above sampling.max_tokens=256"),
         (["algorithm.adv_estimator=maxrl", "algorithm.overlong_buffer=3"], "'maxrl' needs rewards of at least 0"),
@@ -189,11 +197,13 @@ def test_edges_of_the_cross_field_rules_are_allowed():
             "scheduler.mini_batches=2",
             "scheduler.ppo_epochs=5",
             "algorithm.clip_ratio_c=1.5",
-            "algorithm.overlong_buffer=511",
             "algorithm.rollout_rs=seq_mean_k1",
             "algorithm.rollout_rs_threshold=[0.5,2]",
         ],
     )
+    config.resolve(given(), ["sampling.max_tokens=511", "algorithm.overlong_buffer=511"])
+    config.resolve(given(), ["algorithm.min_ess=0.5", "mesh.engine=1"])
+    config.resolve(given(), ["algorithm.max_rollout_kl=0.5", "scheduler.ppo_epochs=2"])
     config.resolve(given(), [*TAIL, "history.epochs=0", "speculation.drafter=ours"])
     config.resolve(given(), [*TAIL, "scheduler.long_batches=3"])
     config.resolve(

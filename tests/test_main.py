@@ -131,7 +131,6 @@ def test_flags():
         ("--config.sampling.stop_ids=[1,2,3,4,5,6,7,8,9]", "at most 8 can end an answer"),
         ("--config.data.train=/nowhere.jsonl", "there is no file /nowhere.jsonl"),
         ("--config.eval.data=", "name a file of held-out prompts, or set eval.prompts=0"),
-        ("--config.eval.prompts=11", "has 10 rows; the nearest valid value is 10"),
         ("--config.eval.data=HERE/train.jsonl", "share 6 prompts, the first is '0+0'"),
         ("--config.sampling.max_tokens=30", "the prompt has 4 tokens; it must have 1 to 2"),
         ("--config.engine.max_length=9999", "engine.max_length=9999"),
@@ -247,7 +246,9 @@ def test_graders_that_fail_on_everything_end_the_first_round(here, capsys):
 def test_no_config_at_all(capsys):
     assert command.main([]) == 1
     said = capsys.readouterr().err
-    assert said == "error: no config file: write --config=FILE, for example --config=configs/demo.py\n"
+    assert said == (
+        "error: no config file: write --config=FILE, for example --config=configs/demo.py, or --resume=RUN to continue a run\n"
+    )
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(here, capsys):

@@ -291,20 +291,34 @@ class Checkpoints:
                 return self._saved(number)
         return None
 
-    def at(self, step: int) -> Saved:
-        """Returns a step with the host's state, of a job of one process. Nothing is moved aside.
+    def at(self, step: int | None, asked: str) -> Saved:
+        """Returns a valid step with the state of process 0. Nothing is changed.
+
+        Args:
+          step: None: the newest that is valid.
+          asked: what asks for the step, which begins every error.
 
         Raises:
-          ValueError: the step is damaged.
+          ValueError: there is no such step, or it is damaged; with the steps that are there.
         """
-        path = self._folder / _name(step)
+        there = self.steps()
+        if step not in (None, *there) or not there:
+            steps = f"it has {', '.join(map(str, there))}" if there else "it has none"
+            raise ValueError(
+                f"{asked}: there is no {f'step {step}' if step is not None else 'checkpoint'} in {self._folder}; {steps}"
+            )
         try:
-            reason = damage(path, read_key(self._folder))
-        except OSError as error:
-            reason = _one_line(error)
-        if reason:
-            raise ValueError(f"{path} is damaged: {reason}")
-        return dataclasses.replace(self._saved(step), host=read_state(path / "host" / "process_0"))
+            key = read_key(self._folder)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{asked}: {self._folder / KEY} cannot be read, so no step can be verified") from error
+        reasons = {}
+        for number in reversed(there) if step is None else [step]:
+            path = self._folder / _name(number)
+            if not (reason := damage(path, key)):
+                return dataclasses.replace(self._saved(number), host=read_state(path / "host" / "process_0"))
+            reasons[number] = reason
+        told = "; ".join(f"step {number} is damaged, because {reason}" for number, reason in reasons.items())
+        raise ValueError(f"{asked}: {told}; steps are {', '.join(map(str, there))}")
 
     def _saved(self, step: int) -> Saved:
         """Returns a step without the host's state."""

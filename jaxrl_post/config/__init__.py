@@ -7,6 +7,7 @@
   rules        the options that may contradict each other, of runs
   scheduling   the same, shared by runs and the simulator
   generation, training, schema   the options, by section
+  elsewhere    what options of verl, TRL and OpenRLHF are called here: errors and docs/coming_from.md
   reader       defaults, files and overrides become one frozen Config
   reference    the options as text: `python -m jaxrl_post.main --help` and docs/options.md
 

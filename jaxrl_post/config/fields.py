@@ -32,6 +32,7 @@ class About:
     high: float | None = None
     choices: tuple[str, ...] = ()
     path: bool = False
+    written: bool = False
     unit: str = ""
     doc: str = ""
     used_when: conditions.Condition = conditions.Condition()
@@ -55,7 +56,10 @@ def any_of_type(default, **words):
 
 
 def file_path(default, **words):
-    """Declares the path of a file or folder, or a list of them; a URL is refused."""
+    """Declares the path of a file or folder, or a list of them; a URL is refused.
+
+    `written`: the run makes it. All others are read, and a relative one may lie beside the config file.
+    """
     return _declared(default, path=True, **words)
 
 

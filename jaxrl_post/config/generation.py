@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, one_of
 
 _ENGINE = "engine.name=rows or eval.prompts>0"  # only then a row engine is built
-_IN_FLIGHT = "only a pipeline publishes weights while rollouts run"
+_IN_FLIGHT = "only a pipeline that allows staleness publishes weights while rollouts run"
+_STALE = "scheduler.name=pipeline and scheduler.max_staleness>0"
 _RACES = "sync waits for all it launches, and a pipeline has no rounds to race in"
 
 
@@ -102,7 +103,7 @@ class EngineConfig:
         "recompute",
         "verify",
         "auto",
-        used_when="scheduler.name=pipeline",
+        used_when=_STALE,
         why=_IN_FLIGHT,
         doc="What happens to running rollouts at a weight sync: keep tokens and KV cache, recompute the KV cache, "
         "or verify the tokens under the new weights.",
@@ -112,8 +113,7 @@ class EngineConfig:
         0.0,
         1.0,
         unit="share of rows",
-        used_when="scheduler.name=pipeline and engine.carry_over!=keep",
-        why=_IN_FLIGHT,
+        used_when="engine.carry_over!=keep",
         doc="The most of all rows that may be computed again for `carry_over`. 1: any number.",
     )
 
@@ -168,7 +168,7 @@ class SpeculationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """The sampling law of training rollouts. Evaluation draws from the whole distribution.
+    """The sampling law of training rollouts. Evaluation has its own: eval.temperature and eval.top_p.
 
     With `top_k` or `top_p` the rollout log-probs are of the cut distribution. Those of the learner, as verl's, are of
     the whole one. The logged gap then holds the mass that was cut, and algorithm.rollout_is weighs by it.

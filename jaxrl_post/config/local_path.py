@@ -2,11 +2,16 @@
 
 A URL is refused. As a path, gs://bucket/runs would be a new local folder of the name gs:, and the run would be lost with
 its machine.
+
+A relative path in a config file is looked for beside that file first, then in the working directory. One on the command
+line is looked for in the working directory alone. What is found there becomes absolute, so a run can be resumed from anywhere.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/?/")  # also gs:/bucket, which a path makes of gs://bucket
 
@@ -26,3 +31,18 @@ def refuse_url(text: str, name: str) -> None:
         f"{name}={text[:200]!r} is a URL, and buckets are not supported yet: mount it on every host and name the local "
         f"path, for example {near[:200]}"
     )
+
+
+def placed(text: str, folder: str | Path) -> str:
+    """Returns the absolute form of a relative path at which something lies in `folder`; else the text itself.
+
+    `text`: a path, or `file.py:function`. A name such as `task:sums` or `package.module:function` is no path.
+    """
+    file, colon, function = text.rpartition(":")
+    if not file.endswith(".py"):
+        file, colon, function = text, "", ""
+    try:
+        there = file and not os.path.isabs(file) and not text.startswith("task:") and (Path(folder) / file).exists()
+    except (OSError, ValueError):  # a name that is too long, or that no file can have
+        return text
+    return os.path.abspath(Path(folder) / file) + colon + function if there else text

@@ -23,9 +23,9 @@ from typing import Any
 
 import ml_collections
 
-from jaxrl_post.config import fields
+from jaxrl_post.config import elsewhere, fields
 from jaxrl_post.config.fields import AUTO
-from jaxrl_post.config.local_path import refuse_url
+from jaxrl_post.config.local_path import placed, refuse_url
 from jaxrl_post.config.schema import Config
 from jaxrl_post.json_text import said, shown
 
@@ -75,8 +75,10 @@ _MISTAKES = (
 )
 
 
-def load(path: str) -> ml_collections.ConfigDict:
+def load(path: str, schema: type = Config) -> ml_collections.ConfigDict:
     """What `get_config()` of a Python file returns; of FILE.py:CHOICE what `get_config(CHOICE)` returns.
+
+    A relative path in it at which something lies beside the file becomes absolute.
 
     Raises:
       ValueError: a mistake in the file, with its line.
@@ -103,7 +105,31 @@ def load(path: str) -> ml_collections.ConfigDict:
         f"--config={path}: get_config() must return the ConfigDict of "
         f"jaxrl_post.config.default(), got {type(given).__name__}",
     )
+    _beside(given, file.parent, schema)
     return given
+
+
+def _beside(given: ml_collections.ConfigDict, folder: Path, schema: type) -> None:
+    """Makes the relative paths of a config absolute that name something in `folder`."""
+    for option in fields.options(schema):
+        *sections, name = option.name.split(".")
+        where: Any = given
+        for section in sections:
+            where = where.get(section) if isinstance(where, ml_collections.ConfigDict) else None
+        if _is_read(option.about) and isinstance(where, ml_collections.ConfigDict) and name in where:
+            where[name] = _placed(where[name], folder)
+
+
+def _is_read(about: fields.About) -> bool:
+    """Whether an option names what a run reads."""
+    return about.path and not about.written
+
+
+def _placed(value: Any, folder: str | Path) -> Any:
+    """Returns a path, or each of several, as `placed` does. What is no text is left for the check of types."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_placed(one, folder) for one in value)
+    return placed(value, folder) if isinstance(value, str) else value
 
 
 def chosen(given: ml_collections.ConfigDict, choice: str, table: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -140,8 +166,7 @@ def _mistake(file: Path, error: BaseException) -> str:
         text = f"the file ends Python, with exit code {shown(error.code)}"
     unknown = re.match(r"\W*(?:Key )?\W*(\w+)\W*($|does not exist|n?Did you mean)", text)  # as ml_collections puts it
     if unknown and isinstance(error, (AttributeError, KeyError)):
-        near = _nearest(unknown[1], Config, "")
-        text = f"unknown name {shown(unknown[1])}" + (f"; nearest valid name is {near!r}" if near else "")
+        text = f"unknown name {_instead(unknown[1], Config, '', Config, unknown[1])}"
     return f"--config={file}{':' if lines else ''}{''.join(lines[-1:])}: {text}"
 
 
@@ -215,7 +240,7 @@ def _override(values: dict, override: str, root: type) -> None:
     schema, where = root, values
     for depth, name in enumerate(parents):
         if schema is not None:
-            _known(schema, name, ".".join(parents[:depth]), root)
+            _known(schema, name, ".".join(parents[:depth]), root, path)
             kind = fields.members(schema)[name][0]
             schema = kind if dataclasses.is_dataclass(kind) else None
         where = where.setdefault(name, {})
@@ -244,19 +269,34 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _known(schema, name: str, where: str, root: type) -> None:
-    names = list(fields.members(schema))
-    if name not in names:
-        near = _nearest(name, schema, where, root)
-        raise ValueError(
-            f"config: unknown name {shown(f'{where}.{name}' if where else name)}"
-            + (f"; nearest valid name is {near!r}" if near else f"; valid names are {', '.join(names)}")
-        )
+def _known(schema, name: str, where: str, root: type, path: str = "") -> None:
+    """Refuses a name that the schema lacks. `path`: the whole name that was written, where it goes on behind this one."""
+    if name not in fields.members(schema):
+        full = f"{where}.{name}" if where else name
+        raise ValueError(f"config: unknown name {_instead(name, schema, where, root, path or full)}")
+
+
+def _instead(name: str, schema, where: str, root: type, path: str) -> str:
+    """The unknown name, and what to write instead: another framework's name in ours, the nearest one, or all there are."""
+    full, near = f"{where}.{name}" if where else name, _nearest(name, schema, where, root)
+    ours = {option.name.rpartition(".")[2] for option in fields.options(root)}
+    if root is Config and (theirs := elsewhere.answer(path, ours)):
+        return f"{shown(path)}; {theirs}"
+    return f"{shown(full)}; " + (
+        f"nearest valid name is {near!r}" if near else f"valid names are {', '.join(fields.members(schema))}"
+    )
 
 
 def _nearest(name: str, schema, where: str, root: type = Config) -> str | None:
-    """The full name most like `name`: of the same section first among equals, else of any section."""
-    named = {f"{where}.{own}" if where else own: (own, 0.1) for own in fields.members(schema)}
+    """The full name most like `name`: of the same section first among equals, else of any section.
+
+    A name of the same section that begins with `name` is the nearest: `group` of the scheduler is its `group_size`.
+    """
+    own = {f"{where}.{leaf}" if where else leaf: leaf for leaf in fields.members(schema)}
+    begun = [full for full, leaf in own.items() if where and len(name) >= 3 and leaf.startswith(f"{name}_")]
+    if begun:
+        return min(begun, key=len)
+    named = {full: (leaf, 0.1) for full, leaf in own.items()}
     for section, (kind, _) in fields.members(root).items():
         if dataclasses.is_dataclass(kind):
             named.update({f"{section}.{leaf}": (leaf, 0.0) for leaf in fields.members(kind) if section != where})
@@ -285,6 +325,7 @@ def _checked(full: str, kind, f: dataclasses.Field, value):
     low, high, choices = about.low, about.high, about.choices
     for text in ((value,) if isinstance(value, str) else value) if about.path else ():
         refuse_url(text, f"config: {full}")
+    value = _placed(value, ".") if _is_read(about) else value
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3)
         raise ValueError(

@@ -1,6 +1,7 @@
 """The options as text, from the schema alone: for the terminal, and as the page docs/options.md.
 
   python -m jaxrl_post.config.reference > docs/options.md
+  python -m jaxrl_post.config.reference coming_from > docs/coming_from.md
 
 Every option has its type, its default, its range or choices, its unit, what it does, and the condition under which it is
 read. The page also names the modules that read it.
@@ -14,12 +15,13 @@ import textwrap
 import typing
 from collections.abc import Sequence
 
-from jaxrl_post.config import fields, readers
+from jaxrl_post.config import elsewhere, fields, readers
 from jaxrl_post.config.schema import Config
 from jaxrl_post.json_text import said
 
 RUN = "run"  # what the options without a section are listed under
 _WIDTH = 100
+_HELP = ("--help", "-h")
 
 
 def sections(schema: type = Config) -> dict[str, tuple[str, list[fields.Option]]]:
@@ -38,19 +40,37 @@ def help_on(arguments: Sequence[str], usage: str, schema: type = Config) -> str:
       ValueError: there is no such section; with the nearest one.
     """
     known = sections(schema)
-    words = [argument for argument in arguments if argument != "--help"]
-    if not words:
+    asked = _asked(arguments).removeprefix("--config.")
+    if not asked:
         width = max(map(len, known))
         lines = (f"  {name:<{width}}  {_first(doc)}" for name, (doc, _) in known.items())
         return "\n".join([usage.strip(), "", "Sections of options; --help SECTION prints one:", *lines])
-    section = words[0].partition(".")[0]
+    alone = {option.name for option in known[RUN][1]}
+    section = RUN if asked in alone else asked.partition(".")[0]
     if section not in known:
         near = difflib.get_close_matches(section, known, n=1, cutoff=0.0)
+        other = elsewhere.answer(asked) if schema is Config else ""
         raise ValueError(
-            f"--help {said(words[0])}: no such section; nearest is {near[0]!r}, all are {', '.join(known)}"
+            f"--help {said(asked)}: no such section; {f'{other}; ' * bool(other)}nearest is {near[0]!r}, all are {', '.join(known)}"
         )
     doc, options = known[section]
     return "\n\n".join([f"{section}: {_flowing(doc)}", *map(_entry, options)])
+
+
+def asks(arguments: Sequence[str]) -> bool:
+    """Returns whether a command line asks for help."""
+    return any(argument.partition("=")[0] in _HELP for argument in arguments)
+
+
+def _asked(arguments: Sequence[str]) -> str:
+    """Returns the section behind `--help`, or the only other argument; empty where the command itself is asked about."""
+    for at, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        after = arguments[at + 1] if at + 1 < len(arguments) else "-"
+        if name in _HELP and (equals or not after.startswith("-")):
+            return value if equals else after
+    words = [argument for argument in arguments if argument not in _HELP]
+    return words[0] if len(words) == 1 and not words[0].startswith("--config=") else ""
 
 
 def page(schema: type = Config) -> str:
@@ -125,4 +145,4 @@ def _flowing(doc: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(elsewhere.page() if sys.argv[1:] == ["coming_from"] else page())

@@ -87,10 +87,13 @@ _SIZES = (
         says="{engine.pages} cannot hold one rollout of {engine.max_length} tokens in pages of {!engine.page_size} tokens",
         nearest=lambda pages, length, size: _up(length, size) // size,
     ),
-    relation(
-        "sampling.top_p",
-        need=lambda top_p: top_p > 0,
-        says="{sampling.top_p} leaves nothing to draw: it must be above 0 and at most 1; 1 keeps every id",
+    *(
+        relation(
+            name,
+            need=lambda top_p: top_p > 0,
+            says=f"{{{name}}} leaves nothing to draw: it must be above 0 and at most 1; 1 keeps every id",
+        )
+        for name in ("sampling.top_p", "eval.top_p")
     ),
     relation(
         "batch.rows",
@@ -363,6 +366,20 @@ _LOSSES = (
     ),
 )
 
+_GATES = tuple(
+    relation(
+        f"algorithm.{name}",
+        "scheduler.updates",
+        "mesh.engine",
+        when="scheduler.name=sync",
+        need=lambda bound, updates, engine: bound == 0 or updates > 1 or engine > 0,
+        says=f"{{algorithm.{name}}} would be ignored: a batch whose tokens are all of the weights in use always moves them, and "
+        "scheduler.name='sync' with one optimizer step a round and shared devices has no other",
+        nearest=lambda bound, updates, engine: 0.0,
+    )
+    for name in ("min_ess", "max_rollout_kl")
+)
+
 _MOMENTS = tuple(
     relation(
         f"optimizer.{name}",
@@ -402,4 +419,17 @@ _PARTS = (
     ),
 )
 
-RUN = (*_SIZES, *_STEPS, *_LOANS, *_HISTORY, *_WHITENED, *SCHEDULING, *_DEVICES, *_SLEEP, *_LOSSES, *_MOMENTS, *_PARTS)
+RUN = (
+    *_SIZES,
+    *_STEPS,
+    *_LOANS,
+    *_HISTORY,
+    *_WHITENED,
+    *SCHEDULING,
+    *_DEVICES,
+    *_SLEEP,
+    *_LOSSES,
+    *_GATES,
+    *_MOMENTS,
+    *_PARTS,
+)

@@ -17,6 +17,7 @@ from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerCo
 
 _FILES = "data.train!=task:* or eval.prompts>0 and eval.data!= and eval.data!=task:*"
 _EVALUATED = "eval.prompts>0"
+_GENERATES = "engine.name=rows or eval.prompts>0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,8 @@ class MeshConfig:
         0,
         0,
         unit="devices",
+        used_when=_GENERATES,
+        why="demonstrations lie on no devices",
         doc="Devices of a replica of the engine, which divide every layer. 0: as many as `tensor`.",
     )
 
@@ -110,6 +113,15 @@ class DataConfig:
         False, used_when=_FILES, doc="Whether a text prompt becomes a user's message in the chat template."
     )
     source: str = any_of_type("", used_when=_FILES, doc="Source of rows that name none.")
+    overlong: str = one_of(
+        "refuse",
+        "refuse",
+        "drop",
+        "cut",
+        used_when="engine.name=rows or data.train=task:* or eval.prompts>0",
+        doc="What becomes of prompts with more tokens than engine.max_length - sampling.max_tokens. What is dropped or cut is "
+        "counted. cut: the last tokens stay, as with verl's truncation=left.",
+    )
     size: int = at_least(
         4096, 1, unit="prompts", used_when="data.train=task:*", doc="Training prompts of a procedural task."
     )
@@ -150,7 +162,10 @@ class RewardConfig:
         "auto: strict where the host gives it, else basic. A level that the host lacks is refused.",
     )
     shuffle: bool = any_of_type(
-        False, doc="Whether the scores of a group change hands at random: a control that must learn nothing."
+        False,
+        used_when="algorithm.adv_estimator!=ones",
+        why="the advantage 'ones' reads no reward",
+        doc="Whether the scores of a group change hands at random: a control that must learn nothing.",
     )
 
     @property
@@ -172,13 +187,24 @@ class EvalConfig:
         used_when="eval.prompts>0 and eval.data=task:* or eval.prompts>0 and eval.data= and data.train=task:*",
         doc="Arguments of the procedural task. Empty: those of data.task.",
     )
-    prompts: int = at_least(256, 0, unit="prompts", doc="Held-out prompts. 0: no evaluation.")
+    prompts: int = at_least(256, 0, unit="prompts", doc="Held-out prompts, or all of a smaller file. 0: no evaluation.")
     samples: int = at_least(
         4,
         1,
         unit="rollouts",
         used_when=_EVALUATED,
-        doc="Rollouts of each prompt at temperature 1, beside a greedy one.",
+        doc="Rollouts of each prompt at `temperature` and `top_p`, beside a greedy one.",
+    )
+    temperature: float = at_least(
+        1.0, 0.0, used_when=_EVALUATED, doc="Divides the logits before the sampled rollouts are drawn. 0: greedy."
+    )
+    top_p: float = at_least(
+        1.0,
+        0.0,
+        1.0,
+        unit="share of probability",
+        used_when=_EVALUATED,
+        doc="Only the most likely ids that together hold this probability may be drawn. 1: all of them.",
     )
     every: int = at_least(
         0, 0, unit="optimizer steps", used_when=_EVALUATED, doc="Evaluates after every so many. 0: never by this."
@@ -241,7 +267,12 @@ class AlarmConfig:
         doc="Alarm where the mean length rises above so many times that of the first 4 steps. 0: none.",
     )
     max_mismatch: float = at_least(
-        0.1, 0.0, unit="nats per token", doc="Alarm at a larger KL between engine and learner. 0: none."
+        0.1,
+        0.0,
+        unit="nats per token",
+        used_when="algorithm.loss_mode!=sft",
+        why="demonstrations have no log-probs of the engine",
+        doc="Alarm at a larger KL between engine and learner. 0: none.",
     )
     hacking: float = at_least(
         0.5,
@@ -263,7 +294,7 @@ class WatchdogConfig:
     )
     reward_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of the wait for the rewards of one group.")
     save_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of one checkpoint.")
-    evaluate_s: float = at_least(14400.0, 0.0, unit="seconds", doc="Of one evaluation.")
+    evaluate_s: float = at_least(14400.0, 0.0, unit="seconds", used_when=_EVALUATED, doc="Of one evaluation.")
     compile_s: float = at_least(
         7200.0, 0.0, unit="seconds", doc="Of any of these until the first publish, as programs are compiled until then."
     )
@@ -297,7 +328,7 @@ class Config:
     name: str = any_of_type("run", doc="Begins the name of the run's folder.")
     seed: int = at_least(0, 0, doc="Seeds the sampling noise, the order of the data and random weights.")
     steps: int = at_least(10, 1, unit="optimizer steps", doc="Length of the run.")
-    run_dir: str = file_path("runs", doc="The folder in which the run's folder is made.")
+    run_dir: str = file_path("runs", written=True, doc="The folder in which the run's folder is made.")
     trace_rounds: int = at_least(
         0,
         0,
@@ -323,6 +354,11 @@ class Config:
 
     def __post_init__(self):
         relations.check(self, rules.RUN)
+
+    @property
+    def restricted(self) -> bool:
+        """Whether the engine cuts a distribution, in training or in evaluation."""
+        return self.sampling.restricted or self.eval.top_p < 1
 
     @property
     def devices(self) -> int:

@@ -8,6 +8,8 @@ from jaxrl_post.config.fields import any_of_type, at_least, one_of, switch
 
 _RATIOS = "algorithm.loss_mode!=sft"
 _NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
+_REWARDED = "algorithm.adv_estimator!=ones"
+_NO_REWARD = "the advantage 'ones' reads no reward"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
     "seq_max_k2",
@@ -78,8 +80,8 @@ class AlgorithmConfig:
     kl_loss_coef: float = at_least(0.0, 0.0, doc="Weight of the KL to the reference in the loss. 0: no such term.")
     use_kl_in_reward: bool = any_of_type(
         False,
-        used_when=_RATIOS,
-        why=_NO_RATIO,
+        used_when=_REWARDED,
+        why=_NO_REWARD,
         doc="Whether the reward of every token loses `kl_coef` times the k1 estimate of the KL to the reference.",
     )
     kl_coef: float = at_least(
@@ -142,7 +144,12 @@ class AlgorithmConfig:
         doc="A batch with a larger KL between engine and learner does not move the weights. 0: no bound.",
     )
     overlong_buffer: int = at_least(
-        0, 0, unit="tokens", doc="The reward sinks over this many tokens before sampling.max_tokens. 0: no penalty."
+        0,
+        0,
+        unit="tokens",
+        used_when=_REWARDED,
+        why=_NO_REWARD,
+        doc="The reward sinks over this many tokens before sampling.max_tokens. 0: no penalty.",
     )
     overlong_penalty: float = at_least(
         1.0,
@@ -207,6 +214,8 @@ class BatchConfig:
     tokens: int = at_least(512, 2, unit="tokens", doc="Length of one packed sequence.")
     head_chunk: int = at_least(1024, 1, unit="tokens", doc="Tokens whose logits exist at the same time.")
     split_head: str = switch(
+        used_when="mesh.fsdp>1 or mesh.tensor>1",
+        why="one part is nothing to split",
         doc="Whether the head stays split over the vocabulary, on all devices of mesh.fsdp x mesh.tensor. "
-        "auto: yes, except on a CPU."
+        "auto: yes, except on a CPU.",
     )

@@ -3,11 +3,12 @@
 A row is {id, prompt, answer, source, extra}, from a file {where} too; `prompt` is a text or a list of {role, content}.
 Which prompt stands at a position depends on (seed, epoch, index in the epoch) alone: the scheduler's cursor is the
 whole state, on every host. Refused, each with file, line and column: a row without its columns, an id that comes twice,
-a prompt over the limit.
+a prompt over the limit, unless such prompts are dropped or cut (overlong.py).
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from jaxrl_post.data import files, tasks
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.overlong import Overlong
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.json_text import said, shown
 from jaxrl_post.types import Prompt
@@ -41,6 +43,13 @@ class Prompts:
         # grain's epoch e of seed s is its epoch 0 of seed s + e, so neighbouring run seeds would share their epochs
         key = int.from_bytes(hashlib.blake2b(f"prompts{seed}".encode(), digest_size=4).digest(), "little")
         self._order = (order.shuffle(seed=key) if shuffle else order).repeat()
+        self._detour: Mapping[int, int] = {}
+
+    def detoured(self, detour: Mapping[int, int]) -> Prompts:
+        """Returns the same order, in which a position of `detour` stands for another one."""
+        other = copy.copy(self)
+        other._detour = dict(detour)
+        return other
 
     def __len__(self) -> int:
         """Prompts per epoch."""
@@ -52,6 +61,7 @@ class Prompts:
 
     def at(self, position: int) -> tuple[int, Prompt]:
         """(epoch, prompt) at a position counted from 0 over all epochs."""
+        position = self._detour.get(position, position)
         return position // len(self._prompts), self._prompts[int(self._order[position])]
 
 
@@ -99,7 +109,13 @@ def read(path: str | Path, columns: Columns = Columns()) -> list[dict]:
 
 
 def tokenised(
-    rows: Sequence[Mapping], tokenizer: Tokenizer, *, chat: Chat | None, limit: int, where: str = "data"
+    rows: Sequence[Mapping],
+    tokenizer: Tokenizer,
+    *,
+    chat: Chat | None,
+    limit: int,
+    where: str = "data",
+    overlong: Overlong | None = None,
 ) -> tuple[Prompt, ...]:
     """Prompts with their token ids. A text is encoded as it is; messages go through the chat template. A row may hold its
     `tokens`.
@@ -107,12 +123,13 @@ def tokenised(
     Args:
       limit: most tokens a prompt may have.
       where: what the rows are called in an error.
+      overlong: what becomes of prompts over the limit. None: they are refused.
 
     Raises:
       ValueError: messages without a template, a prompt that is empty or over the limit, an id that comes twice.
     """
     seen: dict[str, str] = {}
-    out = []
+    out, overlong = [], overlong or Overlong()
     for number, row in enumerate(rows, start=1):
         place = row.get("where", f"{where}, row {number}")
         name = f"{place} (id {shown(row['id'])})"
@@ -123,12 +140,9 @@ def tokenised(
         )
         seen[row["id"]] = place
         messages = () if isinstance(row["prompt"], str) else tuple(row["prompt"])
-        ids = row.get("tokens") or _encoded(name, row["prompt"], messages, tokenizer, chat, limit)
-        _need(
-            0 < len(ids) <= limit,
-            f"{name}: the prompt has {len(ids)} tokens; it must have 1 to {limit}, so that "
-            "the answer fits behind it (engine.max_length - sampling.max_tokens)",
-        )
+        ids = row.get("tokens") or _encoded(name, row["prompt"], messages, tokenizer, chat, limit, overlong)
+        if not ids:
+            continue
         out.append(
             Prompt(
                 id=str(row["id"]),
@@ -145,7 +159,13 @@ def tokenised(
 
 
 def _encoded(
-    name: str, prompt: str | Sequence, messages: tuple, tokenizer: Tokenizer, chat: Chat | None, limit: int
+    name: str,
+    prompt: str | Sequence,
+    messages: tuple,
+    tokenizer: Tokenizer,
+    chat: Chat | None,
+    limit: int,
+    overlong: Overlong,
 ) -> list[int]:
     _need(
         not messages or chat is not None,
@@ -154,25 +174,9 @@ def _encoded(
     )
     try:
         text = chat.render(messages) if messages else prompt
-        measured("the prompt", text, tokenizer, limit)
-        return tokenizer.encode(text, special=not messages)
+        return overlong.fitted(name, text, tokenizer, not messages, limit)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def measured(what: str, text: str, tokenizer: Tokenizer, limit: int) -> None:
-    """Refuses a text that has too many characters for `limit` tokens, before it is tokenised.
-
-    Tokenising needs hundreds of bytes for a character, so that a long text that cannot fit could end the process.
-
-    Raises:
-      ValueError: one sentence with both lengths.
-    """
-    most = limit * tokenizer.longest
-    _need(
-        len(text) <= most,
-        f"{what} has {len(text)} characters; {limit} tokens of at most {tokenizer.longest} characters hold {most}",
-    )
 
 
 def _need(condition: bool, sentence: str) -> None:

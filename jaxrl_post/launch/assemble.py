@@ -30,8 +30,20 @@ from jaxrl_post.engine.host import dispatch_log
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
+from jaxrl_post.launch import branch as branches
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import chips, compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
+from jaxrl_post.launch import (
+    chips,
+    compile_guard,
+    graders,
+    inputs,
+    malloc,
+    memory_plan,
+    moved_run,
+    resume,
+    run_lock,
+    slice_plan,
+)
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.engines import ENGINES
@@ -42,19 +54,15 @@ from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
-from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
-from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.telemetry import metrics
-from jaxrl_post.telemetry.journal import Journal, read_aside, read_journal
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.rollout_log import read
 from jaxrl_post.telemetry.timing import Stopwatch
 from jaxrl_post.telemetry.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
-from jaxrl_post.types import RolloutId
 
 
 def planned(config: configs.Config, start: inputs.Inputs) -> str:
@@ -63,6 +71,7 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
     held = memory_plan.by_device(config, parts.memory(config, start))
     return "\n".join(
         [
+            *start.notes,
             memory_plan.text("Batch", numbers),
             *(memory_plan.text(f"Memory per {one}", memory_plan.table(own), "B") for one, own in held.items()),
             memory_plan.text(
@@ -93,7 +102,7 @@ class Run:
     `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
     evaluation. `mine`: the folder that this process writes to. `traces`: what listens to the ring from its start to its
     end. `saved`: the checkpoint that the run resumes from, if any. `about`: what a checkpoint must agree with. `began`: when
-    the run did, by time.monotonic().
+    the run did, by time.monotonic(). `parent`: the checkpoint of another run that this one began from, if any.
     """
 
     config: configs.Config
@@ -116,8 +125,14 @@ class Run:
     saved: store.Saved | None
     about: dict
     faults: FaultPoints
+    parent: branches.Parent | None = None
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def branches_now(self) -> bool:
+        """Whether the run begins from its parent now: it has no checkpoint of its own yet."""
+        return self.parent is not None and not self.saves.steps()
 
     @property
     def swap(self) -> dict | None:
@@ -139,19 +154,20 @@ class Run:
 def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
     """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run)."""
     flags = parse(arguments)
-    given = configs.load(flags.config)
+    given = branches.settings(flags)
     if flags.slice:
         config = configs.resolve(given, flags.overrides, platform=chips.read(flags.slice).chip.platform)
         slice_plan.text(config, inputs.shape(config), flags.slice, functools.partial(print, flush=True))
         return None
     if not flags.dry_run:
-        return begin(given, flags.overrides, stack, run_dir=flags.run_dir, resumes=flags.resume)
+        return begin(given, flags.overrides, stack, run_dir=flags.run_dir, resumes=flags.resume, branch=flags.branch)
     malloc.return_large_blocks()
     recorded = folder.recorded(flags.run_dir) if flags.resume else {}
     config = configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded)
     print(json.dumps(configs.to_dict(config), indent=2))
     start = inputs.gather(config)
-    checked(config, start)
+    branches.taken(flags.branch, config, start, say)
+    graders.checked(config, start)
     print(planned(config, start), flush=True)
     compile_guard.use_cache(os.environ)
     print(parts.foreseen(config, start))
@@ -165,6 +181,7 @@ def begin(
     *,
     run_dir: str = "",
     resumes: str = "",
+    branch: str = "",
     handed: Handed = NOTHING,
 ) -> Run:
     """Builds a run from a config and overrides `a.b=value`.
@@ -172,7 +189,7 @@ def begin(
     Args:
       given: a ConfigDict, or nested mappings.
       stack: ends what the run holds.
-      run_dir, resumes: as `run_dir` and `resume` of command_line.Flags.
+      run_dir, resumes, branch: as `run_dir`, `resume` and `branch` of command_line.Flags.
       handed: what a Python program gives beside the config.
 
     Raises:
@@ -184,6 +201,7 @@ def begin(
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config, handed)
+    taken = branches.taken(branch, config, start, say)
     words = planned(config, start)
     devices = parts.device_plan(config)
     say(words)
@@ -194,7 +212,7 @@ def begin(
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
         with starting(config, place):
-            return build(config, start, devices, place, new, stack)
+            return build(config, start, devices, place, new, stack, taken=taken)
     except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
@@ -221,13 +239,15 @@ def build(
     new: bool,
     stack: contextlib.ExitStack,
     past: Past | None = None,
+    taken: branches.Branch | None = None,
 ) -> Run:
     """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse.
 
     `past`: of a run that is turned again, where nothing is saved or graded. None: `begun` opens checkpoints and graders.
     """
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
-    about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, faults, stack)
+    parent, start = branches.ordered(taken, place, start)
+    about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, faults, stack, taken)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
     guard = stack.enter_context(compile_guard.CompileGuard())
@@ -250,15 +270,14 @@ def build(
         history=history,
         meter=BiasMeter(),
         traces=drawn_traces(config, learner, watch, mine, stack),
-        writer=written_rows(config, start, evaluator, place, mine, stack),
+        writer=written_rows(config, start, evaluator, place, mine, stack, parent),
         saves=saves,
         saved=saved,
         about=about,
         faults=faults,
+        parent=parent,
     )
-    if saved is not None:
-        revive(run, saved)
-    malloc.give_back()
+    revive(run, taken)
     return run
 
 
@@ -270,11 +289,12 @@ def begun(
     new: bool,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
+    taken: branches.Branch | None,
 ) -> Past:
     """Opens the run's checkpoints and starts its graders."""
     mine = folder.own(place)
-    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack)
-    return Past(about, saves, saved, *both_graders(config, start, devices, mine, stack))
+    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack, taken)
+    return Past(about, saves, saved, *graders.both(config, start, devices, mine, stack))
 
 
 def checkpoints(
@@ -285,8 +305,11 @@ def checkpoints(
     new: bool,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
+    taken: branches.Branch | None,
 ) -> tuple[dict, Background, store.Saved | None]:
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
+    if taken and jax.process_index() == 0:
+        branches.write(place, taken.parent)
     about = resume.about(config, start, resume.versions())
     saves = store.Checkpoints(
         place / "checkpoints",
@@ -297,36 +320,10 @@ def checkpoints(
         share=processes.share_text,
         any_of=processes.any_text,
     )
-    saved = None if new else resume.point(saves, place, mine, about, say)
+    if not new:
+        branches.check_begun(place, saves.steps())
+    saved = taken.saved if taken else None if new else resume.point(saves, place, mine, about, say)
     return about, stack.enter_context(Background(saves, malloc.give_back)), saved
-
-
-def both_graders(
-    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, mine: Path, stack: contextlib.ExitStack
-) -> tuple[Pool, Pool]:
-    """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
-    grade = functools.partial(graders, config, start, devices, stack, Printed(mine / "rewards.log"))
-    of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
-    rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
-    judge = grade(
-        mine / "eval_rewards.jsonl",
-        lambda rollout: 1 if rollout.attempt == evaluation.GREEDY else of_evaluation,
-        shuffle=False,
-    )
-    rewards.check((*start.train, *start.held_out))
-    if rewards.confined:
-        say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
-    return rewards, judge
-
-
-def checked(config: configs.Config, start: inputs.Inputs) -> None:
-    """Loads the reward functions and checks every prompt against them, for a plan. No score is asked for."""
-    about = config.reward
-    decode = start.tokenizer.decode
-    with Pool(
-        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=decode, sandbox=about.sandbox
-    ) as pool:
-        pool.check((*start.train, *start.held_out))
 
 
 def compiled_learner(
@@ -357,7 +354,13 @@ def recorded_scheduler(
 
 
 def written_rows(
-    config: configs.Config, start: inputs.Inputs, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
+    config: configs.Config,
+    start: inputs.Inputs,
+    evaluator: Any,
+    place: Path,
+    mine: Path,
+    stack: contextlib.ExitStack,
+    parent: branches.Parent | None,
 ) -> metrics.Several:
     """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step.
 
@@ -366,6 +369,7 @@ def written_rows(
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
+        told |= {"parent": parent.told()} if parent else {}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]
     writer = metrics.Several(*writers)
@@ -386,7 +390,16 @@ def drawn_traces(
     return [trace]
 
 
-def revive(run: Run, saved: store.Saved) -> None:
+def revive(run: Run, taken: branches.Branch | None) -> None:
+    """Restores the host's state of the checkpoint, if any. A branch may take only a part of it."""
+    if taken is not None and not taken.goes_on:
+        taken.begin(run.config.scheduler.updates, run.history, run.learner.gate, run.scheduler)
+    elif run.saved is not None:
+        restore(run, run.saved)
+    malloc.give_back()
+
+
+def restore(run: Run, saved: store.Saved) -> None:
     """Restores the host's state. The first and the latest evaluation are read from their log."""
     prompts, host = {prompt.id: prompt for prompt in run.start.train}, saved.host
     if moved_run.changes(saved.about, run.about):
@@ -401,47 +414,6 @@ def revive(run: Run, saved: store.Saved) -> None:
         run.rewards.start(rollout)
     files = sorted((run.mine / "evaluations").glob("step_*.npz"))
     run.evaluations += [evaluation.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
-
-
-def graders(
-    config: configs.Config,
-    start: inputs.Inputs,
-    devices: parts.DevicePlan,
-    stack: contextlib.ExitStack,
-    printed: Printed,
-    journal: Path,
-    group_size: Callable[[RolloutId], int],
-    *,
-    shuffle: bool,
-) -> Pool:
-    """Starts a pool of reward processes. In a job of several processes, process 0 scores and shares the scores."""
-    limits = Fixed(config.reward.limit_s)
-    if config.reward.adaptive_limit:
-        limits = Adaptive(config.reward.limit_s, read_journal(journal) if journal.is_file() else ())
-    log = Journal(journal)
-    stack.callback(log.close)
-    before = read_aside(journal)
-    if len(before):
-        say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
-    pool = Pool(
-        config.reward.functions,
-        config.reward.weights,
-        workers=config.reward.workers,
-        timeout_s=config.reward.timeout_s,
-        decode=start.tokenizer.decode,
-        code=start.handed.code,
-        shuffle=shuffle,
-        seed=config.seed,
-        share=functools.partial(processes.share, mesh=devices.first) if jax.process_count() > 1 else None,
-        compute=jax.process_index() == 0,
-        journal=log,
-        journaled=before,
-        limits=limits,
-        sandbox=config.reward.sandbox,
-        group_size=group_size,
-        printed=printed,
-    )
-    return stack.enter_context(pool)
 
 
 def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:

@@ -146,7 +146,7 @@ def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:
         row_sizes=tuple(size * more for size in c.row_sizes),
         head_rows=config.head_rows * more,
         steps_per_dispatch=c.steps_per_dispatch,
-        restricted=config.sampling.restricted,
+        restricted=config.restricted,
         prompt_rows=c.prompt_rows * more,
         dtype=jnp.dtype(c.dtype),
     )

@@ -1,13 +1,16 @@
-"""The command line: one reader for every command, and the flags of a run."""
+"""The command line: one reader for every command, and the flags of a run.
+
+A value stands behind "=" or as the next argument, for every flag alike.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.config import refuse_url
+from jaxrl_post.config import Config, elsewhere, fields, refuse_url
 from jaxrl_post.json_text import shown
 
 OVERRIDE = "--config.a.b=VALUE"
@@ -19,6 +22,8 @@ RUN = (
     "--run-dir=FOLDER",
     "--resume",
     "--resume=FOLDER",
+    "--branch=RUN",
+    "--branch=RUN@STEP",
     "--help",
     "--help SECTION",
 )
@@ -28,68 +33,114 @@ RUN = (
 class Flags:
     """What a run was asked for: a config file, overrides `a.b=value` in order, a folder, and what to do.
 
-    `resume`: "" never; "allowed" if the folder holds a run; "required". `slice`: what is planned for, "" for devices here.
+    `config`: "" stands for the config of the run that is resumed or branched from. `resume`: "" never; "allowed" if the
+    folder holds a run; "required". `slice`: what is planned for, "" for devices here. `branch`: RUN or RUN@STEP to begin
+    from, "" for none.
     """
 
-    config: str
+    config: str = ""
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
     slice: str = ""
     run_dir: str = ""
     resume: str = ""
+    branch: str = ""
 
 
 def parse(arguments: Sequence[str]) -> Flags:
     """Reads the command line of a run.
 
     Raises:
-      ValueError: no config file, an unknown flag (with the nearest), a URL, --slice without --dry-run, or --resume without a folder.
+      ValueError: no config file, an unknown flag (with the nearest), a flag that is given twice, a URL, or flags that do not
+        go together.
     """
     given: dict[str, Any] = {"overrides": ()}
-    for name, value in read(arguments, RUN):
+    seen: dict[str, str] = {}
+    for name, value in read(arguments, RUN, _elsewhere):
         if name == OVERRIDE:
             given["overrides"] += (value,)
             continue
+        if name in seen:
+            raise ValueError(
+                f"{name} is given twice, with {shown(seen[name])} and {shown(value)}: leave one of them out"
+            )
+        seen[name] = value
         refuse_url(value, name)
         if name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
             given[name.removeprefix("--").replace("-", "_")] = value or True
-    if "config" not in given:
-        raise ValueError("no config file: write --config=FILE, for example --config=configs/demo.py")
-    if given.get("slice") and not given.get("dry_run"):
-        raise ValueError("--slice plans for devices that are not there, and a run needs them: add --dry-run")
-    if given.get("resume") and not given.get("run_dir"):
-        raise ValueError("--resume says not which run: write --resume=FOLDER, or --run-dir=FOLDER --resume")
+    _check(given, "--run-dir" in seen and bool(seen.get("--resume")))
     return Flags(**given)
 
 
-def read(arguments: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+def _check(given: dict[str, Any], two_folders: bool) -> None:
+    """Refuses flags that do not go together. `two_folders`: --run-dir and --resume name one each."""
+    if two_folders:
+        raise ValueError(
+            "--run-dir and --resume=FOLDER both name a folder: write --resume=FOLDER, or --run-dir=FOLDER --resume"
+        )
+    if given.get("resume") and given.get("branch"):
+        raise ValueError(
+            "--branch begins a new run and --resume continues one: leave one of them out; a branch is continued by "
+            "--resume=FOLDER with its own folder"
+        )
+    if given.get("resume") and not given.get("run_dir"):
+        raise ValueError("--resume says not which run: write --resume=FOLDER, or --run-dir=FOLDER --resume")
+    if "config" not in given and not given.get("resume") and not given.get("branch"):
+        raise ValueError(
+            "no config file: write --config=FILE, for example --config=configs/demo.py, or --resume=RUN to continue a run"
+        )
+    if given.get("slice") and not given.get("dry_run"):
+        raise ValueError("--slice plans for devices that are not there, and a run needs them: add --dry-run")
+    if given.get("slice") and (given.get("branch") or "config" not in given):
+        raise ValueError("--slice plans from a config alone: name it by --config=FILE, without --branch")
+
+
+def _elsewhere(argument: str) -> str:
+    """Returns what to write instead of an argument that is an option, here or in another framework; or an empty text."""
+    name, equals, value = argument.partition("=")
+    name, ours = name.lstrip("-").replace("-", "_"), {option.name for option in fields.options(Config)}
+    if name in ours:
+        return f"write --config.{name}={value if equals and len(value) < 80 else 'VALUE'}"
+    theirs = elsewhere.answer(name)
+    return f"{theirs}, set by --config.NAME=VALUE" if theirs else ""
+
+
+def read(
+    arguments: Sequence[str], known: Sequence[str], instead: Callable[[str], str] = lambda argument: ""
+) -> list[tuple[str, str]]:
     """Splits a command line into (name, value) pairs, in order.
 
     Args:
-      known: the forms of flags: "--dry-run" has no value, "--config=FILE" one after "=", "--json FILE" one after "=" or as
-        the next argument. An override has the name OVERRIDE and the value "a.b=value".
+      known: the forms of flags: "--dry-run" has no value; "--config=FILE" and "--json FILE" have one, behind "=" or as the
+        next argument. A flag with both kinds of form has its value there if the next argument is no flag. An override has
+        the name OVERRIDE and the value "a.b=value".
+      instead: returns what to write instead of an unknown argument, or an empty text.
 
     Raises:
       ValueError: a flag of no known form, with the nearest form and all of them.
     """
     switches = {form for form in known if "=" not in form and " " not in form}
-    valued = {form.partition("=")[0] for form in known if "=" in form}
-    spaced = {form.partition(" ")[0] for form in known if " " in form}
+    valued = {form.replace(" ", "=").partition("=")[0] for form in known if "=" in form or " " in form}
     found, rest = [], list(arguments)
     while rest:
         argument = rest.pop(0)
         name, equals, value = argument.partition("=")
+        follows = bool(rest) and not rest[0].startswith("--")
         if name.startswith("--config.") and OVERRIDE in known:
-            found.append((OVERRIDE, argument.removeprefix("--config.")))
-        elif name in valued | spaced and value:
+            given = argument if equals or not follows else f"{argument}={rest.pop(0)}"
+            found.append((OVERRIDE, given.removeprefix("--config.")))
+        elif name in valued and value:
             found.append((name, value))
-        elif name in spaced and not equals and rest:
+        elif name in valued and not equals and follows and rest[0]:
             found.append((name, rest.pop(0)))
         elif argument in switches:
             found.append((argument, ""))
         else:
             near = difflib.get_close_matches(argument[:100], known, n=1, cutoff=0.0)
-            raise ValueError(f"unknown argument {shown(argument)}; nearest is {near[0]}, all are {', '.join(known)}")
+            other = "" if name in valued else instead(argument)
+            raise ValueError(
+                f"unknown argument {shown(argument)}; {other or f'nearest is {near[0]}, all are ' + ', '.join(known)}"
+            )
     return found

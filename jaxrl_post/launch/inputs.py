@@ -9,18 +9,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, prompts, supervised, tasks, tokenizer
-from jaxrl_post.data.columns import COMPLETION, Columns
+from jaxrl_post.data import chat, prompts, tasks, tokenizer
+from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
+from jaxrl_post.launch import sources
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
@@ -34,7 +35,8 @@ class Inputs:
     `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
     eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
-    or None where none is named. `handed`: what a Python program gave beside the config."""
+    or None where none is named. `handed`: what a Python program gave beside the config. `notes`: lines on data that is not
+    used as it is. `overlong`: prompts that were dropped or cut, by "train" and "eval"."""
 
     model: decoder.ModelConfig
     dtype: str
@@ -48,6 +50,8 @@ class Inputs:
     write: Callable[[Prompt, np.ndarray], list[int]]
     cost: StepCost | None
     handed: Handed = NOTHING
+    notes: tuple[str, ...] = ()
+    overlong: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +76,10 @@ def policy(config: Config) -> PolicyFiles:
     words = tokenizer.load(place)
     model, load_params, dtype = _model(config, words.vocab_size)
     hf.check_savable(model)  # as the run ends with it
-    if words.vocab_size > model.vocab_size:
-        raise ValueError(
-            f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
-            "they do not belong together"
-        )
-    if words.vocab_size < model.vocab_size:
-        model = dataclasses.replace(model, used_vocab=words.vocab_size)
-    if config.engine.max_length > model.max_length:
-        raise ValueError(
-            f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
-            f"positions; the nearest valid value is {model.max_length}"
-        )
     return PolicyFiles(
         place=place,
         tokenizer=words,
-        model=model,
+        model=_fitting(config, model, words, place),
         load_params=load_params,
         dtype=dtype,
         cost=cost.load(config.engine.cost_table) if config.engine.cost_table else None,
@@ -111,8 +103,8 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
     own = policy(config)
     place, words = own.place, own.tokenizer
     template = chat.load(place) if place.is_dir() else None
-    train, taught = _train(config, words, template, handed)
-    held_out = _prompts(config, "eval", words, template, handed)
+    rows, asked = sources.train(config, words, template, handed), sources.held_out(config, words, template, handed)
+    train, held_out, taught = rows.prompts, asked.prompts, rows.taught
     if template is not None:
         template.close()
     shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
@@ -137,7 +129,28 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         write=_writer(config, words, taught),
         cost=own.cost,
         handed=handed,
+        notes=(*rows.notes, *asked.notes),
+        overlong={"train": rows.overlong, "eval": asked.overlong},
     )
+
+
+def _fitting(
+    config: Config, model: decoder.ModelConfig, words: tokenizer.Tokenizer, place: Path
+) -> decoder.ModelConfig:
+    """Returns the model with the rows that its tokenizer uses. Refused: one that it or engine.max_length does not fit."""
+    if words.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer {place} has {words.vocab_size} tokens, the model only {model.vocab_size}: "
+            "they do not belong together"
+        )
+    if words.vocab_size < model.vocab_size:
+        model = dataclasses.replace(model, used_vocab=words.vocab_size)
+    if config.engine.max_length > model.max_length:
+        raise ValueError(
+            f"engine.max_length={config.engine.max_length} is beyond the model's {model.max_length} "
+            f"positions; the nearest valid value is {model.max_length}"
+        )
+    return model
 
 
 def sampling_law(config: Config, words: tokenizer.Tokenizer) -> Sampling:
@@ -166,7 +179,7 @@ def _check_demonstrations(
     anything is compiled. Those of a file were checked as they were read."""
     for prompt in () if taught else train:
         text, where = _task(config).longest(prompt.extra), f"the demonstration of prompt {prompt.id!r}"
-        prompts.measured(f"data.train={config.data.train}: {where}", text, words, config.sampling.max_tokens)
+        measured(f"data.train={config.data.train}: {where}", text, words, config.sampling.max_tokens)
         tokens = len(words.encode(text, special=False)) + 1
         if tokens > config.sampling.max_tokens:
             raise ValueError(
@@ -251,83 +264,6 @@ def shape(config: Config) -> decoder.ModelConfig:
     return found
 
 
-def _train(
-    config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed
-) -> tuple[tuple[Prompt, ...], dict[str, list[int]]]:
-    """Training prompts in file order. Of a supervised file also the tokens that are trained on, by prompt id."""
-    source = config.data.train
-    if config.engine.name != "demonstrations" or source.startswith("task:"):
-        return _prompts(config, "train", words, template, handed), {}
-    _check_closable(words)
-    most, limit = config.sampling.max_tokens, config.engine.max_length - config.sampling.max_tokens
-    rows = _supervised(source, _columns(config), handed)
-    return supervised.tokenised(rows, words, chat=template, limit=limit, most=most, where=source)
-
-
-def _supervised(source: str, columns: Columns, handed: Handed) -> list[dict]:
-    """Rows of supervised training, of a file or handed over."""
-    given = handed.rows(source)
-    if given is None:
-        return supervised.read(source, columns)
-    return [supervised.row(f"{source}, row {number}", row, columns) for number, row in enumerate(given, start=1)]
-
-
-def _columns(config: Config) -> Columns:
-    """How files are read."""
-    data = config.data
-    if COMPLETION in data.columns and config.engine.name != "demonstrations":
-        raise ValueError(
-            f"data.columns: {COMPLETION}={said(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
-            "another column without a role reaches reward functions under its own name"
-        )
-    return Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
-
-
-def _prompts(
-    config: Config, part: str, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed
-) -> tuple[Prompt, ...]:
-    """Prompts of one part, "train" or "eval", in file order."""
-    if part == "eval" and config.eval.prompts == 0:
-        return ()
-    source, arguments, size = config.data.train, config.data.task, config.data.size
-    if part == "eval":
-        source, arguments, size = _eval_source(config), config.eval.task or arguments, config.eval.prompts
-    split = "sft" if part == "train" and config.engine.name == "demonstrations" else part
-    columns, given = _columns(config), handed.rows(source)
-    if config.engine.name == "demonstrations" and not source.startswith("task:"):
-        rows = supervised.questions(_supervised(source, columns, handed))
-    elif given is None:
-        rows = prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=columns)
-    else:
-        rows = [columns.row(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
-    if part == "eval":
-        if len(rows) < size:
-            raise ValueError(
-                f"eval.prompts={size} but {source} has {len(rows)} rows; the nearest valid value is {len(rows)}"
-            )
-        rows = rows[:size]
-    return prompts.tokenised(
-        rows, words, chat=template, limit=config.engine.max_length - config.sampling.max_tokens, where=source
-    )
-
-
-def _eval_source(config: Config) -> str:
-    """eval.data, else the training task itself, which draws its held-out prompts apart."""
-    if not config.eval.data and not config.data.train.startswith("task:"):
-        raise ValueError(
-            f"eval.data is empty and data.train={config.data.train!r} is a file: name a file of held-out "
-            "prompts, or set eval.prompts=0"
-        )
-    return config.eval.data or config.data.train
-
-
-def _check_closable(words: tokenizer.Tokenizer) -> None:
-    if not words.eos_ids:
-        raise ValueError(
-            "engine.name='demonstrations' needs a tokenizer with an end token, to close each solution with"
-        )
-
-
 def _writer(
     config: Config, words: tokenizer.Tokenizer, taught: Mapping[str, Sequence[int]]
 ) -> Callable[[Prompt, np.ndarray], list[int]]:
@@ -335,7 +271,7 @@ def _writer(
     if taught:
         return lambda prompt, seed: list(taught[prompt.id])
     if config.engine.name == "demonstrations":
-        _check_closable(words)
+        sources.check_closable(words)
 
     def solve(prompt: Prompt, seed: np.ndarray) -> list[int]:
         return [*words.encode(_task(config).demonstrate(prompt.extra, seed), special=False), words.eos_ids[0]]

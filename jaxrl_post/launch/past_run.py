@@ -111,7 +111,7 @@ def config_after(logs: RunLogs, step: int) -> configs.Config:
     `steps` may grow when a run is resumed, and decisions near the end of a run depend on it.
     """
     later = [number for number in saves(logs).steps() if number > step]
-    kept = saves(logs).at(later[0]).about["config"] if later else logs.kept
+    kept = saves(logs).at(later[0], "replay").about["config"] if later else logs.kept
     return configs.resolve(kept)
 
 
@@ -132,7 +132,7 @@ def opened(
     start = inputs.gather(config)
     devices = build.device_plan(config)
     about = resume.about(config, start, resume.versions())
-    saved = saves(logs).at(step) if step != BEGINNING else None
+    saved = saves(logs).at(step, "replay") if step != BEGINNING else None
     _check(logs, about, say)
     marks = saved.host["marks"] if saved is not None else {}
     shuffled = config.seed if config.reward.shuffle else None
@@ -165,7 +165,7 @@ def _check(logs: RunLogs, now: Mapping, say: Callable[[str], object]) -> None:
     there = saves(logs).steps()
     if not there:
         return
-    then = saves(logs).at(there[-1]).about
+    then = saves(logs).at(there[-1], "replay").about
     for field, _, _ in identity.differences(then["data"], now["data"], "data"):
         raise ValueError(f"replay: {field} is not what it was when {logs.folder} was saved: its prompts were changed")
     for name in ("versions", "device"):

@@ -6,6 +6,7 @@ so that their files can be compared byte by byte.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import jax
 
+from jaxrl_post import json_text
 from jaxrl_post.config import Config, fields
 from jaxrl_post.launch import run_lock
 from jaxrl_post.parallel.processes import share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(
-    r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|rewards\.log|config\.json.*"
+    r"\.lock|parent\.json|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|rewards\.log"
+    r"|config\.json.*"
 )
 
 
@@ -71,6 +74,27 @@ def recorded(exact: str) -> dict[str, dict]:
     if isinstance(told, str):
         raise ValueError(told)
     return told
+
+
+def settings(place: Path, flag: str) -> dict:
+    """Returns the config of the run in a folder, by section, as its config.json has it.
+
+    Args:
+      flag: what asks for it, which begins every error.
+
+    Raises:
+      ValueError: there is no such folder, or no config.json of a run in it.
+    """
+    if not place.is_dir():
+        there = [path.name for path in place.parent.iterdir() if path.is_dir()] if place.parent.is_dir() else []
+        near = difflib.get_close_matches(place.name, there, n=1)
+        raise ValueError(
+            f"{flag}: there is no folder {place}" + (f"; nearest is {place.parent / near[0]}" if near else "")
+        )
+    if not (place / "config.json").is_file():
+        raise ValueError(f"{flag}: {place} has no config.json to go by: name the config by --config=FILE")
+    found = json_text.read_object(place / "config.json", f"{flag}: {place / 'config.json'}")
+    return {name: value for name, value in found.items() if name != "derived"}
 
 
 def _recorded(file: Path) -> dict[str, dict] | str:
@@ -162,6 +186,7 @@ def contents(folder: Path) -> list[str]:
     """Describes what lies in the folder of a run, one line each."""
     words = {
         "config.json": "the resolved config, and what else the run was keyed by",
+        "parent.json": "the run and the step that this one branched from",
         "summary.json": "figures before and after",
         "hang.txt": "the stacks of all threads at a hang",
         "hang.json": "the scheduler's state at a hang",

@@ -26,6 +26,7 @@ _STEP = "timing_s/step"
 _USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 _COUNTS = (*(f"rows/{use}" for use in _USES), "swap/rows", "sched/paused_slot_steps")
 LEARNER = "learner's devices at work"
+LINE = 100  # characters of a text that one line of the screen shows
 
 
 def device_time(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -118,6 +119,12 @@ def headline(summary: Mapping, samples: int) -> list[str]:
         *swaps,
         where,
     ]
+
+
+def line(text: str, most: int = LINE) -> str:
+    """Returns a text as it is shown on one line of the screen: quoted, and cut at `most` characters, which is said."""
+    shown = repr(text[:most])
+    return shown if len(text) <= most else f"{shown}... ({len(text):,} characters)"
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,91 @@
+"""The reward processes of a run: those of training and those of evaluation. Every prompt is checked against them first."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from jaxrl_post import config as configs
+from jaxrl_post import evaluation
+from jaxrl_post.launch import build as parts
+from jaxrl_post.launch import inputs
+from jaxrl_post.parallel import processes
+from jaxrl_post.parallel.processes import say
+from jaxrl_post.rewards.limits import Adaptive, Fixed
+from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rewards.printed import Printed
+from jaxrl_post.telemetry.journal import Journal, read_aside, read_journal
+from jaxrl_post.types import RolloutId
+
+
+def both(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, mine: Path, stack: contextlib.ExitStack
+) -> tuple[Pool, Pool]:
+    """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
+    grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"))
+    of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
+    rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
+    judge = grade(
+        mine / "eval_rewards.jsonl",
+        lambda rollout: 1 if rollout.attempt == evaluation.GREEDY else of_evaluation,
+        shuffle=False,
+    )
+    rewards.check((*start.train, *start.held_out))
+    if rewards.confined:
+        say(f"judged programs: sandbox {rewards.confined['level']}, layers {', '.join(rewards.confined['layers'])}")
+    return rewards, judge
+
+
+def checked(config: configs.Config, start: inputs.Inputs) -> None:
+    """Loads the reward functions and checks every prompt against them, for a plan. No score is asked for."""
+    about = config.reward
+    decode = start.tokenizer.decode
+    with Pool(
+        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=decode, sandbox=about.sandbox
+    ) as pool:
+        pool.check((*start.train, *start.held_out))
+
+
+def pool(
+    config: configs.Config,
+    start: inputs.Inputs,
+    devices: parts.DevicePlan,
+    stack: contextlib.ExitStack,
+    printed: Printed,
+    journal: Path,
+    group_size: Callable[[RolloutId], int],
+    *,
+    shuffle: bool,
+) -> Pool:
+    """Starts a pool of reward processes. In a job of several processes, process 0 scores and shares the scores."""
+    limits = Fixed(config.reward.limit_s)
+    if config.reward.adaptive_limit:
+        limits = Adaptive(config.reward.limit_s, read_journal(journal) if journal.is_file() else ())
+    log = Journal(journal)
+    stack.callback(log.close)
+    before = read_aside(journal)
+    if len(before):
+        say(f"resume: {len(before)} scores of {journal.name} after that point are used again, not asked for again")
+    workers = Pool(
+        config.reward.functions,
+        config.reward.weights,
+        workers=config.reward.workers,
+        timeout_s=config.reward.timeout_s,
+        decode=start.tokenizer.decode,
+        code=start.handed.code,
+        shuffle=shuffle,
+        seed=config.seed,
+        share=functools.partial(processes.share, mesh=devices.first) if jax.process_count() > 1 else None,
+        compute=jax.process_index() == 0,
+        journal=log,
+        journaled=before,
+        limits=limits,
+        sandbox=config.reward.sandbox,
+        group_size=group_size,
+        printed=printed,
+    )
+    return stack.enter_context(workers)

@@ -1,0 +1,142 @@
+"""Prompts of a run from its files, from procedural tasks, or from a Python program: for training and for evaluation.
+
+Nothing is left out silently: prompts that are dropped or cut, and an evaluation that has fewer than it asks for, are told
+in `notes`. Refused: a bad row, and a source without prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxrl_post.config import Config
+from jaxrl_post.data import chat, prompts, supervised, tokenizer
+from jaxrl_post.data.columns import COMPLETION, Columns
+from jaxrl_post.data.overlong import DROP, Overlong
+from jaxrl_post.json_text import said
+from jaxrl_post.launch.handed import Handed
+from jaxrl_post.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Prompts in file order, and what of their data is not used as it is.
+
+    `taught`: of a supervised file the tokens that are trained on, by prompt id. `overlong`: prompts that were dropped or
+    cut.
+    """
+
+    prompts: tuple[Prompt, ...] = ()
+    taught: Mapping[str, list[int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    overlong: int = 0
+
+
+def train(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed) -> Found:
+    """Returns the training prompts.
+
+    Raises:
+      ValueError: a bad row, or no prompts at all.
+    """
+    source, law = config.data.train, config.sampling
+    split = "sft" if config.engine.name == "demonstrations" else "train"
+    if split == "sft" and not source.startswith("task:"):
+        check_closable(words)
+        limit = config.engine.max_length - law.max_tokens
+        rows = _supervised(source, columns(config), handed)
+        _check_rows("data.train", source, rows)
+        found, taught = supervised.tokenised(rows, words, chat=template, limit=limit, most=law.max_tokens, where=source)
+        return Found(prompts=found, taught=taught)
+    rows = _rows(config, source, split, config.data.size, config.data.task, handed)
+    return _fitted(config, "data.train", source, rows, words, template)
+
+
+def held_out(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed) -> Found:
+    """Returns the prompts of evaluation: the first eval.prompts of its source, or all where it has fewer.
+
+    Raises:
+      ValueError: a bad row, or no prompts at all.
+    """
+    size = config.eval.prompts
+    if size == 0:
+        return Found()
+    source = _eval_source(config)
+    rows = _rows(config, source, "eval", size, config.eval.task or config.data.task, handed)
+    # What is dropped makes room for later rows.
+    few = rows if config.data.overlong == DROP else rows[:size]
+    found = _fitted(config, "eval.data", source, few, words, template)
+    fewer = f"eval.prompts={size}: {source} has {len(found.prompts)}, and all of them are used"
+    notes = (*found.notes, *([fewer] if len(found.prompts) < size else []))
+    return Found(prompts=found.prompts[:size], notes=notes, overlong=found.overlong)
+
+
+def columns(config: Config) -> Columns:
+    """Returns how files are read.
+
+    Raises:
+      ValueError: a column of supervised rows is named where none are read.
+    """
+    data = config.data
+    if COMPLETION in data.columns and config.engine.name != "demonstrations":
+        raise ValueError(
+            f"data.columns: {COMPLETION}={said(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
+            "another column without a role reaches reward functions under its own name"
+        )
+    return Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
+
+
+def _rows(config: Config, source: str, split: str, size: int, arguments: Mapping, handed: Handed) -> list[dict]:
+    how, given = columns(config), handed.rows(source)
+    if config.engine.name == "demonstrations" and not source.startswith("task:"):
+        return supervised.questions(_supervised(source, how, handed))
+    if given is None:
+        return prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=how)
+    return [how.row(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
+
+
+def _supervised(source: str, how: Columns, handed: Handed) -> list[dict]:
+    """Rows of supervised training, of a file or handed over."""
+    given = handed.rows(source)
+    if given is None:
+        return supervised.read(source, how)
+    return [supervised.row(f"{source}, row {number}", row, how) for number, row in enumerate(given, start=1)]
+
+
+def _check_rows(option: str, source: str, rows: list[dict]) -> None:
+    if not rows:
+        raise ValueError(f"{option}={source} has no rows: name a file with at least one")
+
+
+def _fitted(
+    config: Config, option: str, source: str, rows: list[dict], words: tokenizer.Tokenizer, template: chat.Chat | None
+) -> Found:
+    """Returns prompts within the limit. What becomes of others is for data.overlong to say."""
+    _check_rows(option, source, rows)
+    mode = config.data.overlong
+    limit, overlong = config.engine.max_length - config.sampling.max_tokens, Overlong(mode=mode)
+    found = prompts.tokenised(rows, words, chat=template, limit=limit, where=source, overlong=overlong)
+    if not found:
+        raise ValueError(
+            f"{option}={source}: all {len(rows)} prompts have more than {limit} tokens (engine.max_length - "
+            f"sampling.max_tokens), and data.overlong={mode!r} leaves none"
+        )
+    told = overlong.words(option, source, limit)
+    return Found(prompts=found, notes=(told,) if told else (), overlong=len(overlong.places))
+
+
+def _eval_source(config: Config) -> str:
+    """eval.data, else the training task itself, which draws its held-out prompts apart."""
+    if not config.eval.data and not config.data.train.startswith("task:"):
+        raise ValueError(
+            f"eval.data is empty and data.train={config.data.train!r} is a file: name a file of held-out "
+            "prompts, or set eval.prompts=0"
+        )
+    return config.eval.data or config.data.train
+
+
+def check_closable(words: tokenizer.Tokenizer) -> None:
+    """Refuses a tokenizer without an end token, which closes every demonstration."""
+    if not words.eos_ids:
+        raise ValueError(
+            "engine.name='demonstrations' needs a tokenizer with an end token, to close each solution with"
+        )

@@ -1,0 +1,268 @@
+"""No setting is inert: every option of algorithm and scheduler that is accepted under a setting of the others changes
+something there.
+
+The walk sets each option away from its default under every estimator, loss and correction, and under every scheduler. What
+the config accepts must change the credits, the loss, the gate or a decision of the scheduler. What it refuses needs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import made_groups
+import numpy as np
+import pytest
+from config_arms import PIPE, SUPERVISED, TAIL, given
+
+from jaxrl_post import config as configs
+from jaxrl_post import loop, simulate
+from jaxrl_post.algorithms import credit
+from jaxrl_post.config import fields
+from jaxrl_post.scheduler.decision_log import Recorder
+from jaxrl_post.sim import settings
+from jaxrl_post.trainer import packing, programs
+from jaxrl_post.trainer.old_logprobs import OldLogprobs
+from jaxrl_post.trainer.update_gate import Gate
+from jaxrl_post.types import Finish
+
+STEP, LIMIT, ROWS, TOKENS = 3, 20, 8, 32
+ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms choose are in _CHOSEN
+    "gamma": ("0.9",),
+    "loss_agg_mode": ("seq-mean-token-sum", "prompt-mean"),
+    "clip_ratio_low": ("0.05",),
+    "clip_ratio_high": ("0.05",),
+    "clip_ratio_c": ("1.05",),
+    "tau_pos": ("3",),
+    "tau_neg": ("3",),
+    "kl_loss_type": ("k1", "k2"),
+    "kl_loss_coef": ("0.3",),
+    "use_kl_in_reward": ("true",),
+    "kl_coef": ("0.5",),
+    "entropy_coef": ("0.1",),
+    "rollout_is": ("token", "sequence"),
+    "rollout_is_threshold": ("[1.01]",),
+    "rollout_rs": ("token_k1", "seq_mean_k3"),
+    "rollout_rs_threshold": ("[0.01]",),
+    "prox_logp_method": ("rollout", "loglinear"),
+    "min_ess": ("0.999",),
+    "max_rollout_kl": ("1e-4",),
+    "overlong_buffer": ("15",),
+    "overlong_penalty": ("3",),
+    "overlong_filtering": ("true",),
+}
+_CHOSEN = ("adv_estimator", "loss_mode")
+_ESTIMATORS = fields.members(configs.AlgorithmConfig)["adv_estimator"][1].metadata["choices"]
+_LOSSES = ("vanilla", "gspo", "cispo", "sapo")
+_EXTRA = (
+    "rollout_is=token",
+    "rollout_is=span",
+    "rollout_rs=token_k1",
+    "rollout_rs=seq_mean_k3",
+    "use_kl_in_reward=true",
+    "kl_loss_coef=0.3",
+    "prox_logp_method=rollout",
+    "prox_logp_method=loglinear",
+    "overlong_buffer=15",
+)
+_PASSES = ("scheduler.mini_batches=2", "eval.every=0")
+
+
+def _arms() -> list[tuple[str, ...]]:
+    """Every estimator with every loss, every extra with every loss and with two estimators, and each under schedulers."""
+    pairs = [
+        (f"algorithm.adv_estimator={estimator}", f"algorithm.loss_mode={loss}")
+        for estimator in _ESTIMATORS
+        for loss in _LOSSES
+    ]
+    extras = [
+        (f"algorithm.adv_estimator={estimator}", f"algorithm.loss_mode={loss}", f"algorithm.{extra}")
+        for estimator in ("grpo", "reinforce_plus_plus")
+        for loss in _LOSSES
+        for extra in _EXTRA
+    ]
+    supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
+    return [*pairs, *extras, *supervised, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
+
+
+def _groups() -> list:
+    """Scored groups of rollouts of several versions, one of them cut at the limit."""
+    out = []
+    for group in made_groups.groups(3, 4, longest=LIMIT, seed=5):
+        rollouts = []
+        for rollout in group.rollouts:
+            versions = np.minimum(np.arange(len(rollout)) // 6, STEP - 1)
+            finish = Finish.LENGTH if len(rollout) >= LIMIT - 6 else Finish.EOS
+            rollouts.append(dataclasses.replace(rollout, versions=versions, finish=finish))
+        out.append(dataclasses.replace(group, rollouts=tuple(rollouts)))
+    return out
+
+
+GROUPS = _groups()
+ROLLOUTS = [rollout for group in GROUPS for rollout in group.rollouts]
+
+
+def _near(seed: int, scale: float) -> dict:
+    """Log-probs near those of the engine, by rollout id."""
+    rng = np.random.default_rng(seed)
+    return {r.id: r.logprobs + scale * rng.standard_normal(len(r)).astype(np.float32) for r in ROLLOUTS}
+
+
+OLD, REFERENCE, POLICY = _near(1, 0.2), _near(2, 0.4), _near(3, 0.4)
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """The policy's log-probs are POLICY's, and its entropies the positions, without a model."""
+
+    def score(policy, batch, recipe):
+        return policy, (batch.positions % 5).astype(policy.dtype)
+
+    monkeypatch.setattr(programs, "score", score)
+
+
+def _effect(config: configs.Config) -> list:
+    """Returns all that the algorithm section makes of GROUPS: what the loss reads of credits, the loss, and the gate."""
+    a = config.algorithm
+    old = OldLogprobs(a)
+    old.committed, old.of = True, OLD
+    credits, _ = credit.assign(GROUPS, a, max_tokens=LIMIT, old=OLD, reference=REFERENCE)
+    how = dict(rows=ROWS, tokens=TOKENS)
+    (batch,), _ = packing.pack(
+        GROUPS,
+        credits,
+        old_logprobs=old.for_loss(ROLLOUTS),
+        ref_logprobs=REFERENCE if a.needs_reference else None,
+        corrected=a.corrects_rollouts,
+        prox_weights=old.prox_weights(ROLLOUTS, STEP),
+        **how,
+    )
+    (placed,), _ = packing.pack(GROUPS, credits, old_logprobs=POLICY, **how)
+    policy = jnp.asarray(placed.old_logprobs)
+    total, (count, *_) = programs.numerator(policy, batch, SimpleNamespace(algorithm=a))
+    per_token, _ = programs.losses.LOSSES[a.loss_mode](
+        policy, batch.old_logprobs, batch.advantages, batch.loss_mask, batch.segment_ids, a
+    )
+    gate = Gate(a.min_ess, a.max_rollout_kl)
+    pairs = [(OLD[r.id][r.sampled], r.logprobs[r.sampled]) for r in ROLLOUTS if r.sampled.any()] if old.needed else []
+    stale = config.scheduler.name != "sync" or config.scheduler.updates > 1 or config.mesh.engine > 0
+    versions = [np.full(1, -1 if stale else STEP)]
+    return [
+        float(total),
+        int(count),
+        np.asarray(per_token * batch.loss_mask).tobytes(),
+        gate.lets(pairs, versions, STEP),
+    ]
+
+
+def test_the_walk_sets_every_option_of_the_algorithm():
+    assert {*ARMS_OF_ALGORITHM, *_CHOSEN} == set(fields.members(configs.AlgorithmConfig))
+
+
+def test_no_option_of_the_algorithm_is_inert(scored):
+    """Under every estimator, loss, correction and scheduler: it is refused, or it changes the loss or the gate."""
+    inert, counted = [], dict.fromkeys(ARMS_OF_ALGORITHM, 0)
+    for arm in _arms():
+        base = configs.resolve(given(), arm)
+        plain = _effect(base)
+        for name, values in ARMS_OF_ALGORITHM.items():
+            for value in values:
+                try:
+                    changed = configs.resolve(given(), [*arm, f"algorithm.{name}={value}"])
+                except ValueError:
+                    continue
+                if getattr(changed.algorithm, name) == getattr(base.algorithm, name):
+                    continue
+                counted[name] += 1
+                if _effect(changed) == plain:
+                    inert.append(f"{' '.join(arm)}: algorithm.{name}={value}")
+    assert not inert
+    assert all(counted.values()), counted
+
+
+# The scheduler, in the simulator.
+
+SMALL = (
+    "rounds=4",
+    "workload.name=lognormal",
+    "workload.prompts=64",
+    "workload.prompt_tokens=4",
+    "workload.cap=64",
+    "workload.mean=12",
+    "workload.tail=2.5",
+    "workload.tv=0.02",
+    "cluster.replicas=2",
+    "cluster.slots=8",
+    "cluster.step_s=0.01",
+    "learner.token_s=0.002",
+    "scheduler.prompts=6",
+    "scheduler.group_size=2",
+    "reward_slope=-1.0",
+)
+RACES = {
+    "sync": (),
+    "sync, two passes": ("scheduler.mini_batches=2",),
+    "sync, filtered": ("scheduler.filter_groups=true",),
+    "tail_batching": TAIL,
+    "tail_batching, recompute": (*TAIL, "scheduler.prefix_mode=recompute"),
+    "rollpacker": ("scheduler.name=rollpacker", "scheduler.over=1.5"),
+    "pipeline": PIPE,
+    "pipeline without staleness": ("scheduler.name=pipeline",),
+}
+ARMS_OF_SCHEDULER = {
+    "placement": ("divided", "longest_first"),
+    "over": ("1.75",),
+    "over_samples": ("1.5",),
+    "prefix_mode": ("recompute", "restart"),
+    "long_batches": ("2",),
+    "lane": ("0.9",),
+    "stream": ("2",),
+    "max_staleness": ("1",),
+    "ahead": ("3",),
+    "max_unscored": ("12",),
+    "max_ready": ("6",),
+    "prompts": ("8",),
+    "group_size": ("3",),
+    "filter_groups": ("true",),
+    "mini_batches": ("3",),
+    "ppo_epochs": ("3",),
+}
+# Which no simulation of this size can show: a name, loans and turns with the learner, and a bound that ends the run.
+APART = ("name", "lend", "interleave", "max_waves")
+
+
+def _decisions(given: settings.Simulation) -> list[str]:
+    lines: list[str] = []
+    made = simulate.assemble(given)
+    steps = given.rounds * given.scheduler.updates
+    made.scheduler = Recorder(made.scheduler, lines.append)
+    ring = simulate.tallied(made)
+    simulate.listen(ring, made, [])
+    loop.run(ring, made.engine, made.scheduler, made.rewards, made.learner, simulate.publish, steps)
+    return [*lines, str(simulate.figures(made.tally.rounds, made.tally.counts))]
+
+
+def test_the_walk_sets_every_option_of_the_scheduler():
+    assert {*ARMS_OF_SCHEDULER, *APART} == set(fields.members(configs.SchedulerConfig))
+
+
+def test_no_option_of_the_scheduler_is_inert():
+    """Under every scheduler: it is refused, or it changes a decision or when it is taken."""
+    inert, counted = [], dict.fromkeys(ARMS_OF_SCHEDULER, 0)
+    for arm, base in RACES.items():
+        plain = settings.resolve(settings.default(), [*SMALL, *base])
+        before = _decisions(plain)
+        for name, values in ARMS_OF_SCHEDULER.items():
+            for value in values:
+                try:
+                    changed = settings.resolve(settings.default(), [*SMALL, *base, f"scheduler.{name}={value}"])
+                except ValueError:
+                    continue
+                if getattr(changed.scheduler, name) == getattr(plain.scheduler, name):
+                    continue
+                counted[name] += 1
+                if _decisions(changed) == before:
+                    inert.append(f"{arm}: scheduler.{name}={value}")
+    assert not inert
+    assert all(counted.values()), counted
