@@ -4,6 +4,8 @@ train      a run: --config=FILE [--config.a.b=VALUE ...]; the same as python -m 
 simulate   a run without a model: --config=configs/sim/FILE.py; the same as python -m jaxrl_post.simulate
 options    what a config may say: options [SECTION]
 replay     the gradient of a skipped step again: replay RUN --batch=STEP
+report     one page on one or several runs, for a browser: report RUN [RUN ...] [--out=FILE]
+watch      a run while it goes on, in the terminal: watch RUN [--once]
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ COMMANDS = {
     "simulate": "jaxrl_post.simulate",
     "options": "jaxrl_post.commands.options",
     "replay": "jaxrl_post.commands.replay",
+    "report": "jaxrl_post.commands.report",
+    "watch": "jaxrl_post.commands.watch",
 }
 
 

@@ -24,7 +24,7 @@ def test_without_a_command_all_are_listed(capsys):
 def test_an_unknown_command_is_one_sentence(capsys):
     assert commands.main(["trian"]) == 1
     assert capsys.readouterr().err == (
-        "error: unknown command 'trian'; nearest is 'train', all are train, simulate, options, replay\n"
+        "error: unknown command 'trian'; nearest is 'train', all are train, simulate, options, replay, report, watch\n"
     )
 
 
@@ -36,9 +36,9 @@ def test_options_of_a_section_and_of_none(capsys):
     assert "nearest is 'sampling'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["options", "simulate"])
+@pytest.mark.parametrize("command", ["options", "simulate", "report", "watch"])
 def test_a_command_without_a_device_loads_no_jax(command):
-    flags = {"options": ["engine"], "simulate": ["--confg=x"]}[command]
+    flags = {"options": ["engine"], "simulate": ["--confg=x"]}.get(command, ["no_run"])
     code = (
         "import sys\nfrom jaxrl_post.__main__ import main\nmain(sys.argv[1:])\n"
         "sys.exit(sum(name in sys.modules for name in ('jax', 'flax', 'optax')))"

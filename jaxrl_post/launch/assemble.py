@@ -42,7 +42,7 @@ from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.decision_log import Recorder
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.telemetry import loggers, metrics
 from jaxrl_post.telemetry.journal import Journal, read_aside, read_journal
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.rollout_log import read
@@ -131,6 +131,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         processes.start(os.environ)
     recorded = folder.recorded(flags.run_dir) if flags.resume else {}
     config = resolved(platform=jax.default_backend(), recorded=recorded)
+    loggers.check(config.logger)
     if flags.dry_run:
         print(json.dumps(configs.to_dict(config), indent=2))
         start = inputs.gather(config)
@@ -182,6 +183,7 @@ def build(
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
     about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack)
     rewards, judge = both_graders(config, start, devices, mine, stack)
+    more = further_rows(config, place, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
     guard = stack.enter_context(compile_guard.CompileGuard())
@@ -204,7 +206,7 @@ def build(
         history=history,
         meter=BiasMeter(),
         traces=drawn_traces(config, learner, watch, mine, stack),
-        writer=written_rows(config, evaluator, place, mine, stack),
+        writer=written_rows(config, evaluator, place, mine, more, stack),
         saves=saves,
         saved=saved,
         about=about,
@@ -290,11 +292,24 @@ def recorded_scheduler(
     return Recorder(scheduler, decisions.write)
 
 
+def further_rows(config: configs.Config, place: Path, mine: Path, stack: contextlib.ExitStack) -> list:
+    """Opens config.logger's writers of process 0, after the logs were cut to the restored step."""
+    if jax.process_index() != 0:
+        return []
+    file = mine / "metrics.jsonl"
+    writers = loggers.opened(
+        config.logger, place, configs.to_dict(config), metrics.read(file) if file.is_file() else []
+    )
+    for writer in writers:
+        stack.callback(writer.close)
+    return writers
+
+
 def written_rows(
-    config: configs.Config, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
+    config: configs.Config, evaluator: Any, place: Path, mine: Path, more: list, stack: contextlib.ExitStack
 ) -> metrics.Several:
     """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step."""
-    writers = [metrics.Jsonl(mine / "metrics.jsonl")]
+    writers = [metrics.Jsonl(mine / "metrics.jsonl"), *more]
     if jax.process_index() == 0:
         told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})

@@ -21,7 +21,7 @@ from jaxrl_post.parallel.processes import share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(
-    r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|config\.json.*"
+    r"\.lock|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|tensorboard|wandb|wandb\.json(\.part)?|hang\.txt|config\.json.*"
 )
 
 
@@ -174,6 +174,10 @@ def contents(folder: Path) -> list[str]:
         "dispatches.jsonl": "every dispatch: its clock, its steps, what its rows were for",
         "rewards.jsonl": "every training score",
         "eval_rewards.jsonl": "every evaluation's score",
+        "report.html": "curves, time, lengths and rollouts on one page, for a browser",
+        "tensorboard": "the rows of metrics.jsonl, for tensorboard --logdir",
+        "wandb": "the rows of metrics.jsonl, for wandb sync",
+        "wandb.json": "the id of the run at Weights & Biases",
         "policy": "the trained model, as a Hugging Face directory",
         "checkpoints": "the whole run, to be resumed",
         "trace": "the first rounds from that step on, for ui.perfetto.dev and scripts/plot_rounds.py",
