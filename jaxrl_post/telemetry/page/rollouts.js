@@ -74,8 +74,8 @@ function drawDetail(place, rollout, by, sought, runs) {
   place.replaceChildren(
     el("div", { class: "facts-grid" }, facts),
     el("h3", {}, "Prompt"), el("div", { class: "text" }, marked(rollout.prompt, sought)),
-    el("h3", {}, "Answer"), el("div", { class: "bar" }, scaleOf(rollout, by), rollout.drafted.length ? el("span", { class: "scale" }, "underlined: accepted drafts") : null),
-    el("div", { class: "text", id: "answer" }, tokenSpans(rollout, by, sought)),
+    el("h3", {}, "Rollout"), el("div", { class: "bar" }, scaleOf(rollout, by), rollout.drafted.length ? el("span", { class: "scale" }, "underlined: accepted drafts") : null),
+    el("div", { class: "text" }, tokenSpans(rollout, by, sought)),
     cut > 0 ? el("p", { class: "note" }, `${shown(cut)} more tokens are in the rollout log.`) : "",
     ...(rollout.truth ? [el("h3", {}, "Ground truth"), el("div", { class: "text" }, rollout.truth)] : []));
 }
@@ -106,7 +106,7 @@ function drawBrowser(runs) {
     show(found[0] || null);
   };
   const set = (name) => (value) => { state[name] = value; update(); };
-  const search = el("input", { type: "search", id: "search", placeholder: "Search prompts and answers", "aria-label": "Search prompts and answers", oninput: () => set("sought")(search.value.toLowerCase()) });
+  const search = el("input", { type: "search", id: "search", placeholder: "Search prompts and rollouts", "aria-label": "Search prompts and rollouts", oninput: () => set("sought")(search.value.toLowerCase()) });
   const steps = [...new Set(all.map((one) => one.step))].sort((a, b) => a - b);
   place.append(el("div", { class: "bar" }, el("label", { class: "wide" }, search),
     ...(runs.length > 1 ? [choice("run", [["", "all"], ...runs.map((run, k) => [k, run.name])], set("run"))[0]] : []),
