@@ -8,6 +8,8 @@ generate   rollouts of a policy or a saved step
 rollouts   rollouts of a run as text, JSON or Parquet: rollouts RUN [--step=A:B ...]
 compare    two runs: options, curves, and rewards pair by pair: compare A B
 replay     a rollout again, bit for bit, or the gradient of a skipped step: replay RUN --rollout=ID | --batch=STEP
+report     one page on one or several runs, for a browser: report RUN [RUN ...] [--out=FILE]
+watch      a run while it goes on, in the terminal: watch RUN [--once]
 
 python -m jaxrl_post COMMAND --help says more about each.
 """
@@ -30,6 +32,8 @@ COMMANDS = {
     "rollouts": "jaxrl_post.commands.rollouts",
     "compare": "jaxrl_post.commands.compare",
     "replay": "jaxrl_post.commands.replay",
+    "report": "jaxrl_post.commands.report",
+    "watch": "jaxrl_post.commands.watch",
 }
 
 

@@ -71,6 +71,7 @@ from jaxrl_post.telemetry.alarms import Alarms, Diverged
 from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.telemetry.journal import forget_aside
 from jaxrl_post.telemetry.observer import Observer
+from jaxrl_post.telemetry.page import document
 from jaxrl_post.telemetry.rollout_log import RolloutLog
 from jaxrl_post.telemetry.timing import AtWork
 
@@ -312,6 +313,7 @@ def finish(run: Run, tokens: int) -> None:
     } | ({"parent": run.parent.told()} if run.parent else {})
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())
+    document.write([run.folder], run.folder / document.NAME)
     forget_aside(run.mine)
     unsaved.forget(run.mine)
     say("\n".join([*answers(run), *report.headline(summary, run.config.eval.samples), *folder.contents(run.folder)]))

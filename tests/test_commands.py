@@ -25,7 +25,7 @@ def test_an_unknown_command_is_one_sentence(capsys):
     assert commands.main(["trian"]) == 1
     assert capsys.readouterr().err == (
         "error: unknown command 'trian'; nearest is 'train', all are train, simulate, options, evaluate, generate, "
-        "rollouts, compare, replay\n"
+        "rollouts, compare, replay, report, watch\n"
     )
 
 
@@ -37,10 +37,10 @@ def test_options_of_a_section_and_of_none(capsys):
     assert "nearest is 'sampling'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["options", "simulate", "rollouts", "compare", "replay"])
+@pytest.mark.parametrize("command", ["options", "simulate", "rollouts", "compare", "replay", "report", "watch"])
 def test_a_command_without_a_device_loads_no_jax(command):
     runs = {"rollouts": ["."], "compare": [".", "."], "replay": [".", "--rollout=a:0:0"]}
-    flags = (runs | {"options": ["engine"], "simulate": ["--confg=x"]})[command]
+    flags = (runs | {"options": ["engine"], "simulate": ["--confg=x"]}).get(command, ["no_run"])
     code = (
         "import sys\nfrom jaxrl_post.__main__ import main\nmain(sys.argv[1:])\n"
         "sys.exit(sum(name in sys.modules for name in ('jax', 'flax', 'optax')))"

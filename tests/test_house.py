@@ -36,6 +36,10 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
     "reward.sandbox": "auto takes the strictest level that a host gives; which one a host needs is its owner's to say",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
+    "logger.tensorboard": "which viewer a user has is his choice; a recipe that asked for an extra would not start without it",
+    "logger.wandb": "as logger.tensorboard, and it may need an account",
+    "logger.project": "names a user's project at Weights & Biases",
+    "logger.name": "names a user's run at Weights & Biases",
 }
 OF_PAPERS = {  # values whose default is the paper's own, so that the recipe that names it changes nothing
     "scheduler.max_waves": "dapo",

@@ -315,7 +315,16 @@ def test_a_dry_run_says_what_the_process_will_hold_and_makes_no_weights(here, ca
 @pytest.fixture(scope="module")
 def finished(here):
     """One run of three steps; its folder."""
-    assert go(here, f"--run-dir={here / 'first'}", "--config.eval.every=2", "--config.trace_rounds=2") == 0
+    assert (
+        go(
+            here,
+            f"--run-dir={here / 'first'}",
+            "--config.eval.every=2",
+            "--config.trace_rounds=2",
+            "--config.logger.tensorboard=true",
+        )
+        == 0
+    )
     return here / "first"
 
 
@@ -354,6 +363,10 @@ def test_a_run_leaves_what_it_promises(finished):
         assert sum(dispatch.uses[1] for dispatch in mine) == sum(row.get(f"{name}/decode", 0) for row in rows)
     assert len((finished / "rewards.jsonl").read_text().splitlines()) == 48
     assert len((finished / "eval_rewards.jsonl").read_text().splitlines()) == 3 * 6 * 3
+    page = (finished / "report.html").read_text().partition('id="data">')[2].partition("</script>")[0]
+    (told,) = json.loads(page)["runs"]
+    assert told["curves"]["steps"] == [0, 1, 2, 3] and told["rule"]["shown"]["training"] == 24
+    assert len([*(finished / "tensorboard").iterdir()]) == 1
 
 
 def test_meter_and_trace_tell_what_the_rollout_log_holds(finished):

@@ -89,7 +89,7 @@ def test_constraints_pin_every_dependency_and_name_no_place():
             *project["dependencies"],
             *(
                 name
-                for extra in ("test", "lint", "plot", "docs", "aot-tpu", "aot-cuda")
+                for extra in ("test", "lint", "plot", "tensorboard", "wandb", "docs", "aot-tpu", "aot-cuda")
                 for name in project["optional-dependencies"][extra]
             ),
         ]
@@ -168,8 +168,13 @@ def test_wheel_sdist_and_editable(checkout, environment, tmp_path):
 
 
 def _check_wheel(wheel: Path, checkout: Path) -> None:
-    """It holds every module once and nothing else."""
+    """It holds every module once, the parts of the report's page, and nothing else."""
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     modules = {path.relative_to(checkout).as_posix() for path in (checkout / "jaxrl_post").rglob("*.py")}
     modules |= {f"jaxrl_post/{path.relative_to(checkout).as_posix()}" for path in (checkout / "kernels").glob("*.py")}
-    assert sorted(names) == sorted(modules)
+    page = {
+        path.relative_to(checkout).as_posix()
+        for path in (checkout / "jaxrl_post" / "telemetry" / "page").iterdir()
+        if path.suffix in (".html", ".css", ".js")
+    }
+    assert len(page) >= 3 and sorted(names) == sorted(modules | page)

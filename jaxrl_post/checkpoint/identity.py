@@ -19,6 +19,10 @@ MAY_CHANGE = (
     "reward.timeout_s",
     "checkpoint.keep_last",
     "checkpoint.max_failures",
+    "logger.tensorboard",
+    "logger.wandb",
+    "logger.project",
+    "logger.name",
 )
 
 

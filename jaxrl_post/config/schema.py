@@ -322,6 +322,24 @@ class HistoryConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
+    """Where metrics go beside metrics.jsonl and the screen. Each gets the same rows (verl: `trainer.logger`)."""
+
+    tensorboard: bool = any_of_type(False, doc="Whether RUN/tensorboard is written, for `tensorboard --logdir RUN`.")
+    wandb: str = one_of(
+        "off",
+        "off",
+        "offline",
+        "online",
+        doc="Weights & Biases. offline: into RUN/wandb, without a network, for `wandb sync`. online: sent while the run goes on.",
+    )
+    project: str = any_of_type("jaxrl_post", used_when="logger.wandb!=off", doc="Project at Weights & Biases.")
+    name: str = any_of_type(
+        "", used_when="logger.wandb!=off", doc="Name of the run there. Empty: that of the run's folder."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
@@ -351,6 +369,7 @@ class Config:
     watchdog: WatchdogConfig = WatchdogConfig()
     history: HistoryConfig = HistoryConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    logger: LoggerConfig = LoggerConfig()
 
     def __post_init__(self):
         relations.check(self, rules.RUN)

@@ -29,7 +29,6 @@ from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import dispatch_log
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
-from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import branch as branches
 from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import (
@@ -42,6 +41,7 @@ from jaxrl_post.launch import (
     moved_run,
     resume,
     run_lock,
+    run_writers,
     slice_plan,
 )
 from jaxrl_post.launch import run_folder as folder
@@ -57,11 +57,10 @@ from jaxrl_post.rewards import math_algebra
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.decision_log import Recorder
-from jaxrl_post.telemetry import metrics
+from jaxrl_post.telemetry import loggers
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.rollout_log import read
 from jaxrl_post.telemetry.timing import Stopwatch
-from jaxrl_post.telemetry.trace import RingTrace
 from jaxrl_post.trainer.learner import Learner
 
 
@@ -164,6 +163,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     malloc.return_large_blocks()
     recorded = folder.recorded(flags.run_dir) if flags.resume else {}
     config = configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded)
+    loggers.check(config.logger)
     print(json.dumps(configs.to_dict(config), indent=2))
     start = inputs.gather(config)
     branches.taken(flags.branch, config, start, say)
@@ -199,6 +199,7 @@ def begin(
     processes.start(os.environ)
     recorded = folder.recorded(run_dir) if resumes else {}
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
+    loggers.check(config.logger)
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config, handed)
     taken = branches.taken(branch, config, start, say)
@@ -248,6 +249,7 @@ def build(
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
     parent, start = branches.ordered(taken, place, start)
     about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, faults, stack, taken)
+    more = [] if past else run_writers.further_rows(config, place, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
     guard = stack.enter_context(compile_guard.CompileGuard())
@@ -269,8 +271,8 @@ def build(
         judge=judge,
         history=history,
         meter=BiasMeter(),
-        traces=drawn_traces(config, learner, watch, mine, stack),
-        writer=written_rows(config, start, evaluator, place, mine, stack, parent),
+        traces=run_writers.drawn_traces(config, learner, watch, mine, stack),
+        writer=run_writers.rows(config, start, evaluator, place, mine, stack, parent, more),
         saves=saves,
         saved=saved,
         about=about,
@@ -353,43 +355,6 @@ def recorded_scheduler(
     return Recorder(scheduler, decisions.write)
 
 
-def written_rows(
-    config: configs.Config,
-    start: inputs.Inputs,
-    evaluator: Any,
-    place: Path,
-    mine: Path,
-    stack: contextlib.ExitStack,
-    parent: branches.Parent | None,
-) -> metrics.Several:
-    """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step.
-
-    It hands every row to the program's callbacks, too.
-    """
-    writers = [metrics.Jsonl(mine / "metrics.jsonl")]
-    if jax.process_index() == 0:
-        told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
-        told |= {"parent": parent.told()} if parent else {}
-        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
-        writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]
-    writer = metrics.Several(*writers)
-    stack.callback(writer.close)
-    return writer
-
-
-def drawn_traces(
-    config: configs.Config, learner: Learner, watch: Stopwatch, mine: Path, stack: contextlib.ExitStack
-) -> list[RingTrace]:
-    """Opens the trace of the first `trace_rounds` rounds; none where that is 0."""
-    if not config.trace_rounds:
-        return []
-    file = stack.enter_context(open(mine / f"trace_{learner.step:06d}.json", "w", encoding="utf-8"))
-    trace = RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)
-    watch.listeners.append(trace.phase)
-    stack.callback(trace.close)
-    return [trace]
-
-
 def revive(run: Run, taken: branches.Branch | None) -> None:
     """Restores the host's state of the checkpoint, if any. A branch may take only a part of it."""
     if taken is not None and not taken.goes_on:
@@ -414,18 +379,3 @@ def restore(run: Run, saved: store.Saved) -> None:
         run.rewards.start(rollout)
     files = sorted((run.mine / "evaluations").glob("step_*.npz"))
     run.evaluations += [evaluation.of(read(file)) for file in dict.fromkeys([*files[:1], *files[-1:]])]
-
-
-def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:
-    """What tokens depend on beside the config: versions, devices, processes, sampling law and the engine's own keys."""
-    out = {
-        "versions": resume.versions(),
-        "device": jax.devices()[0].device_kind,
-        "devices": jax.device_count(),
-        "processes": jax.process_count(),
-        "sampling_law": sampling.LAW,
-        "swap": memory_plan.swap_case(config),
-    }
-    if evaluator is not None:
-        out |= parts.keys(evaluator)
-    return out

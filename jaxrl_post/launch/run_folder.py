@@ -24,7 +24,7 @@ from jaxrl_post.parallel.processes import share_text
 # What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(
     r"\.lock|parent\.json|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|rewards\.log"
-    r"|config\.json.*"
+    r"|tensorboard|wandb|wandb\.json(\.part)?|config\.json.*"
 )
 
 
@@ -200,6 +200,10 @@ def contents(folder: Path) -> list[str]:
         "rewards.jsonl": "every training score",
         "eval_rewards.jsonl": "every evaluation's score",
         "rewards.log": "what reward functions printed, at most 8 MiB",
+        "report.html": "curves, time, lengths and rollouts on one page, for a browser",
+        "tensorboard": "the rows of metrics.jsonl, for tensorboard --logdir",
+        "wandb": "the rows of metrics.jsonl, for wandb sync",
+        "wandb.json": "the id of the run at Weights & Biases",
         "policy": "the trained model, as a Hugging Face directory",
         "checkpoints": "the whole run, to be resumed",
         "unsaved": "logs from before a kill that no checkpoint had, kept until the run has finished",

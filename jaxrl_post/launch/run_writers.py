@@ -1,0 +1,92 @@
+"""What a run writes while it goes on: rows of metrics, config.json, and a trace. For the run's folder and for viewers."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_post import config as configs
+from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.kernels import sampling
+from jaxrl_post.launch import branch as branches
+from jaxrl_post.launch import build as parts
+from jaxrl_post.launch import inputs, memory_plan, resume
+from jaxrl_post.launch import run_folder as folder
+from jaxrl_post.rewards import math_algebra
+from jaxrl_post.telemetry import loggers, metrics
+from jaxrl_post.telemetry.timing import Stopwatch
+from jaxrl_post.telemetry.trace import RingTrace
+from jaxrl_post.trainer.learner import Learner
+
+
+def further_rows(config: configs.Config, place: Path, mine: Path, stack: contextlib.ExitStack) -> list:
+    """Opens config.logger's writers of process 0, after the logs were cut to the restored step."""
+    if jax.process_index() != 0:
+        return []
+    file = mine / "metrics.jsonl"
+    writers = loggers.opened(
+        config.logger, place, configs.to_dict(config), metrics.read(file) if file.is_file() else []
+    )
+    for writer in writers:
+        stack.callback(writer.close)
+    return writers
+
+
+def rows(
+    config: configs.Config,
+    start: inputs.Inputs,
+    evaluator: Any,
+    place: Path,
+    mine: Path,
+    stack: contextlib.ExitStack,
+    parent: branches.Parent | None,
+    more: list,
+) -> metrics.Several:
+    """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step.
+
+    It hands every row to the program's callbacks, too.
+
+    Args:
+      more: what `further_rows` returned.
+    """
+    writers = [metrics.Jsonl(mine / "metrics.jsonl"), *more]
+    if jax.process_index() == 0:
+        told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
+        told |= {"parent": parent.told()} if parent else {}
+        folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
+        writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]
+    writer = metrics.Several(*writers)
+    stack.callback(writer.close)
+    return writer
+
+
+def drawn_traces(
+    config: configs.Config, learner: Learner, watch: Stopwatch, mine: Path, stack: contextlib.ExitStack
+) -> list[RingTrace]:
+    """Opens the trace of the first `trace_rounds` rounds; none where that is 0."""
+    if not config.trace_rounds:
+        return []
+    file = stack.enter_context(open(mine / f"trace_{learner.step:06d}.json", "w", encoding="utf-8"))
+    trace = RingTrace(file.write, watch.now, slots=config.engine.slots, rounds=config.trace_rounds)
+    watch.listeners.append(trace.phase)
+    stack.callback(trace.close)
+    return [trace]
+
+
+def derived(config: configs.Config, evaluator: RowEngine | Elastic | None) -> dict:
+    """What tokens depend on beside the config: versions, devices, processes, sampling law and the engine's own keys."""
+    out = {
+        "versions": resume.versions(),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+        "sampling_law": sampling.LAW,
+        "swap": memory_plan.swap_case(config),
+    }
+    if evaluator is not None:
+        out |= parts.keys(evaluator)
+    return out

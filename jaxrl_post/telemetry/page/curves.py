@@ -1,0 +1,43 @@
+"""Metrics by step, as a page draws them: every metric of metrics.jsonl, with 7 significant digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_post.telemetry.page.thinned import evenly
+
+MOST = 400  # steps that are drawn
+
+
+def curves(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Returns the curves of a run.
+
+    Rows of one step are joined: those of an evaluation belong to the step whose weights it used.
+
+    Returns:
+      steps: the steps drawn, at most MOST of those with a row.
+      all: the number of steps with a row.
+      metrics: name -> value by step. None: the row has no such metric, or it is not finite.
+    """
+    joined: dict[int, dict[str, float]] = {}
+    for row in rows:
+        joined.setdefault(int(row["step"]), {}).update({name: value for name, value in row.items() if name != "step"})
+    steps = evenly(sorted(joined), MOST)
+    evaluated = [step for step in sorted(joined) if any(name.startswith("val-") for name in joined[step])]
+    steps = sorted({*steps, *evenly(evaluated, MOST)})
+    names = sorted({name for step in steps for name in joined[step]})
+    return {
+        "steps": steps,
+        "all": len(joined),
+        "metrics": {name: [number(joined[step].get(name)) for step in steps] for name in names},
+    }
+
+
+def number(value: float | None, digits: int = 7) -> float | None:
+    """Returns a number with so many significant digits. None: there is none, or it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded

@@ -1,0 +1,115 @@
+"""A run as a picture for the terminal, from the files of its folder: how far it is, and how it goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import rich.console
+import rich.table
+import rich.text
+
+from jaxrl_post.telemetry import report
+from jaxrl_post.telemetry.page.run_files import RunFiles
+from jaxrl_post.telemetry.page.thinned import parts
+
+_TICKS = "▁▂▃▄▅▆▇█"
+_RECENT = 10  # steps whose time is told
+_LINES = {
+    "reward": ("critic/score/mean", ".4f"),
+    "length": ("response_length/mean", ".1f"),
+    "longest": ("response_length/max", ".0f"),
+    "entropy": ("actor/entropy", ".4f"),
+    "grad norm": ("actor/grad_norm", ".4f"),
+    "seconds": ("timing_s/step", ".2f"),
+    "staleness": ("off_policy/mean", ".2f"),
+}
+
+
+def picture(files: RunFiles, width: int, now: float) -> rich.console.Group:
+    """Returns the picture of a run.
+
+    Args:
+      width: columns of the terminal.
+      now: the present time, in seconds as time.time() gives it.
+    """
+    steps = files.steps
+    if not steps:
+        return rich.console.Group(f"{files.folder}: no step has ended yet")
+    table = rich.table.Table(box=None, pad_edge=False, show_header=False)
+    for column in ("right", "left", "left"):
+        table.add_column(justify=column, no_wrap=True)
+    for heading, (name, form) in _LINES.items():
+        values = [row[name] for row in steps if not math.isnan(row.get(name, math.nan))]
+        if values:
+            table.add_row(format(values[-1], form), heading, sparkline(values, max(width - 34, 8)))
+    about = [
+        _head(files, steps, now),
+        "",
+        table,
+        "",
+        *_time(steps),
+        *_held_out(files),
+        *_staleness(steps),
+        *_alarms(steps),
+    ]
+    return rich.console.Group(*(rich.text.Text(one) if isinstance(one, str) else one for one in about))
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Returns a curve of at most `width` characters from the lowest value to the highest. Neighbours are averaged."""
+    means = [sum(part) / len(part) for part in parts(values, width)]
+    low, high = min(means), max(means)
+    span = high - low
+    places = (round((mean - low) / span * (len(_TICKS) - 1)) if span > 0 else 0 for mean in means)
+    return "".join(_TICKS[place] for place in places) + f"  {low:.4g} to {high:.4g}"
+
+
+def _head(files: RunFiles, steps: Sequence[Mapping[str, float]], now: float) -> str:
+    last, most = int(steps[-1]["step"]), files.config.get("steps", "?")
+    if files.summary:
+        return f"{files.folder}: ended at step {last} of {most}, after {files.summary.get('seconds', 0):,.0f} s"
+    ago = max(now - (files.own / "metrics.jsonl").stat().st_mtime, 0)
+    seconds = [row["timing_s/step"] for row in steps[-_RECENT:] if "timing_s/step" in row]
+    left = f", about {(most - last) * sum(seconds) / len(seconds) / 60:.0f} min left" if seconds else ""
+    return f"{files.folder}: step {last} of {most}, {ago:,.0f} s ago{left}"
+
+
+def _time(steps: Sequence[Mapping[str, float]]) -> list[str]:
+    shares = report.device_time(steps[-_RECENT:])
+    return [f"last {min(_RECENT, len(steps))} steps: {report.text(shares)}"] if shares else []
+
+
+def _held_out(files: RunFiles) -> list[str]:
+    evaluated: list[dict[str, Any]] = [row for row in files.rows if any(name.startswith("val-core/") for name in row)]
+    if not evaluated:
+        return []
+    names = [
+        n for n in evaluated[-1] if n.startswith("val-core/") or (n.startswith("val-aux/") and n.endswith("/greedy"))
+    ]
+    told = "  ".join(
+        f"{n.split('/', 1)[1]} {evaluated[0].get(n, math.nan):.4f} -> {evaluated[-1][n]:.4f}" for n in names
+    )
+    return [f"held out, step {int(evaluated[0]['step'])} -> {int(evaluated[-1]['step'])}: {told}"]
+
+
+def _staleness(steps: Sequence[Mapping[str, float]]) -> list[str]:
+    row = steps[-1]
+    shares = {int(name.rsplit("_", 1)[1]): row[name] for name in row if name.startswith("off_policy/share_")}
+    if not shares:
+        return ["every token was sampled with the weights that it trained"]
+    return ["age of trained tokens, in steps: " + ", ".join(f"{age} {shares[age]:.0%}" for age in sorted(shares))]
+
+
+def _alarms(steps: Sequence[Mapping[str, float]]) -> list[str]:
+    """Returns a line for each alarm of the last step, and the steps that had one before."""
+    ringing = [name.removeprefix("alarm/") for name, value in steps[-1].items() if name.startswith("alarm/") and value]
+    rang = [
+        int(row["step"]) for row in steps if any(value and name.startswith("alarm/") for name, value in row.items())
+    ]
+    if not rang:
+        return ["alarms: none so far"]
+    return [f"ALARM now: {', '.join(ringing)}"] * bool(ringing) + [
+        f"steps with an alarm: {len(rang)}, the last is {rang[-1]}"
+    ]

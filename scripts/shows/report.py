@@ -1,0 +1,203 @@
+"""The page, TensorBoard and W&B tell a run as its logs do: the demo, killed and resumed, in their own readers and in Chromium.
+
+- The demo writes TensorBoard and W&B (offline). It is killed with `kill -9` past its first checkpoint and resumed. The
+  libraries' own readers must give the rows of metrics.jsonl, each step once.
+- report.html of the demo, and of a copy with planted texts beside a pipelined run with drafts, is opened in headless
+  Chromium, in desktop and phone width. The script reports no error, no request, and no overlapping or cut label.
+- Screenshots are left in .cache/report. A person has to look at them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import curve_readers
+import viewers
+
+MINUTES = 6.0
+
+KILLED_AFTER = 31  # the first checkpoint is at step 25, so that rows of both sides of it are there
+LIMIT_S = 1800.0
+LOGGERS = ("--config.logger.tensorboard=true", "--config.logger.wandb=offline")
+DEMO = ("--config=configs/demo.py", *LOGGERS)
+PIPELINE = (
+    "--config=configs/demo_pipeline.py",
+    "--config.steps=16",
+    "--config.scheduler.prompts=16",
+    "--config.scheduler.max_staleness=3",
+    "--config.speculation.drafter=ours",
+    "--config.data.size=64",
+    "--config.eval.prompts=16",
+    "--config.eval.every=0",
+)
+PLANTED = "#90817263#"  # the demo's tokenizer has its characters, and no sum gives it
+BREAKING = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
+
+
+def show(record) -> None:
+    sys.path.insert(0, str(record.root))
+    python = viewers.python(record.root)
+    viewers.browser(record.root)
+    with tempfile.TemporaryDirectory() as folder:
+        demo, pipeline, copy = (Path(folder) / name for name in ("demo", "pipeline", "planted"))
+        _killed_and_resumed(record, python, demo)
+        _curves(record, python, demo)
+        _ran(record, python, "jaxrl_post.main", *PIPELINE, f"--run-dir={pipeline}")
+        shutil.copytree(demo, copy, symlinks=True)
+        _plant(copy)
+        page = Path(folder) / "both.html"
+        _ran(record, python, "jaxrl_post", "report", str(copy), str(pipeline), f"--out={page}")
+        _data(record, page, pipeline)
+        record.figure("demo.page_bytes", (demo / "report.html").stat().st_size, at_most=5_000_000)
+        record.figure("both.page_bytes", page.stat().st_size, at_most=5_000_000)
+        _seen(record, "demo", demo / "report.html", "")
+        _seen(record, "both", page, PLANTED)
+        said = _ran(record, python, "jaxrl_post", "watch", str(demo), "--once")
+        record.figure("watch.says_the_end", "ended at step 100 of 100" in said, equals=True)
+
+
+def _killed_and_resumed(record, python: Path, run: Path) -> None:
+    command = [str(python), "-m", "jaxrl_post.main", *DEMO, f"--run-dir={run}", "--resume"]
+    with open(run.with_name("first.log"), "w") as log:
+        process = subprocess.Popen(command, cwd=record.root, env=_environment(record), stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + LIMIT_S
+        while _last_step(run) < KILLED_AFTER and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.2)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    record.figure("demo.step_at_the_kill", _last_step(run), at_least=KILLED_AFTER, at_most=99)
+    record.figure("demo.exit_code_at_the_kill", process.returncode, equals=-signal.SIGKILL)
+    _ran(record, python, "jaxrl_post.main", *DEMO, f"--run-dir={run}", "--resume")
+
+
+def _last_step(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
+
+
+def _curves(record, python: Path, run: Path) -> None:
+    done = subprocess.run(
+        [str(python), "scripts/curve_readers.py", str(run)], cwd=record.root, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"the readers failed: {done.stderr[-2000:]}")
+    told = json.loads(done.stdout)
+    rows = curve_readers.metrics(run)
+    steps = len({step for _, step in rows})
+    record.figure("metrics.points", told["metrics"], at_least=5000)
+    record.figure("metrics.steps", steps, equals=101)
+    for library in ("tensorboard", "wandb"):
+        found = told[library]
+        record.figure(f"{library}.points", found["points"], equals=told["metrics"])
+        record.figure(f"{library}.steps", found["steps"], equals=steps)
+        for fault in ("missing", "added", "twice", "different"):
+            record.figure(f"{library}.{fault}", found[fault], equals=0)
+
+
+def _plant(run: Path) -> None:
+    """Replaces the first answer of the last step, and puts texts that would break a careless page into three places."""
+    from jaxrl_post.data import tokenizer
+    from jaxrl_post.telemetry import rollout_log
+    from jaxrl_post.types import Prompt
+
+    step = max(int(file.stem.removeprefix("step_")) for file in (run / "rollouts").glob("step_*.npz"))
+    first, *others = rollout_log.read(run / "rollouts" / f"step_{step:06d}.npz")
+    ids = tokenizer.load(run / "policy").encode(PLANTED, special=False)
+    told = {"id": first.prompt.id, "tokens": first.prompt.tokens, "answer": BREAKING, "source": BREAKING}
+    prompt = Prompt(**told)
+    rollouts = [
+        _changed(first.rollouts[0], prompt, ids),
+        *(_changed(one, prompt, one.tokens) for one in first.rollouts[1:]),
+    ]
+    planted = type(first)(prompt=prompt, rollouts=tuple(rollouts), rewards=first.rewards, scored=first.scored)
+    rollout_log.RolloutLog(run / "rollouts").write(step, [planted, *others])
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"name": BREAKING}))
+
+
+def _changed(rollout, prompt, ids):
+    """Returns the rollout with other tokens."""
+    kept = [min(place, len(rollout) - 1) for place in range(len(ids))]
+    names = ("sampled", "logprobs", "entropies", "versions", "drafted")
+    return type(rollout)(
+        id=rollout.id,
+        prompt=prompt,
+        tokens=ids,
+        finish=rollout.finish,
+        start_clock=rollout.start_clock,
+        finish_clock=rollout.finish_clock,
+        **{name: getattr(rollout, name)[kept] for name in names},
+    )
+
+
+def _data(record, page: Path, pipeline: Path) -> None:
+    """What the page says of the pipelined run, against its logs."""
+    text = page.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
+    copy, told = json.loads(text)["runs"]
+    record.figure("both.breaking_text_is_kept", copy["config"]["name"] == BREAKING, equals=True)
+    wanted = curve_readers.metrics(pipeline)
+    curves = told["curves"]
+    found = {
+        (name, step): value
+        for name, values in curves["metrics"].items()
+        for step, value in zip(curves["steps"], values)
+        if value is not None
+    }
+    finite = {key: values[-1] for key, values in wanted.items() if values[-1] == values[-1]}
+    off = [abs(found.get(key, float("inf")) - value) / max(abs(value), 1e-30) for key, value in finite.items()]
+    record.figure("pipeline.points", len(finite), at_least=1000)
+    record.figure("pipeline.largest_relative_difference", max(off), at_most=1e-6)
+    record.figure(
+        "pipeline.rollouts_of_two_versions", sum(len(one["versions"]) > 1 for one in told["rollouts"]), at_least=1
+    )
+    record.figure("pipeline.drafted_tokens", sum(len(one["drafted"]) for one in told["rollouts"]), at_least=1)
+
+
+def _seen(record, name: str, page: Path, planted: str) -> None:
+    """Opens a page at both widths. One rollout has the planted text. Without one, the first 200 rollouts are listed."""
+    out = record.root / ".cache" / "report" / name
+    told = viewers.look(record.root, page, planted, out)
+    record.figure(f"{name}.browser", told["browser"])
+    record.figure(f"{name}.console_errors", told["errors"], equals=[])
+    record.figure(
+        f"{name}.requests_beside_the_page", [one for one in told["requests"] if not one.startswith("file:")], equals=[]
+    )
+    for width in ("desktop", "phone"):
+        found = told[width]
+        record.figure(f"{name}.{width}.drawn", found["drawn"], equals=True)
+        record.figure(f"{name}.{width}.charts", found["charts"], at_least=14)
+        for fault in ("empty", "broken", "overlapping", "cut", "overflow"):
+            record.figure(f"{name}.{width}.{fault}", found[fault], equals=0)
+        record.figure(f"{name}.{width}.found", found["search"]["listed"], equals=1 if planted else 200)
+        record.figure(f"{name}.{width}.marked", found["search"]["marked"], equals=planted)
+    record.figure(f"{name}.screenshots", sorted(file.name for file in out.glob("*.png")))
+
+
+def _ran(record, python: Path, module: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(python), "-m", module, *arguments],
+        cwd=record.root,
+        env=_environment(record),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(arguments)} exited {done.returncode}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+def _environment(record) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(record.root)}

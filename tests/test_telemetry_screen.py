@@ -1,0 +1,90 @@
+"""The terminal view: its numbers are those of the files, and it follows a run to its end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import made_run
+import pytest
+import rich.console
+
+from jaxrl_post.commands import report, watch
+from jaxrl_post.telemetry import screen
+from jaxrl_post.telemetry.page.run_files import opened
+
+
+def drawn(run, *, now: float = 0.0) -> str:
+    out = rich.console.Console(file=io.StringIO(), width=400)
+    out.print(screen.picture(opened(run), 100, now))
+    return out.file.getvalue()
+
+
+def test_a_sparkline_by_hand():
+    assert screen.sparkline([0, 7, 14], 10) == "▁▅█  0 to 14"  # half of 7 levels, rounded to the even one
+    assert screen.sparkline([0, 2, 4, 6], 2) == "▁█  1 to 5"
+    assert screen.sparkline([3.0], 5) == "▁  3 to 3"
+
+
+def test_the_picture_of_a_run_that_goes_on(tmp_path):
+    run = made_run.make(tmp_path / "run", ended=False)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"steps": 15}))
+    os.utime(run / "metrics.jsonl", (1000.0, 1000.0))
+    text = drawn(run, now=1042.0)
+    assert "step 3 of 15, 42 s ago, about 2 min left" in text  # 12 steps of 10 s
+    assert "0.6333  reward     ▁▅█  0.4333 to 0.6333" in text and "7.0  length" in text
+    assert "generating 50.0%, training 30.0%, rewards 10.0%, else 10.0%" in text
+    assert "sums/acc/greedy 0.0000 -> 1.0000" in text and "0 50%, 1 50%" in text
+    assert "steps with an alarm: 1, the last is 2" in text and "ALARM now" not in text
+
+
+def test_before_the_first_step_and_after_the_end(tmp_path):
+    run = made_run.make(tmp_path / "run")
+    assert "ended at step 3 of 3, after 12 s" in drawn(run)
+    (run / "metrics.jsonl").write_text("")
+    assert "no step has ended yet" in drawn(run)
+
+
+def test_an_alarm_that_lasts_is_named(tmp_path):
+    assert "ALARM now: low_entropy" in drawn(made_run.make(tmp_path / "run", steps=2))
+
+
+def test_it_follows_a_run_until_its_end(tmp_path):
+    run, looks = made_run.make(tmp_path / "run", ended=False), []
+
+    def wait():
+        looks.append(1)
+        if len(looks) == 3:
+            (run / "summary.json").write_text('{"steps": 3, "seconds": 5}')
+
+    out = io.StringIO()
+    watch.follow(opened(run), rich.console.Console(file=out, width=100), wait)
+    assert len(looks) == 3 and "ended at step 3 of 3, after 5 s" in out.getvalue()
+
+
+def test_the_commands(tmp_path, capsys):
+    run = made_run.make(tmp_path / "run")
+    assert watch.main([str(run), "--once"]) == 0 and "reward" in capsys.readouterr().out
+    assert report.main([str(run)]) == 0 and (run / "report.html").stat().st_size > 10_000
+    assert report.main([str(run), f"--out={tmp_path / 'page.html'}"]) == 0 and (tmp_path / "page.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "command, arguments, words",
+    [
+        (watch, ["none"], "none: there is no such folder; name the folder of a run"),
+        (watch, ["gs://b/run"], "is a URL"),
+        (watch, ["none", "--every=0"], "--every=0 must be at least 0.1 seconds"),
+        (watch, [], "write python -m jaxrl_post watch RUN"),
+        (report, [], "write python -m jaxrl_post report RUN [RUN ...] [--out=FILE]"),
+        (report, ["none"], "none: there is no such folder"),
+        (report, ["none", "--out=https://x/y"], "is a URL"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, capsys, command, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert words in said and said.startswith("error: ") and said.count("\n") == 1 and not [*tmp_path.iterdir()]
