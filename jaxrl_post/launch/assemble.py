@@ -29,7 +29,18 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import chips, compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
+from jaxrl_post.launch import (
+    chips,
+    compile_guard,
+    inputs,
+    malloc,
+    memory_plan,
+    mode_choice,
+    moved_run,
+    resume,
+    run_lock,
+    slice_plan,
+)
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
@@ -132,18 +143,14 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     recorded = folder.recorded(flags.run_dir) if flags.resume else {}
     config = resolved(platform=jax.default_backend(), recorded=recorded)
     if flags.dry_run:
-        print(json.dumps(configs.to_dict(config), indent=2))
-        start = inputs.gather(config)
-        checked(config, start)
-        print(planned(config, start), flush=True)
-        compile_guard.use_cache(os.environ)
-        print(parts.foreseen(config, start))
+        foretell(config)
         return None
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config)
+    config, why, chosen = mode_choice.settled(config, start, flags.run_dir if flags.resume else "")
     words = planned(config, start)
     devices = parts.device_plan(config)
-    say(words)
+    say("\n".join(filter(None, (chosen, words))))
     if flags.resume:
         place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
     else:
@@ -151,12 +158,24 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
         with starting(config, place):
-            return build(config, start, devices, place, new, stack)
+            return build(config, start, devices, place, new, why, stack)
     except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
         raise
+
+
+def foretell(config: configs.Config) -> None:
+    """Prints the resolved config and the plan of a run (--dry-run)."""
+    start = inputs.gather(config)
+    config, _, chosen = mode_choice.settled(config, start, "")
+    print(json.dumps(configs.to_dict(config), indent=2))
+    print(chosen, end="\n" if chosen else "")
+    checked(config, start)
+    print(planned(config, start), flush=True)
+    compile_guard.use_cache(os.environ)
+    print(parts.foreseen(config, start))
 
 
 def starting(config: configs.Config, place: Path) -> Watchdog:
@@ -176,11 +195,15 @@ def build(
     devices: parts.DevicePlan,
     place: Path,
     new: bool,
+    why: dict | None,
     stack: contextlib.ExitStack,
 ) -> Run:
-    """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse."""
+    """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse.
+
+    `why`: how the mode was chosen, where it was; it is stored with the run.
+    """
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
-    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack)
+    about, saves, saved = checkpoints(config, start, place, mine, new, why, faults, stack)
     rewards, judge = both_graders(config, start, devices, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
@@ -204,7 +227,7 @@ def build(
         history=history,
         meter=BiasMeter(),
         traces=drawn_traces(config, learner, watch, mine, stack),
-        writer=written_rows(config, evaluator, place, mine, stack),
+        writer=written_rows(config, evaluator, why, place, mine, stack),
         saves=saves,
         saved=saved,
         about=about,
@@ -222,11 +245,12 @@ def checkpoints(
     place: Path,
     mine: Path,
     new: bool,
+    why: dict | None,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
 ) -> tuple[dict, Background, store.Saved | None]:
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
-    about = resume.about(config, start, resume.versions())
+    about = resume.about(config, start, resume.versions()) | ({"auto": why} if why else {})
     saves = store.Checkpoints(
         place / "checkpoints",
         keep_last=config.checkpoint.keep_last,
@@ -291,12 +315,13 @@ def recorded_scheduler(
 
 
 def written_rows(
-    config: configs.Config, evaluator: Any, place: Path, mine: Path, stack: contextlib.ExitStack
+    config: configs.Config, evaluator: Any, why: dict | None, place: Path, mine: Path, stack: contextlib.ExitStack
 ) -> metrics.Several:
     """Opens the metrics of this process. Process 0 also writes config.json and a line to the screen for each step."""
     writers = [metrics.Jsonl(mine / "metrics.jsonl")]
     if jax.process_index() == 0:
         told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
+        told |= {"auto": why} if why else {}
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         writers.append(metrics.console(config.steps))
     writer = metrics.Several(*writers)
