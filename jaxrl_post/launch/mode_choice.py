@@ -129,7 +129,7 @@ def candidates(config: Config) -> tuple[list[Candidate], dict[str, str]]:
         mode = "recompute" if kept and old <= most else "verify"
         offered.append(({"name": "tail_batching", "over": over, "prefix_mode": mode}, waits + 1))
     if most > 0:
-        offered.append(({"name": "pipeline"}, 1))
+        offered.append(({"name": "pipeline", "ahead": _ahead(config)}, 1))
     else:
         left_out["pipeline"] = "scheduler.max_staleness=0 allows no token of older weights"
     for options, period in offered:
@@ -140,6 +140,15 @@ def candidates(config: Config) -> tuple[list[Candidate], dict[str, str]]:
     if not found:
         raise ValueError(f"scheduler.name='auto' has no mode to choose: {'; '.join(left_out.values())}")
     return found, left_out
+
+
+def _ahead(config: Config) -> int:
+    """Returns the rollouts that wait for a slot in a pipeline, if the config does not say.
+
+    A dispatch ends early once `refill_slots` are free and requests wait. Twice as many groups wait as that frees.
+    """
+    group = config.scheduler.group_size
+    return config.scheduler.ahead or 2 * math.ceil(config.engine.refill_slots / group) * group
 
 
 def concrete(config: Config, options: Mapping[str, object]) -> Config:
@@ -288,7 +297,7 @@ def _stored(folder: Path) -> dict | None:
     scheduler = inner.get("scheduler", {})
     if not isinstance(scheduler, dict) or "name" not in scheduler:
         raise ValueError(f"--resume: {file} does not say which scheduler the run has")
-    own = {"tail_batching": ("over", "prefix_mode")}.get(scheduler["name"], ())
+    own = {"tail_batching": ("over", "prefix_mode"), "pipeline": ("ahead",)}.get(scheduler["name"], ())
     options = {name: scheduler[name] for name in ("name", *own)}
     return {"options": options, "auto": told.get("derived", told).get("auto")}
 
