@@ -72,7 +72,7 @@ def test_help_says_range_unit_meaning_and_condition():
     text = reference.help_on(["--help", "scheduler"], "")
     assert "  scheduler.over = 1.0; float; at least 1.0; times prompts\n    Groups that a short round starts" in text
     assert "    Read only where scheduler.name is 'tail_batching' or 'rollpacker'." in text
-    assert "scheduler.name = 'sync'; str; sync, tail_batching, rollpacker, pipeline\n" in text
+    assert "scheduler.name = 'sync'; str; sync, tail_batching, rollpacker, pipeline, auto\n" in text
     assert reference.help_on(["--help", "engine.slots"], "") == reference.help_on(["engine", "--help"], "")
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, one_of
 
 _ENGINE = "engine.name=rows or eval.prompts>0"  # only then a row engine is built
+_PIPED = "scheduler.name=pipeline|auto"
 _IN_FLIGHT = "only a pipeline that allows staleness publishes weights while rollouts run"
-_STALE = "scheduler.name=pipeline and scheduler.max_staleness>0"
+_STALE = "scheduler.name=pipeline|auto and scheduler.max_staleness>0"
 _RACES = "sync waits for all it launches, and a pipeline has no rounds to race in"
 
 
@@ -214,10 +215,19 @@ class SchedulerConfig:
       and draws slow prompts again, so it trains on shorter rollouts than the policy gives. It exists for comparison.
     - `pipeline` has no rounds: every slot stays full, each optimizer step trains on the oldest `prompts` whole groups,
       and new weights reach the rollouts that run.
+    - `auto` simulates sync, tail batching and a pipeline before the run, and takes the one with the fewest seconds of an
+      optimizer step. The choice is kept with the run and never made again.
     """
 
     name: str = one_of(
-        "sync", "sync", "tail_batching", "rollpacker", "pipeline", doc="How rollouts become training batches."
+        "sync", "sync", "tail_batching", "rollpacker", "pipeline", "auto", doc="How rollouts become training batches."
+    )
+    auto_history: str = file_path(
+        "",
+        used_when="scheduler.name=auto",
+        why="the other schedulers choose nothing",
+        doc="Where the lengths of rollouts come from: the folder of an earlier run, a rollout log, or a trace (.jsonl, .csv, "
+        ".txt). Empty: RollPacker's fitted lengths, scaled to sampling.max_tokens.",
     )
     placement: str = one_of(
         "least_loaded",
@@ -286,24 +296,23 @@ class SchedulerConfig:
         0,
         0,
         unit="optimizer steps",
-        used_when="scheduler.name=pipeline",
-        doc="No token that is trained on is older than this.",
+        used_when=_PIPED,
+        doc="No token that is trained on is older than this. `auto` chooses a pipeline, or tail batching with "
+        "`recompute`, only where this allows it.",
     )
-    ahead: int = at_least(
-        0, 0, unit="rollouts", used_when="scheduler.name=pipeline", doc="Requests that wait for a free slot."
-    )
+    ahead: int = at_least(0, 0, unit="rollouts", used_when=_PIPED, doc="Requests that wait for a free slot.")
     max_unscored: int = at_least(
         0,
         0,
         unit="groups",
-        used_when="scheduler.name=pipeline",
+        used_when=_PIPED,
         doc="The most whole groups whose graders are still at work. 0: those of one batch.",
     )
     max_ready: int = at_least(
         0,
         0,
         unit="groups",
-        used_when="scheduler.name=pipeline",
+        used_when=_PIPED,
         doc="Whole groups that may wait for the learner before no more are begun. Tokens are fresher so where the learner "
         "is the slower side. 0: any number.",
     )

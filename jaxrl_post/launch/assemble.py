@@ -38,6 +38,7 @@ from jaxrl_post.launch import (
     inputs,
     malloc,
     memory_plan,
+    mode_choice,
     moved_run,
     resume,
     run_lock,
@@ -162,15 +163,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         return begin(given, flags.overrides, stack, run_dir=flags.run_dir, resumes=flags.resume, branch=flags.branch)
     malloc.return_large_blocks()
     recorded = folder.recorded(flags.run_dir) if flags.resume else {}
-    config = configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded)
-    loggers.check(config.logger)
-    print(json.dumps(configs.to_dict(config), indent=2))
-    start = inputs.gather(config)
-    branches.taken(flags.branch, config, start, say)
-    graders.checked(config, start)
-    print(planned(config, start), flush=True)
-    compile_guard.use_cache(os.environ)
-    print(parts.foreseen(config, start))
+    foretell(configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded), flags.branch)
     return None
 
 
@@ -201,11 +194,12 @@ def begin(
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     loggers.check(config.logger)
     compile_guard.use_cache(os.environ)
-    start = inputs.gather(config, handed)
+    start = inputs.gather(config)
+    config, why, chosen = mode_choice.settled(config, start, run_dir if resumes else "")
     taken = branches.taken(branch, config, start, say)
     words = planned(config, start)
     devices = parts.device_plan(config)
-    say(words)
+    say("\n".join(filter(None, (chosen, words))))
     if resumes:
         place, new = folder.take_up(run_dir, must_exist=resumes == "required")
     else:
@@ -213,12 +207,26 @@ def begin(
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
         with starting(config, place):
-            return build(config, start, devices, place, new, stack, taken=taken)
+            return build(config, start, devices, place, new, stack, why=why, taken=taken)
     except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
             shutil.rmtree(place)
         raise
+
+
+def foretell(config: configs.Config, branch: str) -> None:
+    """Prints the resolved config and the plan of a run (--dry-run)."""
+    loggers.check(config.logger)
+    start = inputs.gather(config)
+    config, _, chosen = mode_choice.settled(config, start, "")
+    print(json.dumps(configs.to_dict(config), indent=2))
+    print(chosen, end="\n" if chosen else "")
+    branches.taken(branch, config, start, say)
+    graders.checked(config, start)
+    print(planned(config, start), flush=True)
+    compile_guard.use_cache(os.environ)
+    print(parts.foreseen(config, start))
 
 
 def starting(config: configs.Config, place: Path) -> Watchdog:
@@ -240,15 +248,17 @@ def build(
     new: bool,
     stack: contextlib.ExitStack,
     past: Past | None = None,
+    why: dict | None = None,
     taken: branches.Branch | None = None,
 ) -> Run:
     """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse.
 
     `past`: of a run that is turned again, where nothing is saved or graded. None: `begun` opens checkpoints and graders.
+    `why`: how the mode was chosen, where it was; it is stored with the run. `taken`: what a branch takes from its parent.
     """
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
     parent, start = branches.ordered(taken, place, start)
-    about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, faults, stack, taken)
+    about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, why, faults, stack, taken)
     more = [] if past else run_writers.further_rows(config, place, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
@@ -272,7 +282,7 @@ def build(
         history=history,
         meter=BiasMeter(),
         traces=run_writers.drawn_traces(config, learner, watch, mine, stack),
-        writer=run_writers.rows(config, start, evaluator, place, mine, stack, parent, more),
+        writer=run_writers.rows(config, start, evaluator, why, place, mine, stack, parent, more),
         saves=saves,
         saved=saved,
         about=about,
@@ -289,13 +299,14 @@ def begun(
     devices: parts.DevicePlan,
     place: Path,
     new: bool,
+    why: dict | None,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
     taken: branches.Branch | None,
 ) -> Past:
     """Opens the run's checkpoints and starts its graders."""
     mine = folder.own(place)
-    about, saves, saved = checkpoints(config, start, place, mine, new, faults, stack, taken)
+    about, saves, saved = checkpoints(config, start, place, mine, new, why, faults, stack, taken)
     return Past(about, saves, saved, *graders.both(config, start, devices, mine, stack))
 
 
@@ -305,6 +316,7 @@ def checkpoints(
     place: Path,
     mine: Path,
     new: bool,
+    why: dict | None,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
     taken: branches.Branch | None,
@@ -312,7 +324,7 @@ def checkpoints(
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
     if taken and jax.process_index() == 0:
         branches.write(place, taken.parent)
-    about = resume.about(config, start, resume.versions())
+    about = resume.about(config, start, resume.versions()) | ({"auto": why} if why else {})
     saves = store.Checkpoints(
         place / "checkpoints",
         keep_last=config.checkpoint.keep_last,

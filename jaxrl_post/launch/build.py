@@ -129,10 +129,16 @@ def pace(config: Config, replica: Callable[[], ReplicaCapacity], table: step_cos
     if not config.mesh.engine and not ratio:
         return None
     first = replica()
+    token_s, step_s = training_s(config, first, table)
+    work = Split(first, token_s=token_s, step_s=step_s)
+    return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
+
+
+def training_s(config: Config, first: ReplicaCapacity, table: step_cost.StepCost | None) -> tuple[float, float]:
+    """Returns the seconds of a trained token, and of an optimizer step beside its tokens, on all devices that learn."""
     forward_s = first.cost.prefill_s * config.mesh.replica / config.mesh.learner
     token_s = table.training if table and table.training else GRADIENT * forward_s
-    work = Split(first, token_s=token_s, step_s=table.updating if table else 0.0)
-    return Interleaved(work, ratio=ratio, piece=batch.rows * batch.tokens) if ratio else work
+    return token_s, table.updating if table else 0.0
 
 
 def engine_sizes(config: Config, layout: Layout) -> dict[str, Any]:

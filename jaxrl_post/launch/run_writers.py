@@ -40,6 +40,7 @@ def rows(
     config: configs.Config,
     start: inputs.Inputs,
     evaluator: Any,
+    why: dict | None,
     place: Path,
     mine: Path,
     stack: contextlib.ExitStack,
@@ -56,7 +57,7 @@ def rows(
     writers = [metrics.Jsonl(mine / "metrics.jsonl"), *more]
     if jax.process_index() == 0:
         told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
-        told |= {"parent": parent.told()} if parent else {}
+        told |= ({"auto": why} if why else {}) | ({"parent": parent.told()} if parent else {})
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]
     writer = metrics.Several(*writers)

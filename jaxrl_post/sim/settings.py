@@ -175,6 +175,12 @@ _ALIASES = {
 }
 RELATIONS = (
     relation(
+        "scheduler.name",
+        need=lambda name: name != "auto",
+        says="{scheduler.name} chooses among simulations, and this is one: name the scheduler",
+        nearest=lambda name: "sync",
+    ),
+    relation(
         "cluster.layouts",
         "cluster.step_s",
         need=lambda layouts, step_s: not (layouts and step_s),
