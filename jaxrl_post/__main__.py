@@ -4,6 +4,7 @@ train      a run: --config=FILE [--config.a.b=VALUE ...]; the same as python -m 
 simulate   a run without a model: --config=configs/sim/FILE.py; the same as python -m jaxrl_post.simulate
 options    what a config may say: options [SECTION]
 replay     the gradient of a skipped step again: replay RUN --batch=STEP
+reward_check  the reward functions on rows of the data: --config=FILE [--rows=N]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ COMMANDS = {
     "simulate": "jaxrl_post.simulate",
     "options": "jaxrl_post.commands.options",
     "replay": "jaxrl_post.commands.replay",
+    "reward_check": "jaxrl_post.commands.reward_check",
 }
 
 

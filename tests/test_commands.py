@@ -24,7 +24,7 @@ def test_without_a_command_all_are_listed(capsys):
 def test_an_unknown_command_is_one_sentence(capsys):
     assert commands.main(["trian"]) == 1
     assert capsys.readouterr().err == (
-        "error: unknown command 'trian'; nearest is 'train', all are train, simulate, options, replay\n"
+        "error: unknown command 'trian'; nearest is 'train', all are train, simulate, options, replay, reward_check\n"
     )
 
 

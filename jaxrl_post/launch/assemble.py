@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,18 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.kernels import sampling
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import chips, compile_guard, inputs, malloc, memory_plan, moved_run, resume, run_lock, slice_plan
+from jaxrl_post.launch import (
+    chips,
+    compile_guard,
+    inputs,
+    malloc,
+    memory_plan,
+    moved_run,
+    resume,
+    reward_trial,
+    run_lock,
+    slice_plan,
+)
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.fault_points import FaultPoints
@@ -146,6 +156,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     words = planned(config, start)
     devices = parts.device_plan(config)
     say(words)
+    since = folder.first_missing(Path(flags.run_dir or config.run_dir))
     if flags.resume:
         place, new = folder.take_up(flags.run_dir, must_exist=flags.resume == "required")
     else:
@@ -157,7 +168,7 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
-            shutil.rmtree(place)
+            folder.remove(place, since)
         raise
 
 
@@ -261,13 +272,13 @@ def both_graders(
 
 
 def checked(config: configs.Config, start: inputs.Inputs) -> None:
-    """Loads the reward functions and checks every prompt against them, for a plan. No score is asked for."""
-    about = config.reward
-    decode = start.tokenizer.decode
+    """Loads the reward functions, checks every prompt against them, and calls each once, for a plan."""
+    about, texts = config.reward, reward_trial.Texts(start.tokenizer)
     with Pool(
-        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=decode, sandbox=about.sandbox
+        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=texts.decode, sandbox=about.sandbox
     ) as pool:
         pool.check((*start.train, *start.held_out))
+        reward_trial.call_once(start, pool, texts)
 
 
 def compiled_learner(

@@ -20,7 +20,7 @@ from jaxrl_post.data import chat, prompts, supervised, tasks, tokenizer
 from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
-from jaxrl_post.json_text import said
+from jaxrl_post.json_text import said, shown
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
 from jaxrl_post.parallel import mesh
@@ -231,7 +231,7 @@ def _columns(config: Config) -> Columns:
     data = config.data
     if COMPLETION in data.columns and config.engine.name != "demonstrations":
         raise ValueError(
-            f"data.columns: {COMPLETION}={said(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
+            f"data.columns: {COMPLETION}={shown(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
             "another column without a role reaches reward functions under its own name"
         )
     return Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)
