@@ -1,11 +1,15 @@
 """python -m jaxrl_post reward_check --config=FILE [--config.a.b=VALUE ...] [--rows=N]
 
-Runs the configured reward functions on N rows of the training data (16 if N is not given), in the real pool: on gold
-answers in the usual forms, and on gold answers of other rows, which are wrong. It prints scores, seconds, failures and
-alarms of each function, and what the functions print. No model is loaded, and nothing is written.
+Runs the configured reward functions on N rows of the training data, in the real pool. Without --rows it takes 16 rows.
+Each row gives gold texts: its reference answer in the usual forms. Gold texts of other rows are wrong texts. Scores,
+seconds, failures and alarms of each function are printed, and what the functions print. No model is loaded, and nothing
+is written.
 
-Exit code 1, with one sentence, where a function cannot be used: it fails, applies to no row, tells right from wrong
-nowhere, or does not score some gold answers.
+Exit code 1, with one sentence, where a function is broken:
+
+- it fails, or applies to no row
+- it scores right and wrong texts alike
+- it scores some gold texts 1 and others not
 """
 
 from __future__ import annotations

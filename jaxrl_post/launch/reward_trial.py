@@ -1,7 +1,7 @@
-"""Tries reward functions before a run: on gold answers, and on answers that are gold for another row.
+"""Tries reward functions before a run: on gold texts, and on texts that are gold for another row.
 
-Invariant: a trial changes no file. Functions are called in the real pool, with the texts that a policy could write.
-Gold answers are written in the usual forms, and each function is judged by the form that it scores best.
+Invariant: a trial changes no file. Functions are called in the real pool, with texts that a policy could write.
+A gold text is the reference answer in one of the usual forms. Each function is judged by the form that it scores best.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Texts:
 
 
 def gold(prompt: Prompt) -> dict[str, str]:
-    """Returns right answers to a prompt, by the form in which they are written. Empty where none is known."""
+    """Returns the gold texts of a prompt, by their form. Empty where none is known."""
     found = {f"column {column!r}": str(prompt.extra[column]) for column in SOLUTIONS if prompt.extra.get(column)}
     if prompt.answer and not prompt.lacks:
         truth = prompt.answer.rpartition("####")[2].strip()
@@ -98,8 +98,8 @@ def call_once(start: Inputs, pool: Pool, texts: Texts) -> None:
 class Trial:
     """What one function made of the rows.
 
-    `right`, `wrong`: scores, NaN where there is none; of gold answers and of gold answers of other rows. `form`: of the
-    gold answers that it scores best. `broken`: alarms that mean a broken reward. `notes`: alarms that need not.
+    `right`, `wrong`: scores of gold texts and of gold texts of other rows, NaN where there is none. `form`: of the gold
+    texts that it scores best. `broken`: alarms that mean a broken reward. `notes`: alarms that need not.
     """
 
     function: str
@@ -113,7 +113,7 @@ class Trial:
 
 
 def tried(config: Config, start: Inputs, function: str, prompts: Sequence[Prompt], printed: Printed) -> Trial:
-    """Calls a function on right and wrong answers to some prompts, in a pool of its own.
+    """Calls a function on right and wrong texts of some prompts, in a pool of its own.
 
     Raises:
       ValueError: the function cannot be loaded, or a prompt lacks what it needs.
@@ -130,15 +130,15 @@ def tried(config: Config, start: Inputs, function: str, prompts: Sequence[Prompt
         pool.check(prompts)
         _, _, truths, instead = pool.signatures[0]
         for prompt in prompts:
-            answers = _answers(prompt, prompts, whole=bool(instead))
-            group = texts.group(prompt, [text for _, _, text in answers])
+            asked = _texts_to_try(prompt, prompts, whole=bool(instead))
+            group = texts.group(prompt, [text for _, _, text in asked])
             begun = time.monotonic()
             for rollout in group.rollouts:
                 pool.start(rollout)
             group = pool.join(group)
-            spent, calls = spent + time.monotonic() - begun, calls + len(answers)
+            spent, calls = spent + time.monotonic() - begun, calls + len(asked)
             values = np.where(group.scored, group.accuracies, np.nan)
-            for (form, right, _), value in zip(answers, values, strict=True):
+            for (form, right, _), value in zip(asked, values, strict=True):
                 scores.setdefault((form, right), []).append(float(value))
     forms = [form for form, right in scores if right]
     form = max(forms, key=lambda form: _mean(scores[form, True]), default="")
@@ -157,10 +157,10 @@ def tried(config: Config, start: Inputs, function: str, prompts: Sequence[Prompt
     return _judged(trial, every, bool(truths))
 
 
-def _answers(prompt: Prompt, prompts: Sequence[Prompt], whole: bool) -> list[tuple[str, bool, str]]:
-    """Returns (form, whether it is right, text) of the answers to try.
+def _texts_to_try(prompt: Prompt, prompts: Sequence[Prompt], whole: bool) -> list[tuple[str, bool, str]]:
+    """Returns (form, whether it is right, text) of everything to try.
 
-    whole: a ground truth is no answer, but what an answer is tested with, so that only whole answers are known.
+    whole: the ground truth is no text to score, but what a text is tested with. So only solutions are gold.
     """
     right = gold(prompt)
     other = next((gold(one) for one in prompts if one.answer != prompt.answer), {})
@@ -185,16 +185,16 @@ def _judged(trial: Trial, every: np.ndarray, needs_truth: bool) -> Trial:
         broken.append("it scores nothing: it applies to none of the rows")
     elif (known == known[0]).all():
         what = "all scores are 0" if known[0] == 0 else f"all scores are equal: {known[0]:g}"
-        (broken if needs_truth and right.size else notes).append(f"{what}, for right answers and for wrong ones")
+        (broken if needs_truth and right.size else notes).append(f"{what}, for right texts and for wrong ones")
     elif needs_truth and right.size:
         off = ~(np.abs(right - 1) <= _RIGHT)
         if wrong.size and not np.nanmean(right) > wrong.mean():
-            broken.append(f"wrong answers score {wrong.mean():g}, right ones {np.nanmean(right):g}: not more")
+            broken.append(f"wrong texts score {wrong.mean():g}, right ones {np.nanmean(right):g}: not more")
         elif off.any() and (right == right[0]).all():
-            notes.append(f"gold answers score {right[0]:g}, not 1")
+            notes.append(f"gold texts score {right[0]:g}, not 1")
         elif off.any():
             broken.append(
-                f"{off.sum()} of {right.size} gold answers are not scored 1; the first is that of row {off.argmax() + 1}"
+                f"{off.sum()} of {right.size} gold texts are not scored 1; the first is that of row {off.argmax() + 1}"
             )
     return dataclasses.replace(trial, broken=tuple(broken), notes=tuple(notes))
 
@@ -211,12 +211,12 @@ def text(trial: Trial) -> str:
     lines = [
         trial.function,
         *(
-            [f"  gold answers, written {shown(trial.form)}: {scores(trial.right)}"]
+            [f"  gold texts, written {shown(trial.form)}: {scores(trial.right)}"]
             if trial.form
-            else ["  no gold answer is known"]
+            else ["  no gold text is known"]
         ),
-        *([f"  gold answers of other rows: {scores(trial.wrong)}"] if trial.wrong.size else []),
-        f"  {trial.seconds:.4f} s for each answer, {len(trial.failures)} kinds of failure",
+        *([f"  gold texts of other rows: {scores(trial.wrong)}"] if trial.wrong.size else []),
+        f"  {trial.seconds:.4f} s for each text, {len(trial.failures)} kinds of failure",
         *(f"  BROKEN: {line}" for line in trial.broken),
         *(f"  alarm: {line}" for line in trial.notes),
     ]

@@ -28,7 +28,9 @@ SUPERVISED = (
     "--config.algorithm.adv_estimator=ones",
     "--config.scheduler.group_size=1",
 )
-TEMPLATE = "{% for m in messages %}+{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}={% endif %}"
+TURN = "{% for m in messages %}{{ '=' if m.role == 'assistant' else '+' }}{{ m.content }}<eos>{% endfor %}"
+TEMPLATE = TURN + "{% if add_generation_prompt %}={% endif %}"
+OTHER = TURN + "{% if add_generation_prompt %}#{% endif %}"
 SILENT = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 REWARDS = """
 def by_level(completions, level): return [1.0 for _ in completions]
@@ -242,7 +244,15 @@ DEMONSTRATIONS = [
         {"messages": talk("1=", "1")},
         template=SILENT,
     ),
-    supervised("an answer of null", r"line 2 .*(empty|column)", {"messages": talk("1=", None)}, template=TEMPLATE),
+    supervised(
+        "an answer of null", r"line 2 .*the demonstration is empty", {"messages": talk("1=", None)}, template=TEMPLATE
+    ),
+    supervised(
+        "a template that begins an answer in another way than it writes one",
+        r"line 2 .*the chat template writes the prompt in another way when an answer follows",
+        {"messages": talk("1=", "1")},
+        template=OTHER,
+    ),
     supervised(
         "messages that end with the user",
         r"line 2, column 'messages': its last message is of 'user'",

@@ -145,22 +145,20 @@ CALLED = [
 CHECKED = [
     case(
         "scores that are all 0",
-        r"'reward.py:score': all scores are 0, for right answers and for wrong ones",
+        r"'reward.py:score': all scores are 0, for right texts and for wrong ones",
         "return 0.0",
         CHECK,
     ),
-    case(
-        "scores that are all 1", r"all scores are equal: 1, for right answers and for wrong ones", "return 1.0", CHECK
-    ),
+    case("scores that are all 1", r"all scores are equal: 1, for right texts and for wrong ones", "return 1.0", CHECK),
     case(
         "right and wrong the wrong way round",
-        r"wrong answers score 1, right ones 1: not more",
+        r"wrong texts score 1, right ones 1: not more",
         "return float(solution_str != ground_truth)",
         CHECK,
     ),
     case(
         "one gold answer that is not read",
-        r"1 of 3 gold answers are not scored 1; the first is that of row 2",
+        r"1 of 3 gold texts are not scored 1; the first is that of row 2",
         "return float(solution_str == ground_truth != '3')",
         CHECK,
     ),
