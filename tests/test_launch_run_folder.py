@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_post.launch.run_folder import make, own, recorded
+from jaxrl_post.launch.run_folder import first_missing, make, own, recorded, remove
 
 
 def test_numbers_go_on(tmp_path):
@@ -37,3 +37,18 @@ def test_what_a_run_recorded_of_options_that_depend_on_the_platform(tmp_path):
     file.write_text('{"steps": 3')
     with pytest.raises(ValueError, match="config.json cannot be read"):
         recorded(str(tmp_path))
+
+
+def test_a_run_that_could_not_start_leaves_nothing_that_it_made(tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    since = first_missing(there / "a" / "runs")
+    assert since == there / "a" and first_missing(there) is None
+    place = make("", str(there / "a" / "runs"), "demo", 0)
+    remove(place, since)
+    assert list(there.iterdir()) == []
+    first, second = (make("", str(there / "runs"), "demo", 0) for _ in range(2))
+    remove(second, there / "runs")
+    assert list((there / "runs").iterdir()) == [first]  # another run has begun there
+    remove(first, None)
+    assert (there / "runs").is_dir()  # it was there before

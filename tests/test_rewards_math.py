@@ -288,3 +288,10 @@ def test_lengths():
     assert [length.punishment(n, 20480, 4096) for n in (0, 16384, 18432, 20480, 30000)] == [0, 0, -0.5, -1, -1]
     with pytest.raises(ValueError, match="length_buffer must be above 0"):
         length.punishment(5, 10, 0)
+
+
+def test_nothing_is_right_for_an_empty_ground_truth():
+    for scorer in (math.exact, math.strict, math.flexible, math.boxed, math.math, math.rules):
+        for truth in ("", " ", "so\n#### "):
+            for said in ("", "#", "1#", "#### ", r"\boxed{}"):
+                assert scorer("x", said, truth, {}) == 0.0, (scorer.__name__, said, truth)

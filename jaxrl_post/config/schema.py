@@ -105,7 +105,8 @@ class DataConfig:
     format: str = one_of("verl", "verl", "trl", "slime", used_when=_FILES, doc="Whose column names the files have.")
     columns: Mapping[str, Any] = mapping(
         used_when=_FILES,
-        doc="Column names that replace those of `format`, by role: id, prompt, answer, source, extra. "
+        doc="Column names that replace those of `format`, by role: id, prompt, answer, source, extra; completion in "
+        "supervised training. "
         "An empty name says that rows have none.",
     )
     template: str = any_of_type("", used_when=_FILES, doc="What a prompt becomes. `{prompt}` stands for it.")

@@ -67,7 +67,7 @@ def row(where: str, given: Any, columns: Columns) -> dict:
 
 
 def _refuse_preferences(where: str, given: Mapping) -> None:
-    """Refuses rows that compare answers or label them: one of the two must not be learnt."""
+    """Refuses rows that compare or label completions: some of them must not be learnt."""
     both = [name for name in ("chosen", "rejected") if name in given]
     labelled = "completion" in given and isinstance(given.get("label"), bool)
     if both or labelled:

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -194,12 +193,13 @@ def begin(
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     loggers.check(config.logger)
     compile_guard.use_cache(os.environ)
-    start = inputs.gather(config)
+    start = inputs.gather(config, handed)
     config, why, chosen = mode_choice.settled(config, start, run_dir if resumes else "")
     taken = branches.taken(branch, config, start, say)
     words = planned(config, start)
     devices = parts.device_plan(config)
     say("\n".join(filter(None, (chosen, words))))
+    since = folder.first_missing(Path(run_dir or config.run_dir))
     if resumes:
         place, new = folder.take_up(run_dir, must_exist=resumes == "required")
     else:
@@ -211,7 +211,7 @@ def begin(
     except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:
-            shutil.rmtree(place)
+            folder.remove(place, since)
         raise
 
 

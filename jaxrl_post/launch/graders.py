@@ -12,7 +12,7 @@ import jax
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import inputs
+from jaxrl_post.launch import inputs, reward_trial
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards.limits import Adaptive, Fixed
@@ -41,13 +41,13 @@ def both(
 
 
 def checked(config: configs.Config, start: inputs.Inputs) -> None:
-    """Loads the reward functions and checks every prompt against them, for a plan. No score is asked for."""
-    about = config.reward
-    decode = start.tokenizer.decode
+    """Loads the reward functions, checks every prompt against them, and calls each once, for a plan."""
+    about, texts = config.reward, reward_trial.Texts(start.tokenizer)
     with Pool(
-        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=decode, sandbox=about.sandbox
-    ) as pool:
-        pool.check((*start.train, *start.held_out))
+        about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=texts.decode, sandbox=about.sandbox
+    ) as workers:
+        workers.check((*start.train, *start.held_out))
+        reward_trial.call_once(start, workers, texts)
 
 
 def pool(

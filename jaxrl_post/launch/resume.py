@@ -110,7 +110,7 @@ def point(
         f"resume: {place} goes on after step {saved.step}"
         if saved is not None
         else f"resume: {place} has no checkpoint yet and starts over"
-        + (f"; logs of {steps} steps are kept below {unsaved.NAME}/ until the run has finished" if steps else "")
+        + (f"; logs up to step {steps} are kept below {unsaved.NAME}/ until the run has finished" if steps else "")
     )
     return saved
 

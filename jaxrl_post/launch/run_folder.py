@@ -6,10 +6,12 @@ so that their files can be compared byte by byte.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,6 +48,22 @@ def make(exact: str, parent: str, name: str, seed: int) -> Path:
         lambda: _exact(Path(exact)) if exact else _numbered(Path(parent), f"{name}-{seed}"),
         f"--run-dir={exact}" if exact else f"run_dir={parent}",
     ).place
+
+
+def first_missing(path: Path) -> Path | None:
+    """Returns the topmost folder of a path that is not there, or None where all of it is."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    return missing[-1] if missing else None
+
+
+def remove(place: Path, since: Path | None) -> None:
+    """Removes the folder of a run that could not start, and every empty folder above it down from `since`."""
+    shutil.rmtree(place)
+    above = place.parent
+    with contextlib.suppress(OSError):  # not empty: another run has begun there
+        while since is not None and (above == since or since in above.parents):
+            above.rmdir()
+            above = above.parent
 
 
 def take_up(exact: str, must_exist: bool) -> tuple[Path, bool]:

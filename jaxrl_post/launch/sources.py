@@ -13,7 +13,7 @@ from jaxrl_post.config import Config
 from jaxrl_post.data import chat, prompts, supervised, tokenizer
 from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.data.overlong import DROP, Overlong
-from jaxrl_post.json_text import said
+from jaxrl_post.json_text import shown
 from jaxrl_post.launch.handed import Handed
 from jaxrl_post.types import Prompt
 
@@ -79,7 +79,7 @@ def columns(config: Config) -> Columns:
     data = config.data
     if COMPLETION in data.columns and config.engine.name != "demonstrations":
         raise ValueError(
-            f"data.columns: {COMPLETION}={said(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
+            f"data.columns: {COMPLETION}={shown(data.columns[COMPLETION])} is read by engine.name='demonstrations' alone: "
             "another column without a role reaches reward functions under its own name"
         )
     return Columns(format=data.format, named=data.columns, template=data.template, source=data.source, chat=data.chat)

@@ -15,6 +15,7 @@ class Failures:
 
     def __init__(self):
         self._seen: set[tuple[str, str, str]] = set()
+        self.told: list[str] = []  # a sentence for each kind
 
     def tell(self, function: str, rollout: object, reason: str, place: str, trace: str) -> None:
         """Takes a failure. `place` and `trace` are empty where no exception tells them."""
@@ -24,6 +25,7 @@ class Failures:
             _log.info("reward %s failed%s on %s: %s", function, where, rollout, reason)
             return
         self._seen.add((function, kind, place))
+        self.told.append(f"reward function {function!r} fails{where}: {reason}")
         _log.warning(
             "reward %s failed%s on %s: %s; further failures like this one are counted, not shown%s",
             function,

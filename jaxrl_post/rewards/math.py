@@ -25,10 +25,10 @@ def exact(data_source: str, solution_str: str, ground_truth: str, extra_info: di
     """Returns 1.0 if the solution, or its text after the last "#", is the ground truth to the character.
 
     Whitespace around the solution does not count. So "12+30=42#42" and "42" are both right for "42". "042" and "42."
-    are not.
+    are not. Nothing is right for an empty ground truth.
     """
     text, gold = solution_str.strip(), _gold(ground_truth)
-    return float(gold in (text, text.rpartition("#")[2].strip()))
+    return float(gold != "" and gold in (text, text.rpartition("#")[2].strip()))
 
 
 def strict(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:

@@ -140,6 +140,11 @@ class Pool:
         them."""
         return self._signatures
 
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Returns a sentence for each kind of failure so far."""
+        return tuple(self._failures.told)
+
     def check(self, prompts: Iterable[Prompt]) -> None:
         """Raises ValueError when a prompt lacks a ground truth, or a column, that a function needs, or has a column that
         its call would overwrite."""

@@ -1,0 +1,223 @@
+"""Tries reward functions before a run: on gold texts, and on texts that are gold for another row.
+
+Invariant: a trial changes no file. Functions are called in the real pool, with texts that a policy could write.
+A gold text is the reference answer in one of the usual forms. Each function is judged by the form that it scores best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxrl_post.config import Config
+from jaxrl_post.data.tokenizer import Tokenizer
+from jaxrl_post.json_text import shown
+from jaxrl_post.launch.inputs import Inputs
+from jaxrl_post.rewards.pool import Pool
+from jaxrl_post.rewards.printed import Printed
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+
+SOLUTIONS = ("solution", "canonical_solution", "code")  # columns that hold a whole answer
+FORMS = ("{truth}", "#### {truth}", "\\boxed{{{truth}}}", "The answer is {truth}.", "<answer>{truth}</answer>")
+_RIGHT = 1e-6  # a score this near to 1 is 1
+
+
+class Texts:
+    """Rollouts of given texts, and the function that decodes them again."""
+
+    def __init__(self, words: Tokenizer):
+        self._words, self._texts = words, {}
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Returns the text that the tokens were made for; any other tokens are decoded."""
+        tokens = np.asarray(tokens, np.int32)
+        return self._texts.get(tokens.tobytes()) or self._words.decode(tokens)
+
+    def group(self, prompt: Prompt, texts: Sequence[str]) -> Group:
+        """Returns a group of rollouts with these texts, not scored yet."""
+        none = np.zeros(len(texts))
+        rollouts = tuple(self._rollout(prompt, sample, text) for sample, text in enumerate(texts))
+        return Group(prompt=prompt, rollouts=rollouts, rewards=none, scored=none == 1)
+
+    def _rollout(self, prompt: Prompt, sample: int, text: str) -> Rollout:
+        try:
+            tokens = np.asarray(self._words.encode(text, special=False), np.int32)
+        except ValueError:  # a character that the tokenizer lacks; only the text matters here
+            tokens = np.arange(len(text), dtype=np.int32)
+        if self._texts.setdefault(tokens.tobytes(), text) != text:
+            tokens = np.append(tokens, np.int32(-1 - sample))
+            self._texts[tokens.tobytes()] = text
+        none = np.zeros(tokens.size)
+        return Rollout(
+            id=RolloutId(0, "eval", 0, prompt.id, sample),
+            prompt=prompt,
+            tokens=tokens,
+            sampled=none == 0,
+            logprobs=none,
+            entropies=none,
+            versions=none,
+            drafted=none,
+            finish=Finish.EOS,
+            start_clock=0,
+            finish_clock=0,
+        )
+
+
+def gold(prompt: Prompt) -> dict[str, str]:
+    """Returns the gold texts of a prompt, by their form. Empty where none is known."""
+    found = {f"column {column!r}": str(prompt.extra[column]) for column in SOLUTIONS if prompt.extra.get(column)}
+    if prompt.answer and not prompt.lacks:
+        truth = prompt.answer.rpartition("####")[2].strip()
+        found |= {form.format(truth="X"): form.format(truth=truth) for form in FORMS}
+        found["X"] = prompt.answer
+    return found
+
+
+def call_once(start: Inputs, pool: Pool, texts: Texts) -> None:
+    """Calls every function of a pool once, on the gold answer of the first row; on its prompt where none is known.
+
+    Raises:
+      ValueError: a function fails, with the place in its file.
+    """
+    prompt = next(iter(start.train))
+    right = gold(prompt)
+    text = right.get("X") or next(iter(right.values()), start.tokenizer.decode(prompt.tokens))
+    group = texts.group(prompt, [text])
+    pool.start(group.rollouts[0])
+    pool.join(group)
+    if pool.failures:
+        where = prompt.where or f"prompt {prompt.id!r}"
+        raise ValueError(f"{pool.failures[0]}; it was called with the gold answer of {where}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one function made of the rows.
+
+    `right`, `wrong`: scores of gold texts and of gold texts of other rows, NaN where there is none. `form`: of the gold
+    texts that it scores best. `broken`: alarms that mean a broken reward. `notes`: alarms that need not.
+    """
+
+    function: str
+    form: str
+    right: np.ndarray
+    wrong: np.ndarray
+    seconds: float
+    failures: tuple[str, ...]
+    broken: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def tried(config: Config, start: Inputs, function: str, prompts: Sequence[Prompt], printed: Printed) -> Trial:
+    """Calls a function on right and wrong texts of some prompts, in a pool of its own.
+
+    Raises:
+      ValueError: the function cannot be loaded, or a prompt lacks what it needs.
+    """
+    texts, about, scores, spent, calls = Texts(start.tokenizer), config.reward, {}, 0.0, 0
+    with Pool(
+        (function,),
+        workers=about.workers,
+        timeout_s=about.timeout_s,
+        decode=texts.decode,
+        sandbox=about.sandbox,
+        printed=printed,
+    ) as pool:
+        pool.check(prompts)
+        _, _, truths, instead = pool.signatures[0]
+        for prompt in prompts:
+            asked = _texts_to_try(prompt, prompts, whole=bool(instead))
+            group = texts.group(prompt, [text for _, _, text in asked])
+            begun = time.monotonic()
+            for rollout in group.rollouts:
+                pool.start(rollout)
+            group = pool.join(group)
+            spent, calls = spent + time.monotonic() - begun, calls + len(asked)
+            values = np.where(group.scored, group.accuracies, np.nan)
+            for (form, right, _), value in zip(asked, values, strict=True):
+                scores.setdefault((form, right), []).append(float(value))
+    forms = [form for form, right in scores if right]
+    form = max(forms, key=lambda form: _mean(scores[form, True]), default="")
+    right, wrong = (np.array(scores.get((form, is_right), [])) for is_right in (True, False))
+    every = np.array([value for values in scores.values() for value in values])
+    trial = Trial(
+        function=function,
+        form=form,
+        right=right,
+        wrong=wrong,
+        seconds=spent / calls,
+        failures=pool.failures,
+        broken=(),
+        notes=(),
+    )
+    return _judged(trial, every, bool(truths))
+
+
+def _texts_to_try(prompt: Prompt, prompts: Sequence[Prompt], whole: bool) -> list[tuple[str, bool, str]]:
+    """Returns (form, whether it is right, text) of everything to try.
+
+    whole: the ground truth is no text to score, but what a text is tested with. So only solutions are gold.
+    """
+    right = gold(prompt)
+    other = next((gold(one) for one in prompts if one.answer != prompt.answer), {})
+    kept = [form for form in right if not whole or form.startswith("column")]
+    found = [(form, True, right[form]) for form in kept]
+    found += [(form, False, other[form]) for form in kept if form in other]
+    return found or [("some text", False, text) for text in ("", "some text")]
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else -np.inf
+
+
+def _judged(trial: Trial, every: np.ndarray, needs_truth: bool) -> Trial:
+    """Returns the trial with its alarms. `every`: all scores, of every form."""
+    broken, notes = [], []
+    known, right, wrong = every[~np.isnan(every)], trial.right, trial.wrong[~np.isnan(trial.wrong)]
+    if trial.failures:
+        broken.append(f"it fails: {trial.failures[0]}")
+    elif known.size == 0:
+        broken.append("it scores nothing: it applies to none of the rows")
+    elif (known == known[0]).all():
+        what = "all scores are 0" if known[0] == 0 else f"all scores are equal: {known[0]:g}"
+        (broken if needs_truth and right.size else notes).append(f"{what}, for right texts and for wrong ones")
+    elif needs_truth and right.size:
+        off = ~(np.abs(right - 1) <= _RIGHT)
+        if wrong.size and not np.nanmean(right) > wrong.mean():
+            broken.append(f"wrong texts score {wrong.mean():g}, right ones {np.nanmean(right):g}: not more")
+        elif off.any() and (right == right[0]).all():
+            notes.append(f"gold texts score {right[0]:g}, not 1")
+        elif off.any():
+            broken.append(
+                f"{off.sum()} of {right.size} gold texts are not scored 1; the first is that of row {off.argmax() + 1}"
+            )
+    return dataclasses.replace(trial, broken=tuple(broken), notes=tuple(notes))
+
+
+def text(trial: Trial) -> str:
+    """Describes a trial on some lines."""
+
+    def scores(values: np.ndarray) -> str:
+        known = values[~np.isnan(values)]
+        some = ", ".join(f"{value:g}" for value in known[:8]) + (", ..." if known.size > 8 else "")
+        missing = f", {values.size - known.size} without a score" if known.size < values.size else ""
+        return f"mean {known.mean():g} of {known.size}{missing} ({some})" if known.size else f"none of {values.size}"
+
+    lines = [
+        trial.function,
+        *(
+            [f"  gold texts, written {shown(trial.form)}: {scores(trial.right)}"]
+            if trial.form
+            else ["  no gold text is known"]
+        ),
+        *([f"  gold texts of other rows: {scores(trial.wrong)}"] if trial.wrong.size else []),
+        f"  {trial.seconds:.4f} s for each text, {len(trial.failures)} kinds of failure",
+        *(f"  BROKEN: {line}" for line in trial.broken),
+        *(f"  alarm: {line}" for line in trial.notes),
+    ]
+    return "\n".join(lines)

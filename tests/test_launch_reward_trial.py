@@ -1,0 +1,156 @@
+"""Trials of reward functions: scores and alarms that are known by hand, and the commands that make them."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from jaxrl_post import __main__ as commands
+from jaxrl_post import config as configs
+from jaxrl_post.data.tokenizer import characters
+from jaxrl_post.launch import assemble, inputs, reward_trial
+from jaxrl_post.rewards.printed import Printed
+from jaxrl_post.types import Prompt
+
+REWARDS = r"""
+from jaxrl_post.rewards import needs_no_truth
+
+def exact(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth)
+
+def boxed(data_source, solution_str, ground_truth, extra_info):
+    print("seen", repr(solution_str))
+    return {"score": 2.0 * (solution_str == "\\boxed{" + ground_truth + "}"), "acc": float(ground_truth in solution_str)}
+
+def twice(completions, answer):
+    assert len(set(map(len, (completions, answer)))) == 1
+    return [2.0 * (text == truth) for text, truth in zip(completions, answer)]
+
+def zero(data_source, solution_str, ground_truth, extra_info): return 0.0
+
+@needs_no_truth
+def same(data_source, solution_str, ground_truth, extra_info): return 0.5
+
+def misread(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth and ground_truth != "3")
+
+def fails(data_source, solution_str, ground_truth, extra_info): return {}["x"]
+"""
+
+
+def start(*answers) -> types.SimpleNamespace:
+    prompts = [
+        Prompt(
+            id=str(i), tokens=[1 + i], answer=answer, lacks="" if answer else "nothing", where=f"f.jsonl, line {i + 1}"
+        )
+        for i, answer in enumerate(answers)
+    ]
+    return types.SimpleNamespace(train=prompts, tokenizer=characters("0123456789+="))
+
+
+@pytest.fixture
+def tried(tmp_path):
+    (tmp_path / "r.py").write_text(REWARDS)
+
+    def one(name, *answers):
+        given = start(*(answers or ("2", "3", "4")))
+        function = f"{tmp_path / 'r.py'}:{name}" if ":" not in name else name
+        config = types.SimpleNamespace(reward=configs.RewardConfig(workers=1, timeout_s=20.0))
+        return reward_trial.tried(config, given, function, given.train, Printed(tmp_path / "rewards.log"))
+
+    return one
+
+
+def test_right_and_wrong_answers_in_the_form_that_a_function_reads(tried, tmp_path):
+    trial = tried("exact")
+    assert trial.right.tolist() == [1, 1, 1] and trial.wrong.tolist() == [0, 0, 0] and trial.form == "X"
+    assert trial.broken == trial.notes == trial.failures == () and 0 < trial.seconds < 20
+    trial = tried("boxed")  # by "acc", which every form has
+    assert trial.right.tolist() == [1, 1, 1] and not trial.broken
+    assert "seen '\\\\boxed{2}'" in (tmp_path / "rewards.log").read_text()
+    trial = tried("jaxrl_post.rewards.math:strict", "so 2\n#### 2", "#### 3")  # GSM8K's whole solutions
+    assert trial.right.tolist() == [1, 1] and trial.wrong.tolist() == [0, 0] and trial.form == "X"
+    assert tried("jaxrl_post.rewards.math:boxed").form == r"\boxed{X}"
+
+
+@pytest.mark.parametrize(
+    "name, answers, broken, note",
+    [
+        ("twice", (), "", "gold texts score 2, not 1"),
+        ("zero", (), "all scores are 0, for right texts and for wrong ones", ""),
+        ("same", ("", ""), "", "all scores are equal: 0.5, for right texts and for wrong ones"),
+        ("misread", (), "1 of 3 gold texts are not scored 1; the first is that of row 2", ""),
+        ("fails", (), "it fails: reward function", ""),
+        ("jaxrl_post.rewards.format:thinking", ("", ""), "", "all scores are 0"),
+    ],
+)
+def test_alarms(tried, name, answers, broken, note):
+    trial = tried(name, *answers)
+    assert [bool(trial.broken), bool(trial.notes)] == [bool(broken), bool(note)]
+    assert broken in "".join(trial.broken) and note in "".join(trial.notes)
+    assert ("BROKEN: " in reward_trial.text(trial)) == bool(broken)
+
+
+def test_tests_are_no_answer_and_a_whole_program_is(tried):
+    prompt = Prompt(id="p", tokens=[1], answer="assert f() == 1", extra={"code": "def f(): return 1"})
+    assert [form for form, _, _ in reward_trial._texts_to_try(prompt, [prompt], whole=True)] == ["column 'code'"]
+    texts = reward_trial.Texts(characters("ab"))
+    group = texts.group(prompt, ["a", "Z", "", "ab"])  # a character that the tokenizer lacks
+    assert [texts.decode(rollout.tokens) for rollout in group.rollouts] == ["a", "Z", "", "ab"]
+    assert texts.decode(np.array([1, 1])) == "aa"
+
+
+CONFIG = """
+from jaxrl_post.config import default
+
+def get_config():
+    c = default()
+    c.model.preset, c.model.tokenizer = "tiny", "{here}/tokenizer"
+    c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 8, 32, 8, (32,)
+    c.sampling.max_tokens, c.eval.prompts = 8, 0
+    c.data.train = "{here}/train.jsonl"
+    c.reward.functions = ("{here}/r.py:exact", "{here}/r.py:boxed")
+    return c
+"""
+
+
+@pytest.fixture
+def here(tmp_path):
+    characters("0123456789+=").save(tmp_path / "tokenizer")
+    rows = [{"prompt": f"1+{n}=", "answer": str(n + 1)} for n in range(5)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.py").write_text(REWARDS)
+    (tmp_path / "c.py").write_text(CONFIG.format(here=tmp_path))
+    return tmp_path
+
+
+def test_the_command_prints_every_function_and_writes_nothing(here, capsys):
+    before = sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts)
+    assert commands.main(["reward_check", f"--config={here / 'c.py'}", "--rows=3"]) == 0
+    said = capsys.readouterr().out
+    assert "3 rows of" in said and "gold texts, written 'X': mean 1 of 3 (1, 1, 1)" in said
+    assert "printed by the functions:" in said and "more lines" in said
+    functions = f"--config.reward.functions=['{here / 'r.py'}:exact','{here / 'r.py'}:fails']"
+    assert commands.main(["reward_check", f"--config={here / 'c.py'}", functions]) == 1
+    said = capsys.readouterr()
+    assert said.err.count("error: ") == 1 and "fails: reward function" not in said.err.splitlines()[0][:20]
+    assert "it fails: reward function" in said.out and "r.py:fails'" in said.err and "KeyError: 'x'" in said.err
+    assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == before
+    assert commands.main(["reward_check", "--help"]) == 0 and "--rows=N" in capsys.readouterr().out
+
+
+def test_one_call_says_where_a_function_fails(here):
+    config = configs.resolve(configs.load(str(here / "c.py")))
+    begun = inputs.gather(config)
+    assemble.checked(config, begun)
+    changed = configs.resolve(configs.load(str(here / "c.py")), [f"reward.functions=['{here / 'r.py'}:fails']"])
+    line = 1 + REWARDS.splitlines().index(
+        'def fails(data_source, solution_str, ground_truth, extra_info): return {}["x"]'
+    )
+    with pytest.raises(ValueError) as caught:
+        assemble.checked(changed, begun)
+    where = f"the gold answer of {here / 'train.jsonl'}, line 1"
+    assert f"r.py:{line}: KeyError: 'x'" in str(caught.value) and str(caught.value).endswith(where)
