@@ -1,9 +1,9 @@
 """README's first block trains with a reward of one's own and learns: as a script, and twice in one notebook kernel.
 
 The block is taken from README.md and run unchanged in an empty folder that holds configs/ alone. The bound on the rise of the
-reward is four standard errors of a difference between two means of three steps. A step has 64 prompts with 8 rollouts each;
-were the 8 all equal, the error of such a mean would be at most 0.5 / sqrt(3 * 64) = 0.036, and of the difference 0.051. Both
-runs of the kernel, and the script, must end in the same weights and rollouts bit for bit.
+reward is four standard errors of a difference between two means of three steps. A step has 64 prompts with 8 rollouts each.
+Were the 8 all equal, the error of such a mean would be at most 0.5 / sqrt(3 * 64) = 0.036. That of the difference would be
+0.051. Both runs of the kernel, and the script, must end in the same weights and rollouts bit for bit.
 
 Then the example rewards of TRL's documentation are trained with, unchanged: on texts, and on conversations. What the pool
 returned for every rollout is compared with the function called here on the same completions.
