@@ -64,7 +64,9 @@ def test_python_blocks_run():
 
 @pytest.mark.extended
 def test_the_config_of_the_readme_trains(tmp_path):
-    (block,) = pages.python_blocks(README)
+    script, block = pages.python_blocks(README)
+    text = README.read_text()
+    assert text[text.index("```") :].startswith(f"```python\n{script}") and len(script.strip().splitlines()) <= 12
     (tmp_path / "mine.py").write_text(block)
     assert main.main([f"--config={tmp_path / 'mine.py'}", f"--run-dir={tmp_path / 'run'}", "--config.steps=1"]) == 0
     (row,) = [row for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "actor/grad_norm" in row]

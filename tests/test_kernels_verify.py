@@ -89,6 +89,26 @@ def test_agrees_with_the_reference_and_has_no_race(shell, rows, vocab):
     assert no_races()
 
 
+@pytest.mark.parametrize("shell", ["gpu", pytest.param("tpu", marks=pytest.mark.extended)])
+def test_given_ids_have_their_log_probs_in_one_part_of_the_vocabulary_and_in_two(shell):
+    logits, seeds, at, heat = given(9, 2048)
+    ids, lowest = jnp.asarray([-1, 3, 2047, 0, 700, -1, 1023, 1024, 1500], jnp.int32), cut(logits, heat)
+    want = reference(logits, seeds, at, heat, lowest, ids)
+    assert np.isneginf(want.logprobs).any() and np.isfinite(want.logprobs).any()
+    scaled = np.where(logits >= lowest[:, None], logits, -np.inf) / np.where(heat == 0, 1, heat)[:, None]
+    by_hand = np.array(scaled - jax.nn.logsumexp(scaled, axis=-1, keepdims=True))[np.arange(9), np.maximum(ids, 0)]
+    np.testing.assert_allclose(want.logprobs[ids >= 0], by_hand[ids >= 0], atol=1e-5, rtol=1e-5)
+    numbers = (seeds, at, heat, lowest)
+    halves = []
+    for first, half in enumerate((logits[:, :1024], logits[:, 1024:])):
+        sampled = tiles.part(half, SHELLS[shell](half, *tiles.row_numbers(heat, lowest)), *numbers, first)
+        halves.append(tiles.given_part(sampled, half, ids, heat, lowest, first))
+    parts = jax.tree.map(lambda *both: jnp.stack(both), *halves)
+    for got in (drawn(SHELLS[shell], logits, *numbers, ids), tiles.drawn(parts, heat)):
+        np.testing.assert_array_equal(got.tokens, want.tokens)
+        np.testing.assert_allclose(got.logprobs, want.logprobs, atol=1e-5, rtol=1e-5)
+
+
 def test_odd_vocabularies_on_tpu():
     assert sampling_tpu.serves(5, 2053) and not sampling_gpu.serves(5, 2053)
     logits, seeds, at, heat = given(5, 2053)

@@ -106,6 +106,15 @@ def test_the_last_publish_ends_the_run_itself_and_handlers_come_back():
     assert saved == [] and signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_second_interrupt_of_a_program_is_pythons_own():
+    made, _ = stop()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt), made:
+        for _ in range(2):
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 STUCK = """
 import ctypes, sys
 from jaxrl_post.launch import stop_signal

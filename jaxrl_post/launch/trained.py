@@ -64,7 +64,7 @@ def rows_of(step: int, groups: Sequence[Group], decode: Callable[[np.ndarray], s
     """Returns a row for each rollout of a step.
 
     - step, prompt_id, sample, epoch, attempt
-    - prompt (text, or messages), source, answer
+    - prompt (text, or messages), source, answer, and columns: the other columns of the data
     - text, tokens (int32[T]), logprobs (f32[T]), versions (int32[T]), finish
     - reward (None where unscored) and components
     """
@@ -78,6 +78,7 @@ def rows_of(step: int, groups: Sequence[Group], decode: Callable[[np.ndarray], s
             "prompt": list(group.prompt.messages) or decode(group.prompt.tokens),
             "source": group.prompt.source,
             "answer": group.prompt.answer,
+            "columns": dict(group.prompt.extra),
             "text": decode(rollout.tokens),
             "tokens": rollout.tokens,
             "logprobs": rollout.logprobs,
