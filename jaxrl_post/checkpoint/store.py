@@ -293,10 +293,13 @@ class Checkpoints:
             raise ValueError(f"{path} is damaged: {reason}")
         return dataclasses.replace(self._saved(step), host=read_state(path / "host" / "process_0"))
 
+    def about(self, step: int) -> Mapping:
+        """Returns the identity of the run that saved a step. Its other files are not looked at."""
+        return json.loads((self._folder / _name(step) / ABOUT).read_text("utf-8"))
+
     def _saved(self, step: int) -> Saved:
         """Returns a step without the host's state."""
-        path = self._folder / _name(step)
-        return Saved(step=step, path=path, about=json.loads((path / ABOUT).read_text("utf-8")), host={})
+        return Saved(step=step, path=self._folder / _name(step), about=self.about(step), host={})
 
     def steps(self) -> list[int]:
         """Returns the numbers of all step folders, valid or not, in order."""
