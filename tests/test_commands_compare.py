@@ -88,15 +88,15 @@ def test_an_unpaired_interval_is_that_of_two_bootstraps():
         estimates.difference_interval([], two)
 
 
-def test_pairs_make_an_interval_narrower_only_where_noise_is_common():
+def test_pairs_make_an_interval_narrower_only_where_noise_is_common(tmp_path):
     noise = np.random.default_rng(4)
     shared, own = noise.random((2, 400))
-    sides = []
-    for drawn in (shared, shared, own):
+    almost = np.where(np.arange(400) < 4, 1 - shared, shared)
+    runs = []
+    for name, drawn in (("one", shared), ("almost", almost), ("own", own)):
         groups = [of(str(n), float(value < 0.5)) for n, value in enumerate(drawn)]
-        sides.append(pairs.Side.of(groups, lambda group: group.rewards))
-    sides[1].values["0"] = {(0, 0, 0): 1.0 - sides[0].values["0"][0, 0, 0]}
-    together, apart = (pairs.paired("", sides[0], side, lambda a, b: True, by_seed=True) for side in sides[1:])
+        runs.append(run_logs.opened(made_runs.run(tmp_path / name, rollouts={1: groups})))
+    together, apart = (pairs.between(runs[0], run, lambda a, b: True)[0] for run in runs[1:])
     assert together.width < 0.2 and 0.9 < apart.width < 1.1
 
 

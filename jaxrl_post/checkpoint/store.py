@@ -320,10 +320,13 @@ class Checkpoints:
         told = "; ".join(f"step {number} is damaged, because {reason}" for number, reason in reasons.items())
         raise ValueError(f"{asked}: {told}; steps are {', '.join(map(str, there))}")
 
+    def about(self, step: int) -> Mapping:
+        """Returns the identity of the run that saved a step. Its other files are not looked at."""
+        return json.loads((self._folder / _name(step) / ABOUT).read_text("utf-8"))
+
     def _saved(self, step: int) -> Saved:
         """Returns a step without the host's state."""
-        path = self._folder / _name(step)
-        return Saved(step=step, path=path, about=json.loads((path / ABOUT).read_text("utf-8")), host={})
+        return Saved(step=step, path=self._folder / _name(step), about=self.about(step), host={})
 
     def steps(self) -> list[int]:
         """Returns the numbers of all step folders, valid or not, in order."""

@@ -9,15 +9,16 @@ interval is that of the mean of independent values. What has no partner, or no s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jaxrl_post.evaluation import GREEDY
 from jaxrl_post.telemetry import estimates
-from jaxrl_post.telemetry.run_logs import RunLogs, groups_of
-from jaxrl_post.types import Group, Prompt
+from jaxrl_post.telemetry.rollout_log import Scores
+from jaxrl_post.telemetry.run_logs import RunLogs
+from jaxrl_post.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,14 @@ class Side:
     values: dict[str, dict[tuple, float | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, groups: Iterable[Group], value: Callable[[Group], np.ndarray]) -> Side:
-        """Collects the values of groups. A later group replaces an earlier one with the same ids."""
+    def of(cls, groups: Iterable[Scores], value: Callable[[Scores], np.ndarray]) -> Side:
+        """Collects the values of groups. A later one replaces an earlier one with the same id."""
         out = cls()
         for group in groups:
             out.prompts[group.prompt.id] = group.prompt
             mine = out.values.setdefault(group.prompt.id, {})
-            for rollout, one, scored in zip(group.rollouts, value(group), group.scored, strict=True):
-                mine[rollout.id.epoch, rollout.id.sample, rollout.id.attempt] = float(one) if scored else None
+            for id, one, scored in zip(group.ids, value(group), group.scored, strict=True):
+                mine[id.epoch, id.sample, id.attempt] = float(one) if scored else None
         return out
 
     def __len__(self) -> int:
@@ -86,17 +87,21 @@ def between(
       draws: resamples of a bootstrap; None: estimates.DRAWS.
     """
     by_seed = one.kept.get("seed") == two.kept.get("seed")
-    sides = [
-        Side.of((group for _, group in groups_of(run, "train")), lambda group: group.rewards) for run in (one, two)
-    ]
+    sides = [Side.of(_trained(run), lambda group: group.rewards) for run in (one, two)]
     out = [paired("training rewards", *sides, same, by_seed=by_seed, draws=draws)]
     for word, steps in _evaluations(one, two):
-        groups = [run.groups("eval", step) for run, step in zip((one, two), steps, strict=True)]
+        groups = [run.scores("eval", step) for run, step in zip((one, two), steps, strict=True)]
         for kind, greedy in (("sampled", False), ("greedy", True)):
-            mine = [[g for g in some if (g.rollouts[0].id.attempt == GREEDY) == greedy] for some in groups]
+            mine = [[g for g in some if (g.ids[0].attempt == GREEDY) == greedy] for some in groups]
             sides = [Side.of(some, lambda group: group.accuracies) for some in mine]
             out.append(paired(f"evaluation {word}, {kind}", *sides, same, by_seed=by_seed, draws=draws))
     return [found for found in out if found is not None]
+
+
+def _trained(run: RunLogs) -> Iterator[Scores]:
+    """Yields the scores of training, oldest first."""
+    for step in run.steps("train"):
+        yield from run.scores("train", step)
 
 
 def _evaluations(one: RunLogs, two: RunLogs) -> list[tuple[str, tuple[int, int]]]:

@@ -18,7 +18,9 @@ import numpy as np
 from jaxrl_post import main
 from jaxrl_post.launch import past_run
 from jaxrl_post.launch.past_run import BEGINNING
+from jaxrl_post.launch.stop_signal import Stopped
 from jaxrl_post.telemetry import rollout_log
+from jaxrl_post.telemetry.alarms import Diverged
 from jaxrl_post.telemetry.rollout_names import Name
 from jaxrl_post.telemetry.run_logs import RunLogs
 from jaxrl_post.types import PER_TOKEN, Rollout, RolloutId
@@ -109,7 +111,8 @@ def repeated(logs: RunLogs, names: Sequence[Name], *, from_start: bool = False) 
       from_start: turn the ring from the beginning of the run, not from the last checkpoint.
 
     Raises:
-      ValueError: a rollout is not in the logs, its checkpoint was pruned or is damaged, or the data are others.
+      ValueError: a rollout is not in the logs, its checkpoint was pruned or is damaged, the data are others, or a
+        signal ended the turning.
     """
     found = {name: logs.find(name) for name in names}
     turns: dict[tuple[int, int | None], list[Name]] = {}
@@ -146,8 +149,12 @@ def _turned(
         trained = {rollout.id: rollout for rollout in sought} if file is None else {}
         finder = _Finder(trained, run.config.engine.max_length, file)
         run.traces.append(finder)
-        with contextlib.suppress(_Reached):
+        try:
             main.turn(run)
+        except _Reached:
+            pass
+        except (Stopped, Diverged) as error:
+            raise ValueError(f"replay: {error}") from error
         if file is not None and file.is_file():
             groups = rollout_log.read(file)
             finder.found |= {rollout.id: rollout for group in groups for rollout in group.rollouts}

@@ -111,7 +111,7 @@ def config_after(logs: RunLogs, step: int) -> configs.Config:
     `steps` may grow when a run is resumed, and decisions near the end of a run depend on it.
     """
     later = [number for number in saves(logs).steps() if number > step]
-    kept = saves(logs).at(later[0], "replay").about["config"] if later else logs.kept
+    kept = saves(logs).about(later[0])["config"] if later else logs.kept
     return configs.resolve(kept)
 
 
@@ -165,7 +165,7 @@ def _check(logs: RunLogs, now: Mapping, say: Callable[[str], object]) -> None:
     there = saves(logs).steps()
     if not there:
         return
-    then = saves(logs).at(there[-1], "replay").about
+    then = saves(logs).about(there[-1])
     for field, _, _ in identity.differences(then["data"], now["data"], "data"):
         raise ValueError(f"replay: {field} is not what it was when {logs.folder} was saved: its prompts were changed")
     for name in ("versions", "device"):

@@ -28,12 +28,30 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_post.types import PER_TOKEN, Finish, Group, Prompt, Rollout, RolloutId
 
+# arrays of a file that do not grow with its tokens
+_SCORES = ("group_offsets", "prompt_offsets", "prompt_tokens", "rewards", "scored", "components", "present")
 _FINISHES = [finish.value for finish in Finish]
+
+
+class Scores(NamedTuple):
+    """What a group scored, without the tokens of its rollouts. The arrays are those of types.Group."""
+
+    prompt: Prompt
+    ids: list[RolloutId]
+    rewards: np.ndarray
+    scored: np.ndarray
+    components: Mapping[str, np.ndarray]
+
+    @property
+    def accuracies(self) -> np.ndarray:
+        """Returns f32[G]: the component "acc", or the reward where there is no such component."""
+        return self.components.get("acc", self.rewards)
 
 
 class RolloutLog:
@@ -80,6 +98,28 @@ def ids(path: str | Path) -> list[RolloutId]:
     """
     with _archive(path) as archive:
         return [RolloutId(*fields) for fields in json.loads(_array(archive.read("texts.npy")).tobytes())["ids"]]
+
+
+def scores(path: str | Path) -> list[Scores]:
+    """Returns what the groups of a step's file scored. Reads no tokens of rollouts, and so takes a tenth of the time.
+
+    Raises:
+      ValueError: the file is no rollout log, or is damaged.
+    """
+    with _archive(path) as archive:
+        arrays = {name: _array(archive.read(f"{name}.npy")) for name in (*_SCORES, "texts")}
+        texts = json.loads(arrays["texts"].tobytes())
+        names = [RolloutId(*fields) for fields in texts["ids"]]
+        return [
+            Scores(
+                prompt=prompt,
+                ids=names[mine],
+                rewards=arrays["rewards"][mine],
+                scored=arrays["scored"][mine],
+                components=_present(arrays, texts, i, mine),
+            )
+            for i, (prompt, mine) in enumerate(_prompts(arrays, texts))
+        ]
 
 
 @contextlib.contextmanager
@@ -143,28 +183,31 @@ def _arrays(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def _groups(arrays: Mapping[str, np.ndarray], texts: Mapping) -> tuple[Group, ...]:
-    out = []
+    return tuple(
+        Group(
+            prompt=prompt,
+            rollouts=tuple(_rollout(arrays, texts, prompt, n) for n in range(mine.start, mine.stop)),
+            rewards=arrays["rewards"][mine],
+            scored=arrays["scored"][mine],
+            components=_present(arrays, texts, i, mine),
+        )
+        for i, (prompt, mine) in enumerate(_prompts(arrays, texts))
+    )
+
+
+def _prompts(arrays: Mapping[str, np.ndarray], texts: Mapping) -> Iterator[tuple[Prompt, slice]]:
+    """Yields the prompt of each group, and where its rollouts lie."""
     starts, prompt_starts = arrays["group_offsets"].tolist(), arrays["prompt_offsets"].tolist()
     for i, fields in enumerate(texts["prompts"]):
-        prompt = Prompt(
-            tokens=arrays["prompt_tokens"][prompt_starts[i] : prompt_starts[i + 1]],
-            **fields | {"messages": tuple(fields["messages"])},
-        )
-        mine = slice(starts[i], starts[i + 1])
-        out.append(
-            Group(
-                prompt=prompt,
-                rollouts=tuple(_rollout(arrays, texts, prompt, n) for n in range(mine.start, mine.stop)),
-                rewards=arrays["rewards"][mine],
-                scored=arrays["scored"][mine],
-                components={
-                    name: arrays["components"][c, mine]
-                    for c, name in enumerate(texts["components"])
-                    if arrays["present"][c, i]
-                },
-            )
-        )
-    return tuple(out)
+        tokens = arrays["prompt_tokens"][prompt_starts[i] : prompt_starts[i + 1]]
+        prompt = Prompt(tokens=tokens, **fields | {"messages": tuple(fields["messages"])})
+        yield prompt, slice(starts[i], starts[i + 1])
+
+
+def _present(arrays: Mapping[str, np.ndarray], texts: Mapping, i: int, mine: slice) -> dict[str, np.ndarray]:
+    """Returns the components that group i has."""
+    names = enumerate(texts["components"])
+    return {name: arrays["components"][c, mine] for c, name in names if arrays["present"][c, i]}
 
 
 def _rollout(arrays: Mapping[str, np.ndarray], texts: Mapping, prompt: Prompt, n: int) -> Rollout:

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxrl_post.json_text import read_object, shown
 from jaxrl_post.telemetry import metrics, rollout_log, rollout_names
+from jaxrl_post.telemetry.rollout_log import Scores
 from jaxrl_post.telemetry.rollout_names import Name
 from jaxrl_post.types import Group, Rollout
 
@@ -51,6 +52,10 @@ class RunLogs:
     def groups(self, purpose: str, step: int) -> tuple[Group, ...]:
         """Returns the groups of one of `steps`."""
         return rollout_log.read(self._file(purpose, step))
+
+    def scores(self, purpose: str, step: int) -> list[Scores]:
+        """Returns what the groups of one of `steps` scored."""
+        return rollout_log.scores(self._file(purpose, step))
 
     def find(self, name: Name) -> tuple[int, Rollout]:
         """Returns the step whose log holds a rollout, and the rollout.
