@@ -176,6 +176,9 @@ def test_choices():
         ("group_size", "scheduler.group_size"),
         ("data.tasks", "data.task"),
         ("eval.tokens", "batch.tokens"),
+        ("scheduler.group", "scheduler.group_size"),
+        ("scheduler.filter", "scheduler.filter_groups"),
+        ("optimizer.max", "optimizer.max_grad_norm"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest_one(wrong, right):
@@ -257,6 +260,33 @@ def test_a_mistake_in_a_file_is_one_sentence_with_its_line(tmp_path, body, line,
         config.load(path)
     assert str(caught.value).startswith(f"--config={path}:{line}: ") and sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_relative_path_in_a_file_is_looked_for_beside_it_first(tmp_path, monkeypatch):
+    """Then in the working directory. One of an override is looked for there alone, and what is nowhere stays as it is."""
+    recipe, elsewhere = tmp_path / "recipes", tmp_path / "elsewhere"
+    for folder in (recipe, elsewhere):
+        (folder / "words").mkdir(parents=True)
+        (folder / "both.jsonl").touch()
+    (recipe / "grade.py").touch()
+    (elsewhere / "here.jsonl").touch()
+    path = write(
+        recipe,
+        "    config.model.preset, config.model.tokenizer = 'tiny', 'words'\n    config.run_dir = 'words'\n"
+        "    config.data.train, config.eval.data = 'both.jsonl', 'here.jsonl'\n"
+        "    config.reward.functions = ('grade.py:f', 'a.b:c', 'none.py:g')\n    return config",
+    )
+    monkeypatch.chdir(elsewhere)
+    got = config.resolve(config.load(path))
+    assert got.model.tokenizer == str(recipe / "words") and got.run_dir == "words"
+    assert (got.data.train, got.eval.data) == (str(recipe / "both.jsonl"), str(elsewhere / "here.jsonl"))
+    assert got.reward.functions == (f"{recipe / 'grade.py'}:f", "a.b:c", "none.py:g")
+    got = config.resolve(config.load(path), ["data.train=both.jsonl", "eval.data=task:sums", "model.path=nowhere"])
+    assert (got.data.train, got.eval.data) == (
+        str(elsewhere / "both.jsonl"),
+        "task:sums",
+    ) and got.model.path == "nowhere"
+    assert config.resolve(config.to_dict(got)) == got
 
 
 def test_files_that_are_none(tmp_path):

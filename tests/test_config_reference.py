@@ -83,6 +83,28 @@ def test_help_on_an_unknown_section_is_one_sentence():
         reference.help_on(["--help", "enigne"], "")
 
 
+@pytest.mark.parametrize(
+    "words, begins",
+    [
+        ("--help=engine", "engine: "),
+        ("-h engine", "engine: "),
+        ("--help steps", "run: "),
+        ("--help --config.engine.slots", "engine: "),
+        ("--config=a.py --help", "usage"),
+        ("--config a.py --dry-run -h", "usage"),
+    ],
+)
+def test_help_is_asked_for_in_every_usual_way(words, begins):
+    assert reference.asks(words.split()) and reference.help_on(words.split(), "usage").startswith(begins)
+
+
+def test_help_on_another_frameworks_name_is_answered():
+    with pytest.raises(
+        ValueError, match="--help rollout.n: no such section; verl's .*rollout.n is scheduler.group_size here; "
+    ):
+        reference.help_on(["--help", "rollout.n"], "")
+
+
 def test_every_option_has_a_reader():
     found = readers.readers()
     assert set(found) == {option.name for option in OPTIONS}

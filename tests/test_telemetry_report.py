@@ -77,3 +77,9 @@ def test_no_more_rows_are_blamed_than_there_were():
     found = report.device_time([{**STEP, "swap/rows": 500.0, "sched/paused_slot_steps": 999.0}])
     assert "rows without an answer" not in found and found["rows held empty by the bound"] == pytest.approx(0.15)
     assert found["rows computed again"] == pytest.approx(0.1) and sum(found.values()) == pytest.approx(1.0)
+
+
+def test_a_text_is_one_line_of_the_screen():
+    assert report.line("1+1=\n2") == "'1+1=\\n2'"
+    assert report.line("a" * 100) == f"'{'a' * 100}'"
+    assert report.line("b" * 12_345) == f"'{'b' * 100}'... (12,345 characters)"

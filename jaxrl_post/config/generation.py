@@ -10,6 +10,7 @@ _ENGINE = "engine.name=rows or eval.prompts>0"  # only then a row engine is buil
 _PIPED = "scheduler.name=pipeline|auto"
 _IN_FLIGHT = "only a pipeline that allows staleness publishes weights while rollouts run"
 _STALE = "scheduler.name=pipeline|auto and scheduler.max_staleness>0"
+_ONE_BATCH = "without staleness no more than the groups of one step are open"
 _RACES = "sync waits for all it launches, and a pipeline has no rounds to race in"
 
 
@@ -305,14 +306,16 @@ class SchedulerConfig:
         0,
         0,
         unit="groups",
-        used_when=_PIPED,
+        used_when=_STALE,
+        why=_ONE_BATCH,
         doc="The most whole groups whose graders are still at work. 0: those of one batch.",
     )
     max_ready: int = at_least(
         0,
         0,
         unit="groups",
-        used_when=_PIPED,
+        used_when=_STALE,
+        why=_ONE_BATCH,
         doc="Whole groups that may wait for the learner before no more are begun. Tokens are fresher so where the learner "
         "is the slower side. 0: any number.",
     )
@@ -320,7 +323,8 @@ class SchedulerConfig:
         0.0,
         0.0,
         unit="seconds per second",
-        used_when="scheduler.name=pipeline",
+        used_when="scheduler.name=pipeline and scheduler.max_staleness>0",
+        why=_ONE_BATCH,
         doc="On shared devices: seconds of generation for each second of training, in turns by micro-batch. "
         "0: the engine rests during an optimizer step.",
     )

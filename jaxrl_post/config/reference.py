@@ -81,7 +81,8 @@ def page(schema: type = Config) -> str:
         "Written by `python -m jaxrl_post.config.reference > docs/options.md`; do not edit. A file in configs/ assigns "
         "`c.scheduler.lane = 0.5`, the command line overrides it with `--config.scheduler.lane=0.5`, and "
         "`--config.scheduler=default` gives a whole section its defaults. An option that is set where its condition does not "
-        "hold is refused: nothing would read it. `python -m jaxrl_post.main --help SECTION` prints a section.",
+        "hold is refused: nothing would read it. `python -m jaxrl_post.main --help SECTION` prints a section, and "
+        "`python -m jaxrl_post.main --help` the flags beside the options.",
     ]
     for name, (doc, options) in sections(schema).items():
         out.append(f"## {name}\n\n{_flowing(doc)}")

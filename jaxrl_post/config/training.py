@@ -9,6 +9,7 @@ from jaxrl_post.config.fields import any_of_type, at_least, one_of, switch
 _RATIOS = "algorithm.loss_mode!=sft"
 _NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
 _REWARDED = "algorithm.adv_estimator!=ones"
+_POSITIVE = "the advantage 'ones' is never negative"
 _NO_REWARD = "the advantage 'ones' reads no reward"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
@@ -49,7 +50,11 @@ class AlgorithmConfig:
         doc="How the losses of tokens become one number.",
     )
     clip_ratio_low: float = at_least(
-        0.2, 0.0, used_when="algorithm.loss_mode=vanilla|gspo|cispo", doc="The ratio is clipped below 1 minus this."
+        0.2,
+        0.0,
+        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo and {_REWARDED}",
+        why=_POSITIVE,
+        doc="The ratio is clipped below 1 minus this.",
     )
     clip_ratio_high: float = at_least(
         0.2, 0.0, used_when="algorithm.loss_mode=vanilla|gspo|cispo", doc="The ratio is clipped above 1 plus this."
@@ -57,7 +62,8 @@ class AlgorithmConfig:
     clip_ratio_c: float = at_least(
         0.0,
         0.0,
-        used_when="algorithm.loss_mode=vanilla",
+        used_when=f"algorithm.loss_mode=vanilla and {_REWARDED}",
+        why=_POSITIVE,
         doc="Dual clip: the largest ratio of a token with a negative advantage. 0: off, else above 1; 3 is usual.",
     )
     tau_pos: float = at_least(
@@ -66,7 +72,8 @@ class AlgorithmConfig:
     tau_neg: float = at_least(
         1.05,
         1e-3,
-        used_when="algorithm.loss_mode=sapo",
+        used_when=f"algorithm.loss_mode=sapo and {_REWARDED}",
+        why=_POSITIVE,
         doc="Temperature of the gate where the advantage is not positive.",
     )
     kl_loss_type: str = one_of(

@@ -103,9 +103,9 @@ FAULTS = (
         "jaxrl_post/evaluation.py",
         (
             "training_law_leaks",
-            "_requests",
-            "temperature=t, top_k=0, top_p=1.0",
-            "temperature=t",
+            "evaluate",
+            "temperature=temperature, top_k=0, top_p=top_p",
+            "temperature=temperature",
             "training's top-k and top-p are used",
             "test_replicas_alternate_and_the_temperature_given_is_not_used",
         ),

@@ -6,6 +6,33 @@ from faults.fault import in_file
 
 FAULTS = (
     *in_file(
+        "jaxrl_post/data/overlong.py",
+        (
+            "limit_off_by_one",
+            "Overlong.fitted",
+            "0 < len(ids) <= limit",
+            "0 < len(ids) < limit",
+            "a prompt of just the limit is refused",
+            "test_rows_that_cannot_be_prompts",
+        ),
+        (
+            "the_left_end_stays",
+            "Overlong.fitted",
+            "ids[-limit:]",
+            "ids[:limit]",
+            "a prompt that is cut loses its question",
+            "test_they_are_cut_at_the_left",
+        ),
+        (
+            "nothing_is_counted",
+            "Overlong.fitted",
+            "self.places.append(place)\nreturn [] if self.mode == DROP else ids[-limit:]",
+            "return [] if self.mode == DROP else ids[-limit:]",
+            "prompts are dropped in silence",
+            "test_they_are_dropped_and_counted",
+        ),
+    ),
+    *in_file(
         "jaxrl_post/data/prompts.py",
         (
             "one_order_for_all_seeds",
@@ -22,14 +49,6 @@ FAULTS = (
             "0",
             "the epoch never advances",
             "test_every_epoch_is_another_permutation_and_a_function_of_seed",
-        ),
-        (
-            "limit_off_by_one",
-            "tokenised",
-            "0 < len(ids) <= limit",
-            "0 < len(ids) < limit",
-            "a prompt of just the limit is refused",
-            "test_rows_that_cannot_be_prompts",
         ),
         (
             "ids_may_repeat",

@@ -293,6 +293,16 @@ _INERT = (
         r"reward\.shuffle=True would be ignored",
         *("algorithm.adv_estimator=ones", "reward.shuffle=true"),
     ),
+    _override(
+        "a clip that no advantage reaches",
+        r"algorithm\.clip_ratio_low=0\.1 would be ignored: .*the advantage 'ones' is never negative",
+        *("algorithm.adv_estimator=ones", "algorithm.clip_ratio_low=0.1"),
+    ),
+    _override(
+        "a queue that never forms",
+        r"scheduler\.max_ready=8 would be ignored: .*without staleness no more than the groups of one step are open",
+        *("scheduler.name=pipeline", "scheduler.max_ready=8"),
+    ),
     _override("a head that cannot be split", r"batch\.split_head='yes' would be ignored", "batch.split_head=yes"),
     _override("a bound of a race that is not run", r"scheduler\.over=1\.25 would be ignored", "scheduler.over=1.25"),
     _override("drafts that are off", r"speculation\.width=5 would be ignored", "speculation.width=5"),
