@@ -1,7 +1,7 @@
 """The page, TensorBoard and W&B tell a run as its logs do: the demo, killed and resumed, in their own readers and in Chromium.
 
-- The demo, shortened to 40 steps, writes TensorBoard and W&B (offline). It is killed with `kill -9` past its first checkpoint and resumed. The
-  libraries' own readers must give the rows of metrics.jsonl, each step once.
+- The demo, shortened to 40 steps, writes TensorBoard and W&B (offline). It is killed with `kill -9` past its first
+  checkpoint and resumed. The libraries' own readers must give the rows of metrics.jsonl, each step once.
 - report.html of the demo, and of a copy with planted texts beside a pipelined run with drafts, is opened in headless
   Chromium, in desktop and phone width. The script reports no error, no request, and no overlapping or cut label.
 - Screenshots are left in .cache/report. A person has to look at them.
@@ -62,7 +62,7 @@ def show(record) -> None:
         shutil.copytree(demo, copy, symlinks=True)
         _plant(copy)
         page = Path(folder) / "both.html"
-        _ran(record, python, "jaxrl_post", "report", str(copy), str(pipeline), f"--out={page}")
+        _ran(record, python, "jaxrl_post", "report", str(pipeline), str(copy), f"--out={page}")
         _data(record, page, pipeline)
         record.figure("demo.page_bytes", (demo / "report.html").stat().st_size, at_most=5_000_000)
         record.figure("both.page_bytes", page.stat().st_size, at_most=5_000_000)
@@ -153,7 +153,7 @@ def _changed(rollout, prompt, ids):
 def _data(record, page: Path, pipeline: Path) -> None:
     """What the page says of the pipelined run, against its logs."""
     text = page.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0]
-    copy, told = json.loads(text)["runs"]
+    told, copy = json.loads(text)["runs"]
     record.figure("both.breaking_text_is_kept", copy["config"]["name"] == BREAKING, equals=True)
     wanted = curve_readers.metrics(pipeline)
     curves = told["curves"]
@@ -185,7 +185,7 @@ def _seen(record, name: str, page: Path, planted: str) -> None:
     for width in ("desktop", "phone"):
         found = told[width]
         record.figure(f"{name}.{width}.drawn", found["drawn"], equals=True)
-        record.figure(f"{name}.{width}.charts", found["charts"], at_least=14)
+        record.figure(f"{name}.{width}.charts", found["charts"], at_least=14 if name == "demo" else 17)
         for fault in ("empty", "broken", "overlapping", "cut", "overflow"):
             record.figure(f"{name}.{width}.{fault}", found[fault], equals=0)
         record.figure(f"{name}.{width}.found", found["search"]["listed"], equals=1 if planted else 200)
