@@ -47,11 +47,14 @@ PIPELINE = (
     "--config.eval.every=0",
 )
 PLANTED = "#90817263#"  # the demo's tokenizer has its characters, and no sum gives it
+PARTS = ("jaxrl_post/telemetry/page/*.js", "jaxrl_post/telemetry/page/*.css", "jaxrl_post/telemetry/page/*.html")
 BREAKING = "</script><script>document.title='broken'</script><img src=x onerror=alert(1)>"
 
 
 def show(record) -> None:
     sys.path.insert(0, str(record.root))
+    parts = [file for part in PARTS for file in record.root.glob(part)]
+    record.figure("page.bytes_without_data", sum(file.stat().st_size for file in parts), at_most=60_000)
     python = viewers.python(record.root)
     viewers.browser(record.root)
     with tempfile.TemporaryDirectory() as folder:
