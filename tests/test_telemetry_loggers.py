@@ -97,6 +97,13 @@ def test_a_resumed_curve_has_each_step_once(tmp_path, kept):
     same(curves(tmp_path / "tensorboard"), wanted([*ROWS[:kept], *again, *AFTER]))
 
 
+def test_a_writer_that_is_chosen_at_a_resume_has_the_whole_curve(tmp_path):
+    (writer,) = board(tmp_path, ROWS)
+    write([writer], AFTER)
+    writer.close()
+    same(curves(tmp_path / "tensorboard"), wanted([*ROWS, *AFTER]))
+
+
 def test_infinite_values_are_nan_as_in_metrics(tmp_path):
     (writer,) = board(tmp_path)
     write([writer], [{"step": 1, "loss": float("inf")}])

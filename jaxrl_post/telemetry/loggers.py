@@ -76,13 +76,14 @@ class TensorBoard:
         folder.mkdir(exist_ok=True)
         # A name of its own, later than all before it: readers take files in the order of their names.
         self._file = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        first = 0  # the first step that is written again: all of them where this is the first file
         if again:
-            last = int(kept[-1]["step"]) if kept else 0
+            first = int(kept[-1]["step"]) if kept else 0
             mark = SessionLog(status=SessionLog.START)
-            self._file.write_event(Event(wall_time=time.time(), step=last, session_log=mark))
-            for row in kept:
-                if row["step"] == last:
-                    self.write(last, _without_step(row))
+            self._file.write_event(Event(wall_time=time.time(), step=first, session_log=mark))
+        for row in kept:
+            if row["step"] >= first:
+                self.write(row["step"], _without_step(row))
         self._file.flush()
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
