@@ -6,7 +6,7 @@ import pytest
 from test_main import go
 from test_main_resume import PAIR, ended, final_state, here, pair, resume, whole  # noqa: F401
 
-from jaxrl_post.checkpoint import store
+from jaxrl_post.checkpoint import arrays
 from jaxrl_post.telemetry import metrics
 from jaxrl_post.trainer.learner import Learner
 
@@ -20,7 +20,7 @@ def test_a_run_goes_on_on_another_mesh(here, ended, capsys, monkeypatch):  # noq
 
     def watched(learner, read, step):
         restore(learner, read, step)
-        restored.append({path: np.asarray(leaf) for path, leaf in store._named(learner.state).items()})
+        restored.append({path: np.asarray(leaf) for path, leaf in arrays.named(learner.state).items()})
         assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(learner.params))
 
     monkeypatch.setattr(Learner, "restore", watched)

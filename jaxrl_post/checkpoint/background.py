@@ -16,7 +16,8 @@ from typing import Any
 import jax
 
 from jaxrl_post.checkpoint import host_state
-from jaxrl_post.checkpoint.store import Checkpoints, on_host
+from jaxrl_post.checkpoint.arrays import on_host
+from jaxrl_post.checkpoint.store import Checkpoints
 
 
 class Background:

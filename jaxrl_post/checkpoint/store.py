@@ -18,20 +18,18 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-import math
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxrl_post.checkpoint.arrays import SPARE, OnHost, Saved, handler, kinds, named, views
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.checkpoint.signed_files import (
     ABOUT,
@@ -46,7 +44,6 @@ from jaxrl_post.checkpoint.signed_files import (
     read_key,
 )
 
-_SPARE = 1 << 20  # bytes beside the arrays that a save needs
 _FILE = 1 << 26  # bytes of one file of arrays. Each process holds one in memory until it is full.
 _FAILURES = (OSError, ValueError)  # Orbax raises the latter where the disk is full
 
@@ -56,64 +53,6 @@ class SaveFailed(RuntimeError):
 
 
 # ---- the steps of a run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A valid step. `about`: the identity of the run that saved it. `host`: the state of this process."""
-
-    step: int
-    path: Path
-    about: Mapping
-    host: Mapping
-
-    def arrays(self, like: Any) -> Any:
-        """Returns the saved arrays as a tree like `like`, sharded like its leaves (arrays or ShapeDtypeStructs).
-
-        Raises:
-          ValueError: names, shapes or dtypes differ from the saved ones.
-        """
-        there, here = self.about["arrays"], _kinds(_named(like))
-        return self._read(like, there, here, {})
-
-    def part(self, like: Any, below: str) -> Any:
-        """Returns some of the saved arrays as a tree like `like`: those whose names begin with `below` and a dot.
-
-        Raises:
-          ValueError: names, shapes or dtypes differ from the saved ones.
-        """
-        there = {name: kind for name, kind in self.about["arrays"].items() if name.startswith(f"{below}.")}
-        here = {f"{below}.{name}": kind for name, kind in _kinds(_named(like)).items()}
-        return self._read(like, there, here, {"partial_restore": True}, f"{below}.")
-
-    def _read(self, like: Any, there: Mapping, here: Mapping, how: Mapping, prefix: str = "") -> Any:
-        if there != here:
-            name = next(n for n in sorted({*there, *here}) if there.get(n) != here.get(n))
-            raise ValueError(
-                f"{self.path} holds {there.get(name, 'no such array')} as {name}, the run needs "
-                f"{here.get(name, 'no such array')}: it belongs to another model or optimizer"
-            )
-        wanted = {f"{prefix}{name}": x for name, x in _named(like).items()}
-        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in wanted.items()}
-        asked = ocp.args.PyTreeRestore(shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes), **how)
-        with ocp.Checkpointer(_handler(shapes)) as reader:
-            found = reader.restore(self.path.absolute() / "arrays", args=asked)
-        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
-
-
-@dataclass(frozen=True)
-class OnHost:
-    """Copies of arrays in host memory, by name."""
-
-    named: Mapping[str, np.ndarray]
-
-
-def on_host(tree: Any) -> OnHost:
-    """Copies a tree of jax arrays to host memory, of one process. Later changes on the devices do not reach it."""
-    views = _views(_named(tree))
-    for view in views.values():
-        view.copy_to_host_async()
-    return OnHost({name: np.array(view) for name, view in views.items()})
 
 
 class Checkpoints:
@@ -158,11 +97,11 @@ class Checkpoints:
         Raises:
           SaveFailed: the last `max_failures` saves have failed.
         """
-        named = arrays.named if isinstance(arrays, OnHost) else _named(arrays)
+        given = arrays.named if isinstance(arrays, OnHost) else named(arrays)
         self._reach("before_save")
         try:
-            self._check_space(named)
-            self._save(step, named, host, about)
+            self._check_space(given)
+            self._save(step, given, host, about)
             self._failed = 0
         except _FAILURES as error:
             if jax.process_count() > 1:
@@ -184,10 +123,10 @@ class Checkpoints:
             return f"which steps are whole is not known: {_one_line(error)}"
         return f"the newest whole one is step {whole[-1]}" if whole else "there is no whole one yet"
 
-    def _check_space(self, named: Mapping[str, Any]) -> None:
+    def _check_space(self, given: Mapping[str, Any]) -> None:
         """Raises OSError where the disk has no room for the arrays."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(leaf.nbytes for leaf in named.values()) + _SPARE
+        needed = sum(leaf.nbytes for leaf in given.values()) + SPARE
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise OSError(errno.ENOSPC, f"it needs {needed:,} bytes, and {free:,} are free", str(self._folder))
@@ -207,7 +146,7 @@ class Checkpoints:
             os.replace(part, path)
         return read_key(self._folder)
 
-    def _save(self, step: int, named: Mapping[str, Any], host: Mapping, about: Mapping) -> None:
+    def _save(self, step: int, given: Mapping[str, Any], host: Mapping, about: Mapping) -> None:
         first, path = jax.process_index() == 0, self._folder / _name(step)
         part = path.with_name(f"{path.name}.part")
         if first:
@@ -215,14 +154,14 @@ class Checkpoints:
             _remove(part)
             part.mkdir(parents=True)
         self._share("")
-        with ocp.Checkpointer(_handler(named)) as writer:
-            asked = ocp.args.PyTreeSave(_views(named), ocdbt_target_data_file_size=_FILE)
+        with ocp.Checkpointer(handler(given)) as writer:
+            asked = ocp.args.PyTreeSave(views(given), ocdbt_target_data_file_size=_FILE)
             writer.save(part.absolute() / "arrays", args=asked)
         self._reach("mid_save")
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")
         if first:
-            _write_json(part / ABOUT, {**about, "step": step, "arrays": _kinds(named)})
+            _write_json(part / ABOUT, {**about, "step": step, "arrays": kinds(given)})
         own = hashed(part, jax.process_index())
         if not first:
             _write_json(part / f"{HASHES}{jax.process_index()}", own)
@@ -381,56 +320,12 @@ class Checkpoints:
             _remove(gone)
 
 
-def _handler(named: Mapping[str, Any]) -> ocp.PyTreeCheckpointHandler:
-    """Returns what reads and writes these arrays, with a bound on bytes in flight: twice the largest, or an eighth.
-
-    Orbax would copy all of them to host memory at once. The bound holds in each process, for bytes of whole arrays.
-    """
-    sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in named.values()]
-    most = max(2 * max(sizes, default=0), sum(sizes) // 8, _SPARE) / 10**9
-    return ocp.PyTreeCheckpointHandler(
-        save_concurrent_gb=most, restore_concurrent_gb=most, save_device_host_concurrent_gb=most
-    )
-
-
 def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
 def _number(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """Returns leaves by path, in the tree's order."""
-    out = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
-    for name, leaf in out.items():  # Orbax restores a numpy scalar as another type
-        if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-            raise TypeError(f"checkpoint: {name} is a {type(leaf).__name__}, only jax arrays are saved")
-    return out
-
-
-def _views(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns other arrays over the same buffers.
-
-    Reading an array on the host leaves a view of its buffer. Donating that array later would copy the whole buffer.
-    Copies on the host are returned as they are.
-    """
-    return {
-        name: leaf
-        if isinstance(leaf, np.ndarray)
-        else jax.make_array_from_single_device_arrays(
-            leaf.shape, leaf.sharding, [shard.data for shard in leaf.addressable_shards]
-        )
-        for name, leaf in named.items()
-    }
-
-
-def _kinds(named: Mapping[str, Any]) -> dict[str, str]:
-    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named.items()}
 
 
 def _one_line(error: BaseException) -> str:
