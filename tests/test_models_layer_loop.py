@@ -16,6 +16,7 @@ from jaxrl_post.models import decoder, layer_loop
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 EXACT, SINGLE = 1e-12, 5e-6
+FORMS = {"written_out": {}, "scanned": {"scan": True}, "paired": {"scan": True, "paired": True}}
 MIXED = dataclasses.replace(config_of("all"), layers=5, windows=(3, None, 5, 3, None))
 ALIKE = dataclasses.replace(config_of("qkv_bias"), layers=3, windows=(4, 4, 4))
 
@@ -45,12 +46,19 @@ def worst(a, b):
 
 
 @pytest.mark.parametrize(
-    "config, remat",
-    [(MIXED, True), *(pytest.param(*one, marks=pytest.mark.extended) for one in ((MIXED, False), (ALIKE, True)))],
-    ids=["mixed", "mixed_kept", "alike"],
+    "config, how",
+    [
+        (MIXED, {"remat": True}),
+        (MIXED, {"remat": True, "paired": True}),
+        *(
+            pytest.param(*one, marks=pytest.mark.extended)
+            for one in ((MIXED, {}), (ALIKE, {"remat": True}), (ALIKE, {"paired": True, "row_major": True}))
+        ),
+    ],
+    ids=["mixed", "mixed_paired", "mixed_kept", "alike", "alike_paired"],
 )
-def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, remat):
-    assert worst(gradient(config, scan=True, remat=remat), gradient(config)) <= EXACT
+def test_scanned_gradients_are_those_of_layers_written_out_in_x64(config, how):
+    assert worst(gradient(config, scan=True, **how), gradient(config)) <= EXACT
 
 
 def test_the_order_of_axes_in_memory_changes_no_bit_of_a_gradient():
@@ -60,9 +68,9 @@ def test_the_order_of_axes_in_memory_changes_no_bit_of_a_gradient():
 
 @pytest.mark.extended
 @pytest.mark.parametrize("policy", layer_loop.POLICIES)
-@pytest.mark.parametrize("scan", [False, True], ids=["written_out", "scanned"])
-def test_policies_change_no_gradient(policy, scan):
-    assert worst(gradient(MIXED, remat=True, policy=policy, scan=scan), gradient(MIXED)) <= EXACT
+@pytest.mark.parametrize("how", FORMS.values(), ids=FORMS)
+def test_policies_change_no_gradient(policy, how):
+    assert worst(gradient(MIXED, remat=True, policy=policy, **how), gradient(MIXED)) <= EXACT
 
 
 @pytest.mark.extended
@@ -88,18 +96,17 @@ def test_a_scanned_program_holds_one_layer():
     )
 
 
-@pytest.mark.parametrize("scan", [False, True], ids=["written_out", "scanned"])
-def test_a_policy_keeps_what_it_says(scan):
+@pytest.mark.parametrize("how", FORMS.values(), ids=FORMS)
+def test_a_policy_keeps_what_it_says(how):
     """Products that backward repeats of a layer: full q, k, v, scores, values, o, gate, up; attention not the last of
-    attention; projections the scores alone. None repeats down, which nothing needs. Scanned, k and v are one product,
+    attention; projections the scores alone. None repeats down, which nothing needs. Paired, k and v are one product,
     and gate and up too."""
-    layers = 1 if scan else ALIKE.layers
-    plain = products(ALIKE, scan=scan)
+    layers = 1 if how else ALIKE.layers
+    plain = products(ALIKE, **how)
     repeated = {
-        policy: (products(ALIKE, scan=scan, remat=True, policy=policy) - plain) / layers
-        for policy in layer_loop.POLICIES
+        policy: (products(ALIKE, remat=True, policy=policy, **how) - plain) / layers for policy in layer_loop.POLICIES
     }
-    pairs = 2 if scan else 0
+    pairs = 2 if "paired" in how else 0
     assert repeated == {"full": 8 - pairs, "attention": 7 - pairs, "projections": 1, "offload": 8 - pairs}
 
 
@@ -107,7 +114,7 @@ def test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computat
     leaf = jnp.ones(3, jnp.float32)
     assert layer_loop._in_dtype(leaf, jnp.bfloat16).dtype == jnp.float32
     assert layer_loop._in_dtype(jnp.ones((3, 2), jnp.float32), jnp.bfloat16).dtype == jnp.bfloat16
-    found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, remat=True))
+    found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, remat=True, paired=True))
     assert "f32[3,16]" in found and "bf16[3,2,16,20]" in found and "f32[3,2,16,20]" not in found
 
 

@@ -175,6 +175,7 @@ def hidden(
     policy: str = "full",
     scan: bool = False,
     row_major: bool = False,
+    paired: bool = False,
 ) -> tuple[Float[Array, "*rows D"], Any]:
     """Returns the last layer's normed output, and the cache after all calls of `attend`.
 
@@ -188,10 +189,11 @@ def hidden(
       dtype: of the computation; params of another dtype are cast where they are used.
       remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
       scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
-      row_major: how the stacked weights lie in memory (layer_loop.LayerLoop).
+      row_major, paired: how the stacked weights lie in memory, and which share a product (layer_loop.LayerLoop).
     """
     graph, _ = _skeleton(config)
-    how = layer_loop.LayerLoop(scan=scan, row_major=row_major, policy=policy if remat else None)
+    kept = policy if remat else None
+    how = layer_loop.LayerLoop(scan=scan, row_major=row_major, paired=paired, policy=kept)
     return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, dtype, how)
 
 

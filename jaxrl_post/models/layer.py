@@ -152,12 +152,12 @@ class PairedLayer(Layer):
 
     def _heads(self, x: Array) -> tuple[Array, Array, Array]:
         q = named(jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(x.dtype)), PROJECTED)
-        k, v = named(jnp.einsum("p...d,pdkh->p...kh", _twice(x), self.k_v[...].astype(x.dtype)), PROJECTED)
-        return q, k, v
+        k, v = jnp.einsum("p...d,pdkh->p...kh", _twice(x), self.k_v[...].astype(x.dtype))
+        return q, named(k, PROJECTED), named(v, PROJECTED)
 
     def _gate_up(self, x: Array) -> tuple[Array, Array]:
-        gate, up = named(jnp.einsum("p...d,pdf->p...f", _twice(x), self.gate_up[...].astype(x.dtype)), PROJECTED)
-        return gate, up
+        gate, up = jnp.einsum("p...d,pdf->p...f", _twice(x), self.gate_up[...].astype(x.dtype))
+        return named(gate, PROJECTED), named(up, PROJECTED)
 
 
 def _twice(x: Array) -> Array:

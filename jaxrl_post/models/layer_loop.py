@@ -48,11 +48,14 @@ class LayerLoop:
     - scan: layers are stacked and scanned.
     - row_major: scanned, the layer is the slowest axis of the stacked weights in memory, and of their gradients. Else
       the compiler chooses. XLA:GPU then turns the axes of each layer's weights in a kernel of its own.
+    - paired: scanned, keys and values are one product, and gate and up too. XLA:TPU searches tiles for each product, and
+      moves less for a pair. XLA:GPU gains nothing, and keeps more with the policy "projections".
     - policy: a name of POLICIES, by which a layer is computed again in the backward pass. None: nothing is.
     """
 
     scan: bool = False
     row_major: bool = False
+    paired: bool = False
     policy: str | None = None
 
 
@@ -74,7 +77,7 @@ def run(
 
     Args:
       layers: each called as layer(h, turn, attend, cache) -> (h, cache), all with the same names and shapes of weights.
-        Scanned, `layer.paired()` runs in their place, with the weights `layer.pair(weights)`.
+        Paired, `layer.paired()` runs in their place, with the weights `layer.pair(weights)`.
       turns: of each layer. Layers with equal rotation share the same tuple.
       windows: of each layer, as `attend` wants them.
       attend: must be pure. It may change nothing but the cache.
@@ -112,16 +115,19 @@ def _scanned(
     cache: Any,
     how: LayerLoop,
 ) -> tuple[Array, Any]:
-    graph, _ = nnx.split(layers[0].paired())
+    first, pair = (layers[0].paired(), layers[0].pair) if how.paired else (layers[0], dict)
+    graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
     with jax.named_scope("stack_layers"):
-        cast = jax.tree.map(functools.partial(_in_dtype, dtype=h.dtype), own)
-        weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(layers[0].pair, cast))
+        # Pairs are stacked before the cast: XLA:TPU then needs 0.9 GiB less for 7B (fsdp 16, 4,096 tokens).
+        weights = jax.tree.map(
+            lambda *leaves: jnp.stack([_in_dtype(leaf, h.dtype) for leaf in leaves]), *map(pair, own)
+        )
         weights = jax.tree.map(_row_major, weights) if how.row_major else weights
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
     tables = [turns[index] for index in rotations]
-    seeing, first = _kinds(windows)
-    choices = [windows[index] for index in first]
+    seeing, whose = _kinds(windows)
+    choices = [windows[index] for index in whose]
 
     def one(weights, index, turning, seeing, h, cache):
         def attend_here(_, q, k, v, cache, *, window, **more):

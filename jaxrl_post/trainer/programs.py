@@ -32,7 +32,7 @@ class Recipe:
     - head_chunk: tokens whose logits exist at once
     - remat: the policy by which layers are computed again (models/layer_loop.py), or None
     - scan: layers are stacked and scanned
-    - row_major: how the stacked layers lie in memory (models/layer_loop.py)
+    - row_major, paired: how the stacked layers lie in memory, and which of their products are one (models/layer_loop.py)
     - split: the head is split over fsdp x tensor, where that is more than one device
     - sums: dtype of the gradient sums; float32 stands for that of the weights
     - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
@@ -46,6 +46,7 @@ class Recipe:
     remat: str | None
     scan: bool
     row_major: bool
+    paired: bool
     split: bool
     sums: Any
     mesh: jax.sharding.Mesh
@@ -86,6 +87,7 @@ def recipe(
         remat=remat,
         scan=on(scan_layers, platform),
         row_major=platform in ("gpu", "cuda"),
+        paired=platform == "tpu",
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,
@@ -136,6 +138,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         policy=recipe.remat or "full",
         scan=recipe.scan,
         row_major=recipe.row_major,
+        paired=recipe.paired,
     )
     h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
 
