@@ -25,6 +25,25 @@ FAULTS = (
         ),
     ),
     *in_file(
+        "jaxrl_post/rewards/records.py",
+        (
+            "shuffle_by_worker",
+            "_permute",
+            'known[i] and rollout.id.purpose == "train"',
+            'rollout.id.purpose == "train"',
+            "unscored rollouts take part in the shuffle",
+            "test_shuffle_leaves_unscored_rollouts_where_they_are",
+        ),
+        (
+            "evaluation_is_shuffled",
+            "_permute",
+            'known[i] and rollout.id.purpose == "train"',
+            "known[i]",
+            "evaluation's scores are shuffled",
+            "test_shuffle_permutes_training_scores_only_and_keeps_the_truth",
+        ),
+    ),
+    *in_file(
         "jaxrl_post/rewards/pool.py",
         (
             "never_tried_again",
@@ -41,22 +60,6 @@ FAULTS = (
             "False",
             "a late answer counts",
             "test_a_late_answer_is_late_though_nobody_looked",
-        ),
-        (
-            "shuffle_by_worker",
-            "Pool._permute",
-            'scored[i] and r.id.purpose == "train"',
-            'r.id.purpose == "train"',
-            "unscored rollouts take part in the shuffle",
-            "test_shuffle_leaves_unscored_rollouts_where_they_are",
-        ),
-        (
-            "evaluation_is_shuffled",
-            "Pool._permute",
-            'scored[i] and r.id.purpose == "train"',
-            "scored[i]",
-            "evaluation's scores are shuffled",
-            "test_shuffle_permutes_training_scores_only_and_keeps_the_truth",
         ),
         (
             "weights_forgotten",

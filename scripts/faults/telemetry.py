@@ -76,7 +76,7 @@ FAULTS = (
         ),
         (
             "absent_components_are_there",
-            "_groups",
+            "_present",
             'if arrays["present"][c, i]',
             "",
             "a group gets components that it had not",
@@ -92,7 +92,7 @@ FAULTS = (
         ),
         (
             "prompt_of_the_neighbour",
-            "_groups",
+            "_prompts",
             "prompt_starts[i] : prompt_starts[i + 1]",
             "prompt_starts[0] : prompt_starts[i + 1]",
             "a prompt holds those before it",

@@ -21,7 +21,7 @@ FAULTS = (
         (
             "every_layer_has_the_first_window",
             "_scanned",
-            "[windows[index] for index in first]",
+            "[windows[index] for index in whose]",
             "[windows[0]]",
             "in the scan every layer sees what the first one does",
             "test_scanned_gradients_are_those_of_layers_written_out_in_x64",
