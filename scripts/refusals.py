@@ -20,7 +20,6 @@ files and the same `before` make are made once and copied.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import hashlib
 import importlib
@@ -34,8 +33,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 900.0
@@ -130,16 +130,11 @@ def _forked(module: str, arguments: list[str], folder: Path, said: int) -> int:
     main = importlib.import_module(f"{module}.__main__" if module == "jaxrl_post" else module).main
     child = os.fork()
     if child == 0:
-        code = 70
-        with contextlib.suppress(BaseException):
-            os.setpgid(0, 0)
-            os.chdir(folder)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(said, 2)
-            code = _finished(main, arguments)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        os.setpgid(0, 0)
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(said, 2)
+        _finish(main, arguments)
     end = time.monotonic() + TIMEOUT_S
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0):
         if time.monotonic() > end:
@@ -150,14 +145,19 @@ def _forked(module: str, arguments: list[str], folder: Path, said: int) -> int:
     return os.waitstatus_to_exitcode(done[1])
 
 
-def _finished(main, arguments: list[str]) -> int:
+def _finish(main: Callable[[list[str]], int | None], arguments: list[str]) -> NoReturn:
+    """Ends this process as Python ends after the command."""
+    code = 1
     try:
-        return main(arguments) or 0
+        code = main(arguments) or 0
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        return 1
+        code = end.code if isinstance(end.code, int) else 1
+    finally:  # whatever it raised: the fork must not go on with the parent's work
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def main() -> None:

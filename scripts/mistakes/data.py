@@ -272,7 +272,7 @@ DEMONSTRATIONS = [
         template=TEMPLATE,
     ),
     supervised(
-        "messages without a chat template",
+        "a conversation without a chat template",
         r"line 2 .*the tokenizer has no chat template",
         {"messages": talk("1=", "1")},
     ),
