@@ -8,7 +8,7 @@ the config accepts must change the credits, the loss, the gate or a decision of 
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxrl_post import config as configs
 from jaxrl_post import loop, simulate
 from jaxrl_post.algorithms import credit
 from jaxrl_post.config import fields
+from jaxrl_post.parallel import mesh
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.sim import settings
 from jaxrl_post.trainer import packing, programs
@@ -70,14 +71,14 @@ _EXTRA = (
 _PASSES = ("scheduler.mini_batches=2", "eval.every=0")
 
 
-def _arms() -> list[tuple[str, ...]]:
-    """Every estimator, every loss with advantages of either sign and with ones, every extra with every loss, supervised training, and what lets tokens grow old."""
+def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every estimator, every loss with two of them, every extra with these losses, and what lets tokens grow old."""
     pairs = [
         (f"algorithm.adv_estimator={estimator}", f"algorithm.loss_mode={loss}")
         for estimator in _ESTIMATORS
         for loss in (_LOSSES if estimator in ("grpo", "ones") else _LOSSES[:1])
     ]
-    extras = [(f"algorithm.loss_mode={loss}", f"algorithm.{extra}") for loss in _LOSSES for extra in _EXTRA]
+    extras = [(f"algorithm.loss_mode={loss}", f"algorithm.{extra}") for loss in losses for extra in _EXTRA]
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
     return [*pairs, *extras, *supervised, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
 
@@ -118,6 +119,13 @@ def scored(monkeypatch):
     monkeypatch.setattr(programs, "score", score)
 
 
+def _recipe(algorithm: configs.AlgorithmConfig) -> programs.Recipe:
+    """Settings of a loss whose log-probs are given."""
+    how = dict(temperature=1.0, head_chunk=8, dtype=jnp.float32, sums=jnp.float32, mesh=mesh.make_mesh(1, 1, 1))
+    how |= dict(remat=None, scan=False, row_major=False, split=False)
+    return programs.Recipe(model=made_groups.MODEL, algorithm=algorithm, **how)
+
+
 def _effect(config: configs.Config) -> list:
     """Returns all that the algorithm section makes of GROUPS: what the loss reads of credits, the loss, and the gate."""
     a = config.algorithm
@@ -136,7 +144,7 @@ def _effect(config: configs.Config) -> list:
     )
     (placed,), _ = packing.pack(GROUPS, credits, old_logprobs=POLICY, corrected=a.corrects_rollouts, **how)
     policy, batch = jnp.asarray(placed.old_logprobs), jax.tree.map(jnp.asarray, batch)
-    total, (count, *_) = programs.numerator(policy, batch, SimpleNamespace(algorithm=a))
+    total, (count, *_) = programs.numerator(policy, batch, _recipe(a))
     per_token, _ = programs.losses.LOSSES[a.loss_mode](
         policy, batch.old_logprobs, batch.advantages, batch.loss_mask, batch.segment_ids, a
     )
@@ -156,10 +164,11 @@ def test_the_walk_sets_every_option_of_the_algorithm():
     assert {*ARMS_OF_ALGORITHM, *_CHOSEN} == set(fields.members(configs.AlgorithmConfig))
 
 
-def test_no_option_of_the_algorithm_is_inert(scored):
+@pytest.mark.parametrize("losses", [_LOSSES[:1], pytest.param(_LOSSES[1:], marks=pytest.mark.extended)])
+def test_no_option_of_the_algorithm_is_inert(scored, losses):
     """Under every estimator, loss, correction and scheduler: it is refused, or it changes the loss or the gate."""
     inert, counted = [], dict.fromkeys(ARMS_OF_ALGORITHM, 0)
-    for arm in _arms():
+    for arm in _arms(losses):
         base = configs.resolve(given(), arm)
         plain = _effect(base)
         for name, values in ARMS_OF_ALGORITHM.items():
