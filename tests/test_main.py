@@ -365,7 +365,7 @@ def test_a_run_leaves_what_it_promises(finished):
     assert len((finished / "eval_rewards.jsonl").read_text().splitlines()) == 3 * 6 * 3
     page = (finished / "report.html").read_text().partition('id="data">')[2].partition("</script>")[0]
     (told,) = json.loads(page)["runs"]
-    assert told["curves"]["steps"] == [0, 1, 2, 3] and told["rule"]["shown"]["training"] == 24
+    assert told["curves"]["steps"] == [0, 1, 2, 3] and told["rule"]["shown"]["training"] == 48
     assert len([*(finished / "tensorboard").iterdir()]) == 1
 
 

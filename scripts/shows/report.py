@@ -37,10 +37,11 @@ DEMO = (
     *LOGGERS,
 )
 PIPELINE = (
-    "--config=configs/demo_pipeline.py",
-    "--config.steps=16",
-    "--config.scheduler.prompts=16",
+    "--config=configs/demo.py",
+    "--config.steps=24",
+    "--config.scheduler.name=pipeline",
     "--config.scheduler.max_staleness=3",
+    "--config.scheduler.prompts=16",
     "--config.speculation.drafter=ours",
     "--config.data.size=64",
     "--config.eval.prompts=16",
