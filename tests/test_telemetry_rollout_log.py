@@ -224,3 +224,17 @@ def test_a_line_that_is_no_record_is_refused(tmp_path, line):
     with pytest.raises(ValueError, match="rewards.jsonl: record 2 of those to be read is no record of a score"):
         journal_file.put_aside(path, 0)
     assert not journal_file.aside(path).exists()
+
+
+def test_ids_and_scores_are_those_of_the_groups(tmp_path):
+    groups = made(7)
+    RolloutLog(tmp_path).write(1, groups)
+    file = tmp_path / "step_000001.npz"
+    assert rollout_log.ids(file) == [rollout.id for group in groups for rollout in group.rollouts]
+    for scores, group in zip(rollout_log.scores(file), groups, strict=True):
+        assert scores.ids == [rollout.id for rollout in group.rollouts]
+        assert (scores.prompt.id, scores.prompt.answer) == (group.prompt.id, group.prompt.answer)
+        assert scores.prompt.tokens.tobytes() == group.prompt.tokens.tobytes()
+        assert scores.rewards.tobytes() == group.rewards.tobytes() and scores.scored.tolist() == group.scored.tolist()
+        assert scores.components.keys() == group.components.keys()
+        assert scores.accuracies.tobytes() == group.accuracies.tobytes()
