@@ -42,9 +42,7 @@ def mean_interval(values: Sequence[float], *, share: float = 0.95, seed: int = 0
     """
     given = np.asarray(values, np.float64)
     if given.size == 0 or not np.isfinite(given).all():
-        raise ValueError(
-            f"an interval needs finite values, got {given.size} with {int(np.sum(~np.isfinite(given)))} not"
-        )
+        raise ValueError(f"an interval needs finite values, got {given.size} with {int(np.sum(~np.isfinite(given)))} not")
     if not 0.0 < share < 1.0:
         raise ValueError(f"share={share} of an interval must be between 0 and 1")
     random, step = np.random.default_rng(seed), max(1, _AT_ONCE // given.size)
