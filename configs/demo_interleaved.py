@@ -19,6 +19,11 @@ HERE = Path(__file__).resolve().parent
 
 def get_config():
     c = load(str(HERE / "demo_pipeline.py"))
-    c.name, c.scheduler.interleave = "demo_interleaved", 1.0
-    c.scheduler.max_ready, c.batch.rows = 96, 8
+    c.name = "demo_interleaved"
+    # Why 1: engine and learner get equal time while a step is trained.
+    c.scheduler.interleave = 1.0
+    # Why 96: as many as may be unscored, which is the least value. New weights arrive late here, so tokens would age.
+    c.scheduler.max_ready = 96
+    # Why 8: half of the demo's micro-batch, so that the engine waits half as long for its turn.
+    c.batch.rows = 8
     return c

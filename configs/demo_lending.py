@@ -25,6 +25,9 @@ HERE = Path(__file__).resolve().parent
 def get_config():
     c = load(str(HERE / "demo_tail_batching.py"))
     c.name = "demo_lending"
+    # Why 32: two replicas have the 64 slots of the demo. Why 1: a streamed round has one batch.
     c.mesh.data, c.engine.slots, c.scheduler.long_batches = 2, 32, 1
+    # Why 8: the lent device gets an eighth of a batch at a time. Why 0.4: enough is done by then to train on. The loan
+    # also waits until the rest fits into half of the slots.
     c.scheduler.stream, c.scheduler.lend = 8, 0.4
     return c

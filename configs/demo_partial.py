@@ -20,7 +20,11 @@ HERE = Path(__file__).resolve().parent
 def get_config():
     c = load(str(HERE / "demo.py"))
     c.name = "demo_partial"
-    c.scheduler.name, c.scheduler.over, c.scheduler.prefix_mode = "tail_batching", 1.5, "recompute"
+    c.scheduler.name, c.scheduler.prefix_mode = "tail_batching", "recompute"
+    # Why 1.5: every third round is long, so that no token is older than two optimizer steps.
+    c.scheduler.over = 1.5
+    # Why 16: a quarter of a round, so that three of four parts can be trained on before the round ends.
     c.scheduler.stream = 16
+    # Why token: tokens of older weights are few and stand apart, so each is weighed by itself.
     c.algorithm.rollout_is = "token"
     return c

@@ -21,5 +21,6 @@ HERE = Path(__file__).resolve().parent
 def get_config():
     c = load(str(HERE / "demo.py"))
     c.name = "demo_rollpacker"
+    # Why 1.25 twice: the paper's own values, for prompts and for rollouts.
     c.scheduler.name, c.scheduler.over, c.scheduler.over_samples = "rollpacker", 1.25, 1.25
     return c

@@ -19,5 +19,6 @@ HERE = Path(__file__).resolve().parent
 def get_config():
     c = load(str(HERE / "demo_pipeline.py"))
     c.name = "demo_split"
+    # Why 1: the least split. Of two devices one generates and one learns.
     c.mesh.engine = 1
     return c

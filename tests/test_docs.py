@@ -110,9 +110,28 @@ def test_figures_of_the_readme_are_those_of_the_results():
 
 
 def test_figures_of_the_pages_are_current():
-    text = figures.PAGE.read_text()
-    assert figures.filled(text) == text, "run python scripts/figures.py"
-    assert text.count(".json` |") > 50
+    for page in figures.PAGES:
+        assert figures.filled(page.read_text()) == page.read_text(), "run python scripts/figures.py"
+    assert figures.PAGE.read_text().count(".json` |") > 50
+
+
+def test_the_table_of_modes_is_written_from_the_results(tmp_path):
+    """Twice the mean of both scales: 4 s and 8 s against 3 s and 3 s, and against 2 s and 1 s."""
+    told = {"chosen": "pipeline ahead=16", "predicted": {"sync": 9.0}}
+    told |= {
+        "0.7": {"sync": 4.0, "tail_batching over=1.25": 5.0, "tail_batching over=1.5": 3.0, "pipeline ahead=16": 2.0},
+        "1.3": {"sync": 8.0, "tail_batching over=1.25": 4.0, "tail_batching over=1.5": 3.0, "pipeline ahead=16": 1.0},
+    }
+    on_policy = {"chosen": "sync", "predicted": {}, "0.7": {"sync": 1.0, "tail_batching over=1.25": 2.0}}
+    result = {"figures": {"two_kinds.8xh100.split": told, "equal.cpu": on_policy, "equal.cpu.chosen": "sync"}}
+    (tmp_path / "auto.json").write_text(json.dumps(result))
+    page = "a\n<!-- modes: auto.json -->\nold\n<!-- end -->\nb\n"
+    filled = figures.filled(page, tmp_path)
+    assert filled.splitlines()[5:7] == [
+        "| two kinds | 8xh100, split | 2.00 | 4.00 | `pipeline` |",
+        "| equal | cpu | 0.50 | not allowed | `sync` |",
+    ]
+    assert figures.filled(filled, tmp_path) == filled and "old" not in filled
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,6 @@ def get_config():
     c.cluster.replicas, c.cluster.tensor, c.cluster.device, c.cluster.model = 4, 4, "v5e", "qwen2.5-7b"
     c.cluster.pace = "independent"
     c.scheduler.prompts, c.scheduler.group_size = 64, 8
+    # Why 1.25: RollPacker's own value (arXiv 2509.21009). Why recompute: no token is thrown away.
     c.scheduler.name, c.scheduler.over, c.scheduler.prefix_mode = "tail_batching", 1.25, "recompute"
-    c.scheduler.lane = 0.0
     return c

@@ -19,6 +19,7 @@ def get_config():
     c.cluster.step_s, c.cluster.request_s, c.cluster.round_s = 0.0155, 4e-05, 18.0
     c.learner.step_s = 277.0 * 23 / 72
     c.scheduler.prompts, c.scheduler.group_size = 128, 8
+    # Why 1.25 twice: the paper's own values, for prompts and for rollouts.
     c.scheduler.name, c.scheduler.over, c.scheduler.over_samples = "rollpacker", 1.25, 1.25
     c.published = {
         "rollout_s": 88.0,
