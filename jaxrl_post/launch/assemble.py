@@ -253,8 +253,7 @@ def build(
 ) -> Run:
     """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse.
 
-    `past`: of a run that is turned again, where nothing is saved or graded. None: `begun` opens checkpoints and graders.
-    `why`: how the mode was chosen, where it was; it is stored with the run. `taken`: what a branch takes from its parent.
+    `past`: of a run that is turned again: nothing is saved or graded. `why`: how the mode was chosen, stored with the run.
     """
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
     parent, start = branches.ordered(taken, place, start)
@@ -289,8 +288,7 @@ def build(
         faults=faults,
         parent=parent,
     )
-    revive(run, taken)
-    return run
+    return revived(run, taken)
 
 
 def begun(
@@ -367,13 +365,14 @@ def recorded_scheduler(
     return Recorder(scheduler, decisions.write)
 
 
-def revive(run: Run, taken: branches.Branch | None) -> None:
+def revived(run: Run, taken: branches.Branch | None) -> Run:
     """Restores the host's state of the checkpoint, if any. A branch may take only a part of it."""
     if taken is not None and not taken.goes_on:
         taken.begin(run.config.scheduler.updates, run.history, run.learner.gate, run.scheduler)
     elif run.saved is not None:
         restore(run, run.saved)
     malloc.give_back()
+    return run
 
 
 def restore(run: Run, saved: store.Saved) -> None:

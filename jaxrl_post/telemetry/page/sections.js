@@ -103,7 +103,7 @@ function drawLengths(run, place) {
   const { steps, edges, counts, all } = run.lengths;
   if (!steps.length) return place.append(el("p", { class: "empty" }, "No rollouts are logged."));
   place.append(el("div", { class: "card" }, el("h3", {}, "Training rollouts: tokens by step"), heatChart(steps, edges, counts, "Histogram of rollout lengths by step")),
-    el("p", { class: "note" }, `A darker cell holds a larger share of the step's rollouts.${steps.length < all ? ` ${steps.length} of ${all} steps are drawn, evenly spaced.` : ""}`));
+    el("p", { class: "note" }, `A stronger cell holds a larger share of the step's rollouts.${steps.length < all ? ` ${steps.length} of ${all} steps are drawn, evenly spaced.` : ""}`));
 }
 
 function drawStaleness(run, index, place) {
