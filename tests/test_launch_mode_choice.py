@@ -78,9 +78,9 @@ def test_only_modes_within_the_staleness_bound_are_candidates():
 
 def test_what_the_rules_refuse_is_no_candidate():
     found, left_out = mode_choice.candidates(resolved("scheduler.max_staleness=2", "scheduler.mini_batches=2"))
-    assert "publishes after every optimizer step" in left_out["pipeline"] and len(found) == 3
+    assert "publishes after every optimizer step" in left_out["pipeline ahead=8"] and len(found) == 3
     found, left_out = mode_choice.candidates(resolved("scheduler.max_staleness=2", "engine.sleep=true"))
-    assert "rollouts run on" in left_out["pipeline"]
+    assert "rollouts run on" in left_out["pipeline ahead=8"]
 
 
 def test_a_short_run_is_simulated_whole():
@@ -188,7 +188,8 @@ def test_a_run_has_the_chosen_mode_and_keeps_it(here, tmp_path, monkeypatch, cap
         place = tmp_path / name
         shutil.copytree(here / "run", place)
         if name == "lost":
-            (place / "config.json").unlink()
+            for path in [*place.glob("*.json"), place / "policy"]:  # as if it had been killed
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         capsys.readouterr()
         assert go(here, "--resume", place, "steps=6", "scheduler.auto_history=/gone") == 0
         assert "this run has its mode already: tail_batching over=" in capsys.readouterr().out
