@@ -239,6 +239,7 @@ IGNORED = [
         )
         for more in (("data.train=a.jsonl", "eval.data=b.jsonl"), ("eval.data=b.jsonl",))
     ],
+    ("data.overlong=cut", ("data.train=a.jsonl", *SUPERVISED, "eval.prompts=0"), ("data.train=a.jsonl", *SUPERVISED)),
     ("data.size=8", ("data.train=a.jsonl",), ()),
     ("data.task.more=1", ("data.train=a.jsonl", "eval.data=b.jsonl"), ("data.train=a.jsonl", "eval.data=task:sums")),
     ("reward.test_limit_s=4", ("reward.adaptive_limit=true", "reward.timeout_s=60"), ()),
@@ -254,6 +255,8 @@ IGNORED = [
     ("checkpoint.keep_last=9", ("checkpoint.every=0",), ()),
     ("checkpoint.max_failures=9", ("checkpoint.every=0",), ()),
     ("history.max_bytes=9", ("history.epochs=0",), ()),
+    ("logger.project=p", (), ("logger.wandb=offline",)),
+    ("logger.name=n", (), ("logger.wandb=offline",)),
 ]
 
 

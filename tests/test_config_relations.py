@@ -122,7 +122,7 @@ def scored(monkeypatch):
 def _recipe(algorithm: configs.AlgorithmConfig) -> programs.Recipe:
     """Settings of a loss whose log-probs are given."""
     how = dict(temperature=1.0, head_chunk=8, dtype=jnp.float32, sums=jnp.float32, mesh=mesh.make_mesh(1, 1, 1))
-    how |= dict(remat=None, scan=False, row_major=False, split=False)
+    how |= dict(remat=None, scan=False, row_major=False, paired=False, split=False)
     return programs.Recipe(model=made_groups.MODEL, algorithm=algorithm, **how)
 
 
@@ -233,8 +233,9 @@ ARMS_OF_SCHEDULER = {
 }
 # On shared devices complete groups wait for late ones alone, near the bound of staleness, which this workload never meets.
 RARE = {"pipeline: scheduler.max_ready=6"}
-# Which no simulation of this size can show: a name, loans and turns with the learner, and a bound that ends the run.
-APART = ("name", "lend", "interleave", "max_waves")
+# Which no simulation of this size can show: a name, loans and turns with the learner, a bound that ends the run, and
+# lengths for a choice that is made before.
+APART = ("name", "lend", "interleave", "max_waves", "auto_history")
 
 
 def _decisions(given: settings.Simulation) -> list[str]:

@@ -22,11 +22,13 @@ from typing import Any
 from jaxrl_post.data import files, prompts
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.overlong import measured
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.json_text import shown
 from jaxrl_post.types import Prompt
 
 _ROLE = "assistant"
+_WHOLE = "whole conversation"
 
 
 def read(path: str | Path, columns: Columns) -> list[dict]:
@@ -105,8 +107,9 @@ def _conversation(where: str, given: dict, columns: Columns) -> dict:
     if len(messages) == 1:
         raise ValueError(f"{place}: holds an answer and nothing that it answers")
     own = dataclasses.replace(columns, named={**columns.named, "prompt": "messages"})
-    out = own.row(where, given | {"messages": messages[:-1]})
-    return _answered(out | {"extra": out["extra"] | {"messages": messages}}, _without_nulls(messages[-1]))
+    out = own.row(where, given | {"messages": messages[:-1], _WHOLE: messages})  # so the row's hash is of all of it
+    extra = {name: value for name, value in out["extra"].items() if name != _WHOLE} | {"messages": messages}
+    return _answered(out | {"extra": extra}, _without_nulls(messages[-1]))
 
 
 def _text(where: str, given: dict, columns: Columns) -> dict:
@@ -201,7 +204,7 @@ def _taught(place: str, prompt: str | list, answer: str | dict, words: Tokenizer
 
 def _encoded(place: str, text: str, words: Tokenizer, most: int, special: bool = True) -> list[int]:
     try:
-        prompts.measured("the row", text, words, most)
+        measured("the row", text, words, most)
         return words.encode(text, special=special)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error

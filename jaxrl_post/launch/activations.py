@@ -69,6 +69,8 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     if config.model.remat:
         copies = 2 if platform == "tpu" else 1  # a TPU keeps values in another tiling too
         working += copies * _tokens(config, shards) * _one_layer(config, model) * SIZES[config.model.compute_dtype]
+    if platform == "tpu" and on(config.model.scan_layers, platform):  # a pair of products beside its halves
+        working += 2 * _tokens(config, shards) * model.ffw // config.mesh.tensor * SIZES[config.model.compute_dtype]
     logits, slope = _head(config, model, shards, platform)
     scanned = on(config.model.scan_layers, platform)
     own = model.layers * _layer_weights(model) // (math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor)
