@@ -279,7 +279,7 @@ def test_an_interrupt_and_a_callback_that_raises_end_a_run_which_then_goes_on(he
         ({"rewards": ["nowhere:score"]}, "there is no module 'nowhere'"),
         ({"rewards": [lambda text: 1.0]}, "does not take the four arguments"),
         ({"data": 3}, "data.train must be rows, a path or task:NAME, got a int"),
-        ({"data": []}, "there are no prompts"),
+        ({"data": []}, "has no rows: give at least one"),
         ({"data": [{"text": "1+1="}]}, "python:data.train, row 1"),
         ({"data": [{"prompt": "1+1=", "answer": "2"}, {"prompt": "x", "answer": "2"}]}, "python:data.train, row 2"),
     ],

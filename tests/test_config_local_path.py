@@ -55,8 +55,9 @@ def test_the_options_that_are_paths_are_these():
     found = [option.name for schema in (config.Config, settings.Simulation) for option in fields.options(schema)
              if option.about.path]  # fmt: skip
     assert found == [
-        "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "data.train", "reward.functions", "eval.data",
-        "workload.path", "cluster.cost_table",
+        "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "scheduler.auto_history",
+        "data.train", "reward.functions", "eval.data",
+        "workload.path", "cluster.cost_table", "scheduler.auto_history",
     ]  # fmt: skip
 
 

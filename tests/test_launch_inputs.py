@@ -80,7 +80,7 @@ def test_a_source_without_prompts_is_named(tmp_path, name, option):
     for file in ("train.jsonl", "held_out.jsonl"):
         (tmp_path / file).write_text(lines(f"{len(file)}="))
     (tmp_path / name).write_text("")
-    with pytest.raises(ValueError, match=f"^{option}={tmp_path / name} has no rows: name a file with at least one$"):
+    with pytest.raises(ValueError, match=f"^{option}={tmp_path / name} has no rows: give at least one$"):
         read(tmp_path)
     (tmp_path / name).write_text(lines("1+1+1="))
     with pytest.raises(

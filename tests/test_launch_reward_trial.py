@@ -11,7 +11,7 @@ import pytest
 from jaxrl_post import __main__ as commands
 from jaxrl_post import config as configs
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import assemble, inputs, reward_trial
+from jaxrl_post.launch import graders, inputs, reward_trial
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.types import Prompt
 
@@ -145,12 +145,12 @@ def test_the_command_prints_every_function_and_writes_nothing(here, capsys):
 def test_one_call_says_where_a_function_fails(here):
     config = configs.resolve(configs.load(str(here / "c.py")))
     begun = inputs.gather(config)
-    assemble.checked(config, begun)
+    graders.checked(config, begun)
     changed = configs.resolve(configs.load(str(here / "c.py")), [f"reward.functions=['{here / 'r.py'}:fails']"])
     line = 1 + REWARDS.splitlines().index(
         'def fails(data_source, solution_str, ground_truth, extra_info): return {}["x"]'
     )
     with pytest.raises(ValueError) as caught:
-        assemble.checked(changed, begun)
+        graders.checked(changed, begun)
     where = f"the gold answer of {here / 'train.jsonl'}, line 1"
     assert f"r.py:{line}: KeyError: 'x'" in str(caught.value) and str(caught.value).endswith(where)

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -19,7 +20,7 @@ from jaxrl_post import main as command
 from jaxrl_post.data.tasks import TASKS, split_of
 from jaxrl_post.data.tokenizer import characters, load
 from jaxrl_post.engine.host import dispatch_log
-from jaxrl_post.launch import assemble, command_line
+from jaxrl_post.launch import command_line, graders
 from jaxrl_post.parallel import mesh
 from jaxrl_post.telemetry import metrics, rollout_log
 
@@ -77,7 +78,7 @@ def test_a_file_of_the_start_that_cannot_be_written_is_one_sentence(here, monkey
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "metrics.jsonl")
 
-    monkeypatch.setattr(assemble, "both_graders", refuse)
+    monkeypatch.setattr(graders, "both", refuse)
     assert go(here) == 1
     assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'metrics.jsonl'\n"
     assert not list(here.glob("runs/*"))
@@ -87,7 +88,7 @@ def test_a_log_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
     def refuse(run):
         raise OSError(28, "No space left on device", "metrics.jsonl")
 
-    monkeypatch.setattr(command, "assemble", lambda *_: object())
+    monkeypatch.setattr(command, "assemble", lambda *_: types.SimpleNamespace())
     monkeypatch.setattr(command, "turn", refuse)
     assert command.main([]) == 1
     said = "No space left on device: 'metrics.jsonl'; mend that, and --resume continues from the newest checkpoint"

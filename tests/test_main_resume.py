@@ -98,13 +98,13 @@ def same_run(one, two):
         sorted(
             path.relative_to(folder).as_posix()
             for path in folder.rglob("*")
-            if path.is_file() and not {"checkpoints"} & set(path.parts)
+            if path.is_file() and not {"checkpoints", "rewards.log"} & set(path.parts)
         )
         for folder in (one, two)
     ]
     assert files[0] == files[1] and len(files[0]) > 12
     for name in files[0]:
-        if name not in ("metrics.jsonl", "summary.json", "config.json"):
+        if name not in ("metrics.jsonl", "summary.json", "config.json", "report.html"):
             assert (one / name).read_bytes() == (two / name).read_bytes(), name
     rows = [metrics.read(folder / "metrics.jsonl") for folder in (one, two)]
     assert [metrics.deterministic(row) for row in rows[0]] == [metrics.deterministic(row) for row in rows[1]]

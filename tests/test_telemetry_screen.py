@@ -60,7 +60,7 @@ def test_it_follows_a_run_until_its_end(tmp_path):
             (run / "summary.json").write_text('{"steps": 3, "seconds": 5}')
 
     out = io.StringIO()
-    watch.follow(opened(run), rich.console.Console(file=out, width=100), wait)
+    watch.follow(opened(run), rich.console.Console(file=out, width=400), wait)
     assert len(looks) == 3 and "ended at step 3 of 3, after 5 s" in out.getvalue()
 
 

@@ -117,7 +117,6 @@ class Run:
     rewards: Pool
     judge: Pool
     history: History
-    meter: BiasMeter
     traces: list[Any]
     writer: metrics.Several
     saves: Background
@@ -125,6 +124,7 @@ class Run:
     about: dict
     faults: FaultPoints
     parent: branches.Parent | None = None
+    meter: BiasMeter = field(default_factory=BiasMeter)
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -251,10 +251,9 @@ def build(
     why: dict | None = None,
     taken: branches.Branch | None = None,
 ) -> Run:
-    """Builds every part, once. The checkpoint and the graders come first: they need no device and may refuse.
+    """Builds every part, once. Checkpoints and graders come first: they need no device and may refuse.
 
-    `past`: of a run that is turned again: nothing is saved or graded. `why`: how the mode was chosen, stored with the run.
-    """
+    `past`: what a run that is turned again has in their place. `why`: how the mode was chosen."""
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
     parent, start = branches.ordered(taken, place, start)
     about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, why, faults, stack, taken)
@@ -279,7 +278,6 @@ def build(
         rewards=rewards,
         judge=judge,
         history=history,
-        meter=BiasMeter(),
         traces=run_writers.drawn_traces(config, learner, watch, mine, stack),
         writer=run_writers.rows(config, start, evaluator, why, place, mine, stack, parent, more),
         saves=saves,

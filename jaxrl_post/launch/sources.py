@@ -104,7 +104,7 @@ def _supervised(source: str, how: Columns, handed: Handed) -> list[dict]:
 
 def _check_rows(option: str, source: str, rows: list[dict]) -> None:
     if not rows:
-        raise ValueError(f"{option}={source} has no rows: name a file with at least one")
+        raise ValueError(f"{option}={source} has no rows: give at least one")
 
 
 def _fitted(
