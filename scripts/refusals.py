@@ -51,13 +51,13 @@ def wrong(case: Mapping, made: Path) -> str | None:
     """
     if unknown := set(case) - KEYS:
         return f"unknown keys {sorted(unknown)}"
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "here"
-        if failed := _prepare(case, folder, made):
-            return failed
-        there = _contents(folder)
-        code, said = _ran(case["argv"], folder)
-        return _broken(case, code, said, there, _contents(folder))
+    folder, failed = _prepare(case, made)
+    if failed:
+        return failed
+    there = _contents(folder)
+    code, said = _ran(case["argv"], folder)
+    # A config's relative paths become absolute. What a case expects does not know the folder.
+    return _broken(case, code, said.replace(f"{folder}/", ""), there, _contents(folder))
 
 
 def _broken(case: Mapping, code: int, said: str, there: Mapping[str, bytes], then: Mapping[str, bytes]) -> str | None:
@@ -78,28 +78,31 @@ def _broken(case: Mapping, code: int, said: str, there: Mapping[str, bytes], the
     return f"it left {made[:5]}" if made else None
 
 
-def _prepare(case: Mapping, folder: Path, made: Path) -> str | None:
-    """Makes the folder of a case. Returns why it cannot be made, or None."""
+def _prepare(case: Mapping, made: Path) -> tuple[Path, str | None]:
+    """Makes the folder of a case. Returns it, and why it cannot be made, or None.
+
+    Equal files and `before` give the same folder, since a run names its files by their absolute paths.
+    """
     before = case.get("before", [])
     key = hashlib.sha256(json.dumps([case["files"], before]).encode()).hexdigest()[:16]
-    kept = made / key
+    folder, kept = made.resolve() / key / "here", made / key / "kept"
+    shutil.rmtree(folder, ignore_errors=True)
     if not kept.is_dir():
-        part = made / f"{key}.part"
-        shutil.rmtree(part, ignore_errors=True)
+        folder.mkdir(parents=True)
         for path, text in case["files"].items():
-            (part / path).parent.mkdir(parents=True, exist_ok=True)
-            (part / path).write_text(text, encoding="utf-8")
-        part.mkdir(parents=True, exist_ok=True)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
         for argv in before:
-            code, said = _ran(argv, part)
+            code, said = _ran(argv, folder)
             if code:
-                return f"before: exit code {code}: {said[-1500:]}"
-        part.rename(kept)
+                return folder, f"before: exit code {code}: {said[-1500:]}"
+        shutil.copytree(folder, kept)
+        shutil.rmtree(folder)
     shutil.copytree(kept, folder)
     for path in case.get("lost", ()):
         target = folder / path
         shutil.rmtree(target) if target.is_dir() else target.unlink()
-    return None
+    return folder, None
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
