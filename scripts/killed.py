@@ -113,12 +113,12 @@ class Runs:
             {
                 path.relative_to(run).as_posix(): path
                 for path in run.rglob("*")
-                if path.is_file() and "checkpoints" not in path.relative_to(run).parts
+                if path.is_file() and not {"checkpoints", "rewards.log"} & {*path.relative_to(run).parts}
             }
             for run in (one, two)
         ]
         out = sorted(files[0].keys() ^ files[1].keys())
-        timed = ("metrics.jsonl", "summary.json", "config.json")
+        timed = ("metrics.jsonl", "summary.json", "config.json", "report.html")
         out += [
             name
             for name in sorted(files[0].keys() & files[1].keys())
