@@ -212,7 +212,7 @@ def _real(record) -> None:
     found = {name: record.cached(f"run.{name}", lambda name=name: _arms(record, name)) for name in RUNS}
     same = [[*told["sync"], *told["auto"]] if told["equal_configs"] else told["sync"] for told in found.values()]
     noise = max(max(runs) / min(runs) for runs in same) - 1
-    record.figure("real.noise", noise, at_most=0.3)
+    record.figure("real.noise", noise, at_most=0.2)
     for name, told in found.items():
         ratios = [ours / theirs for ours, theirs in zip(told["auto"], told["sync"])]
         record.figure(f"real.{name}.chosen", told["chosen"])
