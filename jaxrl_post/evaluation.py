@@ -180,10 +180,7 @@ class _Joiner:
     finished: Mapping
 
     def __call__(self, prompt: Prompt, ids: Sequence[RolloutId]) -> Group:
-        none = np.zeros(len(ids))
-        return self.rewards.join(
-            Group(prompt=prompt, rollouts=tuple(self.finished[id] for id in ids), rewards=none, scored=none == 1)
-        )
+        return self.rewards.join(Group.unscored(prompt, (self.finished[id] for id in ids)))
 
 
 def _mean(group: Group) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -183,6 +183,37 @@ class Rollout:
         if np.any(np.diff(self.clocks) < 0):
             raise ValueError(f"rollout {self.id}: clocks decrease")
 
+    @classmethod
+    def written(
+        cls,
+        id: RolloutId,
+        prompt: Prompt,
+        tokens: np.ndarray,
+        finish: Finish,
+        *,
+        version: int = 0,
+        clocks: tuple[int, int] = (0, 0),
+    ) -> Rollout:
+        """Returns a rollout of tokens that were written and not drawn: its log-probs and entropies are 0.
+
+        Args:
+          clocks: of its start and of its end.
+        """
+        zeros = np.zeros(len(tokens))
+        return cls(
+            id=id,
+            prompt=prompt,
+            tokens=tokens,
+            sampled=zeros == 0,
+            logprobs=zeros,
+            entropies=zeros,
+            versions=zeros + version,
+            drafted=zeros,
+            finish=finish,
+            start_clock=clocks[0],
+            finish_clock=clocks[1],
+        )
+
     def __len__(self) -> int:
         return self.tokens.size
 
@@ -249,6 +280,13 @@ class Group:
                 raise ValueError(f"group {self.prompt.id!r}: {name} has shape {array.shape}, expected ({size},)")
         if any(rollout.prompt.id != self.prompt.id for rollout in self.rollouts):
             raise ValueError(f"group {self.prompt.id!r}: a rollout belongs to another prompt")
+
+    @classmethod
+    def unscored(cls, prompt: Prompt, rollouts: Iterable[Rollout]) -> Group:
+        """Returns a group without scores, as a reward pool takes it."""
+        rollouts = tuple(rollouts)
+        zeros = np.zeros(len(rollouts))
+        return cls(prompt=prompt, rollouts=rollouts, rewards=zeros, scored=zeros == 1)
 
     @property
     def accuracies(self) -> np.ndarray:

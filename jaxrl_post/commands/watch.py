@@ -7,13 +7,13 @@ files are read. It ends when the run has ended, or with Ctrl-C. --once prints on
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 import rich.console
 import rich.live
 
+from jaxrl_post.commands.arguments import Arguments, answered, number
 from jaxrl_post.config import refuse_url
 from jaxrl_post.telemetry import screen
 from jaxrl_post.telemetry.page.run_files import RunFiles, opened
@@ -21,32 +21,32 @@ from jaxrl_post.telemetry.page.run_files import RunFiles, opened
 _LEAST = 0.1  # seconds between two looks
 
 
-class _Words(argparse.ArgumentParser):
-    def error(self, message):
-        raise ValueError(f"watch: {message}; write python -m jaxrl_post watch RUN [--once] [--every=SECONDS]")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Shows the run. Exit code 1, with one sentence, where it cannot be read."""
-    parser = _Words(prog="python -m jaxrl_post watch", description=__doc__)
-    parser.add_argument("run", help="the folder of a run")
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
-    parser.add_argument("--every", type=float, default=2.0, help="seconds between two looks")
     try:
-        flags = parser.parse_args(arguments)
-        refuse_url(flags.run, "watch")
-        if not flags.every >= _LEAST:
-            raise ValueError(f"watch: --every={flags.every:g} must be at least {_LEAST:g} seconds")
-        console, files = rich.console.Console(), opened(flags.run)
-        if flags.once:
-            console.print(screen.picture(files, console.width, time.time()))
-        else:
-            follow(files, console, lambda: time.sleep(flags.every))
+        return answered(lambda: _shown(_read(arguments)))
     except KeyboardInterrupt:
         return 0
-    except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    words = Arguments("watch", str(__doc__))
+    words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
+    words.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    words.add_argument("--every", type=number, default=2.0, help=argparse.SUPPRESS)
+    flags = words.read(arguments)
+    refuse_url(flags.run, "watch")
+    if flags.every < _LEAST:
+        raise ValueError(f"watch: --every={flags.every:g} must be at least {_LEAST:g} seconds")
+    return flags
+
+
+def _shown(flags: argparse.Namespace) -> int:
+    console, files = rich.console.Console(), opened(flags.run)
+    if flags.once:
+        console.print(screen.picture(files, console.width, time.time()))
+    else:
+        follow(files, console, lambda: time.sleep(flags.every))
     return 0
 
 

@@ -96,19 +96,8 @@ class Demonstrations:
 
     def _rollout(self, request: Request, tokens: np.ndarray, finish: Finish, start: int) -> Rollout:
         """Returns a rollout of these tokens that started at clock `start`."""
-        zeros = np.zeros(tokens.size)
-        return Rollout(
-            id=request.rollout_id,
-            prompt=request.prompt,
-            tokens=tokens,
-            sampled=zeros == 0,
-            logprobs=zeros,
-            entropies=zeros,
-            versions=zeros + self._version,
-            drafted=zeros,
-            finish=finish,
-            start_clock=start,
-            finish_clock=self._clock,
+        return Rollout.written(
+            request.rollout_id, request.prompt, tokens, finish, version=self._version, clocks=(start, self._clock)
         )
 
     def swap(self, params: Any, version: int) -> None:

@@ -270,20 +270,8 @@ _LAW = ("temperature", "top_k", "top_p", "stop_ids", "stop_strings")
 
 def _scoring(prompt: Prompt, sample: int, tokens: np.ndarray, law: Sampling, replica: int) -> Request:
     """Returns the request of a scoring engine for the log-probs of `tokens`."""
-    name, none = RolloutId(0, "eval", 0, prompt.id, sample), np.zeros(len(tokens))
-    text = Rollout(
-        id=name,
-        prompt=prompt,
-        tokens=tokens,
-        sampled=none == 0,
-        logprobs=none,
-        entropies=none,
-        versions=none,
-        drafted=none == 1,
-        finish=Finish.LENGTH,
-        start_clock=0,
-        finish_clock=0,
-    )
+    name = RolloutId(0, "eval", 0, prompt.id, sample)
+    text = Rollout.written(name, prompt, tokens, Finish.LENGTH)
     return Request(
         rollout_id=name,
         prompt=prompt,

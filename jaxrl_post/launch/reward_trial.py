@@ -39,9 +39,7 @@ class Texts:
 
     def group(self, prompt: Prompt, texts: Sequence[str]) -> Group:
         """Returns a group of rollouts with these texts, not scored yet."""
-        none = np.zeros(len(texts))
-        rollouts = tuple(self._rollout(prompt, sample, text) for sample, text in enumerate(texts))
-        return Group(prompt=prompt, rollouts=rollouts, rewards=none, scored=none == 1)
+        return Group.unscored(prompt, (self._rollout(prompt, sample, text) for sample, text in enumerate(texts)))
 
     def _rollout(self, prompt: Prompt, sample: int, text: str) -> Rollout:
         try:
@@ -51,20 +49,7 @@ class Texts:
         if self._texts.setdefault(tokens.tobytes(), text) != text:
             tokens = np.append(tokens, np.int32(-1 - sample))
             self._texts[tokens.tobytes()] = text
-        none = np.zeros(tokens.size)
-        return Rollout(
-            id=RolloutId(0, "eval", 0, prompt.id, sample),
-            prompt=prompt,
-            tokens=tokens,
-            sampled=none == 0,
-            logprobs=none,
-            entropies=none,
-            versions=none,
-            drafted=none,
-            finish=Finish.EOS,
-            start_clock=0,
-            finish_clock=0,
-        )
+        return Rollout.written(RolloutId(0, "eval", 0, prompt.id, sample), prompt, tokens, Finish.EOS)
 
 
 def gold(prompt: Prompt) -> dict[str, str]:

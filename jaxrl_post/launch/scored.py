@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_post import config as configs
 from jaxrl_post.data import prompts
-from jaxrl_post.data.columns import Columns
+from jaxrl_post.launch import sources
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.rewards import NoScores
@@ -138,7 +138,7 @@ def evaluate(
             for id in ids[prompt.id]
         ]
         found = policy.run(requests, seen=pool.start)
-        groups = tuple(pool.join(_unscored(p, [found[id] for id in ids[p.id]])) for p in chosen)
+        groups = tuple(pool.join(Group.unscored(p, [found[id] for id in ids[p.id]])) for p in chosen)
     if not any(group.scored.any() for group in groups):
         raise NoScores(
             f"evaluate: none of {len(requests)} rollouts could be scored: the graders failed, or apply to none of the prompts"
@@ -147,26 +147,18 @@ def evaluate(
     return Scored(groups=groups, settings={**told, "max_tokens": max_tokens, "seed": seed, "rewards": given.names})
 
 
-def _unscored(prompt: Prompt, rollouts: Sequence) -> Group:
-    none = np.zeros(len(rollouts))
-    return Group(prompt=prompt, rollouts=tuple(rollouts), rewards=none, scored=none == 1)
-
-
 def prompts_of(
     policy: Policy, data: str | Path | Sequence[Mapping], seed: int, most: int, task: Mapping[str, Any] | None
 ) -> tuple[Prompt, ...]:
     """Returns the prompts of data; see `evaluate`."""
-    about = policy.config.data
-    columns = Columns(
-        format=about.format, named=about.columns, template=about.template, source=about.source, chat=about.chat
-    )
+    columns = sources.columns(policy.config)
     if isinstance(data, (str, Path)):
         source = str(data)
         configs.refuse_url(source, "data")
         rows = prompts.rows(source, seed=seed, split="eval", size=most or TASK_PROMPTS, arguments=task, columns=columns)
     else:
         source = f"{OWN}data"
-        rows = [columns.row(f"{source}, row {number}", row) for number, row in enumerate(data, start=1)]
+        rows = sources.handed_rows(source, data, columns.row)
     if not rows:
         raise ValueError(f"evaluate: {source} has no rows")
     template = policy.template()

@@ -6,8 +6,10 @@ in `notes`. Refused: a bad row, and a source without prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxrl_post.config import Config
 from jaxrl_post.data import chat, prompts, supervised, tokenizer
@@ -91,7 +93,12 @@ def _rows(config: Config, source: str, split: str, size: int, arguments: Mapping
         return supervised.questions(_supervised(source, how, handed))
     if given is None:
         return prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=how)
-    return [how.row(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
+    return handed_rows(source, given, how.row)
+
+
+def handed_rows(source: str, given: Sequence[Any], read: Callable[[str, Any], dict]) -> list[dict]:
+    """Returns the rows that a program gave, each as `read(place, row)` reads it."""
+    return [read(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
 
 
 def _supervised(source: str, how: Columns, handed: Handed) -> list[dict]:
@@ -99,7 +106,7 @@ def _supervised(source: str, how: Columns, handed: Handed) -> list[dict]:
     given = handed.rows(source)
     if given is None:
         return supervised.read(source, how)
-    return [supervised.row(f"{source}, row {number}", row, how) for number, row in enumerate(given, start=1)]
+    return handed_rows(source, given, functools.partial(supervised.row, columns=how))
 
 
 def _check_rows(option: str, source: str, rows: list[dict]) -> None:
