@@ -10,7 +10,7 @@ compare    two runs: options, curves, and rewards pair by pair: compare A B
 replay     a rollout again, bit for bit, or the gradient of a skipped step: replay RUN --rollout=ID | --batch=STEP
 report     one page on one or several runs, for a browser: report RUN [RUN ...] [--out=FILE]
 watch      a run while it goes on, in the terminal: watch RUN [--once]
-reward_check  the reward functions on rows of the data: --config=FILE [--rows=N]
+reward_check  the reward functions on rows of the data and on sampled rollouts: --config=FILE [--rows=N]
 
 python -m jaxrl_post COMMAND --help says more about each.
 """

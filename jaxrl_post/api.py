@@ -86,7 +86,7 @@ def train(
 def evaluate(
     policy: Policy | str | Path,
     data: Rows,
-    rewards: Sequence[Callable | str],
+    rewards: Sequence[Callable | str] = (),
     n: int = 4,
     *,
     sampling: Sampling | Mapping[str, Any] | None = None,

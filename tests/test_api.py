@@ -357,13 +357,35 @@ def test_the_commands_print_and_write_what_the_functions_return(here, trained, p
     assert want[0].text in capsys.readouterr().out
 
 
+def test_a_policy_of_a_run_is_scored_by_the_rewards_of_the_run(here, trained, policy):
+    told = json.loads((trained[0].folder / "config.json").read_text())["reward"]
+    assert told["functions"] == ["python:even"]
+    with pytest.raises(ValueError, match="'python:even' is a function of the program that began the run"):
+        jaxrl_post.evaluate(policy, HELD_OUT)
+    (here / "own.py").write_text(
+        "def first(data_source, solution_str, ground_truth, extra_info):\n    return 1.0 + len(solution_str)\n"
+    )
+    named = [f"{here}/own.py:first"]
+    opened = jaxrl_post.load(trained[0].folder, [f"reward.functions={named}", "reward.weights=(3.0,)"])
+    own, given = jaxrl_post.evaluate(opened, HELD_OUT, n=2), jaxrl_post.evaluate(policy, HELD_OUT, named, n=2)
+    assert own.figures["reward"] == 3 * given.figures["reward"] > 0  # with the run's weights
+    assert own.figures["avg"] == given.figures["avg"]
+    free = jaxrl_post.load(trained[0].folder, ["reward.functions=()"])
+    with pytest.raises(ValueError, match="the policy is of no run whose rewards could be used"):
+        jaxrl_post.evaluate(free, HELD_OUT)
+
+
 @pytest.mark.parametrize(
     "command, arguments, sentence",
     [
-        (evaluate_command, ["--policy=x"], "--data DATA, --rewards FUNCTIONS must be given"),
-        (evaluate_command, ["--polcy=x"], "unknown argument '--polcy=x'; nearest is --policy POLICY"),
-        (evaluate_command, ["--policy=x", "--policy=y"], "--policy is given twice"),
-        (evaluate_command, ["--samples=two"], "--samples must be a whole number, got 'two'"),
+        (evaluate_command, ["--policy=x"], "the following arguments are required: --data; write"),
+        (evaluate_command, ["--polcy=x"], "unknown argument '--polcy=x'; nearest is --policy"),
+        (evaluate_command, ["--policy=x", "--policy=y"], "--policy is given 2 times"),
+        (
+            evaluate_command,
+            ["--policy=x", "--data=y", "--samples=two"],
+            "argument --samples: 'two' must be a whole number of at least 1",
+        ),
         (generate_command, ["--policy=x"], "give prompts by --prompt TEXT"),
         (generate_command, ["--policy=/nowhere", "--prompt=1"], "there is no folder or file /nowhere"),
         (generate_command, ["--policy=x", "--prompt=1", "--json=https://x"], "--json"),
@@ -380,8 +402,9 @@ def test_help_needs_no_jax_and_nothing_is_imported_before_it_is_used(name):
     code = (
         "import sys, jaxrl_post, jaxrl_post.types\n"
         "assert {'train', 'load', 'evaluate'} <= set(dir(jaxrl_post)) and not hasattr(jaxrl_post, 'trian')\n"
-        "from jaxrl_post.__main__ import main\ncode = main(sys.argv[1:])\n"
-        "sys.exit(code + sum(name in sys.modules for name in ('jax', 'flax', 'optax')))"
+        "from jaxrl_post.__main__ import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as ended:\n    assert ended.code == 0\n"
+        "sys.exit(sum(name in sys.modules for name in ('jax', 'flax', 'optax')))"
     )
     done = subprocess.run([sys.executable, "-c", code, name, "--help"], cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == 0 and f"jaxrl_post {name} --policy".encode() in done.stdout, done.stderr.decode()

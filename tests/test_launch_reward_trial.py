@@ -55,11 +55,13 @@ def start(*answers) -> types.SimpleNamespace:
 def tried(tmp_path):
     (tmp_path / "r.py").write_text(REWARDS)
 
-    def one(name, *answers):
+    def one(name, *answers, sampled=()):
         given = start(*(answers or ("2", "3", "4")))
         function = f"{tmp_path / 'r.py'}:{name}" if ":" not in name else name
         config = types.SimpleNamespace(reward=configs.RewardConfig(workers=1, timeout_s=20.0))
-        return reward_trial.tried(config, given, function, given.train, Printed(tmp_path / "rewards.log"))
+        return reward_trial.tried(
+            config, given, function, given.train, Printed(tmp_path / "rewards.log"), dict(sampled)
+        )
 
     return one
 
@@ -92,6 +94,16 @@ def test_alarms(tried, name, answers, broken, note):
     assert [bool(trial.broken), bool(trial.notes)] == [bool(broken), bool(note)]
     assert broken in "".join(trial.broken) and note in "".join(trial.notes)
     assert ("BROKEN: " in reward_trial.text(trial)) == bool(broken)
+
+
+def test_sampled_rollouts_are_scored_by_row(tried):
+    drawn = {"0": ["2", "9"], "1": ["3", "3"], "2": ["1", "1"]}
+    trial = tried("exact", sampled=drawn)
+    assert trial.sampled.tolist() == [[1, 0], [1, 1], [0, 0]] and not trial.notes
+    assert "rows whose sampled rollouts have several scores: 1 of 3" in reward_trial.text(trial)
+    assert tried("twice", sampled=drawn).sampled.tolist() == [[2, 0], [2, 2], [0, 0]]  # a group at a time
+    none = tried("exact", sampled={prompt: ["x", "y"] for prompt in "012"})
+    assert none.notes == ("all sampled rollouts score 0: such groups train nothing",) and not none.broken
 
 
 def test_tests_are_no_answer_and_a_whole_program_is(tried):
@@ -129,17 +141,20 @@ def here(tmp_path):
 
 def test_the_command_prints_every_function_and_writes_nothing(here, capsys):
     before = sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts)
-    assert commands.main(["reward_check", f"--config={here / 'c.py'}", "--rows=3"]) == 0
+    assert commands.main(["reward_check", f"--config={here / 'c.py'}", "--rows=3", "--sampled=2"]) == 0
     said = capsys.readouterr().out
+    assert said.count("sampled rollouts: mean ") == 2 == said.count("several scores: ") and " of 6 (" in said
     assert "3 rows of" in said and "gold texts, written 'X': mean 1 of 3 (1, 1, 1)" in said
     assert "printed by the functions:" in said and "more lines" in said
     functions = f"--config.reward.functions=['{here / 'r.py'}:exact','{here / 'r.py'}:fails']"
-    assert commands.main(["reward_check", f"--config={here / 'c.py'}", functions]) == 1
+    assert commands.main(["reward_check", f"--config={here / 'c.py'}", functions, "--sampled=0"]) == 1
     said = capsys.readouterr()
     assert said.err.count("error: ") == 1 and "fails: reward function" not in said.err.splitlines()[0][:20]
     assert "it fails: reward function" in said.out and "r.py:fails'" in said.err and "KeyError: 'x'" in said.err
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == before
-    assert commands.main(["reward_check", "--help"]) == 0 and "--rows=N" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        commands.main(["reward_check", "--help"])
+    assert end.value.code == 0 and "--rows=N" in capsys.readouterr().out
 
 
 def test_one_call_says_where_a_function_fails(here):

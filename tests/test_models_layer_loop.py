@@ -111,11 +111,11 @@ def test_a_policy_keeps_what_it_says(how):
 
 
 def test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computation():
-    leaf = jnp.ones(3, jnp.float32)
-    assert layer_loop._in_dtype(leaf, jnp.bfloat16).dtype == jnp.float32
-    assert layer_loop._in_dtype(jnp.ones((3, 2), jnp.float32), jnp.bfloat16).dtype == jnp.bfloat16
+    norms, matrices = [jnp.ones(3, jnp.float32)] * 2, [jnp.ones((3, 2), jnp.float32)] * 2
+    assert layer_loop._stack(norms, jnp.bfloat16).dtype == jnp.float32
+    assert layer_loop._stack(matrices, jnp.bfloat16).dtype == jnp.bfloat16
     found = str(jaxpr(ALIKE, dtype=jnp.bfloat16, scan=True, remat=True, paired=True))
-    assert "f32[3,16]" in found and "bf16[3,2,16,20]" in found and "f32[3,2,16,20]" not in found
+    assert "f32[3,16]" in found and "bf16[3,2,16,20]" in found and "bf16[3,16]" not in found
 
 
 def every_layer_has_the_first_window(monkeypatch):

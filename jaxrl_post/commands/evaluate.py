@@ -1,11 +1,11 @@
-"""python -m jaxrl_post evaluate --policy POLICY --data DATA --rewards FUNCTION[,FUNCTION ...] [--samples N] [...]
+"""python -m jaxrl_post evaluate --policy POLICY --data DATA [--rewards FUNCTION[,FUNCTION ...]] [...]
 
 Scores a policy: unbiased pass@k for every k up to N, and the mean accuracy with a bootstrap interval, in all and by source.
 A value stands behind a space or behind "=".
 
 --policy POLICY        a Hugging Face directory, a llama2.c file, RUN for the policy that a run ended with, or RUN@STEP
 --data DATA            a JSONL or Parquet file, or task:NAME
---rewards FUNCTIONS    import paths package.module:function or file.py:function, with commas between
+--rewards FUNCTIONS    import paths package.module:function or file.py:function, with commas between; the run's own
 --samples N            rollouts of each prompt; 4
 --temperature T        0 is greedy; the policy's own, which is 1 without a run
 --top-p P, --top-k K   what may be sampled; the policy's own
@@ -22,80 +22,55 @@ Right is an accuracy above 0.5: the reward component "acc", else the reward. A f
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
-from jaxrl_post.commands.values import read
-from jaxrl_post.launch.command_line import OVERRIDE
+from jaxrl_post.commands.arguments import Arguments, answered, law, sampled, whole
 from jaxrl_post.rewards import NoScores
-
-KNOWN = (
-    "--policy POLICY",
-    "--data DATA",
-    "--rewards FUNCTIONS",
-    "--samples N",
-    "--temperature T",
-    "--top-p P",
-    "--top-k K",
-    "--max-tokens N",
-    "--seed N",
-    "--prompts N",
-    "--json FILE",
-    OVERRIDE,
-    "--help",
-)
-NUMBERS = {
-    "--samples": int,
-    "--temperature": float,
-    "--top-p": float,
-    "--top-k": int,
-    "--max-tokens": int,
-    "--seed": int,
-    "--prompts": int,
-}
-
-LAW = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the figures. Exit code 1, with one sentence, where something given is wrong or nothing could be scored."""
-    try:
-        given, overrides = read("evaluate", arguments, KNOWN, NUMBERS, needed=("--policy", "--data", "--rewards"))
-        if "--help" in given:
-            print(str(__doc__).strip())
-            return 0
-        configs.refuse_url(given.get("--json", ""), "--json")
-        told = _evaluated(given, overrides)
-        if "--json" in given:
-            from jaxrl_post.launch.run_folder import write_json
+    return answered(lambda: _print(_read(arguments)), NoScores)
 
-            write_json(Path(given["--json"]), told)
-    except (ValueError, OSError, NoScores) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    words = sampled(Arguments("evaluate", str(__doc__), overrides=True))
+    words.add_argument("--data", required=True, help=argparse.SUPPRESS)
+    words.add_argument("--rewards", default="", help=argparse.SUPPRESS)
+    words.add_argument("--samples", type=whole(1), default=4, help=argparse.SUPPRESS)
+    return words.read(arguments)
+
+
+def _print(flags: argparse.Namespace) -> int:
+    configs.refuse_url(flags.json, "--json")
+    told = _evaluated(flags)
+    if flags.json:
+        from jaxrl_post.launch.run_folder import write_json
+
+        write_json(Path(flags.json), told)
     print("\n".join(table(told)))
     return 0
 
 
-def _evaluated(given: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _evaluated(flags: argparse.Namespace) -> dict[str, Any]:
     """Returns what the JSON file holds. The device is not touched before the words of the command line are read."""
     from jaxrl_post.launch import saved_policy, scored
 
-    law = {name: given[flag] for name, flag in LAW.items() if flag in given}
     found = scored.evaluate(
-        saved_policy.load(given["--policy"], overrides),
-        given["--data"],
-        given["--rewards"].split(","),
-        given.get("--samples", 4),
-        sampling=law,
-        max_tokens=given.get("--max-tokens", 0),
-        seed=given.get("--seed", 0),
-        most=given.get("--prompts", 0),
+        saved_policy.load(flags.policy, flags.overrides),
+        flags.data,
+        flags.rewards.split(",") if flags.rewards else (),
+        flags.samples,
+        sampling=law(flags),
+        max_tokens=flags.max_tokens,
+        seed=flags.seed,
+        most=flags.prompts,
     )
-    return {"policy": given["--policy"], "data": given["--data"], **found.to_dict()}
+    return {"policy": flags.policy, "data": flags.data, **found.to_dict()}
 
 
 def table(told: Mapping[str, Any]) -> list[str]:

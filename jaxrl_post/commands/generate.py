@@ -20,79 +20,53 @@ A JSON object has: prompt (a text, or messages), prompt_id, sample, text, tokens
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
-from jaxrl_post.commands.values import read
-from jaxrl_post.launch.command_line import OVERRIDE
-
-KNOWN = (
-    "--policy POLICY",
-    "--prompt TEXT",
-    "--data DATA",
-    "--prompts N",
-    "--n N",
-    "--temperature T",
-    "--top-p P",
-    "--top-k K",
-    "--max-tokens N",
-    "--seed N",
-    "--json FILE",
-    OVERRIDE,
-    "--help",
-)
-NUMBERS = {
-    "--prompts": int,
-    "--n": int,
-    "--temperature": float,
-    "--top-p": float,
-    "--top-k": int,
-    "--max-tokens": int,
-    "--seed": int,
-}
-
-LAW = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k"}
+from jaxrl_post.commands.arguments import Arguments, answered, law, sampled, whole
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints rollouts. Exit code 1, with one sentence, where something given is wrong."""
-    try:
-        given, overrides = read("generate", arguments, KNOWN, NUMBERS, needed=("--policy",), several=("--prompt",))
-        if "--help" in given:
-            print(str(__doc__).strip())
-            return 0
-        configs.refuse_url(given.get("--json", ""), "--json")
-        if ("--prompt" in given) == ("--data" in given):
-            raise ValueError("generate: give prompts by --prompt TEXT, or a file or task by --data DATA")
-        rows = list(_generated(given, overrides))
-        if "--json" in given:
-            part = Path(f"{given['--json']}.part")
-            part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            os.replace(part, given["--json"])
-    except (ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    return answered(lambda: _print(_read(arguments)))
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    words = sampled(Arguments("generate", str(__doc__), overrides=True))
+    words.add_argument("--prompt", action="append", default=[], help=argparse.SUPPRESS)
+    words.add_argument("--data", default="", help=argparse.SUPPRESS)
+    words.add_argument("--n", type=whole(1), default=1, help=argparse.SUPPRESS)
+    flags = words.read(arguments)
+    if bool(flags.prompt) == bool(flags.data):
+        raise ValueError("generate: give prompts by --prompt TEXT, or a file or task by --data DATA")
+    return flags
+
+
+def _print(flags: argparse.Namespace) -> int:
+    configs.refuse_url(flags.json, "--json")
+    rows = list(_generated(flags))
+    if flags.json:
+        part = Path(f"{flags.json}.part")
+        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        os.replace(part, flags.json)
     for row in rows:
         print(f"{row['prompt']!r} #{row['sample']} ({row['finish']}, {len(row['tokens'])} tokens)\n{row['text']}\n")
     return 0
 
 
-def _generated(given: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _generated(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the rows of the JSON file."""
     from jaxrl_post.launch import saved_policy, scored
 
-    policy, n, seed = saved_policy.load(given["--policy"], overrides), given.get("--n", 1), given.get("--seed", 0)
-    if "--prompt" in given:
-        prompts = policy.prompts(given["--prompt"])
-    else:
-        prompts = scored.prompts_of(policy, given["--data"], seed, given.get("--prompts", 0), None)
-    law = {name: given[flag] for name, flag in LAW.items() if flag in given}
-    rollouts = policy.sampled(prompts, n, law, seed, given.get("--max-tokens", 0))
+    policy = saved_policy.load(flags.policy, flags.overrides)
+    asked = policy.prompts(flags.prompt)
+    prompts = asked or scored.prompts_of(policy, flags.data, flags.seed, flags.prompts, None)
+    rollouts = policy.sampled(prompts, flags.n, law(flags), flags.seed, flags.max_tokens)
     for prompt, many in zip(prompts, rollouts):
         for sample, one in enumerate(many):
             yield {

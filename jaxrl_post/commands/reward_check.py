@@ -1,9 +1,12 @@
-"""python -m jaxrl_post reward_check --config=FILE [--config.a.b=VALUE ...] [--rows=N]
+"""python -m jaxrl_post reward_check --config=FILE [--config.a.b=VALUE ...] [--rows=N] [--sampled=N]
 
-Runs the configured reward functions on N rows of the training data, in the real pool. Without --rows it takes 16 rows.
-Each row gives gold texts: its reference answer in the usual forms. Gold texts of other rows are wrong texts. Scores,
-seconds, failures and alarms of each function are printed, and what the functions print. No model is loaded, and nothing
-is written.
+Runs the configured reward functions on rows of the training data, in the real pool. Scores, seconds, failures and alarms
+of each function are printed, and what the functions print. Nothing is written.
+
+--rows=N     the first N rows; 16
+--sampled=N  rollouts that the policy samples for each row; 4. With 0 no weights are loaded
+
+Each row gives gold texts: its reference answer in the usual forms. Gold texts of other rows are wrong texts.
 
 Exit code 1, with one sentence, where a function is broken:
 
@@ -14,53 +17,57 @@ Exit code 1, with one sentence, where a function is broken:
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from jaxrl_post import config as configs
-from jaxrl_post.launch import command_line, inputs, reward_trial
-from jaxrl_post.rewards.printed import Printed
+from jaxrl_post.commands.arguments import Arguments, answered, whole
+from jaxrl_post.types import Prompt
 
-FORMS = ("--config=FILE", command_line.OVERRIDE, "--rows=N", "--help")
 _SHOWN = 20  # lines of what functions print
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints what every function makes of the rows. Exit code 1 where one is broken."""
-    if "--help" in arguments:
-        print(str(__doc__).strip())
-        return 0
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            trials = _tried(arguments, Path(folder) / "rewards.log")
-    except (ValueError, OSError) as error:
-        return _sorry(str(error))
+    return answered(lambda: _check(_read(arguments)))
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    words = Arguments("reward_check", str(__doc__), overrides=True)
+    words.add_argument("--config", required=True, help=argparse.SUPPRESS)
+    words.add_argument("--rows", type=whole(1), default=16, help=argparse.SUPPRESS)
+    words.add_argument("--sampled", type=whole(0), default=4, help=argparse.SUPPRESS)
+    return words.read(arguments)
+
+
+def _check(flags: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        trials = _tried(flags, Path(folder) / "rewards.log")
     broken = [trial for trial in trials if trial.broken]
-    return _sorry(f"reward function {broken[0].function!r}: {broken[0].broken[0]}") if broken else 0
+    if broken:
+        raise ValueError(f"reward function {broken[0].function!r}: {broken[0].broken[0]}")
+    return 0
 
 
-def _tried(arguments: Sequence[str], log: Path) -> list[reward_trial.Trial]:
-    given = command_line.read(arguments, FORMS)
-    named = dict(given)
-    rows = named.get("--rows", "16")
-    if not rows.isdigit() or int(rows) < 1:
-        raise ValueError(f"--rows={rows} must be a whole number above 0")
-    if "--config" not in named:
-        raise ValueError("reward_check needs a config: write --config=FILE")
-    overrides = [value for name, value in given if name == command_line.OVERRIDE]
-    config = configs.resolve(configs.load(named["--config"]), overrides, platform=jax.default_backend())
+def _tried(flags: argparse.Namespace, log: Path) -> list:
+    """Tries each function and prints its Trial. jax is imported once the command line is read."""
+    import jax
+
+    from jaxrl_post.launch import inputs, reward_trial
+    from jaxrl_post.rewards.printed import Printed
+
+    config = configs.resolve(configs.load(flags.config), flags.overrides, platform=jax.default_backend())
     start = inputs.gather(config)
-    prompts = list(itertools.islice(start.train, int(rows)))
+    prompts = list(itertools.islice(start.train, flags.rows))
+    drawn = _sampled(config, prompts, flags.sampled) if flags.sampled else {}
     print(f"{len(prompts)} rows of {config.data.train}")
     trials = []
     for function in config.reward.functions:
-        trials.append(reward_trial.tried(config, start, function, prompts, Printed(log)))
+        trials.append(reward_trial.tried(config, start, function, prompts, Printed(log), drawn))
         print(reward_trial.text(trials[-1]), flush=True)
     with contextlib.suppress(FileNotFoundError):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -69,6 +76,10 @@ def _tried(arguments: Sequence[str], log: Path) -> list[reward_trial.Trial]:
     return trials
 
 
-def _sorry(sentence: str) -> int:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
-    return 1
+def _sampled(config: configs.Config, prompts: Sequence[Prompt], n: int) -> dict[str, list[str]]:
+    """Returns texts that the policy samples, by the id of their prompt."""
+    from jaxrl_post.launch import inputs
+    from jaxrl_post.launch.policy import Policy
+
+    rollouts = Policy(config, inputs.policy(config)).sampled(prompts, n, None, config.seed, 0)
+    return {prompt.id: [one.text for one in many] for prompt, many in zip(prompts, rollouts)}

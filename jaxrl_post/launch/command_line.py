@@ -14,6 +14,7 @@ from jaxrl_post.config import Config, elsewhere, fields, refuse_url
 from jaxrl_post.json_text import shown
 
 OVERRIDE = "--config.a.b=VALUE"
+_OVERRIDES = "--config."
 RUN = (
     "--config=FILE",
     OVERRIDE,
@@ -107,6 +108,24 @@ def _elsewhere(argument: str) -> str:
     return f"{theirs}, set by --config.NAME=VALUE" if theirs else ""
 
 
+def split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Returns a command line without its overrides, and the overrides as `a.b=value`."""
+    others, found, rest = [], [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument.startswith(_OVERRIDES):
+            found.append(_override(argument, rest))
+        else:
+            others.append(argument)
+    return others, tuple(found)
+
+
+def _override(argument: str, rest: list[str]) -> str:
+    """Returns an override as `a.b=value`. A value behind a space is taken from `rest`."""
+    apart = "=" not in argument and rest and not rest[0].startswith("--")
+    return (f"{argument}={rest.pop(0)}" if apart else argument).removeprefix(_OVERRIDES)
+
+
 def read(
     arguments: Sequence[str], known: Sequence[str], instead: Callable[[str], str] = lambda argument: ""
 ) -> list[tuple[str, str]]:
@@ -128,9 +147,8 @@ def read(
         argument = rest.pop(0)
         name, equals, value = argument.partition("=")
         follows = bool(rest) and not rest[0].startswith("--")
-        if name.startswith("--config.") and OVERRIDE in known:
-            given = argument if equals or not follows else f"{argument}={rest.pop(0)}"
-            found.append((OVERRIDE, given.removeprefix("--config.")))
+        if name.startswith(_OVERRIDES) and OVERRIDE in known:
+            found.append((OVERRIDE, _override(argument, rest)))
         elif name in valued and value:
             found.append((name, value))
         elif name in valued and not equals and follows and rest[0]:

@@ -1,4 +1,4 @@
-"""Tries reward functions before a run: on gold texts, and on texts that are gold for another row.
+"""Tries reward functions before a run: on gold texts, on texts that are gold for another row, and on sampled ones.
 
 Invariant: a trial changes no file. Functions are called in the real pool, with texts that a policy could write.
 A gold text is the reference answer in one of the usual forms. Each function is judged by the form that it scores best.
@@ -7,9 +7,11 @@ A gold text is the reference answer in one of the usual forms. Each function is 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -91,19 +93,30 @@ class Trial:
     form: str
     right: np.ndarray
     wrong: np.ndarray
+    sampled: np.ndarray
     seconds: float
     failures: tuple[str, ...]
     broken: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def tried(config: Config, start: Inputs, function: str, prompts: Sequence[Prompt], printed: Printed) -> Trial:
-    """Calls a function on right and wrong texts of some prompts, in a pool of its own.
+def tried(
+    config: Config,
+    start: Inputs,
+    function: str,
+    prompts: Sequence[Prompt],
+    printed: Printed,
+    drawn: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Trial:
+    """Calls a function on right, wrong and sampled texts of some prompts, in a pool of its own.
+
+    Args:
+      drawn: texts that the policy sampled, equally many for each prompt, by its id; or none.
 
     Raises:
       ValueError: the function cannot be loaded, or a prompt lacks what it needs.
     """
-    texts, about, scores, spent, calls = Texts(start.tokenizer), config.reward, {}, 0.0, 0
+    about, texts = config.reward, Texts(start.tokenizer)
     with Pool(
         (function,),
         workers=about.workers,
@@ -114,32 +127,45 @@ def tried(config: Config, start: Inputs, function: str, prompts: Sequence[Prompt
     ) as pool:
         pool.check(prompts)
         _, _, truths, instead = pool.signatures[0]
-        for prompt in prompts:
-            asked = _texts_to_try(prompt, prompts, whole=bool(instead))
-            group = texts.group(prompt, [text for _, _, text in asked])
-            begun = time.monotonic()
-            for rollout in group.rollouts:
-                pool.start(rollout)
-            group = pool.join(group)
-            spent, calls = spent + time.monotonic() - begun, calls + len(asked)
-            values = np.where(group.scored, group.accuracies, np.nan)
-            for (form, right, _), value in zip(asked, values, strict=True):
-                scores.setdefault((form, right), []).append(float(value))
+        begun = time.monotonic()
+        scores = _known(pool, texts, prompts, whole=bool(instead))
+        sampled = [_scores(pool, texts.group(prompt, drawn[prompt.id])) for prompt in prompts if prompt.id in drawn]
+        spent = time.monotonic() - begun
+    every = np.array([*itertools.chain(*scores.values(), *sampled)])
     forms = [form for form, right in scores if right]
     form = max(forms, key=lambda form: _mean(scores[form, True]), default="")
     right, wrong = (np.array(scores.get((form, is_right), [])) for is_right in (True, False))
-    every = np.array([value for values in scores.values() for value in values])
     trial = Trial(
         function=function,
         form=form,
         right=right,
         wrong=wrong,
-        seconds=spent / calls,
+        sampled=np.array(sampled, np.float64).reshape(len(sampled), -1 if sampled else 0),
+        seconds=spent / every.size,
         failures=pool.failures,
         broken=(),
         notes=(),
     )
     return _judged(trial, every, bool(truths))
+
+
+def _known(pool: Pool, texts: Texts, prompts: Sequence[Prompt], *, whole: bool) -> dict[tuple[str, bool], list[float]]:
+    """Returns the scores of known texts, by their form and whether they are right; see `_texts_to_try`."""
+    scores: dict[tuple[str, bool], list[float]] = {}
+    for prompt in prompts:
+        asked = _texts_to_try(prompt, prompts, whole=whole)
+        found = _scores(pool, texts.group(prompt, [text for _, _, text in asked]))
+        for (form, right, _), value in zip(asked, found, strict=True):
+            scores.setdefault((form, right), []).append(float(value))
+    return scores
+
+
+def _scores(pool: Pool, group: Group) -> np.ndarray:
+    """Returns the accuracy of each rollout, NaN where it has no score."""
+    for rollout in group.rollouts:
+        pool.start(rollout)
+    group = pool.join(group)
+    return np.where(group.scored, group.accuracies, np.nan)
 
 
 def _texts_to_try(prompt: Prompt, prompts: Sequence[Prompt], whole: bool) -> list[tuple[str, bool, str]]:
@@ -181,7 +207,17 @@ def _judged(trial: Trial, every: np.ndarray, needs_truth: bool) -> Trial:
             broken.append(
                 f"{off.sum()} of {right.size} gold texts are not scored 1; the first is that of row {off.argmax() + 1}"
             )
+    own = trial.sampled[~np.isnan(trial.sampled)]
+    if trial.sampled.size and not own.size:
+        notes.append("no sampled rollout has a score")
+    elif own.size > 1 and (own == own[0]).all():
+        notes.append(f"all sampled rollouts score {own[0]:g}: such groups train nothing")
     return dataclasses.replace(trial, broken=tuple(broken), notes=tuple(notes))
+
+
+def _unequal(sampled: np.ndarray) -> int:
+    """Returns how many rows have sampled rollouts of several scores."""
+    return sum(len(set(row[~np.isnan(row)].tolist())) > 1 for row in sampled)
 
 
 def text(trial: Trial) -> str:
@@ -201,6 +237,14 @@ def text(trial: Trial) -> str:
             else ["  no gold text is known"]
         ),
         *([f"  gold texts of other rows: {scores(trial.wrong)}"] if trial.wrong.size else []),
+        *(
+            [
+                f"  sampled rollouts: {scores(trial.sampled.ravel())}",
+                f"  rows whose sampled rollouts have several scores: {_unequal(trial.sampled)} of {len(trial.sampled)}",
+            ]
+            if trial.sampled.size
+            else []
+        ),
         f"  {trial.seconds:.4f} s for each text, {len(trial.failures)} kinds of failure",
         *(f"  BROKEN: {line}" for line in trial.broken),
         *(f"  alarm: {line}" for line in trial.notes),

@@ -1,6 +1,7 @@
 """Opens a policy: a Hugging Face directory, a llama2.c file, the folder of a run, or a step that a run saved.
 
-A policy of a run gets the engine and sampling options of that run, so that its bits are the run's. Others get defaults.
+A policy of a run gets the engine and sampling options of that run, so that its bits are the run's, and its rewards.
+Others get defaults, and no rewards.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _ENGINE = (
     "cost_table",
 )
 _COLUMNS = ("format", "columns", "template", "chat", "source")
+_GRADING = ("functions", "weights", "timeout_s", "test_limit_s", "sandbox")
 _ANY_BATCH = 1 << 30  # tokens: no batch is made, so none may be too small
 
 
@@ -106,6 +108,7 @@ def _options(told: Mapping, model: Mapping) -> dict[str, Any]:
         "sampling": dict(told["sampling"]),
         "mesh": {"tensor": tensor} if tensor <= jax.device_count() else {},
         "data": {name: told["data"][name] for name in _COLUMNS} | {"train": f"{OWN}rows"},
+        "reward": {name: value for name, value in told["reward"].items() if name in _GRADING},
         "eval": {"prompts": 0},
     }
 
@@ -120,6 +123,7 @@ def _defaults(place: Path) -> dict[str, Any]:
         "engine": {"max_length": length},
         "sampling": {"max_tokens": min(256, length - 1)},
         "data": {"train": f"{OWN}rows"},
+        "reward": {"functions": ()},
         "eval": {"prompts": 0},
     }
 

@@ -19,7 +19,8 @@ from jaxrl_post.launch import sources
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.rewards import NoScores
-from jaxrl_post.rewards.carried import carried
+from jaxrl_post.rewards.carried import Carried, carried
+from jaxrl_post.rewards.limits import Fixed
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.telemetry import estimates
 from jaxrl_post.types import Finish, Group, Prompt, Request, RolloutId, Sampling
@@ -87,7 +88,7 @@ def figures_of(groups: Sequence[Group]) -> dict[str, Any]:
 def evaluate(
     policy: Policy,
     data: str | Path | Sequence[Mapping],
-    rewards: Sequence[str | Callable],
+    rewards: Sequence[str | Callable] = (),
     n: int = 4,
     *,
     weights: Sequence[float] = (),
@@ -97,20 +98,20 @@ def evaluate(
     most: int = 0,
     task: Mapping[str, Any] | None = None,
     workers: int = 1,
-    timeout_s: float = 10.0,
+    timeout_s: float = 0.0,
 ) -> Scored:
     """Generates n rollouts of every prompt and scores them.
 
     Args:
       data: rows, a JSONL or Parquet file, or task:NAME, whose held-out prompts are drawn with `seed`. Columns are read
         by the options data.* of the policy.
-      rewards: functions, or their import paths.
+      rewards: functions, or their import paths. Empty: those of the policy's run, with their weights.
       weights: of the rewards in their sum. Empty: all 1.
       sampling: changes of the policy's law, which is the training law of its run.
       max_tokens: of a rollout. 0: the policy's.
       most: prompts at most, in order. 0: all of a file, TASK_PROMPTS of a task.
       task: arguments of a procedural task.
-      workers, timeout_s: of the reward processes.
+      workers, timeout_s: of the reward processes. A limit of 0 is that of the policy's run, which is 10 without one.
 
     Raises:
       ValueError: data, rewards or law are wrong, or a prompt does not fit.
@@ -118,10 +119,9 @@ def evaluate(
     """
     if n < 1:
         raise ValueError(f"evaluate: n={n} must be at least 1")
-    law, given = policy.law(sampling), carried(rewards, OWN)
-    with Pool(
-        given.names, weights, workers=workers, timeout_s=timeout_s, decode=policy.tokenizer.decode, code=given.code
-    ) as pool:
+    law, given = policy.law(sampling), carried(rewards or _rewards_of(policy), OWN)
+    weights = weights if rewards else policy.config.reward.weights
+    with _graders(policy, given, weights, workers, timeout_s) as pool:
         chosen = prompts_of(policy, data, seed, most, task)
         pool.check(chosen)
         ids = {p.id: [RolloutId(seed, "eval", 0, p.id, sample) for sample in range(n)] for p in chosen}
@@ -145,6 +145,36 @@ def evaluate(
         )
     told = {name: getattr(law, name) for name in ("temperature", "top_k", "top_p", "stop_ids", "stop_strings")}
     return Scored(groups=groups, settings={**told, "max_tokens": max_tokens, "seed": seed, "rewards": given.names})
+
+
+def _graders(policy: Policy, given: Carried, weights: Sequence[float], workers: int, timeout_s: float) -> Pool:
+    about = policy.config.reward
+    return Pool(
+        given.names,
+        weights,
+        workers=workers,
+        timeout_s=timeout_s or about.timeout_s,
+        decode=policy.tokenizer.decode,
+        code=given.code,
+        limits=Fixed(about.limit_s),
+        sandbox=about.sandbox,
+    )
+
+
+def _rewards_of(policy: Policy) -> tuple[str, ...]:
+    """Returns the reward functions of the policy's run."""
+    names = policy.config.reward.functions
+    if not names:
+        raise ValueError(
+            "evaluate: the policy is of no run whose rewards could be used: name reward functions, for example "
+            "jaxrl_post.rewards.math:exact"
+        )
+    own = [name for name in names if name.startswith(OWN)]
+    if own:
+        raise ValueError(
+            f"evaluate: {own[0]!r} is a function of the program that began the run: hand over a function, or name one by its path"
+        )
+    return names
 
 
 def prompts_of(

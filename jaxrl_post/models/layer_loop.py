@@ -119,10 +119,7 @@ def _scanned(
     graph, _ = nnx.split(first)
     own = [nnx.to_pure_dict(nnx.split(layer)[1]) for layer in layers]
     with jax.named_scope("stack_layers"):
-        # Pairs are stacked before the cast: XLA:TPU then needs 0.9 GiB less for 7B (fsdp 16, 4,096 tokens).
-        weights = jax.tree.map(
-            lambda *leaves: jnp.stack([_in_dtype(leaf, h.dtype) for leaf in leaves]), *map(pair, own)
-        )
+        weights = jax.tree.map(lambda *leaves: _stack(leaves, h.dtype), *map(pair, own))
         weights = jax.tree.map(_row_major, weights) if how.row_major else weights
     turning, rotations = _kinds([id(turn[0]) for turn in turns])
     tables = [turns[index] for index in rotations]
@@ -162,10 +159,13 @@ def _row_major(whole: Array) -> Array:
     return with_layout_constraint(whole, Layout(tuple(range(whole.ndim))))
 
 
-def _in_dtype(leaf: Array, dtype: Any) -> Array:
-    """Returns a matrix or a bias in the dtype in which the layer uses it, and a norm as it is."""
-    leaf = jnp.asarray(leaf)
-    return leaf if leaf.ndim == 1 else leaf.astype(dtype)
+def _stack(leaves: Sequence[Array], dtype: Any) -> Array:
+    """Returns the leaves of all layers as one array, norms as they are, matrices and biases in the dtype of their use.
+
+    The cast comes last. That is one operation for all layers, and the compilers need fewer seconds.
+    """
+    whole = jnp.stack(leaves)
+    return whole if leaves[0].ndim == 1 else whole.astype(dtype)
 
 
 def _kinds(values: Sequence) -> tuple[np.ndarray, list[int]]:

@@ -36,9 +36,9 @@ FAULTS = (
         ),
         (
             "norms_are_rounded",
-            "_in_dtype",
-            "leaf if leaf.ndim == 1 else leaf.astype(dtype)",
-            "leaf.astype(dtype)",
+            "_stack",
+            "whole if leaves[0].ndim == 1 else whole.astype(dtype)",
+            "whole.astype(dtype)",
             "the weights of norms lose digits in the stack",
             "test_norms_are_stacked_as_they_are_and_matrices_in_the_dtype_of_the_computation",
         ),

@@ -22,7 +22,7 @@ ROWS = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}\n{"
 ARGUMENTS = "data_source, solution_str, ground_truth, extra_info"
 RUN = ("-m", "jaxrl_post.main", "--config=config.py")
 PLAN = (*RUN, "--dry-run")
-CHECK = ("-m", "jaxrl_post", "reward_check", "--config=config.py")
+CHECK = ("-m", "jaxrl_post", "reward_check", "--config=config.py", "--sampled=0")
 
 
 def case(name: str, says: str, body: str, argv=RUN, *flags: str, head: str = f"def score({ARGUMENTS}):") -> dict:
@@ -170,9 +170,9 @@ CHECKED = [
     ),
     case("an exception in a check", r"it fails: .* at .*reward.py:3: IndexError", "return [][0]", CHECK),
     case("no config for a check", r"reward_check needs a config", "return 1.0", CHECK[:3]),
-    case("no rows for a check", r"--rows=0 must be a whole number above 0", "return 1.0", CHECK, "--rows=0"),
+    case("no rows for a check", r"--rows: '0' must be a whole number of at least 1", "return 1.0", CHECK, "--rows=0"),
     case(
-        "an unknown flag of a check", r"unknown argument '--row=3'; nearest is --rows=N", "return 1.0", CHECK, "--row=3"
+        "an unknown flag of a check", r"unknown argument '--row=3'; nearest is --rows,", "return 1.0", CHECK, "--row=3"
     ),
 ]
 CASES = [*LOADED, *CALLED, *CHECKED]

@@ -12,10 +12,10 @@ trained rollout at equal optimizer steps, because modes change only in which ste
 `auto` is within 10 % of the best mode in all of them, and slower than synchronous rounds in at most one pair. What it
 would have chosen without any history stands beside, without a bound.
 
-Then come four real runs of two cores: `auto` against synchronous rounds, in turns, in CPU seconds of the process by
-optimizer step after the first two. `noise` is the largest ratio of two runs of one program, minus 1. The median ratio is
-at most 1 + noise. Where `auto` chooses synchronous rounds, both arms are one program: their configs are equal, and their
-ratios are noise.
+Then come four real runs: `auto` against synchronous rounds, in turns, in CPU seconds of the process by optimizer step
+after the first two. All run on one core, because threads that wait for each other spend CPU seconds too. `noise` is the
+largest ratio of two runs of one program, minus 1. The median ratio is at most 1 + noise. Where `auto` chooses
+synchronous rounds, both arms are one program: their configs are equal, and their ratios are noise.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "scripts")]
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before jax counts the cores
     halves = {name: record.data(*parts) for name, parts in TRACES.items()}
     worse = []
     for workload, chips, most in PAIRS:
