@@ -22,6 +22,7 @@ from jaxrl_post.launch.scored import Scored
 from jaxrl_post.launch.stop_signal import Stopped
 from jaxrl_post.launch.trained import Trained
 from jaxrl_post.main import turn
+from jaxrl_post.parallel import liveness
 from jaxrl_post.rewards.carried import carried
 from jaxrl_post.types import Sampling
 
@@ -72,14 +73,18 @@ def train(
         names, code, digests = carried(rewards, OWN)
         configs.assign(values, {"reward.functions": names})
     handed = Handed(sources=sources, code=code, digests=digests, callbacks=tuple(callbacks))
+    code = 1
     with compile_guard.restored(), contextlib.ExitStack() as stack:
         try:
             run = begin(
                 values, overrides, stack, run_dir=str(folder), resumes="allowed" if resume else "", handed=handed
             )
             turn(run)
+            code = 0
         except Stopped as stopped:
             raise KeyboardInterrupt(str(stopped)) from None
+        finally:
+            liveness.leave(code)
     return Trained(folder=run.folder, logs=run.mine, policy=run.folder / "policy", decode=run.start.tokenizer.decode)
 
 

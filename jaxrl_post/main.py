@@ -31,7 +31,7 @@ Exit codes:
   compiled. A run that could not start leaves no folder.
 - 1: no rollout of the first round could be scored, weights or gradients are not finite, saves fail again and again, or
   a log cannot be written. Then the folder is kept.
-- 42: a signal or a hang ended the run, or a weight swap failed midway: use --resume.
+- 42: a signal or a hang ended the run, another process of the job was lost, or a weight swap failed midway: use --resume.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if __name__ == "__main__":  # nothing has begun while modules are imported
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -62,6 +62,7 @@ from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
 from jaxrl_post.models import hf
+from jaxrl_post.parallel import liveness
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.parallel.weight_sync import NotFinite, Torn
 from jaxrl_post.rewards import NoScores
@@ -336,13 +337,23 @@ def answers(run: Run) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
+    code = 1
+    try:
+        code = _ended(arguments)
+    finally:
+        liveness.leave(code)
+    return code
+
+
+def _ended(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         try:
             if reference.asks(arguments):
                 print(reference.help_on(arguments, str(__doc__)))
                 return 0
             stack.enter_context(heard())
-            run = assemble(arguments, stack)
+            with losses():
+                run = assemble(arguments, stack)
         except (ValueError, OSError) as error:
             return sorry(error)
         except Stopped as stopped:
@@ -350,7 +361,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             if run is not None:
                 run.began = BEGAN
-                turn(run)
+                with losses():
+                    turn(run)
         except (
             NoScores,
             Diverged,
@@ -364,6 +376,18 @@ def main(arguments: Sequence[str]) -> int:
         except Stopped as stopped:
             return gone(stopped)
     return 0
+
+
+@contextlib.contextmanager
+def losses() -> Iterator[None]:
+    """Lets the loss of another process end this one, before the error that it causes here does."""
+    well = False
+    try:
+        yield
+        well = True
+    finally:
+        if not well:
+            liveness.wait_for_loss()
 
 
 def gone(stopped: Stopped) -> int:

@@ -320,10 +320,17 @@ from jaxrl_post.checkpoint import store
 
 save = store.Checkpoints.save
 def dying(self, step, *rest):
-    if step == 2: os.kill(os.getpid(), signal.SIGKILL)
+    if step == 2 and os.environ["JAX_PROCESS_ID"] == sys.argv[1][-1]: os.kill(os.getpid(), signal.SIGKILL)
     save(self, step, *rest)
 store.Checkpoints.save = dying
-sys.exit(main.main(sys.argv[1:]))
+sys.exit(main.main(sys.argv[2:]))
+"""
+OTHER = """
+import os, sys
+from jaxrl_post import main
+
+own = ["--config.optimizer.lr=0.5"] if os.environ["JAX_PROCESS_ID"] == "1" else []
+sys.exit(main.main([*sys.argv[1:], *own]))
 """
 PAIR = (
     "--config.mesh.data=2",
@@ -393,14 +400,27 @@ def placed_state(folder):
     return {name: np.asarray(leaf) for name, leaf in found.items()}
 
 
-@pytest.mark.extended  # six starts of a process, two at a time
+@pytest.mark.extended  # two starts of a process
+def test_processes_that_do_not_start_alike_say_so_and_compile_nothing(here, tmp_path):
+    status, said = pair(here, tmp_path / "run", tmp_path / "cache", code=("-c", OTHER))
+    assert status == [1, 1] and not (tmp_path / "run").exists() and not list((tmp_path / "cache").glob("*"))
+    for one in said:
+        assert "process 1 does not start as process 0: config.optimizer.lr is 0.5 there and" in one, one
+
+
+@pytest.mark.extended  # eight starts of a process, two at a time
 def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
-    """kill -9 of both before the save of step 2, when its scores and rollouts are logged; then on from step 1."""
+    """kill -9 of one before the save of step 2, when its scores and rollouts are logged; then on from step 1.
+
+    The other one ends with 42 and names the lost one, first process 1 and then process 0.
+    """
     status, said = pair(here, tmp_path / "whole", tmp_path / "cache")
     assert status == [0, 0], said
     target = tmp_path / "killed"
-    status, said = pair(here, target, tmp_path / "cache", code=("-c", DYING))
-    assert status[0] == -signal.SIGKILL and status[1] != 0, said
+    status, said = pair(here, target, tmp_path / "cache", code=("-c", DYING, "process 1"))
+    assert status == [42, -signal.SIGKILL] and "error: process 1 of 2 is lost: its connection ended" in said[0], said
+    status, said = pair(here, target, tmp_path / "cache", code=("-c", DYING, "process 0"), resumed=True)
+    assert status == [-signal.SIGKILL, 42] and "error: process 0 of 2 is lost: its connection ended" in said[1], said
     assert saved(target) == ["step_000001"] and (target / "process_0" / "rollouts" / "step_000002.npz").is_file()
     status, said = pair(here, target, tmp_path / "cache", resumed=True)
     assert status == [0, 0], said

@@ -28,9 +28,8 @@ from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import dispatch_log
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
-from jaxrl_post.launch import branch as branches
-from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import (
+    agreement,
     chips,
     compile_guard,
     graders,
@@ -44,6 +43,8 @@ from jaxrl_post.launch import (
     run_writers,
     slice_plan,
 )
+from jaxrl_post.launch import branch as branches
+from jaxrl_post.launch import build as parts
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.command_line import parse
 from jaxrl_post.launch.engines import ENGINES
@@ -51,7 +52,7 @@ from jaxrl_post.launch.fault_points import FaultPoints
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.launch.stop_signal import RESTART, Stopped
 from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
-from jaxrl_post.parallel import processes
+from jaxrl_post.parallel import liveness, processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
 from jaxrl_post.rewards.pool import Pool
@@ -189,11 +190,13 @@ def begin(
     """
     malloc.return_large_blocks()
     processes.start(os.environ)
+    liveness.join()
     recorded = folder.recorded(run_dir) if resumes else {}
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     loggers.check(config.logger)
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config, handed)
+    agreement.check(resume.about(config, start, resume.versions()))
     config, why, chosen = mode_choice.settled(config, start, run_dir if resumes else "")
     taken = branches.taken(branch, config, start, say)
     words = planned(config, start)

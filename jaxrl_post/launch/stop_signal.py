@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 
 import jax
 
+from jaxrl_post.parallel.liveness import RESTART as RESTART  # exported here too
 from jaxrl_post.parallel.processes import share_text
 
-RESTART = 42  # exit code: the run is intact up to its last checkpoint, and --resume continues it
 PATIENCE_S, LIMIT_S = 12.0, 18.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -169,7 +169,7 @@ CHECKED = [
         CHECK,
     ),
     case("an exception in a check", r"it fails: .* at .*reward.py:3: IndexError", "return [][0]", CHECK),
-    case("no config for a check", r"reward_check needs a config", "return 1.0", CHECK[:3]),
+    case("no config for a check", r"the following arguments are required: --config", "return 1.0", CHECK[:3]),
     case("no rows for a check", r"--rows: '0' must be a whole number of at least 1", "return 1.0", CHECK, "--rows=0"),
     case(
         "an unknown flag of a check", r"unknown argument '--row=3'; nearest is --rows,", "return 1.0", CHECK, "--row=3"

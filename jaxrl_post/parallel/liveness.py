@@ -1,0 +1,242 @@
+"""Which processes of a job live: where one is lost, the others end with a sentence and exit code 42.
+
+Process 0 has a connection to each other process. One that ends without a word means that its process is lost, and so
+does one that is silent for SILENCE_S. Process 0 says so to all others. A process that ends by itself says its exit code.
+
+Invariant: this only ends processes, so it decides how long a run goes on, never what it computes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import jax
+
+from jaxrl_post.parallel import key_value
+
+RESTART = 42  # exit code: the run is intact up to its last checkpoint, and --resume continues it
+SILENCE_S = 60.0
+GRACE_S = 30.0  # for a process to end by itself, once another one has ended with an error
+ABORT_S = 3.0  # for the loss of process 0 to be seen before jax aborts
+JOIN_S = 300.0
+_ROUNDS = itertools.count()  # a key is used once, and all processes count alike
+
+
+@dataclass
+class Peer:
+    """A connection to another process, its index, and when it was heard last. `code`: with which it said to end."""
+
+    line: socket.socket
+    index: int = -1
+    heard: float = field(default_factory=time.monotonic)
+    code: int | None = None
+    rest: bytes = b""
+
+
+class Liveness:
+    """Watches the processes of the job from a thread of its own.
+
+    Args:
+      index, processes: of this process, and how many there are.
+      listener: of process 0. The others have `peers` with one connection to process 0.
+      token: what a connection must say first.
+      lost: called once with a sentence when a process is lost. It should not return.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        processes: int,
+        listener: socket.socket | None,
+        peers: list[Peer],
+        token: str,
+        lost: Callable[[str], object],
+        silence_s: float = SILENCE_S,
+    ):
+        self._index, self._processes, self._token, self._lost = index, processes, token, lost
+        self._listener, self._peers, self._silence_s = listener, peers, silence_s
+        self._over = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        for one in [listener, *(peer.line for peer in peers)]:
+            if one is not None:
+                self._selector.register(one, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._watch, name="liveness", daemon=True)
+        self._thread.start()
+
+    def leave(self, code: int) -> None:
+        """Says that this process ends with an exit code, and stops to watch."""
+        self._tell(f"bye {self._index} {code}")
+        self._over.set()
+        self._thread.join(timeout=2 * self._silence_s)
+        for peer in self._peers:
+            peer.line.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    # ---- the thread
+
+    def _watch(self) -> None:
+        beat = self._silence_s / 6
+        told = time.monotonic()
+        while not self._over.is_set():
+            for key, _ in self._selector.select(timeout=min(beat, 0.5)):
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._hear(next(peer for peer in self._peers if peer.line is key.fileobj))
+            if time.monotonic() - told > beat:
+                told = time.monotonic()
+                self._tell("here")
+                self._check_silence(told)
+
+    def _accept(self) -> None:
+        line, _ = self._listener.accept()
+        line.settimeout(self._silence_s)
+        self._peers.append(Peer(line))
+        self._selector.register(line, selectors.EVENT_READ)
+
+    def _hear(self, peer: Peer) -> None:
+        try:
+            data = peer.line.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            return self._ended(peer)
+        peer.heard = time.monotonic()
+        *lines, peer.rest = (peer.rest + data).split(b"\n")
+        for words in (line.decode(errors="replace").split(" ") for line in lines):
+            self._obey(peer, words)
+
+    def _obey(self, peer: Peer, words: list[str]) -> None:
+        if words[0] == "hello" and words[1:2] == [self._token]:
+            peer.index = int(words[2])
+        elif words[0] == "bye" and peer.index >= 0:
+            index, peer.code = int(words[1]), int(words[2])
+            if peer.code:
+                self._tell(f"bye {index} {peer.code}", but=peer)
+                self._leave_after(index, peer.code)
+        elif words[0] == "lost" and peer.index >= 0:
+            self._lost(" ".join(words[1:]))
+        elif words[0] != "here":
+            self._drop(peer)  # no process of this job
+
+    def _ended(self, peer: Peer) -> None:
+        self._drop(peer)
+        if peer.index >= 0 and peer.code is None and not self._over.is_set():
+            self._mourn(peer.index, "its connection ended")
+
+    def _check_silence(self, now: float) -> None:
+        for peer in self._peers:
+            if now - peer.heard > self._silence_s and peer.code is None and peer.index >= 0:
+                self._mourn(peer.index, f"it said nothing for {self._silence_s:g} s")
+
+    def _mourn(self, index: int, why: str) -> None:
+        sentence = f"process {index} of {self._processes} is lost: {why}"
+        self._tell(f"lost {sentence}")
+        self._lost(sentence)
+
+    def _leave_after(self, index: int, code: int) -> None:
+        """Ends this process too, unless it ends by itself soon: the same error may come to all."""
+        sentence = f"process {index} of {self._processes} ended with exit code {code}"
+        timer = threading.Timer(GRACE_S, lambda: self._over.is_set() or self._lost(sentence))
+        timer.daemon = True
+        timer.start()
+
+    def _drop(self, peer: Peer) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(peer.line)
+        self._peers.remove(peer)
+        peer.line.close()
+
+    def _tell(self, words: str, but: Peer | None = None) -> None:
+        for peer in list(self._peers):
+            if peer is not but:
+                with contextlib.suppress(OSError):  # its end is heard by the thread
+                    peer.line.sendall(words.encode() + b"\n")
+
+
+# ---- of this process
+
+_watching: list[Liveness] = []  # one for a process, as jax.distributed has
+
+
+def join() -> None:
+    """Begins to watch the processes of this job. A process by itself watches nothing.
+
+    Raises:
+      ValueError: process 0 cannot be reached.
+    """
+    if jax.process_count() == 1 or _watching:
+        return
+    key, me, count = f"liveness/{next(_ROUNDS)}", jax.process_index(), jax.process_count()
+    if me == 0:
+        both = socket.has_dualstack_ipv6()
+        listener = socket.create_server(
+            ("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both, backlog=count
+        )
+        token = secrets.token_hex(16)
+        key_value.put(key, f"{listener.getsockname()[1]} {token}")
+        _watching.append(Liveness(me, count, listener, [], token, _end))
+    else:
+        try:
+            port, token = key_value.get(key, JOIN_S).split(" ")
+            line = socket.create_connection((key_value.coordinator(), int(port)), timeout=SILENCE_S)
+        except OSError as error:
+            raise ValueError(f"environment: process {me} cannot reach process 0: {error}") from error
+        line.sendall(f"hello {token} {me}\n".encode())
+        _watching.append(Liveness(me, count, None, [Peer(line, index=0)], token, _end))
+    _wait_at_abort()
+
+
+def leave(code: int) -> None:
+    """Says to the others that this process ends with `code`. Without other processes it does nothing.
+
+    After an error the process then exits at once: jax would wait for the others first, and abort where they do not come.
+    """
+    while _watching:
+        _watching.pop().leave(code)
+        if code:
+            atexit.register(_exit, code)
+
+
+def wait_for_loss() -> None:
+    """Waits as long as the loss of a process may take to be seen, because that is what made a device fail."""
+    if _watching:
+        time.sleep(ABORT_S)
+
+
+def _exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _end(sentence: str) -> None:
+    print(
+        f"error: {sentence}; this process ends too, and --resume continues from the newest checkpoint", file=sys.stderr
+    )
+    sys.stderr.flush()
+    os._exit(RESTART)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _aborting(number: int) -> None:
+    """jax aborts as soon as process 0 is gone. Its loss is seen at the same time, and ends this process with its code."""
+    time.sleep(ABORT_S)
+
+
+def _wait_at_abort() -> None:
+    ctypes.CDLL(None).signal(signal.SIGABRT, _aborting)

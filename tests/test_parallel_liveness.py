@@ -1,0 +1,109 @@
+"""Losses among several watchers over real sockets, in one process: who is told what, and when nobody is."""
+
+from __future__ import annotations
+
+import queue
+import socket
+
+import pytest
+
+from jaxrl_post.parallel import liveness
+from jaxrl_post.parallel.liveness import Liveness, Peer
+
+TOKEN = "t0ken"
+
+
+@pytest.fixture
+def job():
+    """Returns three watchers, the port of process 0, and a queue of (process, sentence) of losses."""
+    listener, told = socket.create_server(("127.0.0.1", 0)), queue.Queue()
+    port = listener.getsockname()[1]
+
+    def watcher(index: int) -> Liveness:
+        def lost(sentence: str) -> None:
+            told.put((index, sentence))
+
+        if index == 0:
+            return Liveness(0, 3, listener, [], TOKEN, lost, silence_s=1.0)
+        return Liveness(index, 3, None, [Peer(greeting(port, index), index=0)], TOKEN, lost, silence_s=1.0)
+
+    watchers = [watcher(index) for index in range(3)]
+    yield watchers, port, told
+    for one in watchers:
+        one.leave(0)
+
+
+def greeting(port: int, index: int, token: str = TOKEN) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", port))
+    line.sendall(f"hello {token} {index}\n".encode())
+    return line
+
+
+def cut(watcher: Liveness) -> None:
+    """Ends the connections of a watcher as the end of its process does."""
+    watcher._over.set()
+    watcher._thread.join()
+    for peer in watcher._peers:
+        peer.line.close()
+
+
+def quiet(told: queue.Queue, seconds: float = 2.5) -> bool:
+    """Returns whether no loss is told for longer than the limit of silence."""
+    try:
+        told.get(timeout=seconds)
+    except queue.Empty:
+        return True
+    return False
+
+
+def test_processes_that_live_or_end_well_are_not_lost(job):
+    watchers, _, told = job
+    assert quiet(told)
+    watchers[2].leave(0)
+    watchers[0].leave(0)
+    assert quiet(told)
+
+
+@pytest.mark.parametrize("lost, others", [(2, {0, 1}), (0, {1, 2})])
+def test_an_end_without_a_word_is_told_to_all_others(job, lost, others):
+    watchers, _, told = job
+    assert quiet(told, 0.5)
+    cut(watchers[lost])
+    found = [told.get(timeout=5) for _ in others]
+    assert {who for who, _ in found} == others
+    assert {sentence for _, sentence in found} == {f"process {lost} of 3 is lost: its connection ended"}
+
+
+def test_a_process_that_is_silent_is_lost(job):
+    _, port, told = job
+    line = greeting(port, 7)
+    found = [told.get(timeout=5) for _ in range(3)]
+    assert {who for who, _ in found} == {0, 1, 2}
+    assert all(sentence == "process 7 of 3 is lost: it said nothing for 1 s" for _, sentence in found)
+    line.close()
+
+
+def test_an_error_of_one_ends_the_others_after_a_while(job, monkeypatch):
+    monkeypatch.setattr(liveness, "GRACE_S", 0.5)
+    watchers, _, told = job
+    assert quiet(told, 0.5)
+    watchers[1].leave(1)
+    found = [told.get(timeout=5) for _ in range(2)]
+    assert {who for who, _ in found} == {0, 2}
+    assert {sentence for _, sentence in found} == {"process 1 of 3 ended with exit code 1"}
+
+
+def test_a_stranger_is_no_process_of_the_job(job):
+    _, port, told = job
+    greeting(port, 9, token="guess").close()
+    line = socket.create_connection(("127.0.0.1", port))
+    line.sendall(b"lost everything\n")
+    assert line.recv(1) == b"" and quiet(told, 1.5)
+    line.close()
+
+
+def test_a_process_by_itself_watches_nothing():
+    liveness.join()
+    liveness.wait_for_loss()
+    liveness.leave(1)
+    assert not liveness._watching
