@@ -73,18 +73,18 @@ def train(
         names, code, digests = carried(rewards, OWN)
         configs.assign(values, {"reward.functions": names})
     handed = Handed(sources=sources, code=code, digests=digests, callbacks=tuple(callbacks))
-    code = 1
+    exit_code = 1
     with compile_guard.restored(), contextlib.ExitStack() as stack:
         try:
             run = begin(
                 values, overrides, stack, run_dir=str(folder), resumes="allowed" if resume else "", handed=handed
             )
             turn(run)
-            code = 0
+            exit_code = 0
         except Stopped as stopped:
             raise KeyboardInterrupt(str(stopped)) from None
         finally:
-            liveness.leave(code)
+            liveness.leave(exit_code)
     return Trained(folder=run.folder, logs=run.mine, policy=run.folder / "policy", decode=run.start.tokenizer.decode)
 
 

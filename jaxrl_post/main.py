@@ -1,10 +1,10 @@
-"""python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
-python -m jaxrl_post.main --resume=FOLDER [--config.steps=N ...]
-python -m jaxrl_post.main --branch=RUN[@STEP] [--config=FILE] [--config.a.b=VALUE ...] [--run-dir=FOLDER]
-python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] --dry-run --slice=NAME
-python -m jaxrl_post.main --help [SECTION]
+"""Trains a policy: assembles a run (launch/assemble.py), runs its loop, and writes the policy and a summary.
 
-Trains a policy: assembles a run (launch/assemble.py), runs its loop, and writes the policy and a summary.
+    python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
+    python -m jaxrl_post.main --resume=FOLDER [--config.steps=N ...]
+    python -m jaxrl_post.main --branch=RUN[@STEP] [--config=FILE] [--config.a.b=VALUE ...] [--run-dir=FOLDER]
+    python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] --dry-run --slice=NAME
+    python -m jaxrl_post.main --help [SECTION]
 
 --config=FILE.py names the config; FILE.py:CHOICE hands CHOICE to the file's get_config. --config.a.b=VALUE overrides an
 option, and --config.a=default gives a section its defaults. A relative path in the file is looked for beside the file
@@ -31,7 +31,7 @@ Exit codes:
   compiled. A run that could not start leaves no folder.
 - 1: no rollout of the first round could be scored, weights or gradients are not finite, saves fail again and again, or
   a log cannot be written. Then the folder is kept.
-- 42: a signal or a hang ended the run, another process of the job was lost, or a weight swap failed midway: use --resume.
+- 42: use --resume. A signal or a hang ended the run, another process of the job was lost, or a weight swap failed midway.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def said(monkeypatch):
         def one(index: int) -> None:
             here.index, here.code = index, values[index].get("code", "aa")
             try:
-                agreement.check({"config": {"seed": values[index].get("seed", 0)}}, limit_s=1.0)
+                agreement.check(lambda: {"config": {"seed": values[index].get("seed", 0)}}, limit_s=1.0)
             except ValueError as error:
                 out[index] = str(error)
 

@@ -94,12 +94,15 @@ def test_an_error_of_one_ends_the_others_after_a_while(job, monkeypatch):
 
 
 def test_a_stranger_is_no_process_of_the_job(job):
-    _, port, told = job
+    watchers, port, told = job
     greeting(port, 9, token="guess").close()
-    line = socket.create_connection(("127.0.0.1", port))
-    line.sendall(b"lost everything\n")
-    assert line.recv(1) == b"" and quiet(told, 1.5)
-    line.close()
+    for words in (b"lost everything\n", b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", b"x" * 200):
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(words)
+            assert line.recv(1) == b""
+    assert quiet(told, 1.5)
+    cut(watchers[2])  # the others still watch
+    assert {told.get(timeout=5)[0] for _ in range(2)} == {0, 1}
 
 
 def test_a_process_by_itself_watches_nothing():

@@ -44,12 +44,11 @@ class Arguments(argparse.ArgumentParser):
         Raises:
           ValueError: an unknown or missing argument, or a value of another kind. One sentence.
         """
-        own, given = split(arguments) if self._overrides else (arguments, None)
+        own, overrides = split(arguments) if self._overrides else (arguments, ())
         self._refuse_unknown([word for word in own if word.startswith("--")])
         self._refuse_twice(own)
         flags, others = self.parse_known_args(own)
-        if given is not None:
-            flags.overrides = given
+        flags.overrides = overrides
         self._refuse(others[:1])
         return flags
 

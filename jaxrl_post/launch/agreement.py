@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -32,11 +32,11 @@ def code() -> dict[str, str]:
     return found
 
 
-def check(own: Mapping, limit_s: float = LIMIT_S) -> None:
+def check(told: Callable[[], Mapping], limit_s: float = LIMIT_S) -> None:
     """Refuses a job whose processes do not start alike. A process by itself always does.
 
     Args:
-      own: what this process starts with beside its code, as JSON.
+      told: returns what this process starts with beside its code, as JSON. Called only where there are others.
 
     Raises:
       ValueError: a process differs from process 0, or one did not come within `limit_s` seconds.
@@ -44,7 +44,7 @@ def check(own: Mapping, limit_s: float = LIMIT_S) -> None:
     if jax.process_count() == 1:
         return
     key, me = f"agreement/{next(_ROUNDS)}", jax.process_index()
-    own = {**own, "code": code()}
+    own = {**told(), "code": code()}
     text = json.dumps(own, sort_keys=True)
     key_value.put(f"{key}/{me}/whole", text)
     key_value.put(f"{key}/{me}/digest", hashlib.sha256(text.encode()).hexdigest())

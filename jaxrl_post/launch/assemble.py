@@ -196,7 +196,7 @@ def begin(
     loggers.check(config.logger)
     compile_guard.use_cache(os.environ)
     start = inputs.gather(config, handed)
-    agreement.check(resume.about(config, start, resume.versions()))
+    agreement.check(lambda: resume.about(config, start, resume.versions()))
     config, why, chosen = mode_choice.settled(config, start, run_dir if resumes else "")
     taken = branches.taken(branch, config, start, say)
     words = planned(config, start)

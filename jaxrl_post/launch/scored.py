@@ -120,7 +120,7 @@ def evaluate(
     if n < 1:
         raise ValueError(f"evaluate: n={n} must be at least 1")
     law, given = policy.law(sampling), carried(rewards or _rewards_of(policy), OWN)
-    weights = weights if rewards else policy.config.reward.weights
+    weights = weights or (() if rewards else policy.config.reward.weights)
     with _graders(policy, given, weights, workers, timeout_s) as pool:
         chosen = prompts_of(policy, data, seed, most, task)
         pool.check(chosen)

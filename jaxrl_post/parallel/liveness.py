@@ -32,6 +32,7 @@ SILENCE_S = 60.0
 GRACE_S = 30.0  # for a process to end by itself, once another one has ended with an error
 ABORT_S = 3.0  # for the loss of process 0 to be seen before jax aborts
 JOIN_S = 300.0
+_GREETING = 100  # bytes of the longest first line
 _ROUNDS = itertools.count()  # a key is used once, and all processes count alike
 
 
@@ -53,7 +54,7 @@ class Liveness:
       index, processes: of this process, and how many there are.
       listener: of process 0. The others have `peers` with one connection to process 0.
       token: what a connection must say first.
-      lost: called once with a sentence when a process is lost. It should not return.
+      lost: called with a sentence when a process is lost. It should not return.
     """
 
     def __init__(
@@ -103,7 +104,10 @@ class Liveness:
                 self._check_silence(told)
 
     def _accept(self) -> None:
-        line, _ = self._listener.accept()
+        try:
+            line, _ = self._listener.accept()
+        except OSError:  # it was gone before it was answered
+            return
         line.settimeout(self._silence_s)
         self._peers.append(Peer(line))
         self._selector.register(line, selectors.EVENT_READ)
@@ -117,21 +121,32 @@ class Liveness:
             return self._ended(peer)
         peer.heard = time.monotonic()
         *lines, peer.rest = (peer.rest + data).split(b"\n")
-        for words in (line.decode(errors="replace").split(" ") for line in lines):
-            self._obey(peer, words)
+        if peer.index < 0 and not self._greeted(peer, lines):
+            return
+        for line in lines:
+            self._obey(peer, line.decode(errors="replace").split(" "))
+
+    def _greeted(self, peer: Peer, lines: list[bytes]) -> bool:
+        """Takes the first line of a connection. What says anything else is no process of this job, and is dropped."""
+        if not lines and len(peer.rest) < _GREETING:
+            return False  # the rest of the line is still to come
+        words = lines.pop(0).split(b" ") if lines else []
+        if len(words) == 3 and words[:2] == [b"hello", self._token.encode()]:
+            peer.index = int(words[2])
+        else:
+            self._drop(peer)
+        return peer.index >= 0
 
     def _obey(self, peer: Peer, words: list[str]) -> None:
-        if words[0] == "hello" and words[1:2] == [self._token]:
-            peer.index = int(words[2])
-        elif words[0] == "bye" and peer.index >= 0:
-            index, peer.code = int(words[1]), int(words[2])
-            if peer.code:
-                self._tell(f"bye {index} {peer.code}", but=peer)
-                self._leave_after(index, peer.code)
-        elif words[0] == "lost" and peer.index >= 0:
+        if words[0] == "bye":
+            index, code = int(words[1]), int(words[2])
+            if index == peer.index:
+                peer.code = code
+            if code:
+                self._tell(f"bye {index} {code}", but=peer)
+                self._leave_after(index, code)
+        elif words[0] == "lost":
             self._lost(" ".join(words[1:]))
-        elif words[0] != "here":
-            self._drop(peer)  # no process of this job
 
     def _ended(self, peer: Peer) -> None:
         self._drop(peer)
@@ -139,8 +154,9 @@ class Liveness:
             self._mourn(peer.index, "its connection ended")
 
     def _check_silence(self, now: float) -> None:
-        for peer in self._peers:
+        for peer in list(self._peers):
             if now - peer.heard > self._silence_s and peer.code is None and peer.index >= 0:
+                self._drop(peer)
                 self._mourn(peer.index, f"it said nothing for {self._silence_s:g} s")
 
     def _mourn(self, index: int, why: str) -> None:
@@ -228,8 +244,7 @@ def _end(sentence: str) -> None:
     print(
         f"error: {sentence}; this process ends too, and --resume continues from the newest checkpoint", file=sys.stderr
     )
-    sys.stderr.flush()
-    os._exit(RESTART)
+    _exit(RESTART)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
