@@ -33,11 +33,18 @@ CORES = 2
 OLD = "0.4.30"  # a jax that is too old
 STEPS = 3  # whose mean is compared
 EQUAL = re.compile(r"(\d+) of (\d+) rollouts have equal bits, with (\d+) accepted draft tokens")
-# Cells that are added behind the last one: what the run left, and where the cells ran.
+# A cell that is added behind the last one. It says what the run left and where the cells ran. It moves one log-prob by its last
+# bit, and counts the rollouts that then differ.
 TOLD = """
 import json, sys
 from importlib import metadata
+import numpy as np
+planted = bits(piped.rollouts)
+tokens, logprobs = planted[next(iter(planted))]
+moved = np.nextafter(np.frombuffer(logprobs, np.float32), np.float32(-9)).tobytes()
+planted[next(iter(planted))] = (tokens, moved[:4] + logprobs[4:])
 print("TOLD" + json.dumps({"reward": run.metrics["critic/score/mean"], "rollouts": len(run.rollouts),
+    "different": sum(one != planted[key] for key, one in bits(piped.rollouts).items()),
     "executable": sys.executable, "jax": metadata.version("jax"),
     "two_versions": sum(len(set(one["versions"].tolist())) > 1 for one in piped.rollouts)}))
 """
@@ -60,6 +67,7 @@ def show(record) -> None:
     record.figure(f"whole.reward.last_{STEPS}_steps", last, at_least=0.85)
     record.figure("whole.rollouts", told["rollouts"], equals=512 * len(told["reward"]))
     record.figure("whole.rollouts_across_a_weight_sync", told["two_versions"], at_least=1)
+    record.figure("planted_fault.rollouts_with_a_changed_bit", told["different"], equals=1)
     _beside(record)
     _seen(record, notebook)
 
