@@ -60,10 +60,10 @@ def prepare(root: Path) -> None:
 
 
 def requirements(root: Path) -> list[Requirement]:
-    """Returns what pyproject.toml says that the notebook needs here."""
+    """Returns what pyproject.toml says that the cells need, without ipykernel: every version of it runs them."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = map(Requirement, [*project["dependencies"], *project["optional-dependencies"][EXTRA]])
-    return [one for one in found if one.marker is None or one.marker.evaluate()]
+    return [one for one in found if one.name != "ipykernel" and (one.marker is None or one.marker.evaluate())]
 
 
 def unmet(needed: Sequence[Requirement]) -> tuple[list[str], list[str]]:
