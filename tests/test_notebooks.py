@@ -96,6 +96,14 @@ def test_the_notebook_is_what_its_source_gives(copy):
     assert not [cell for cell in read.cells if cell.get("outputs")]
 
 
+def test_the_first_cell_fetches_nothing_from_a_placeholder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = next(cell for cell in ipynb.read(ipynb.DEMO).cells if cell.cell_type == "code")
+    with pytest.raises(ValueError, match="REPOSITORY names no owner yet"):
+        exec(first.source, {})
+    assert not list(tmp_path.iterdir())
+
+
 CELLS = (
     f"import sys; sys.path.insert(0, {str(ROOT / 'notebooks')!r}); import pathlib, environment\n"
     f"environment.prepare(pathlib.Path({str(ROOT)!r}))\n"
