@@ -53,6 +53,23 @@ def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
     )
 
 
+def check_replicas(devices: Sequence[Any] | np.ndarray, replica: int) -> None:
+    """Refuses replicas of the engine that lie in several slices. `devices`: of all replicas, one replica after the other.
+
+    Raises:
+      ValueError: with the nearest size of a replica that keeps to one slice.
+    """
+    of = np.array([getattr(device, "slice_index", 0) for device in np.ravel(devices)])
+    if len(of) % replica or (of.reshape(-1, replica) == of[::replica, None]).all():
+        return
+    least = min(np.unique(of, return_counts=True)[1])
+    near = max(size for size in range(1, replica) if least % size == 0)
+    raise ValueError(
+        f"mesh: a replica of {replica} devices would lie in several slices, which only the network between them joins; "
+        f"the nearest valid mesh.engine_tensor is {near}"
+    )
+
+
 def _check(sizes: tuple[int, int, int], slices: int) -> None:
     """Refuses a mesh whose fsdp or tensor would cross slices."""
     data, fsdp, tensor = sizes
