@@ -25,13 +25,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "tests" / "goldens" / "launch"
 CALLS = "calls.txt"
+LIMIT_S = 300  # of a launch
 PYTHON = "PYTHON"  # stands in a golden file for the interpreter that runs local jobs
 IMAGE = "--image=us-docker.pkg.dev/my-project/rl/jaxrl-post:1"
 FILES = ("--env=JAXRL_MODELS=/mnt/models", "--env=JAXRL_DATA=/mnt/data")
-BUCKET = "--run-dir=gs://my-bucket/runs/first"
+RUN_DIR = "--run-dir=/mnt/runs/first"
 SEVEN, THREE = "--config=configs/gsm8k_qwen2_5_7b.py", "--config=configs/gsm8k_qwen3.py"
-GKE = (IMAGE, *FILES, BUCKET, "--claim=models")
-VM = (IMAGE, *FILES, BUCKET, "--project=my-project", "--zone=us-east5-b")
+GKE = (IMAGE, *FILES, RUN_DIR, "--claim=shared")
+VM = (IMAGE, *FILES, RUN_DIR, "--project=my-project", "--zone=us-east5-b")
 KEYS = ("--secret=HF_TOKEN=keys/hf", "--secret=WANDB_API_KEY=keys/wandb", "--config.logger.wandb=online")
 WIDE = ("--config.mesh.fsdp=32", "--config.batch.rows=32")
 TWO_A3 = ("--config.mesh.data=2", "--config.batch.rows=16")
@@ -123,7 +124,9 @@ MISFITS: Mapping[str, Misfit] = {
     "secret as a variable": Misfit(of="gke-tpu-v5p-64", more=("--env=HF_TOKEN=abc",), said="--secret=HF_TOKEN=PLACE"),
     "secret of another form": Misfit(of="gke-tpu-v5p-64", more=("--secret=HF_TOKEN=hf",), said="must be SECRET/KEY"),
     "quota": Misfit(of="gke-tpu-v5p-64", more=("--quota=16",), said="v5p-64 has 32 chips, 16 more than the quota"),
-    "folder of one host": Misfit(of="gke-tpu-v5e-16", more=("--run-dir=runs/first",), said="write --run-dir=gs://"),
+    "folder of one host": Misfit(
+        of="gke-tpu-v5e-16", more=("--run-dir=runs/first",), said="write --run-dir=/mnt/first"
+    ),
     "disk that no pod has": Misfit(of="gke-tpu-v5e-16", less=("--claim",), said="write --claim=CLAIM"),
     "files of this machine": Misfit(of="gke-tpu-v5e-16", less=("--env",), said="lies on this machine alone"),
     "no image": Misfit(of="gke-tpu-v5e-16", less=("--image",), said="must be REGISTRY/NAME:TAG"),
@@ -165,6 +168,22 @@ def printed(arguments: Sequence[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), errors.getvalue()
 
 
+def run(arguments: Sequence[str]) -> int:
+    """Returns the exit code of `launch` in a process of its own."""
+    command = [sys.executable, "-m", "jaxrl_post", "launch", *arguments]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=LIMIT_S).returncode
+
+
+def stay_here() -> None:
+    """Goes to the root, where configs are, and plans by formulas: with a compiler each plan takes minutes."""
+    sys.path.insert(0, str(ROOT))
+    os.chdir(ROOT)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from jaxrl_post.launch import device_less
+
+    device_less.WHEELS = dict.fromkeys(device_less.WHEELS, ())
+
+
 def rendered(name: str, folder: Path) -> dict[str, str]:
     """Returns the files of a launch by name, and its calls as `calls.txt`. They are written below `folder` first."""
     code, out, errors = printed([*LAUNCHES[name], "--dry-run", f"--out={folder}"])
@@ -203,7 +222,7 @@ def misspelt(manifest: dict, place: tuple) -> dict:
 
 # ---- Fakes of gcloud, kubectl, sbatch and docker
 
-_FAKE = """#!{python}
+_FAKE = """#!{python} -IS
 import json, os, pathlib, sys
 folder = pathlib.Path({folder!r})
 calls = folder / "calls.jsonl"
@@ -252,8 +271,7 @@ def recorded(folder: Path) -> list[list[str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
+    stay_here()
     if not arguments:
         print("\n".join(LAUNCHES))
         return 0

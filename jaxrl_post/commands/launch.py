@@ -9,7 +9,7 @@ them. --dry-run stops before that. A value stands behind a space or behind "=".
 --target local               processes on this machine
 
 --config FILE, --config.a.b=VALUE   as python -m jaxrl_post.main has them; FILE lies below the working directory
---run-dir FOLDER             the run's folder, the same at every start: gs://BUCKET/NAME, or one below /mnt
+--run-dir FOLDER             the run's folder, the same at every start; on Google Cloud below /mnt, where a shared disk is
 --slice NAME                 v5e-16, v5p-64, 8xh100, ...; every target but local needs it
 --nodes N                    so many slices, machines of GPUs, or local processes; 1
 --name NAME                  of the job; the config's name

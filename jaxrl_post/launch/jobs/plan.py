@@ -17,7 +17,7 @@ import jax
 
 from jaxrl_post import config as configs
 from jaxrl_post.config import Config, fields
-from jaxrl_post.launch import inputs, memory_plan, slice_plan
+from jaxrl_post.launch import command_line, inputs, memory_plan, slice_plan
 from jaxrl_post.launch.jobs import forecast, gke, local, planned_devices, roles, slurm, tpu_vm
 from jaxrl_post.launch.jobs import request as requests
 from jaxrl_post.launch.jobs.request import BUCKET, SHARED, Rendered, Request
@@ -50,6 +50,7 @@ def prepare(request: Request, terms: Terms, say: Callable[[str], object]) -> Ren
       ValueError: the first thing that does not fit, in one sentence.
     """
     requests.check(request)
+    command_line.parse(request.words[3:])  # what the run itself would refuse
     config, model = _settled(request)
     _check_run(request, config)
     if request.target == LOCAL:

@@ -116,14 +116,14 @@ def check_run_dir(request: Request, shared: str) -> None:
     """Refuses a run folder that not all hosts see. `shared`: what mounts a disk below /mnt, as a hint.
 
     Raises:
-      ValueError: the folder lies neither in a bucket nor below /mnt.
+      ValueError: the folder lies neither below /mnt nor in a bucket.
     """
     if request.run_dir.startswith((BUCKET, f"{SHARED}/")):
         return
     last = os.path.basename(request.run_dir.rstrip("/")) or request.name
     raise ValueError(
         f"--run-dir={shown(request.run_dir, 80)} is a folder of one host alone, and a lost host would lose it: write "
-        f"--run-dir={BUCKET}BUCKET/{last}, or --run-dir={SHARED}/{last} {shared}"
+        f"--run-dir={SHARED}/{last} {shared}"
     )
 
 

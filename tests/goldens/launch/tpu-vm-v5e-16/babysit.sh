@@ -38,7 +38,7 @@ wait_for_slice() {
       exit 1
     fi
     sleep "$pause_s"
-    seconds_left=$((seconds_left - pause_s))
+    seconds_left=$((seconds_left - pause_s - 1))
   done
 }
 
