@@ -141,6 +141,8 @@ def test_dockerfiles_are_clean_and_copy_what_is_packaged(kind):
     assert done.returncode == 0, done.stdout
     text = file.read_text()
     assert "--constraint constraints/py3.12.txt" in text and "FROM python:3.12." in text
+    pins = (ROOT / "constraints" / "py3.12.txt").read_text()
+    assert all(f"\n{name}==" in pins for name in ("libtpu", "nvidia-nccl-cu13", "nvidia-cudnn-cu13", "nvidia-cublas"))
     copied = [word for line in text.splitlines() if line.startswith("COPY") for word in line.split()[1:-1]]
     allowed = (ROOT / ".dockerignore").read_text()
     assert all((ROOT / word).exists() and f"!{word}" in allowed for word in copied)
