@@ -23,6 +23,7 @@ from jaxrl_post.config import load, resolve  # noqa: E402
 from jaxrl_post.launch import chips, device_less, inputs, local_job, roofline  # noqa: E402
 from jaxrl_post.launch.jobs import forecast, gke, manifest, plan, planned_devices, roles  # noqa: E402
 from jaxrl_post.launch.jobs import request as requests  # noqa: E402
+from jaxrl_post.parallel import mesh as meshes  # noqa: E402
 
 JOBSETS = [name for name in launches.LAUNCHES if name.startswith("gke")]
 SCRIPTS = sorted(file for file in launches.GOLDENS.rglob("*") if file.suffix in (".sh", ".sbatch"))
@@ -274,6 +275,20 @@ def test_a_local_job_starts_a_process_for_each_part_of_the_mesh(tmp_path, monkey
     assert {one["XLA_FLAGS"] for one in environments} == {"--xla_force_host_platform_device_count=2"}
 
 
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_local_job_of_two_real_processes_runs_to_its_end_and_is_not_run_twice(tmp_path):
+    few = ["steps=1", "checkpoint.every=1", "eval.prompts=4", "eval.samples=1", "scheduler.prompts=4", "mesh.data=2"]
+    command = ["--target=local", "--config=configs/demo.py", "--nodes=2", f"--run-dir={tmp_path / 'run'}"]
+    command += [f"--config.{one}" for one in few] + [f"--out={tmp_path / 'files'}"]
+    assert launches.run(command) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["processes"], summary["devices"], summary["steps"]) == (2, 2, 1)
+    weights = (tmp_path / "run" / "policy" / "model.safetensors").read_bytes()
+    assert launches.run(command) == 0
+    assert (tmp_path / "run" / "policy" / "model.safetensors").read_bytes() == weights
+
+
 # ---- What does not fit, and secrets
 
 
@@ -341,6 +356,23 @@ def test_a_publish_brings_each_host_its_replicas_weights(name):
         )
     else:  # 8 of 32 parts of a weight are on the host
         assert all(abs(one.far / whole - 24 / 32) < 0.01 for one in hosts)
+
+
+def test_a_split_over_slices_keeps_weights_and_replicas_within_each():
+    """Half of each host's chips learn, which form no box. Weights still come from the own slice alone."""
+    devices = planned_devices.of(chips.read("v6e-32").times(2))
+    with pytest.raises(ValueError, match="only data may cross the network between slices.*data=2, fsdp=16"):
+        meshes.make_split(1, 32, 1, 32, 4, devices=devices)
+    learner, engine = meshes.make_split(2, 16, 1, 32, 4, devices=devices)
+    assert [{device.slice_index for device in part.flat} for part in learner.devices] == [{0}, {1}]
+    assert all(len({device.slice_index for device in one.flat}) == 1 for one in engine.devices)
+    both = [device.process_index for mesh in (learner, engine) for device in mesh.devices.flat]
+    assert all(both.count(host) == 4 for host in range(16)) and len(set(both)) == 16
+    split = ["mesh.data=2", "mesh.fsdp=16", "mesh.engine=32", "mesh.engine_tensor=4", "batch.rows=32"]
+    split += ["engine.sleep=false", "scheduler.name=pipeline"]
+    config = resolve(load("configs/gsm8k_qwen3.py"), split, platform="tpu")
+    hosts = roles.of(config, inputs.shape(config), devices)
+    assert {(one.learns, one.generates, one.far) for one in hosts} == {(2, 2, 0)} and min(one.near for one in hosts) > 0
 
 
 def test_hosts_of_tpus_are_blocks_of_chips_and_slices_are_apart():

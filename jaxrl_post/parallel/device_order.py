@@ -43,11 +43,12 @@ def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
       ValueError: as in `chosen`.
     """
     slices, (data, fsdp, tensor) = _slices(devices), sizes
+    if len(slices) > 1:
+        _check(sizes, len(slices))
     if devices[0].platform == "cpu" or not all(map(_is_cuboid, slices)):
         return np.array(devices, object).reshape(sizes)
     if len(slices) == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    _check(sizes, len(slices))
     return mesh_utils.create_hybrid_device_mesh(
         (data // len(slices), fsdp, tensor), (len(slices), 1, 1), devices, allow_split_physical_axes=True
     )
