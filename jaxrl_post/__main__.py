@@ -11,6 +11,7 @@ replay     a rollout again, bit for bit, or the gradient of a skipped step: repl
 report     one page on one or several runs, for a browser: report RUN [RUN ...] [--out=FILE]
 watch      a run while it goes on, in the terminal: watch RUN [--once]
 reward_check  the reward functions on rows of the data and on sampled rollouts: --config=FILE [--rows=N]
+launch     a run on several hosts, from one command: --target=TARGET --config=FILE --run-dir=FOLDER [--slice=NAME]
 
 python -m jaxrl_post COMMAND --help says more about each.
 """
@@ -36,6 +37,7 @@ COMMANDS = {
     "report": "jaxrl_post.commands.report",
     "watch": "jaxrl_post.commands.watch",
     "reward_check": "jaxrl_post.commands.reward_check",
+    "launch": "jaxrl_post.commands.launch",
 }
 
 

@@ -59,7 +59,7 @@ from jaxrl_post.config import reference
 from jaxrl_post.launch import attempts, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
-from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard
+from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
 from jaxrl_post.models import hf
 from jaxrl_post.parallel import liveness
@@ -352,7 +352,7 @@ def _ended(arguments: Sequence[str]) -> int:
             if reference.asks(arguments):
                 print(reference.help_on(arguments, str(__doc__)))
                 return 0
-            stack.enter_context(heard())
+            stack.enter_context(heard(limit(os.environ)))
             with losses():
                 run = assemble(arguments, stack)
         except (ValueError, OSError) as error:

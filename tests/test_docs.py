@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,8 +18,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import draw_two_rounds  # noqa: E402
 import figures  # noqa: E402
+import preset_table  # noqa: E402
 
+from jaxrl_post import __main__ as commands  # noqa: E402
 from jaxrl_post import main  # noqa: E402
+from jaxrl_post.launch import device_less  # noqa: E402
 from jaxrl_post.telemetry import metrics  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -224,3 +228,27 @@ def test_figures_are_filled_in_the_form_of_the_cell(tmp_path):
     for key in ("z", "b/y", "b/x/2"):
         with pytest.raises(ValueError, match="no figure"):
             figures.filled(f"| what | 0 | `one.json` | `{key}` |", tmp_path)
+
+
+LAUNCHED = ("docs/run_on_gcp.md", "docs/run_on_slurm.md", "docs/which_preset.md")
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_plans_and_launches_of_a_page_are_made(name, monkeypatch, tmp_path, capsys):
+    """Each command of the pages that need other machines, up to the point where it would call them."""
+    monkeypatch.setattr(device_less, "is_there", lambda where: False)
+    for variable in ("JAXRL_MODELS", "JAXRL_DATA"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    for variable in device_less._ALONE:
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+    found = [one.words[2:] for one in pages.commands(ROOT / name) if one.words[:2] == ("python", "-m")]
+    assert len(found) >= 3 and all("--dry-run" in words for words in found)
+    for module, *words in found:
+        code = main.main(words) if module == "jaxrl_post.main" else commands.main(words)
+        assert code == 0, f"{words}: {capsys.readouterr().err}"
+
+
+def test_the_table_of_presets_is_that_of_the_plan():
+    page = preset_table.PAGE.read_text()
+    assert preset_table.filled(page) == page, "python scripts/preset_table.py --write"
+    assert page.count("| `configs/") == len(preset_table.PRESETS) >= 10

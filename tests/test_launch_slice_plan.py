@@ -34,7 +34,10 @@ def without_compilers(monkeypatch):
         ("v5e-1", 1, 1, "1x1"),
         ("v6e-16", 16, 4, "4x4"),
         ("v5p-64", 32, 8, "2x4x4"),  # TensorCores, of which a chip has two
-        ("tpu7x-8", 8, 2, "2x2x1"),
+        ("tpu7x-8", 8, 1, "2x2x1"),  # four chips of two cores, each a device
+        ("tpu7x-16", 16, 2, "2x2x2"),
+        ("v5e-8", 8, 1, "2x4"),
+        ("v6e-32", 32, 8, "4x8"),
         ("h100", 1, 1, "1x1x1"),
         ("8xH100", 8, 1, "1x1x8"),
         ("4x8xh100", 32, 4, "1x4x8"),
@@ -80,6 +83,15 @@ def test_links_of_a_host_and_between_hosts():
     hosts = chips.read("4x8xh100")
     assert hosts.link(8) == hosts.chip.link > hosts.link(16) == hosts.chip.network > 0
     assert chips.read("v5p-64").link(32) == chips.CHIPS["v5p"].link
+
+
+def test_several_of_a_slice():
+    two = chips.read("v6e-32").times(2)
+    assert (two.devices, two.hosts, two.slices, two.chips, two.topology) == (64, 16, 2, 64, "4x8")
+    assert two.link(32) == two.chip.link > two.link(64) == two.chip.network > 0
+    four = chips.read("8xh200").times(4)
+    assert four == chips.read("4x8xh200") and four.slices == 1
+    assert chips.read("tpu7x-16").chips == 8 and chips.read("v5p-64").chips == 32
 
 
 @pytest.mark.parametrize("kind", sorted(set(chips.CHIPS) & set(step_cost.DEVICES)))

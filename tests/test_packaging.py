@@ -168,7 +168,7 @@ def test_wheel_sdist_and_editable(checkout, environment, tmp_path):
 
 
 def _check_wheel(wheel: Path, checkout: Path) -> None:
-    """It holds every module once, the parts of the report's page, and nothing else."""
+    """It holds every module once, the parts of the report's page, the schema of jobs with its licence, and nothing else."""
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     modules = {path.relative_to(checkout).as_posix() for path in (checkout / "jaxrl_post").rglob("*.py")}
     modules |= {f"jaxrl_post/{path.relative_to(checkout).as_posix()}" for path in (checkout / "kernels").glob("*.py")}
@@ -177,4 +177,6 @@ def _check_wheel(wheel: Path, checkout: Path) -> None:
         for path in (checkout / "jaxrl_post" / "telemetry" / "page").iterdir()
         if path.suffix in (".html", ".css", ".js")
     }
-    assert len(page) >= 3 and sorted(names) == sorted(modules | page)
+    jobs = checkout / "jaxrl_post" / "launch" / "jobs" / "schema"
+    schema = {path.relative_to(checkout).as_posix() for path in jobs.iterdir()}
+    assert len(page) >= 3 and len(schema) == 2 and sorted(names) == sorted(modules | page | schema)

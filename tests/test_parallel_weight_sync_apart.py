@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_post.launch.jobs import planned_devices
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
@@ -94,7 +95,6 @@ def test_too_few_devices_are_one_sentence(sizes, sentence):
         ((3, 1, 1, 3), r"3 devices that learn cannot be divided among 2 processes; the nearest valid product is 4"),
     ],
 )
-def test_processes_have_equal_parts(sizes, sentence, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+def test_processes_have_equal_parts(sizes, sentence):
     with pytest.raises(ValueError, match=sentence):
-        meshes.make_split(*sizes)
+        meshes.make_split(*sizes, devices=planned_devices.local(2, 8))

@@ -6,7 +6,7 @@ Invariant: a plan's programs are a run's, because both are made here with the sa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,21 +56,25 @@ class DevicePlan:
         return next(iter(self.engine.values()))
 
 
-def device_plan(config: Config) -> DevicePlan:
+def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DevicePlan:
     """Derives every mesh of a run.
+
+    Args:
+      devices: what is there; None: what jax sees.
 
     Raises:
       ValueError: fewer devices are there than the learner, or the engine beside it, needs.
     """
     m, every = config.mesh, layouts(config)
-    shared = None if m.engine else meshes.make_mesh(m.data, m.fsdp, m.tensor)
-    learner, own = (shared, shared) if shared else meshes.make_split(m.data, m.fsdp, m.tensor, m.engine, m.replica)
+    sizes = m.data, m.fsdp, m.tensor
+    shared = None if m.engine else meshes.make_mesh(*sizes, devices)
+    learner, own = (shared, shared) if shared else meshes.make_split(*sizes, m.engine, m.replica, devices)
     staying, lent = meshes.divided(own, config.staying, learner) if config.lent else (None, None)
 
     def mesh_of(layout: Layout) -> jax.sharding.Mesh:
         mesh = own
         if shared and layout.tensor != m.tensor:
-            mesh = meshes.make_mesh(config.generating // layout.tensor, 1, layout.tensor)
+            mesh = meshes.make_mesh(config.generating // layout.tensor, 1, layout.tensor, devices)
         return mesh if layout.devices == mesh.size else staying
 
     return DevicePlan(learner=learner, engine={layout: mesh_of(layout) for layout in every}, lent=lent)

@@ -61,8 +61,8 @@ def take_none() -> None:
 
 
 def is_there(where: Slice) -> bool:
-    """Returns whether this slice's compiler is installed here."""
-    return bool(where.chip.target) and any(map(_found, WHEELS[where.chip.platform]))
+    """Returns whether this slice's compiler is installed here. It compiles for one slice, not for several."""
+    return bool(where.chip.target) and where.slices == 1 and any(map(_found, WHEELS[where.chip.platform]))
 
 
 def mesh(where: Slice, sizes: tuple[int, int, int]) -> Mesh:

@@ -126,12 +126,12 @@ def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, 
 
 
 def _publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
-    """Each device gets its part of a replica's weights, less what it has."""
+    """Each device gets its part of a replica's weights, less what it has. The nearest copy is of fsdp x tensor devices."""
     m, size = config.mesh, activations.SIZES[config.engine.dtype]
     if m.fsdp == 1 and not m.engine and m.replica == m.tensor:
         return parameters(model) / m.replica * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place
     got = parameters(model) * size / m.replica
-    return got / (where.link(m.learner) * LINKS)
+    return got / (where.link(m.fsdp * m.tensor) * LINKS)
 
 
 def _host(config: Config) -> float:

@@ -194,12 +194,18 @@ def _divisors(number: int) -> list[int]:
 
 
 def text(config: Config, model: decoder.ModelConfig, name: str, say: Callable[[str], object]) -> None:
-    """Says the plan for the slice of that name.
+    """Says the plan for the slice of that name. Raises as `say_plan` does, and where there is no such slice."""
+    say_plan(config, model, chips.read(name), say)
+
+
+def say_plan(
+    config: Config, model: decoder.ModelConfig, where: Slice, say: Callable[[str], object]
+) -> dict[str, float]:
+    """Says the plan, and returns the predicted seconds of an optimizer step by part.
 
     Raises:
-      ValueError: no such slice, a mesh of another size, or a run that does not fit, with the nearest setting that does.
+      ValueError: a mesh of another size, or a run that does not fit, with the nearest setting that does.
     """
-    where = chips.read(name)
     check_devices(config, where)
     device_less.take_none()
     prompt = config.engine.max_length - config.sampling.max_tokens
@@ -209,14 +215,15 @@ def text(config: Config, model: decoder.ModelConfig, name: str, say: Callable[[s
     by = "with temporaries as compiled" if found.compiled else "by formulas"
     for sort, own in found.held.items():
         say(memory_plan.text(f"Memory per {sort} of {where.name}, {by}", memory_plan.table(own), "B"))
-    parts = {part: round(seconds, 2) for part, seconds in roofline.seconds(config, model, where, prompt).items()}
-    say(memory_plan.text("Seconds of an optimizer step", parts))
+    parts = roofline.seconds(config, model, where, prompt)
+    say(memory_plan.text("Seconds of an optimizer step", {part: round(value, 2) for part, value in parts.items()}))
     say(f"  {roofline.ASSUMED}")
     if found.word == "does not fit":
         raise ValueError(_refusal(config, model, found))
     say(f"{where.name}: {_sentence(found)}")
     if where.chip.platform == "gpu" and found.most > GRANTED * where.chip.memory:
         say(f"  jax takes {GRANTED:.0%} of a GPU unless it is told more: XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
+    return parts
 
 
 def _sentence(found: Plan) -> str:

@@ -4,6 +4,7 @@ After a signal the run goes on to its next publish, but for at most PATIENCE_S s
 publish with no rollout in the engine an extra checkpoint changes no bit, so one is saved there. Elsewhere the newest
 checkpoint counts. While the run starts or ends, a signal ends it where it is. If a run has not ended after LIMIT_S
 seconds, because it waits for a device or evaluates, the process exits where it is. A second signal ends it at once.
+A launcher that grants a longer grace period says so in the variable GRANTED, and the limit is then MARGIN_S shorter.
 
 Invariant: a signal decides where a run stops, never what it computes. The resumed run ends as an undisturbed one.
 """
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
@@ -25,12 +26,29 @@ from jaxrl_post.parallel.liveness import RESTART as RESTART  # exported here too
 from jaxrl_post.parallel.processes import share_text
 
 PATIENCE_S, LIMIT_S = 12.0, 18.0
+GRANTED, MARGIN_S = "JAXRL_GRACE_S", 4.0
 _NOTE_S = 2.0  # for the end to be noted
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(BaseException):
     """A signal ended the run. --resume continues it. No library shall take it for an error of its own."""
+
+
+def limit(environment: Mapping[str, str]) -> float:
+    """Returns the seconds after a signal at which the process exits wherever it is.
+
+    Raises:
+      ValueError: the granted seconds are no number, or too few for a run to end in.
+    """
+    granted = environment.get(GRANTED, "")
+    if not granted:
+        return LIMIT_S
+    if not granted.isdecimal() or int(granted) < LIMIT_S + MARGIN_S:
+        raise ValueError(
+            f"environment: {GRANTED}={granted[:40]!r} must be a whole number of seconds, at least {LIMIT_S + MARGIN_S:g}"
+        )
+    return int(granted) - MARGIN_S
 
 
 @contextlib.contextmanager

@@ -43,13 +43,31 @@ def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
       ValueError: as in `chosen`.
     """
     slices, (data, fsdp, tensor) = _slices(devices), sizes
+    if len(slices) > 1:
+        _check(sizes, len(slices))
     if devices[0].platform == "cpu" or not all(map(_is_cuboid, slices)):
         return np.array(devices, object).reshape(sizes)
     if len(slices) == 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    _check(sizes, len(slices))
     return mesh_utils.create_hybrid_device_mesh(
         (data // len(slices), fsdp, tensor), (len(slices), 1, 1), devices, allow_split_physical_axes=True
+    )
+
+
+def check_replicas(devices: Sequence[Any] | np.ndarray, replica: int) -> None:
+    """Refuses replicas of the engine that lie in several slices. `devices`: of all replicas, one replica after the other.
+
+    Raises:
+      ValueError: with the nearest size of a replica that keeps to one slice.
+    """
+    of = np.array([getattr(device, "slice_index", 0) for device in np.ravel(devices)])
+    if len(of) % replica or (of.reshape(-1, replica) == of[::replica, None]).all():
+        return
+    least = min(np.unique(of, return_counts=True)[1])
+    near = max(size for size in range(1, replica) if least % size == 0)
+    raise ValueError(
+        f"mesh: a replica of {replica} devices would lie in several slices, which only the network between them joins; "
+        f"the nearest valid mesh.engine_tensor is {near}"
     )
 
 

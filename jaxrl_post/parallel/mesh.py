@@ -30,8 +30,11 @@ RULES = {"learner": LEARNER_RULES, "engine": ENGINE_RULES}
 LOGICAL_AXES = ("vocab", "embed", "heads", "kv_heads", "head_dim", "ffw", "layers", None)
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh over the first data*fsdp*tensor devices of all processes, ordered for their network.
+
+    Args:
+      devices: what is there; None: what jax sees.
 
     Raises:
       ValueError: a size is below 1, more devices are asked for than exist, or fsdp or tensor would cross TPU slices.
@@ -39,7 +42,7 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     sizes = (data, fsdp, tensor)
     if min(sizes) < 1:
         raise ValueError(f"mesh: every axis must be at least 1, got data={data}, fsdp={fsdp}, tensor={tensor}")
-    needed, devices = int(np.prod(sizes)), jax.devices()
+    needed, devices = int(np.prod(sizes)), devices or jax.devices()
     if needed > len(devices):
         raise ValueError(
             f"mesh: data*fsdp*tensor={data}*{fsdp}*{tensor}={needed} devices were asked for and "
@@ -48,18 +51,25 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     return _mesh(device_order.ordered(device_order.chosen(devices, sizes), sizes), sizes)
 
 
-def make_split(data: int, fsdp: int, tensor: int, engine: int, replica: int = 0) -> tuple[Mesh, Mesh]:
+def make_split(
+    data: int, fsdp: int, tensor: int, engine: int, replica: int = 0, devices: Sequence[Any] | None = None
+) -> tuple[Mesh, Mesh]:
     """Returns two meshes without a common device: the learner's and the engine's.
 
     The learner's has data*fsdp*tensor devices. The engine's has `engine` devices in replicas of `replica`, or of `tensor`. Every
     process has an equal part of both meshes, so that its host can read all it needs from local devices. With several
     processes, each has as many learner devices as engine devices.
 
+    Args:
+      devices: as in `make_mesh`.
+
     Raises:
       ValueError: there are too few devices, or processes cannot have equal parts. With several processes also: learner
-        and engine differ in their number of devices, which hand weights over in pairs.
+        and engine differ in their number of devices, which hand weights over in pairs. With several slices also: a
+        replica would lie in two of them.
     """
-    processes, learner, replica = jax.process_count(), data * fsdp * tensor, replica or tensor
+    devices, learner, replica = devices or jax.devices(), data * fsdp * tensor, replica or tensor
+    processes = 1 + max(device.process_index for device in devices)
     if processes > 1 and engine != learner:
         raise ValueError(
             f"mesh.engine={engine}: {processes} processes hand weights over from each device of the learner to one "
@@ -71,7 +81,7 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int, replica: int = 0)
             f"product is {-(-learner // processes) * processes}"
         )
     mine, theirs = learner // processes, engine // processes
-    own = [[device for device in jax.devices() if device.process_index == process] for process in range(processes)]
+    own = [[device for device in devices if device.process_index == process] for process in range(processes)]
     if min(map(len, own)) < mine + theirs:
         raise ValueError(
             f"mesh: {mine} devices that learn and mesh.engine={theirs} that generate are needed in each of "
@@ -85,6 +95,7 @@ def make_split(data: int, fsdp: int, tensor: int, engine: int, replica: int = 0)
     if processes > 1:  # weights are handed over in pairs, so the engine's devices follow the learner's
         twin = dict(zip(learners, engines, strict=True))
         others = np.array([twin[device] for device in whole.flat], object)
+        device_order.check_replicas(others, replica)
     else:
         others = device_order.ordered(engines, (engine // replica, 1, replica))
     return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // replica, 1, replica))
@@ -100,7 +111,7 @@ def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
         cannot bring the lent replicas their weights by itself. It cannot if learner and engine have separate devices,
         if fsdp is above 1, or if a replica spans processes.
     """
-    tensor, processes = engine.shape[TENSOR], jax.process_count()
+    tensor, processes = engine.shape[TENSOR], len({device.process_index for device in engine.devices.flat})
     homes: dict[int, list[np.ndarray]] = {}
     straddles = False
     for replica in engine.devices.reshape(-1, tensor):

@@ -10,6 +10,7 @@ unchanged: they are copied, never added.
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -162,14 +163,25 @@ def links(leaves: Iterable[Any], shardings: Iterable[NamedSharding], dtype: Any)
       leaves: arrays, or shapes with shardings.
       dtype: that they travel in.
     """
-    out = dict.fromkeys(LINKS, 0)
-    kinds: dict[Any, int] = {}
-    for leaf, home in zip(leaves, shardings, strict=True):
-        kind = leaf.shape, leaf.sharding, home
-        kinds[kind] = kinds.get(kind, 0) + 1
-    for (shape, source, home), count in kinds.items():
-        for link, elements in _elements(shape, source, home):
-            out[link] += count * elements * jnp.dtype(dtype).itemsize
+    triples = ((leaf.shape, leaf.sharding, home) for leaf, home in zip(leaves, shardings, strict=True))
+    found = links_by_process(triples, dtype).values()
+    return {link: sum(own[link] for own in found) for link in LINKS}
+
+
+def links_by_process(
+    kinds: Iterable[tuple[tuple[int, ...], NamedSharding, NamedSharding]], dtype: Any
+) -> Mapping[int, Mapping[str, int]]:
+    """Returns how many bytes reach the devices of each process, by the shortest link that they can take.
+
+    Args:
+      kinds: of each array its shape, where it is, and where it shall be.
+      dtype: that it travels in.
+    """
+    out: dict[int, dict[str, int]] = {}
+    for (shape, source, home), count in collections.Counter(kinds).items():
+        for device, link, elements in _elements(shape, source, home):
+            own = out.setdefault(device.process_index, dict.fromkeys(LINKS, 0))
+            own[link] += count * elements * jnp.dtype(dtype).itemsize
     return out
 
 
@@ -181,8 +193,10 @@ IN_PLACE, IN_PROCESS, BETWEEN_PROCESSES, BETWEEN_SLICES = LINKS = (
 )
 
 
-def _elements(shape: tuple[int, ...], source: NamedSharding, home: NamedSharding) -> Iterable[tuple[str, int]]:
-    """Returns link and number of elements of each overlap of a piece that is there with a piece that is needed."""
+def _elements(
+    shape: tuple[int, ...], source: NamedSharding, home: NamedSharding
+) -> Iterable[tuple[jax.Device, str, int]]:
+    """Yields device, link and number of elements of each overlap of a piece that is there with one that it needs."""
     there: dict[tuple, list[jax.Device]] = {}
     for device, index in source.devices_indices_map(shape).items():
         there.setdefault(bounds(index, shape), []).append(device)
@@ -191,7 +205,8 @@ def _elements(shape: tuple[int, ...], source: NamedSharding, home: NamedSharding
         for piece, holders in there.items():
             sides = [min(a[1], b[1]) - max(a[0], b[0]) for a, b in zip(wanted, piece, strict=True)]
             if all(side > 0 for side in sides):
-                yield min((_link(holder, device) for holder in holders), key=LINKS.index), math.prod(sides)
+                nearest = min((_link(holder, device) for holder in holders), key=LINKS.index)
+                yield device, nearest, math.prod(sides)
 
 
 def _link(one: jax.Device, other: jax.Device) -> str:

@@ -1,0 +1,155 @@
+"""From a request to rendered files: every check that needs no cluster, in the order from cheap to dear.
+
+Invariant: the config is resolved as the run will resolve it, with the variables that its processes get, so what is
+checked here is what runs there. Nothing is written and nothing is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from jaxrl_post import config as configs
+from jaxrl_post.config import Config, fields
+from jaxrl_post.launch import command_line, inputs, memory_plan, slice_plan
+from jaxrl_post.launch.jobs import forecast, gke, local, planned_devices, roles, slurm, tpu_vm
+from jaxrl_post.launch.jobs import request as requests
+from jaxrl_post.launch.jobs.request import BUCKET, SHARED, Rendered, Request
+from jaxrl_post.models import decoder
+
+LOCAL = "local"
+TARGETS: dict[str, Callable[[Request], Rendered]] = {
+    "gke-tpu": gke.tpu,
+    "gke-gpu": gke.gpu,
+    "tpu-vm": tpu_vm.render,
+    "slurm": slurm.render,
+}
+NAMES = (*TARGETS, LOCAL)
+CONTAINERS = ("gke-tpu", "gke-gpu", "tpu-vm")  # whose processes have the files of the image and of shared disks alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What the user knows and no file says: dollars of a chip-hour, chips of the quota, measured seconds of a save."""
+
+    price: float = 0.0
+    quota: int = 0
+    save_s: float | None = None
+
+
+def prepare(request: Request, terms: Terms, say: Callable[[str], object]) -> Rendered:
+    """Checks a request, says its plan, and renders it.
+
+    Raises:
+      ValueError: the first thing that does not fit, in one sentence.
+    """
+    requests.check(request)
+    command_line.parse(request.words[3:])  # what the run itself would refuse
+    config, model = _settled(request)
+    _check_run(request, config)
+    if request.target == LOCAL:
+        rendered = _local(request, config, model, say)
+    else:
+        forecast.check_quota(request.where, terms.quota)
+        TARGETS[request.target](request)  # what a target refuses, before a compiler plans the memory for minutes
+        found = _planned(request, config, model, terms, say)
+        rendered = TARGETS[request.target](dataclasses.replace(request, grace_s=found.grace_s))
+    requests.refuse_secrets(rendered, os.environ)
+    return rendered
+
+
+def _settled(request: Request) -> tuple[Config, decoder.ModelConfig]:
+    """Returns the config as a process of the job resolves it, and the model's shape."""
+    platform = "cpu" if request.where is None else request.where.chip.platform
+    with _with(request.environment):
+        config = configs.resolve(configs.load(request.config), request.overrides, platform=platform)
+    return config, inputs.shape(config)
+
+
+@contextlib.contextmanager
+def _with(environment: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables for a while, because a config file may read them."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _check_run(request: Request, config: Config) -> None:
+    """Refuses a run that cannot start again, lacks a secret, or reads files that its hosts do not have."""
+    if not config.checkpoint.every:
+        raise ValueError(
+            "checkpoint.every=0 saves nothing, so a job that is stopped begins again; write --config.checkpoint.every=10"
+        )
+    if request.target not in CONTAINERS:
+        return
+    if config.logger.wandb == "online" and "WANDB_API_KEY" not in request.secrets:
+        raise ValueError(
+            "logger.wandb=online needs a key on every host: write --secret=WANDB_API_KEY=PLACE, or "
+            "--config.logger.wandb=offline"
+        )
+    for name, path in _read(config):
+        if path.startswith((BUCKET, f"{SHARED}/")) or not os.path.isabs(path):
+            continue
+        if not Path(path).resolve().is_relative_to(Path.cwd()):
+            raise ValueError(
+                f"{name}={path[:200]} lies on this machine alone: write --config.{name}={SHARED}/{Path(path).name}, or the "
+                "variable that the config reads, by --env=NAME=VALUE"
+            )
+    if not request.claim and request.target != "tpu-vm":
+        for name, path in _read(config):
+            if path.startswith(f"{SHARED}/"):
+                raise ValueError(
+                    f"{name}={path[:200]} lies on a disk that no pod has: write --claim=CLAIM, a PersistentVolumeClaim "
+                    f"with these files, which is mounted at {SHARED}"
+                )
+
+
+def _read(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields (option, path) of what the run reads. A task's name or a function of a package is a path of no file."""
+    values = configs.to_dict(config)
+    for option in fields.options(Config):
+        section, _, name = option.name.rpartition(".")
+        given = (values[section] if section else values)[name]
+        if option.about.path and not option.about.written:
+            yield from ((option.name, one) for one in ([given] if isinstance(given, str) else given))
+
+
+def _planned(
+    request: Request, config: Config, model: decoder.ModelConfig, terms: Terms, say: Callable[[str], object]
+) -> forecast.Forecast:
+    """Says memory, seconds, roles and cost, and returns the forecast."""
+    where = request.where
+    slice_plan.check_devices(config, where)
+    slice_plan.plan(config, model, where)  # whether the mesh divides the model
+    hosts = roles.of(config, model, planned_devices.of(where))
+    parts = slice_plan.say_plan(config, model, where, say)
+    near = ("ICI", "DCN") if where.chip.grids else ("NVLink", "network")
+    say(roles.table(hosts, *near))
+    found = forecast.of(config, model, parts["all"], where.hosts, terms.save_s)
+    for line in forecast.lines(found, where, terms.price):
+        say(line)
+    return found
+
+
+def _local(request: Request, config: Config, model: decoder.ModelConfig, say: Callable[[str], object]) -> Rendered:
+    """Says the roles of the processes and renders the job. No device of this machine is asked for."""
+    request = dataclasses.replace(request, grace_s=forecast.LEAST_S)
+    rendered = local.render(request, config.devices)
+    memory_plan.memory(config, model)  # whether the mesh divides the model
+    jax.config.update("jax_platforms", "cpu")
+    devices = planned_devices.local(request.processes, config.devices)
+    say(roles.table(roles.of(config, model, devices), "memory of a process", "processes"))
+    return rendered

@@ -1,0 +1,122 @@
+"""Which host learns and which generates, and the bytes that reach it with every publish, as one table.
+
+Invariant: the meshes are those of the run, of planned devices, so a mesh that the run would refuse is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh
+
+from jaxrl_post.config import Config
+from jaxrl_post.launch import build
+from jaxrl_post.launch.chips import MIB
+from jaxrl_post.launch.jobs.planned_devices import PlannedDevice
+from jaxrl_post.models import decoder
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import relayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A host of a job.
+
+    - index, slice: of the host, and of its slice
+    - learns, generates: how many of its devices do
+    - replicas: the engine's replicas with devices on it
+    - near: bytes of a publish that reach it from neighbours, over links of its slice or, for GPUs, of the host
+    - far: bytes that reach it over the network
+    """
+
+    index: int
+    slice: int
+    learns: int
+    generates: int
+    replicas: tuple[int, ...]
+    near: int
+    far: int
+
+    @property
+    def role(self) -> str:
+        if not self.generates:
+            return "learns"
+        return "generates" if not self.learns else "learns, generates"
+
+
+def of(config: Config, model: decoder.ModelConfig, devices: Sequence[PlannedDevice]) -> tuple[Host, ...]:
+    """Returns the hosts in order.
+
+    Raises:
+      ValueError: the mesh does not fit the slices, their hosts or the model, in one sentence.
+    """
+    plan = build.device_plan(config, devices)
+    sent = _sent(config, model, plan)
+    tensor = plan.first.shape[meshes.TENSOR]
+    replicas = [{device.process_index for device in one} for one in plan.first.devices.reshape(-1, tensor)]
+    learns, generates = _counts(plan.learner), _counts(plan.first)
+    near = [relayout.IN_PROCESS, *([relayout.BETWEEN_PROCESSES] if devices[0].platform == "tpu" else [])]
+    far = [link for link in relayout.LINKS if link not in (relayout.IN_PLACE, *near)]
+    hosts = dict.fromkeys((device.process_index, device.slice_index) for device in devices)
+    return tuple(
+        Host(
+            index=host,
+            slice=slice_,
+            learns=learns.get(host, 0),
+            generates=generates.get(host, 0),
+            replicas=tuple(at for at, on in enumerate(replicas) if host in on),
+            near=sum(sent.get(host, {}).get(link, 0) for link in near),
+            far=sum(sent.get(host, {}).get(link, 0) for link in far),
+        )
+        for host, slice_ in hosts
+    )
+
+
+def _counts(mesh: Mesh) -> Mapping[int, int]:
+    out: dict[int, int] = {}
+    for device in mesh.devices.flat:
+        out[device.process_index] = out.get(device.process_index, 0) + 1
+    return out
+
+
+def _sent(config: Config, model: decoder.ModelConfig, plan: build.DevicePlan) -> Mapping[int, Mapping[str, int]]:
+    """Returns the bytes of a publish by host and link."""
+    axes, shapes = decoder.axes(model), jax.tree.leaves(decoder.abstract(model))
+    there, wanted = (
+        jax.tree.leaves(meshes.param_shardings(mesh, axes, room))
+        for mesh, room in ((plan.learner, "learner"), (plan.first, "engine"))
+    )
+    return relayout.links_by_process(
+        zip((leaf.shape for leaf in shapes), there, wanted, strict=True), config.engine.dtype
+    )
+
+
+def table(hosts: Sequence[Host], near: str, far: str) -> str:
+    """Returns one line a host. `near`, `far`: what the bytes of a publish take, in words."""
+    rows = [("host", "slice", "role", "devices", "replicas", f"publish by {near}", f"publish by {far}")]
+    for one in hosts:
+        parts = [f"{one.learns} learn"] * bool(one.learns) + [f"{one.generates} generate"] * bool(one.generates)
+        rows.append(
+            (
+                str(one.index),
+                str(one.slice),
+                one.role,
+                ", ".join(parts) or "none",
+                _span(one.replicas),
+                f"{one.near / MIB:,.1f} MiB",
+                f"{one.far / MIB:,.1f} MiB",
+            )
+        )
+    wide = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide)).rstrip() for row in rows]
+    return "\n".join(["Roles, and the bytes that reach a host with every publish", *(f"  {line}" for line in lines)])
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Returns numbers as 0-3 where they follow each other, else with commas."""
+    if not numbers:
+        return "none"
+    whole = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]}-{numbers[-1]}" if whole and len(numbers) > 1 else ",".join(map(str, numbers))

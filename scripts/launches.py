@@ -1,0 +1,291 @@
+"""Launches that tests and the show `launch` go through, misfits that must each be one sentence, and fake cluster tools.
+
+    python scripts/launches.py         prints the names
+    python scripts/launches.py NAME    prints what one launch would run, as --dry-run does
+    python scripts/launches.py --write writes tests/goldens/launch/ anew
+
+Invariant: nothing here reaches a cluster. The fakes record how they were called, and answer as a script tells them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDENS = ROOT / "tests" / "goldens" / "launch"
+CALLS = "calls.txt"
+LIMIT_S = 300  # of a launch
+PYTHON = "PYTHON"  # stands in a golden file for the interpreter that runs local jobs
+IMAGE = "--image=us-docker.pkg.dev/my-project/rl/jaxrl-post:1"
+FILES = ("--env=JAXRL_MODELS=/mnt/models", "--env=JAXRL_DATA=/mnt/data")
+RUN_DIR = "--run-dir=/mnt/runs/first"
+SEVEN, THREE = "--config=configs/gsm8k_qwen2_5_7b.py", "--config=configs/gsm8k_qwen3.py"
+GKE = (IMAGE, *FILES, RUN_DIR, "--claim=shared")
+VM = (IMAGE, *FILES, RUN_DIR, "--project=my-project", "--zone=us-east5-b")
+KEYS = ("--secret=HF_TOKEN=keys/hf", "--secret=WANDB_API_KEY=keys/wandb", "--config.logger.wandb=online")
+WIDE = ("--config.mesh.fsdp=32", "--config.batch.rows=32")
+TWO_A3 = ("--config.mesh.data=2", "--config.batch.rows=16")
+LAUNCHES: Mapping[str, tuple[str, ...]] = {
+    "gke-tpu-v5e-16": ("--target=gke-tpu", f"{SEVEN}:v5e-16", "--slice=v5e-16", *GKE, *KEYS, "--queue=tpu"),
+    "gke-tpu-v5p-64": ("--target=gke-tpu", f"{THREE}:32b-v5p-64", "--slice=v5p-64", *GKE),
+    "gke-tpu-2-v6e-32": (
+        *("--target=gke-tpu", f"{THREE}:8b-v6e-16", "--slice=v6e-32", "--nodes=2", *GKE, "--queue=tpu"),
+        *("--config.mesh.data=2", "--config.mesh.fsdp=32", "--config.batch.rows=64", "--service-account=runner"),
+    ),
+    "gke-tpu-tpu7x-16": ("--target=gke-tpu", f"{THREE}:8b-v6e-16", "--slice=tpu7x-16", *GKE, "--spot"),
+    "tpu-vm-v5e-16": (
+        *("--target=tpu-vm", f"{SEVEN}:v5e-16", "--slice=v5e-16", *VM, "--spot", "--config.logger.wandb=online"),
+        "--secret=WANDB_API_KEY=wandb",
+    ),
+    "tpu-vm-v5p-64": ("--target=tpu-vm", f"{THREE}:32b-v5p-64", "--slice=v5p-64", *VM),
+    "tpu-vm-v6e-32": ("--target=tpu-vm", f"{THREE}:8b-v6e-16", "--slice=v6e-32", *VM, *WIDE),
+    "gke-gpu-2-a3": ("--target=gke-gpu", f"{SEVEN}:8xh100", "--slice=8xh100", "--nodes=2", *GKE, *TWO_A3, *KEYS),
+    "gke-gpu-4-a3-ultra": (
+        *("--target=gke-gpu", f"{THREE}:32b-4x8xh100", "--slice=8xh200", "--nodes=4", *GKE, "--queue=gpu"),
+    ),
+    "gke-gpu-2-a4": ("--target=gke-gpu", f"{SEVEN}:8xh100", "--slice=8xb200", "--nodes=2", *GKE, *TWO_A3),
+    "slurm-2-8xh100": (
+        *("--target=slurm", f"{SEVEN}:8xh100", "--slice=8xh100", "--nodes=2", *FILES, *TWO_A3, "--partition=h100"),
+        *("--run-dir=/lustre/runs/first", "--secret=WANDB_API_KEY=/home/me/.secrets/wandb", "--hours=24"),
+    ),
+    "local-4": ("--target=local", "--config=configs/demo_sharded.py", "--nodes=4", "--run-dir=runs/first"),
+}
+EXTRA = ("gke-gpu-2-a4",)  # beside the eleven that are promised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A launch that cannot be, as changes to one that can, and what the sentence must say."""
+
+    of: str
+    said: str
+    more: tuple[str, ...] = ()
+    less: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """Returns the flags: those of the launch that `less` does not begin with, and `more`."""
+        gone = (*self.less, *(one.partition("=")[0] + "=" for one in self.more if one.startswith("--")))
+        return [one for one in LAUNCHES[self.of] if not one.startswith(tuple(gone) or ("?",))] + list(self.more)
+
+
+MISFITS: Mapping[str, Misfit] = {
+    "unknown target": Misfit(of="gke-tpu-v5e-16", more=("--target=gke-tup",), said="nearest is gke-tpu"),
+    "no slice": Misfit(of="gke-tpu-v5e-16", less=("--slice",), said="needs --slice=NAME"),
+    "unknown slice": Misfit(of="gke-tpu-v5e-16", more=("--slice=v5e-15",), said="nearest valid one is v5e-16"),
+    "mesh against slice": Misfit(
+        of="gke-tpu-v5e-16", more=("--slice=v5e-32",), said="nearest valid value is mesh.fsdp=32"
+    ),
+    "fsdp across slices": Misfit(
+        of="gke-tpu-2-v6e-32",
+        more=("--config.mesh.data=1", "--config.mesh.fsdp=64"),
+        said="only data may cross the network between slices",
+    ),
+    "replica across slices": Misfit(
+        of="tpu-vm-v5e-16",
+        more=(
+            *("--slice=v5e-4", "--nodes=2", "--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.engine=4"),
+            *("--config.batch.rows=4", "--config.scheduler.name=pipeline", "--config.engine.sleep=false"),
+        ),
+        said="would lie in several slices",
+    ),
+    "split with unequal halves": Misfit(
+        of="gke-gpu-2-a3",
+        more=(
+            *("--config.mesh.data=1", "--config.mesh.fsdp=4", "--config.mesh.engine=12", "--config.batch.rows=8"),
+            "--config.scheduler.name=pipeline",
+        ),
+        said="it must be data*fsdp*tensor=4",
+    ),
+    "memory": Misfit(
+        of="gke-tpu-v5e-16",
+        more=(
+            *("--config.engine.sleep=false", "--config.optimizer.moments_dtype=float32"),
+            "--config.optimizer.sums_dtype=float32",
+        ),
+        said="does not fit",
+    ),
+    "batch against shards": Misfit(of="gke-tpu-v5e-16", more=("--config.batch.rows=12",), said="batch.rows=12"),
+    "heads against replica": Misfit(
+        of="gke-tpu-v5e-16", more=("--config.mesh.engine_tensor=16",), said="does not divide"
+    ),
+    "missing secret": Misfit(of="gke-tpu-v5e-16", less=("--secret",), said="write --secret=WANDB_API_KEY=PLACE"),
+    "secret as a variable": Misfit(of="gke-tpu-v5p-64", more=("--env=HF_TOKEN=abc",), said="--secret=HF_TOKEN=PLACE"),
+    "secret of another form": Misfit(of="gke-tpu-v5p-64", more=("--secret=HF_TOKEN=hf",), said="must be SECRET/KEY"),
+    "quota": Misfit(of="gke-tpu-v5p-64", more=("--quota=16",), said="v5p-64 has 32 chips, 16 more than the quota"),
+    "folder of one host": Misfit(
+        of="gke-tpu-v5e-16", more=("--run-dir=runs/first",), said="write --run-dir=/mnt/first"
+    ),
+    "disk that no pod has": Misfit(of="gke-tpu-v5e-16", less=("--claim",), said="write --claim=CLAIM"),
+    "files of this machine": Misfit(of="gke-tpu-v5e-16", less=("--env",), said="lies on this machine alone"),
+    "no image": Misfit(of="gke-tpu-v5e-16", less=("--image",), said="must be REGISTRY/NAME:TAG"),
+    "no zone": Misfit(of="tpu-vm-v5e-16", less=("--zone",), said="--zone='' must name where the TPUs are"),
+    "tpu7x on tpu-vm": Misfit(of="tpu-vm-v5e-16", more=("--slice=tpu7x-16",), said="write --target=gke-tpu"),
+    "GPUs on gke-tpu": Misfit(of="gke-gpu-2-a3", more=("--target=gke-tpu",), said="needs TPUs"),
+    "part of a machine": Misfit(
+        of="gke-gpu-2-a3", more=("--slice=4xh100", "--config.mesh.data=1"), said="needs machines of eight"
+    ),
+    "slices of one host": Misfit(
+        of="gke-tpu-2-v6e-32",
+        more=("--slice=v6e-8", "--config.mesh.fsdp=8", "--config.batch.rows=16"),
+        said="take a larger slice",
+    ),
+    "name of a job": Misfit(of="gke-tpu-v5e-16", more=("--name=My_Run",), said="nearest valid name is my-run"),
+    "nothing saved": Misfit(
+        of="gke-tpu-v5e-16",
+        more=("--config.checkpoint=default", "--config.checkpoint.every=0"),
+        said="checkpoint.every=0 saves nothing",
+    ),
+    "config elsewhere": Misfit(
+        of="gke-tpu-v5e-16", more=("--config=/etc/hosts.py",), said="outside of the working directory"
+    ),
+    "slice of a local job": Misfit(of="local-4", more=("--slice=h100",), said="leave it out"),
+    "processes of a local job": Misfit(of="local-4", more=("--nodes=3",), said="nearest valid value is 2"),
+    "no GPUs for Slurm": Misfit(
+        of="slurm-2-8xh100", more=("--slice=v5e-16", "--nodes=1"), said="needs nodes with GPUs"
+    ),
+}
+
+
+def printed(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Returns exit code, output and errors of `launch` in this process. The working directory must be the root."""
+    from jaxrl_post.commands import launch
+
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = launch.main(list(arguments))
+    return code, out.getvalue(), errors.getvalue()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Returns the exit code of `launch` in a process of its own."""
+    command = [sys.executable, "-m", "jaxrl_post", "launch", *arguments]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=LIMIT_S).returncode
+
+
+def stay_here() -> None:
+    """Goes to the root, where configs are, and plans by formulas: with a compiler each plan takes minutes."""
+    sys.path.insert(0, str(ROOT))
+    os.chdir(ROOT)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from jaxrl_post.launch import device_less
+
+    device_less.WHEELS = dict.fromkeys(device_less.WHEELS, ())
+
+
+def rendered(name: str, folder: Path) -> dict[str, str]:
+    """Returns the files of a launch by name, and its calls as `calls.txt`. They are written below `folder` first."""
+    code, out, errors = printed([*LAUNCHES[name], "--dry-run", f"--out={folder}"])
+    if code:
+        raise RuntimeError(f"{name}: {errors}")
+    files = {file.name: file.read_text() for file in sorted(folder.iterdir())}
+    calls = out.partition("---- what would be called\n")[2].partition("\nwrote ")[0].strip()
+    files[CALLS] = calls.replace(str(folder), "FOLDER") + "\n"
+    return {file: text.replace(sys.executable, PYTHON) for file, text in files.items()}
+
+
+# ---- Fields of a manifest
+
+
+def fields_of(value: Any, place: tuple = ()) -> Iterator[tuple]:
+    """Yields the place of every field: keys and positions from the outside in, the field's own name last."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in pairs:
+        if isinstance(key, str):
+            yield (*place, key)
+        yield from fields_of(one, (*place, key))
+
+
+def misspelt(manifest: dict, place: tuple) -> dict:
+    """Returns a copy in which two letters of one field's name have changed places."""
+    out = copy.deepcopy(manifest)
+    *above, name = place
+    part = out
+    for one in above:
+        part = part[one]
+    at = next((at for at in range(len(name) - 1) if name[at] != name[at + 1]), 0)
+    wrong = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+    part[wrong] = part.pop(name)
+    return out
+
+
+# ---- Fakes of gcloud, kubectl, sbatch and docker
+
+_FAKE = """#!{python} -IS
+import json, os, pathlib, sys
+folder = pathlib.Path({folder!r})
+calls = folder / "calls.jsonl"
+with open(calls, "a") as out:
+    out.write(json.dumps([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]) + "\\n")
+for at, rule in enumerate(json.loads((folder / "rules.json").read_text())):
+    told = folder / f"told_{{at}}"
+    count = len(told.read_text()) if told.exists() else 0
+    if all(word in sys.argv[1:] for word in rule["words"]) and count < len(rule["results"]):
+        told.write_text("x" * (count + 1))
+        code, text = rule["results"][count]
+        sys.stdout.write(text)
+        sys.exit(code)
+"""
+
+
+@contextlib.contextmanager
+def fakes(rules: Sequence[tuple[Sequence[str], Sequence[tuple[int, str]]]] = ()) -> Iterator[Path]:
+    """Puts fakes first on PATH, and yields the folder in which `recorded` finds their calls.
+
+    Args:
+      rules: of words that a call must have, and the exit codes and outputs of such calls in order. The first rule with a
+        result left decides; without one a call ends with 0.
+    """
+    with tempfile.TemporaryDirectory(prefix="launches-") as name:
+        folder = Path(name)
+        told = [{"words": list(words), "results": [list(one) for one in results]} for words, results in rules]
+        (folder / "rules.json").write_text(json.dumps(told))
+        for program in ("gcloud", "kubectl", "sbatch"):
+            file = folder / program
+            file.write_text(_FAKE.format(python=sys.executable, folder=name))
+            file.chmod(0o755)
+        before = os.environ["PATH"]
+        os.environ |= {"PATH": f"{name}{os.pathsep}{before}", "JAXRL_PAUSE_S": "0"}
+        try:
+            yield folder
+        finally:
+            os.environ["PATH"] = before
+            del os.environ["JAXRL_PAUSE_S"]
+
+
+def recorded(folder: Path) -> list[list[str]]:
+    """Returns the calls of the fakes in order."""
+    file = folder / "calls.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def main(arguments: Sequence[str]) -> int:
+    stay_here()
+    if not arguments:
+        print("\n".join(LAUNCHES))
+        return 0
+    if arguments[0] != "--write":
+        command = [sys.executable, "-m", "jaxrl_post", "launch", *LAUNCHES[arguments[0]], "--dry-run"]
+        return subprocess.run(command).returncode
+    for name in LAUNCHES:
+        with tempfile.TemporaryDirectory() as folder:
+            files = rendered(name, Path(folder))
+        (GOLDENS / name).mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (GOLDENS / name / file).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""Prints the table of docs/which_preset.md: what each preset holds on a device, and the seconds of a step, both predicted.
+
+    python scripts/preset_table.py            prints the table
+    python scripts/preset_table.py --write    writes it into the page, between two marks
+
+Invariant: the figures are those that `--dry-run --slice=NAME` prints without a compiler, so no device is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "which_preset.md"
+BEGIN, END = "<!-- presets:begin -->", "<!-- presets:end -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A config with its choice and overrides, and the slice that it is for; `count` slices or machines."""
+
+    config: str
+    slice: str
+    count: int = 1
+    overrides: tuple[str, ...] = ()
+
+
+PRESETS = (
+    Preset(config="gsm8k_qwen2_5_0_5b.py:t4", slice="t4"),
+    Preset(config="gsm8k_qwen2_5_0_5b.py:l4", slice="l4"),
+    Preset(config="gsm8k_qwen2_5_0_5b.py:v5e-1", slice="v5e-1"),
+    Preset(config="gsm8k_qwen2_5_0_5b.py", slice="h100"),
+    Preset(config="gsm8k_qwen2_5_7b.py:8xh100", slice="8xh100"),
+    Preset(config="gsm8k_qwen2_5_7b.py:v5e-16", slice="v5e-16"),
+    Preset(config="gsm8k_qwen2_5_7b.py", slice="v6e-16"),
+    Preset(config="gsm8k_qwen3.py", slice="v6e-16"),
+    Preset(
+        config="gsm8k_qwen3.py", slice="v6e-32", count=2, overrides=("mesh.data=2", "mesh.fsdp=32", "batch.rows=64")
+    ),
+    Preset(config="gsm8k_qwen3.py:32b-v5p-64", slice="v5p-64"),
+    Preset(config="gsm8k_qwen3.py:32b-4x8xh100", slice="8xh100", count=4),
+)
+
+
+def table() -> str:
+    """Returns the table as Markdown."""
+    rows = [("devices", "config", "model", "mesh", "mode", "memory of a device", "seconds a step, predicted")]
+    rows += [("---",) * len(rows[0]), *(_row(one) for one in PRESETS)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(preset: Preset) -> tuple[str, ...]:
+    from jaxrl_post.config import load, resolve
+    from jaxrl_post.launch import chips, inputs, roofline, slice_plan
+
+    where = chips.read(preset.slice).times(preset.count)
+    given = load(str(ROOT / "configs" / preset.config))
+    config = resolve(given, preset.overrides, platform=where.chip.platform)
+    model, m = inputs.shape(config), config.mesh
+    found = slice_plan.plan(config, model, where)
+    step = roofline.seconds(config, model, where, config.engine.max_length - config.sampling.max_tokens)["all"]
+    replicas = f"{config.replicas} replicas of {m.replica}" if config.replicas > 1 else "1 replica"
+    sleeps = ", the engine sleeps" if config.engine.sleep else ""
+    changes = "".join(f" `--config.{one}`" for one in preset.overrides)
+    return (
+        f"`{where.name}`",
+        f"`configs/{preset.config}`{changes}",
+        Path(config.model.path).name,
+        f"data {m.data} x fsdp {m.fsdp}, {replicas}",
+        f"{config.scheduler.name}{sleeps}",
+        f"{found.most / 2**30:.1f} of {where.chip.memory / 2**30:.1f} GiB",
+        f"{step:.0f}",
+    )
+
+
+def filled(page: str) -> str:
+    """Returns the page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    sys.path.insert(0, str(ROOT))
+    if list(arguments) == ["--write"]:
+        PAGE.write_text(filled(PAGE.read_text()))
+    else:
+        print(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Runs on every host of the slice: one process of the run, in a container.
+set -euo pipefail
+sudo gcloud auth configure-docker us-docker.pkg.dev --quiet
+sudo docker rm --force gsm8k-qwen3 >/dev/null 2>&1 || true
+exec sudo docker run --rm --name=gsm8k-qwen3 \
+  --privileged --network=host --stop-timeout=360 --volume=/mnt:/mnt \
+  --env=JAXRL_GRACE_S=360 \
+  --env=JAXRL_MODELS=/mnt/models \
+  --env=JAXRL_DATA=/mnt/data \
+  us-docker.pkg.dev/my-project/rl/jaxrl-post:1 \
+  python -m jaxrl_post.main --config=configs/gsm8k_qwen3.py:32b-v5p-64 --run-dir=/mnt/runs/first --resume
