@@ -14,7 +14,7 @@ from pathlib import Path
 
 FLOORS = {  # of rooms: files and folders on the first level of the package
     -1: ("json_text",),
-    0: ("types", "parallel", "config"),
+    0: ("types", "parallel", "config", "buckets"),
     1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),
@@ -28,6 +28,7 @@ HOST = (  # module prefixes without jax
     "types",
     "json_text",
     "config",
+    "buckets",
     "protocols",
     "history",
     "scheduler",

@@ -1,4 +1,4 @@
-"""A URL is refused wherever a user may name a path: options, flags, variables, commands."""
+"""A URL is refused wherever a user may name a path: options, flags, variables, commands. A run's bucket alone is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_post.launch.compile_guard import use_cache
 from jaxrl_post.sim import settings
 
 BUCKET = "gs://bucket/runs"
-NEAR = "is a URL, and buckets are not supported yet: .* for example /mnt/bucket/runs"
+NEAR = "is a URL, and only --run-dir and --resume may name a place in a bucket, .* for example /mnt/bucket/runs"
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,9 @@ def test_the_options_that_are_paths_are_these():
     "ask",
     [
         lambda: parse([f"--config={BUCKET}"]),
-        lambda: parse(["--config=configs/demo.py", f"--run-dir={BUCKET}"]),
-        lambda: parse(["--config=configs/demo.py", f"--resume={BUCKET}"]),
+        lambda: parse(["--config=configs/demo.py", f"--branch={BUCKET}"]),
+        lambda: parse(["--config=configs/demo.py", "--run-dir=s3://bucket/runs"]),
+        lambda: parse(["--config=configs/demo.py", "--resume=s3://bucket/runs"]),
         lambda: use_cache({"JAX_COMPILATION_CACHE_DIR": BUCKET}),
         lambda: use_cache({"XDG_CACHE_HOME": BUCKET}),
         lambda: simulate.parse(["--json", BUCKET]),
@@ -77,6 +78,13 @@ def test_the_options_that_are_paths_are_these():
 def test_flags_and_variables_refuse_it(ask):
     with pytest.raises(ValueError, match=NEAR):
         ask()
+
+
+def test_a_run_may_lie_in_a_bucket():
+    assert parse(["--config=configs/demo.py", f"--run-dir={BUCKET}"]).run_dir == BUCKET
+    assert parse([f"--resume={BUCKET}"]).run_dir == BUCKET
+    with pytest.raises(ValueError, match=r"--resume='gs://bucket' is no place in a bucket: write gs://BUCKET/NAME"):
+        parse(["--resume=gs://bucket"])
 
 
 def test_a_command_refuses_it(capsys):

@@ -1,7 +1,7 @@
 """Paths of this machine: what a user may name where the project reads or writes files.
 
-A URL is refused. As a path, gs://bucket/runs would be a new local folder of the name gs:, and the run would be lost with
-its machine.
+A URL is refused, except where --run-dir and --resume name a run in a bucket (buckets/address.py). As a path,
+gs://bucket/runs would be a new local folder of the name gs:, and the run would be lost with its machine.
 
 A relative path in a config file is looked for beside that file first, then in the working directory. One on the command
 line is looked for in the working directory alone. What is found there becomes absolute, so a run can be resumed from anywhere.
@@ -28,8 +28,8 @@ def refuse_url(text: str, name: str) -> None:
     rest = text[found.end() :].strip().lstrip("/")
     near = f"/{rest}" if found[0].strip().lower().startswith("file:") else f"/mnt/{rest}"
     raise ValueError(
-        f"{name}={text[:200]!r} is a URL, and buckets are not supported yet: mount it on every host and name the local "
-        f"path, for example {near[:200]}"
+        f"{name}={text[:200]!r} is a URL, and only --run-dir and --resume may name a place in a bucket, gs://BUCKET/NAME: "
+        f"mount it on every host and name the local path, for example {near[:200]}"
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_post.buckets.address import is_bucket
+from jaxrl_post.buckets.address import parse as parse_address
 from jaxrl_post.config import Config, elsewhere, fields, refuse_url
 from jaxrl_post.json_text import shown
 
@@ -66,7 +68,10 @@ def parse(arguments: Sequence[str]) -> Flags:
                 f"{name} is given twice, with {shown(seen[name])} and {shown(value)}: leave one of them out"
             )
         seen[name] = value
-        refuse_url(value, name)
+        if name in ("--run-dir", "--resume") and is_bucket(value):
+            parse_address(value, name)
+        else:
+            refuse_url(value, name)
         if name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
