@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 
 FLOORS = {  # of rooms: files and folders on the first level of the package
-    -1: ("json_text",),
-    0: ("types", "parallel", "config", "buckets"),
+    -1: ("json_text", "buckets"),
+    0: ("types", "parallel", "config"),
     1: ("protocols", "history", "checkpoint", "data", "models", "algorithms", "kernels"),
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),

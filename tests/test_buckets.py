@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import bucket_server
 import faulty_proxy
 
-from jaxrl_post.buckets import record, tree
+from jaxrl_post.buckets import files, record, tree
 from jaxrl_post.buckets.address import Address, parse
 from jaxrl_post.buckets.mirror import Behind, Mirror
 from jaxrl_post.buckets.objects import Changed, Objects, Unreachable
@@ -305,3 +305,58 @@ def test_a_holder_that_lost_the_run_writes_no_more(server, open_at, tmp_path, mo
         _step(folder, 2)
     assert record.read(objects).holder["id"] == taken.state.holder["id"]
     assert record.read(objects).commits == ()
+
+
+# ---- files
+
+
+@pytest.fixture
+def scratch(monkeypatch, tmp_path):
+    """A folder for temporary files."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
+
+
+def test_a_file_and_a_folder_are_copied_once_and_again_when_they_change(server, open_at, scratch):
+    objects = open_at(server)
+    for name, data in (("model/config.json", b"{}"), ("model/deep/w", b"123"), ("model2/x", b""), ("rows.jsonl", b"r")):
+        objects.write(name, data)
+    folder = Path(files.local(f"{objects.address}/model", "model.path"))
+    assert _files(folder) == {"config.json": b"{}", "deep/w": b"123"}
+    rows = Path(files.local(f"{objects.address}/rows.jsonl", "data.train"))
+    assert rows.read_bytes() == b"r" and rows.suffix == ".jsonl"
+    rows.write_bytes(b"mark")
+    assert files.local(f"{objects.address}/rows.jsonl", "data.train") == str(rows)  # no second copy
+    objects.write("rows.jsonl", b"new")
+    assert Path(files.local(f"{objects.address}/rows.jsonl", "data.train")).read_bytes() == b"new"
+    assert files.local("task:sums", "data.train") == "task:sums"
+
+
+def test_a_file_that_is_not_there_or_has_no_name_of_a_file_is_refused(server, open_at, scratch):
+    objects = open_at(server)
+    with pytest.raises(
+        ValueError, match=r"data\.train=gs://.*/none: there is no object of this name, and none below it"
+    ):
+        files.local(f"{objects.address}/none", "data.train")
+    objects.write("bad/../../x", b"")
+    with pytest.raises(ValueError, match="has a name that no file can have"):
+        files.local(f"{objects.address}/bad", "data.train")
+    assert not [path for path in scratch.rglob("*") if path.is_file()]
+
+
+def test_files_survive_every_kind_of_fault(server, open_at, scratch):
+    data = {f"many/{number}": os.urandom(20000) for number in range(30)}
+    for name, text in data.items():
+        open_at(server).write(name, text)
+    with bucket_server.proxy(server, 0.3, seed=5) as port:
+        folder = Path(files.local(f"{open_at(port).address}/many", "model.path"))
+    assert _files(folder) == {name.removeprefix("many/"): text for name, text in data.items()}
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(server, open_at, scratch, tmp_path):
+    objects = open_at(server)
+    old = objects.write("a", b"one")
+    objects.write("a", b"two")
+    with pytest.raises(Changed, match="was changed while it was read"):
+        objects.save("a", old, tmp_path / "a")

@@ -10,7 +10,8 @@ _ADDRESS = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/([^\s#?*\[\]]+
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """A place in a bucket. `name`: what all of its objects' names begin with, without a slash at its end."""
+    """A place in a bucket. `name`: what all of its objects' names begin with, without a slash at its end; empty for
+    the whole bucket."""
 
     bucket: str
     name: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxrl_post.buckets.address import Address
@@ -47,7 +48,7 @@ class Objects:
     """
 
     def __init__(self, address: Address, patience_s: float = PATIENCE_S):
-        self.address = address
+        self.address, self._prefix = address, f"{address.name}/" if address.name else ""
         try:
             import google_crc32c
             from google.api_core import exceptions
@@ -117,19 +118,47 @@ class Objects:
         except self._errors.NotFound as error:
             raise ValueError(f"{self.address}: there is no bucket {self.address.bucket}; make it first") from error
 
+    def save(self, name: str, generation: int, path: Path) -> None:
+        """Writes an object of a generation to a file, which may be larger than the memory.
+
+        Raises:
+          Changed: it has another generation now, or is there no more.
+          Unreachable, ValueError: as `read`.
+        """
+
+        def once() -> None:
+            try:
+                blob = self._bucket.blob(self._prefix + name, generation=generation)
+                blob.download_to_filename(path, timeout=_TIMES_S, retry=None)
+            except self._cut as error:
+                raise ConnectionError(str(error)) from error  # which is tried again
+
+        try:
+            self._tried(once)
+        except self._errors.NotFound as error:
+            raise Changed(f"{self.address}/{name} was changed while it was read") from error
+
     def names(self, prefix: str) -> list[str]:
-        """Returns the names of the objects that begin with `prefix`, in order.
+        """Returns the names of the objects that begin with `prefix`, in order. Errors are those of `listed`."""
+        return list(self.listed(prefix))
+
+    def listed(self, prefix: str) -> dict[str, int]:
+        """Returns the generations of the objects whose names begin with `prefix`, by name, in order.
 
         Raises:
           Unreachable, ValueError: as `read`.
         """
-        below = f"{self.address.name}/"
         try:
             return self._tried(
-                lambda: sorted(
-                    blob.name.removeprefix(below)
-                    for blob in self._bucket.list_blobs(
-                        prefix=below + prefix, fields="items(name),nextPageToken", timeout=_TIMES_S, retry=None
+                lambda: dict(
+                    sorted(
+                        (blob.name.removeprefix(self._prefix), int(blob.generation))
+                        for blob in self._bucket.list_blobs(
+                            prefix=self._prefix + prefix,
+                            fields="items(name,generation),nextPageToken",
+                            timeout=_TIMES_S,
+                            retry=None,
+                        )
                     )
                 )
             )
@@ -148,7 +177,7 @@ class Objects:
             return
 
     def _blob(self, name: str) -> Any:
-        return self._bucket.blob(f"{self.address.name}/{name}")
+        return self._bucket.blob(self._prefix + name)
 
     def _tried(self, once: Callable[[], _T]) -> _T:
         """Returns the result of a call that is tried until its patience ends."""

@@ -118,13 +118,12 @@ class Held:
     def _change(self, commits: Callable[[State], tuple[Commit, ...]], holder: Mapping) -> State:
         """Writes the record. A generation that a lost answer of this holder left is taken over."""
         with self._lock:
-            mine = self._state.holder.get("id")
             for _ in range(_TRIES):
                 with contextlib.suppress(Changed):
                     self._state = _written(self._objects, self._state, self._state.term, holder, commits(self._state))
                     return self._state
                 there = read(self._objects)
-                if there.holder.get("id") != mine:
+                if there.term != self._state.term:
                     break
                 self._state = there
             raise Taken(

@@ -1,17 +1,13 @@
 """The run of a bucket, gs://BUCKET/NAME: fetched to a folder of this machine, run there, and mirrored back.
 
 Everything else of a run knows the local folder only. Its scratch folder lies below the system's folder for temporary
-files (TMPDIR). It is made anew at every start, from the newest commit that is whole.
+files (TMPDIR). It is made anew at every start, from the newest commit that is whole. Those of starts that have ended are removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from jaxrl_post.buckets import record, tree
 from jaxrl_post.buckets.address import Address, is_bucket, parse
 from jaxrl_post.buckets.mirror import Mirror, Nowhere
 from jaxrl_post.buckets.objects import Objects
+from jaxrl_post.buckets.scratch import own_folder, remove_unused
 from jaxrl_post.config import refuse_url
 from jaxrl_post.launch import run_lock
 
@@ -60,10 +57,39 @@ def opened(
         _check_there(address, there)
     held = record.take(objects, say)
     mirror = stack.enter_context(Mirror(objects, held, say))
-    place = _scratch(address, held.state.term)
+    own = own_folder(address)
+    remove_unused(own, run_lock.NAME)
+    place = own / f"{held.state.term:06d}"
+    shutil.rmtree(place, ignore_errors=True)
     mirror.found(_fetched(objects, held.state.commits, place, say))
     say(f"{address} is mirrored from {place}; a kill loses what came after its newest commit, which is computed again")
     return str(place), mirror
+
+
+def fetch(text: str, folder: Path) -> int:
+    """Copies a run to a new folder, as its newest whole commit has it. Returns its newest saved step, 0 without any.
+
+    Raises:
+      ValueError: there is no run, every commit is damaged, or the folder is there and not empty.
+      Unreachable: the bucket does not answer.
+    """
+    address = parse(text, "fetch")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"fetch: {folder} exists already and is not an empty folder: name a new one")
+    objects, part = Objects(address), folder.with_name(f"{folder.name}.part")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        commits = record.read(objects).commits
+        _check_there(address, commits)
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            found = _fetched(objects, commits, part, print)
+            break
+        except ValueError:
+            if record.read(objects).commits == commits:
+                raise  # else newer ones have replaced these while they were read
+    part.replace(folder)
+    return tree.newest(next(iter(found.values())))
 
 
 def config_folder(run_dir: str, must_exist: bool) -> str:
@@ -79,7 +105,7 @@ def config_folder(run_dir: str, must_exist: bool) -> str:
     commits = record.read(objects).commits
     if must_exist:
         _check_there(objects.address, commits)
-    place = _own_folder(objects.address) / "config"
+    place = own_folder(objects.address) / "config"
     shutil.rmtree(place, ignore_errors=True)
     _fetched(objects, commits, place, lambda line: None, lambda name: name == "config.json")
     return str(place)
@@ -118,31 +144,3 @@ def _fetched(
     if commits and not kept:
         raise ValueError(f"{objects.address}: every commit of the run is damaged; begin a new run in another place")
     return kept
-
-
-def _own_folder(address: Address) -> Path:
-    """Returns the folder of this user for an address, made where it is not there.
-
-    Raises:
-      ValueError: it belongs to another user.
-    """
-    above = Path(tempfile.gettempdir()) / f"jaxrl_post-{os.getuid()}"
-    above.mkdir(mode=0o700, exist_ok=True)
-    if above.is_symlink() or above.stat().st_uid != os.getuid():
-        raise ValueError(f"{above} belongs to another user: name another folder for temporary files by TMPDIR")
-    digest = hashlib.blake2b(str(address).encode(), digest_size=4).hexdigest()
-    place = above / f"{address.name.rpartition('/')[2][:60]}-{digest}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    return place
-
-
-def _scratch(address: Address, term: int) -> Path:
-    """Returns the name of a new folder for the run. Those of earlier terms are removed, unless a run is still in one."""
-    own = _own_folder(address)
-    for old in own.iterdir():
-        with contextlib.suppress(BlockingIOError), contextlib.ExitStack() as stack:
-            if (old / run_lock.NAME).is_file():
-                file = stack.enter_context(open(old / run_lock.NAME, "a", encoding="utf-8"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old)
-    return own / f"{term:06d}"

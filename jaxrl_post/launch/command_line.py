@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.buckets.address import is_bucket
-from jaxrl_post.buckets.address import parse as parse_address
-from jaxrl_post.config import Config, elsewhere, fields, refuse_url
+from jaxrl_post.config import Config, check_place, elsewhere, fields
 from jaxrl_post.json_text import shown
 
 OVERRIDE = "--config.a.b=VALUE"
@@ -68,10 +66,7 @@ def parse(arguments: Sequence[str]) -> Flags:
                 f"{name} is given twice, with {shown(seen[name])} and {shown(value)}: leave one of them out"
             )
         seen[name] = value
-        if name in ("--run-dir", "--resume") and is_bucket(value):
-            parse_address(value, name)
-        else:
-            refuse_url(value, name)
+        check_place(value, name, bucket=name in ("--run-dir", "--resume"))
         if name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:
