@@ -24,6 +24,7 @@ class BucketRuns(Runs):
     def __init__(self, record, here: Path, arguments: Sequence[str], last: int, server: int, through: int):
         super().__init__(record, here, arguments, last)
         self._server, self.through = server, through
+        self._scratch = here  # of the newest start
 
     def begun(self, name: str) -> list[str]:
         """Returns the command that begins a run, or resumes it."""
@@ -33,9 +34,10 @@ class BucketRuns(Runs):
         return f"gs://{bucket_server.BUCKET}/runs/{name}"
 
     def environment(self) -> dict[str, str]:
+        self._scratch = Path(tempfile.mkdtemp(dir=self.here))
         return super().environment() | {
             "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{self.through}",
-            "TMPDIR": tempfile.mkdtemp(dir=self.here),
+            "TMPDIR": str(self._scratch),
         }
 
     def ended(self, name: str) -> tuple[str, float]:
@@ -52,6 +54,31 @@ class BucketRuns(Runs):
             process.send_signal(signal.SIGKILL)
             process.communicate()
         return process.returncode == -signal.SIGKILL
+
+    def killed_at_step(self, name: str, step: int, later_s: float) -> bool:
+        """Begins or resumes a run and kills it so many seconds after it has logged a step. Returns False if it had ended."""
+        from jaxrl_post.checkpoint import unsaved
+
+        process = self.begin(name)
+        try:
+            while process.poll() is None:
+                if any(unsaved.last_step(file.parent) >= step for file in self._scratch.glob("*/*/*/metrics.jsonl")):
+                    time.sleep(later_s)
+                    process.send_signal(signal.SIGKILL)
+                    break
+                time.sleep(0.02)
+            process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        return process.returncode == -signal.SIGKILL
+
+    def orphans(self, name: str) -> int:
+        """Returns how many objects of a run no commit needs: what a kill left of an upload."""
+        from jaxrl_post.buckets import record, tree
+
+        objects = self.objects(name)
+        kept = {one.tree: tree.read(objects, one.tree) for one in record.read(objects).commits}
+        return len(tree.garbage({*objects.names("")} - {record.NAME}, kept))
 
     def objects(self, name: str):
         """Returns a run's objects, reached without the proxy."""

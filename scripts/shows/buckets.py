@@ -1,8 +1,9 @@
 """A run in a bucket: killed at ten moments through a faulty network, it ends as the local undisturbed run, bit for bit.
 
 The bucket is fake-gcs-server in a process of its own. Runs reach it through a proxy that does a fault in 5 % of all calls:
-it refuses, ends, loses, delays or cuts them. Each run is killed once, at a moment drawn from a fixed seed in its tenth of
-the time, and is resumed as on another machine. After each kill all commits are read and checked without the product's resume.
+it refuses, ends, loses, delays or cuts them. Each run is killed once, at a moment drawn from a fixed seed: two while they start,
+eight each in its part of the steps. It is resumed as on another machine. After each kill all commits are read and checked
+without the product's resume.
 
 Then the bucket is lost for 60 s, a second run asks for a run that goes on, and a run is taken away from its holder.
 """
@@ -23,7 +24,8 @@ from killed import LIMIT_S, Runs
 
 MINUTES = 12.0
 SEEDS = tuple(range(10))
-STEPS, EVERY = 12, 2
+STARTING = 2  # runs killed while they start; each of the others is killed in its own part of the steps
+STEPS, EVERY = 30, 2
 LONG = 400  # steps of a run that is still going on when another one asks for it
 SHARE, LOST_S = 0.05, 60.0
 COMMAND = [
@@ -31,8 +33,8 @@ COMMAND = [
     f"--config.steps={STEPS}",
     f"--config.checkpoint.every={EVERY}",
     "--config.scheduler.prompts=16",
-    "--config.eval.prompts=8",
-    "--config.eval.every=4",
+    "--config.eval.prompts=4",
+    "--config.eval.every=10",
 ]
 ONE_MACHINE = (".lock",)  # files that no bucket has
 
@@ -56,24 +58,27 @@ def _killed(record, runs: BucketRuns) -> None:
     _, seconds = runs.ended("undisturbed")
     record.figure("run_in_a_bucket.seconds", round(seconds, 2))
     record.figure("run_in_a_bucket.what_differs", _differs(runs, "undisturbed"), equals=[])
-    without_commit, resumed = 0, 0
+    orphans, resumed = 0, 0
     for seed in SEEDS:
-        name = f"killed-{seed}"
-        moment = (0.15 + 0.85 * (seed + random.Random(seed).random()) / len(SEEDS)) * seconds
-        while not runs.killed_after(name, moment):  # it was faster this time and has ended
-            name, moment = f"{name}-again", moment * 0.8
+        name, noise = f"killed-{seed}", random.Random(seed)
+        if seed < STARTING:
+            killed = runs.killed_after(name, noise.random() * 8)
+        else:
+            part = (seed - STARTING + noise.random()) / (len(SEEDS) - STARTING)
+            killed = runs.killed_at_step(name, step := 1 + int(part * (STEPS - 2)), noise.random())
+            record.figure(f"kill_{seed}.step", step)
+        record.figure(f"kill_{seed}.killed", killed, equals=True)
         found = runs.steps(name)
-        record.figure(f"kill_{seed}.seconds_after_begin", round(moment, 2))
+        orphans += bool(runs.orphans(name))
         record.figure(f"kill_{seed}.committed_steps", found)
         record.figure(f"kill_{seed}.half_written", runs.damages(name), equals=[])
         said, _ = runs.ended(name)
         if found:
             resumed += 1
             record.figure(f"kill_{seed}.chose_the_newest", f"goes on after step {found[0]}\n" in said, equals=True)
-        without_commit += not found
         record.figure(f"kill_{seed}.what_differs", _differs(runs, name), equals=[])
     record.figure("kills.resumed_from_a_commit", resumed, at_least=5)
-    record.figure("kills.before_the_first_commit", without_commit, at_most=5)
+    record.figure("kills.within_an_upload", orphans, at_least=2)
 
 
 def _differs(runs: BucketRuns, name: str) -> list[str]:
@@ -87,7 +92,7 @@ def _faults(record, done: dict[str, int]) -> None:
         record.figure(f"faults.{kind}", done.get(kind, 0), at_least=3)
     share = sum(done.get(kind, 0) for kind in faulty_proxy.KINDS) / done["calls"]
     record.figure("faults.calls", done["calls"])
-    record.figure("faults.share", round(share, 4), at_least=0.04, at_most=0.06)
+    record.figure("faults.share", round(share, 4), at_least=0.035, at_most=0.065)
 
 
 def _lost(record, runs: BucketRuns, server: int) -> None:
