@@ -287,7 +287,7 @@ def test_a_bucket_that_stays_lost_is_said_at_the_end(server, open_at, tmp_path):
     mirror.__enter__().begin(tmp_path / "run")
     mirror.__exit__()
     with pytest.raises(
-        Behind, match=r"has this run up to step 1 only, 0 s after its end .* all of it is in .*run on this"
+        Behind, match=r"has this run up to step 1 only .*does not answer.*: all of it is in .*run on this"
     ):
         mirror.check()
 
@@ -360,3 +360,28 @@ def test_a_file_that_changes_while_it_is_read_is_refused(server, open_at, scratc
     objects.write("a", b"two")
     with pytest.raises(Changed, match="was changed while it was read"):
         objects.save("a", old, tmp_path / "a")
+
+
+def test_a_mirror_that_ended_by_an_error_of_its_own_ends_the_run(server, open_at, tmp_path, monkeypatch):
+    objects, folder = open_at(server), tmp_path / "run"
+    _step(folder, 1)
+    monkeypatch.setattr(threading, "excepthook", lambda about: None)  # which prints it
+    monkeypatch.setattr(tree, "steps", lambda folder: [1] if threading.current_thread().name != "mirror" else 1 / 0)
+    with Mirror(objects, record.take(objects, print), print) as mirror:
+        mirror.begin(folder)
+        with pytest.raises(Behind, match="the thread that uploads ended by an error of its own"):
+            _until(lambda: mirror.check() is not None)
+    with pytest.raises(Behind):
+        mirror.check()
+
+
+def test_a_folder_that_cannot_be_read_is_said_in_the_end(server, open_at, tmp_path, monkeypatch):
+    objects, said = open_at(server), []
+    _step(tmp_path / "run", 1)
+    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links here")))
+    with Mirror(objects, record.take(objects, print), said.append, end_s=2.0) as mirror:
+        mirror.begin(tmp_path / "run")
+    with pytest.raises(Behind, match="no links here"):
+        mirror.check()
+    assert len(said) == 1 and "no links here" in said[0]
+    assert record.read(objects).commits == ()

@@ -21,6 +21,7 @@ from jaxrl_post.buckets.objects import Objects, Unreachable
 
 END_S = 300.0  # for the last commit
 _POLL_S, _PAUSE_S = 0.2, 2.0
+_IN_A_ROW = 3  # failures to read the folder that are not said: each may be a step that was pruned
 
 
 class Behind(RuntimeError):
@@ -51,7 +52,8 @@ class Mirror:
         self._uploads = tree.Uploads(objects, held.state.term)
         self._there: set[str] | None = None  # pieces and trees in the bucket; None: not listed yet
         self._folder: Path | None = None
-        self._step, self._error, self._last, self._silent = 0, "", "", False
+        self._step, self._whole, self._silent, self._in_a_row = 0, False, False, 0
+        self._last = "the thread that uploads ended by an error of its own"
         self._over, self._free = threading.Event(), threading.Event()
         self._taken: record.Taken | None = None
         self._lease = threading.Thread(target=self._renew, name="lease", daemon=True)
@@ -75,12 +77,15 @@ class Mirror:
         """
         Raises:
           Taken: another process writes the run now.
-          Behind: the run has ended, and the bucket has not all of it.
+          Behind: the run has ended, and the bucket has not all of it. Or the thread that uploads has ended before it.
         """
         if self._taken is not None:
             raise self._taken
-        if self._over.is_set() and self._error:
-            raise Behind(self._error)
+        if self._folder is not None and not self._whole and not self._mirror.is_alive():
+            raise Behind(
+                f"{self._objects.address} has this run up to step {self._step} only ({self._last}): all of it is in "
+                f"{self._folder} on this machine, and --resume continues from step {self._step}"
+            )
 
     def __exit__(self, *error: object) -> None:
         """Waits for the last commit, and gives the run free. Nothing is raised: see `check`."""
@@ -89,8 +94,6 @@ class Mirror:
             self._mirror.join()
         self._free.set()
         self._lease.join()
-        if self._error:
-            self._say(self._error)
         if self._taken is None:
             try:
                 self._held.release()
@@ -115,35 +118,32 @@ class Mirror:
             if _newest(self._folder) != self._step and not self._commit():
                 self._over.wait(_PAUSE_S)
         deadline = time.monotonic() + self._end_s
-        while self._taken is None and not self._commit():
-            if time.monotonic() > deadline:
-                self._error = (
-                    f"{self._objects.address} has this run up to step {self._step} only, {self._end_s:.0f} s after its end "
-                    f"({self._last}): all of it is in {self._folder} on this machine, and --resume continues from step {self._step}"
-                )
-                return
-            time.sleep(min(_PAUSE_S, self._end_s / 10))
+        while self._taken is None and not self._whole and time.monotonic() < deadline:
+            self._whole = self._commit()
+            self._free.wait(0.0 if self._whole else min(_PAUSE_S, self._end_s / 10))
 
     def _commit(self) -> bool:
         """Commits the folder as it is. Returns whether that is done; else it is to be tried again."""
         try:
             self._committed(self._folder)
-            self._silent = False
+            self._silent, self._in_a_row = False, 0
             return True
         except record.Taken as taken:
             self._taken = taken
-        except OSError as error:  # a step was pruned meanwhile
-            self._last = f"{type(error).__name__}: {str(error)[:200]}"
+        except OSError as error:  # a step may have been pruned meanwhile
+            self._in_a_row += 1
+            if self._in_a_row > _IN_A_ROW:
+                self._wait_for(error)
         except (Unreachable, ValueError) as error:
             self._wait_for(error)
         return False
 
     def _wait_for(self, error: Exception) -> None:
         """Says once what the uploads wait for."""
-        self._last = str(error)
+        self._last = " ".join(str(error).split())[:300]
         if not self._silent:
             self._silent = True
-            self._say(f"BUCKET: {error}; the run goes on, and uploads wait")
+            self._say(f"BUCKET: {self._last}; the run goes on, and uploads wait")
 
     def _committed(self, folder: Path) -> None:
         """Uploads the folder, commits it, and deletes what no kept commit needs."""

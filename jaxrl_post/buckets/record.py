@@ -139,10 +139,11 @@ def take(objects: Objects, say: Callable[[str], object]) -> Held:
       Unreachable: no answer came in time.
     """
     waited_for = None
-    mine = _myself()
+    mine, deadline = _myself(), time.monotonic() + LEASE_S  # whatever the holder's clock says
     while True:
         there = read(objects)
-        if there.holder and not _ended(there.holder) and there.until > time.time():
+        live = there.until > time.time() and time.monotonic() < deadline
+        if there.holder and live and not _ended(there.holder):
             if waited_for not in (None, there.generation):
                 raise ValueError(
                     f"{objects.address} is in use by {who(there.holder)}: a run is written by one job at a time; end that "

@@ -21,6 +21,8 @@ from jaxrl_post.buckets.scratch import own_folder, remove_unused
 from jaxrl_post.config import refuse_url
 from jaxrl_post.launch import run_lock
 
+_TRIES = 5  # to read a commit before a run that goes on replaces it
+
 
 def opened(
     run_dir: str, resumes: str, stack: contextlib.ExitStack, say: Callable[[str], object]
@@ -78,7 +80,7 @@ def fetch(text: str, folder: Path) -> int:
         raise ValueError(f"fetch: {folder} exists already and is not an empty folder: name a new one")
     objects, part = Objects(address), folder.with_name(f"{folder.name}.part")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    while True:
+    for tries_left in reversed(range(_TRIES)):
         commits = record.read(objects).commits
         _check_there(address, commits)
         shutil.rmtree(part, ignore_errors=True)
@@ -86,7 +88,7 @@ def fetch(text: str, folder: Path) -> int:
             found = _fetched(objects, commits, part, print)
             break
         except ValueError:
-            if record.read(objects).commits == commits:
+            if not tries_left or record.read(objects).commits == commits:
                 raise  # else newer ones have replaced these while they were read
     part.replace(folder)
     return tree.newest(next(iter(found.values())))
