@@ -29,6 +29,11 @@ OWN = "JAXRL_NOTEBOOK_PYTHON"
 PYTHONS = ((3, 11), (3, 13))
 CUDA_13_DRIVER = 580  # the first driver of CUDA 13
 LIMIT_S = 1800.0
+ENTERED = """import sys
+from importlib import metadata
+sys.path[:0] = [{0!r}, {1!r}]
+sys.path.append({2!r})
+print(f"There: Python {{sys.version.split()[0]}}, jax {{metadata.version('jax')}}.")"""
 
 
 def prepare(root: Path) -> None:
@@ -39,7 +44,7 @@ def prepare(root: Path) -> None:
     """
     needed = requirements(root)
     lacking, old = unmet(needed)
-    if not old and (not lacking or _installed(lacking)):
+    if not old and (not lacking or installed(lacking)):
         print(f"The cells run in this kernel: Python {sys.version.split()[0]}, jax {metadata.version('jax')}.")
         _enter(root)
         return
@@ -50,18 +55,15 @@ def prepare(root: Path) -> None:
     from kernel_beside import KernelBeside
 
     beside = KernelBeside(python, root, {**_alone(), "PYTHONPATH": str(root)})
-    beside.run(f"import sys\nsys.path[:0] = {_paths(root)!r}\nfrom importlib import metadata\n{TOLD}")
+    beside.run(ENTERED.format(*map(str, _folders(root))))
     beside.take_over()
 
 
-TOLD = "print(f'Python {sys.version.split()[0]}, jax {metadata.version(\"jax\")}')"
-
-
 def requirements(root: Path) -> list[Requirement]:
-    """Returns what pyproject.toml says that the notebook needs here."""
+    """Returns what pyproject.toml says that the cells need, without ipykernel: every version of it runs them."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = map(Requirement, [*project["dependencies"], *project["optional-dependencies"][EXTRA]])
-    return [one for one in found if one.marker is None or one.marker.evaluate()]
+    return [one for one in found if one.name != "ipykernel" and (one.marker is None or one.marker.evaluate())]
 
 
 def unmet(needed: Sequence[Requirement]) -> tuple[list[str], list[str]]:
@@ -84,7 +86,7 @@ def pins() -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
 
 
-def _installed(lacking: Sequence[str]) -> bool:
+def installed(lacking: Sequence[str]) -> bool:
     """Installs packages into this kernel beside those that are there. Returns whether pip found versions that fit."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "pins.txt")
@@ -157,13 +159,16 @@ def accelerator() -> list[str]:
     return ["jax[cuda13]" if int(found[0]) >= CUDA_13_DRIVER else "jax[cuda12]"]
 
 
-def _paths(root: Path) -> list[str]:
-    return [str(root), str(root / "notebooks"), str(root / "scripts")]
+def _folders(root: Path) -> list[Path]:
+    """Returns the folders of modules: the first two before all others, the last one behind them."""
+    return [root, root / "notebooks", root / "scripts"]
 
 
 def _enter(root: Path) -> None:
     """Makes this kernel, and the processes that it starts, find the project."""
     os.chdir(root)
-    sys.path[:0] = [path for path in _paths(root) if path not in sys.path]
+    *first, last = map(str, _folders(root))
+    sys.path[:0] = first
+    sys.path.append(last)
     before = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != str(root)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *before])

@@ -57,11 +57,12 @@ def said(place: Path) -> str:
     )
 
 
-def kill(place: Path, kills: Sequence[tuple[int, int]], moments: list[float]) -> None:
-    """Kills processes of a job by SIGKILL, one in each attempt, and adds the moment of each to `moments`.
+def kill(place: Path, kills: Sequence[tuple[int, int]], seconds: list[float]) -> None:
+    """Kills processes of a job by SIGKILL, one in each attempt.
 
     Args:
       kills: a process, and the checkpoint that is whole before it is killed.
+      seconds: gets the seconds from each kill until no other process of the attempt was there.
     """
     from jaxrl_post.launch import attempts
 
@@ -69,9 +70,20 @@ def kill(place: Path, kills: Sequence[tuple[int, int]], moments: list[float]) ->
         saved = place / "checkpoints" / f"step_{step:06d}"
         while not (saved.is_dir() and (there := attempts.status(place).attempts) and there[-1].number == number):
             time.sleep(0.02)
-        victim = next(one for one in there[-1].processes if one.index == lost)
-        moments.append(time.time())
-        os.kill(victim.pid, signal.SIGKILL)
+        numbers = {one.index: one.pid for one in there[-1].processes}
+        os.kill(numbers.pop(lost), signal.SIGKILL)
+        begun = time.monotonic()
+        while any(map(_is_there, numbers.values())):
+            time.sleep(0.02)
+        seconds.append(time.monotonic() - begun)
+
+
+def _is_there(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def environments(launcher: str, processes: int) -> list[Variables]:

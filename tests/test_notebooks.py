@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -95,6 +96,14 @@ def test_the_notebook_is_what_its_source_gives(copy):
     assert not [cell for cell in read.cells if cell.get("outputs")]
 
 
+def test_the_first_cell_fetches_nothing_from_a_placeholder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = next(cell for cell in ipynb.read(ipynb.DEMO).cells if cell.cell_type == "code")
+    with pytest.raises(ValueError, match="REPOSITORY names no owner yet"):
+        exec(first.source, {})
+    assert not list(tmp_path.iterdir())
+
+
 CELLS = (
     f"import sys; sys.path.insert(0, {str(ROOT / 'notebooks')!r}); import pathlib, environment\n"
     f"environment.prepare(pathlib.Path({str(ROOT)!r}))\n"
@@ -121,7 +130,7 @@ def test_cells_run_in_an_environment_beside_a_kernel_with_an_old_jax(tmp_path):
     needed = next(one for one in environment.requirements(ROOT) if one.name == "jax")
     said = "".join(one.text for one in first)
     assert f"because this kernel has jax 0.4.30 and not {needed.specifier}" in said
-    assert f"jax {metadata.version('jax')}\n" in said
+    assert f"There: Python {sys.version.split()[0]}, jax {metadata.version('jax')}." in said
     assert interrupted[0].text == "interrupted\n"
     assert {one.name: one.text for one in out[0]} == {"stdout": f"{sys.executable}\n", "stderr": "to stderr\n"}
     assert [one.data["text/plain"] for one in out[1]] == ["'two'"]
@@ -145,9 +154,11 @@ def test_packages_are_lacking_or_too_old():
     needed = [Requirement("numpy>=1"), Requirement("numpy>=99"), Requirement("no-such-package-here>=2")]
     assert environment.unmet(needed) == (["no-such-package-here>=2"], [f"numpy {here} and not >=99"])
     assert environment.unmet(environment.requirements(ROOT)) == ([], [])
-    assert {"jax", "matplotlib", "ipykernel"} <= {one.name for one in environment.requirements(ROOT)}
+    names = {one.name for one in environment.requirements(ROOT)}
+    assert {"jax", "matplotlib"} <= names and "ipykernel" not in names
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wanted, code", [("numpy>=1", 0), ("numpy>=99", 1)])
 def test_pins_let_pip_change_no_package(tmp_path, wanted, code):
     (tmp_path / "pins.txt").write_text(environment.pins())
@@ -156,6 +167,34 @@ def test_pins_let_pip_change_no_package(tmp_path, wanted, code):
     assert done.returncode == code and "Would install" not in done.stdout
     assert f"jax=={metadata.version('jax')}\n" in environment.pins()
     assert ("ResolutionImpossible" in done.stderr) == bool(code)
+
+
+def wheel(folder, name, *needed):
+    """Writes a wheel with a module of its name, which needs other packages."""
+    info = f"{name}-1.0.dist-info"
+    about = "".join(f"Requires-Dist: {one}\n" for one in needed)
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", "FOUND = 1\n")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{about}")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize("needed, fits", [((), True), (("numpy<1",), False)])
+def test_a_kernel_gets_what_it_lacks_only_where_no_package_changes(tmp_path, monkeypatch, needed, fits):
+    """pip runs really, on wheels of this test, into a folder of its own."""
+    wheel(tmp_path, "lacking", *needed)
+    for name, value in dict(NO_INDEX="1", FIND_LINKS=str(tmp_path), TARGET=str(tmp_path / "to")).items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    assert environment.installed(["lacking>=1"]) is fits
+    assert (tmp_path / "to" / "lacking.py").is_file() is fits
+
+
+@pytest.mark.extended
+def test_a_package_that_is_nowhere_is_no_reason_for_an_environment(monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(RuntimeError, match="pip install nowhere failed: .*nowhere"):
+        environment.installed(["nowhere"])
 
 
 def test_the_environment_is_made_by_pip_of_the_kernel(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +104,15 @@ def test_a_stranger_is_no_process_of_the_job(job):
     assert quiet(told, 1.5)
     cut(watchers[2])  # the others still watch
     assert {told.get(timeout=5)[0] for _ in range(2)} == {0, 1}
+
+
+def test_the_loss_is_handed_on_before_the_process_ends(monkeypatch, capsys):
+    told, codes = [], []
+    monkeypatch.setattr(liveness, "_exit", codes.append)
+    monkeypatch.setattr(liveness.threading, "Timer", lambda *_: SimpleNamespace(start=lambda: None))
+    liveness._end(lambda code, why: told.append((code, why, list(codes))), "process 2 of 3 is lost")
+    assert told == [(42, "process 2 of 3 is lost", [])] and codes == [42]
+    assert capsys.readouterr().err.startswith("error: process 2 of 3 is lost; this process ends too")
 
 
 def test_a_process_by_itself_watches_nothing():

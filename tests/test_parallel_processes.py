@@ -12,7 +12,8 @@ import pytest
 from jaxrl_post.parallel.processes import share, share_text, start
 
 PROGRAM = """
-import os, numpy as np
+import os, time, numpy as np
+from jaxrl_post.parallel import key_value
 from jaxrl_post.parallel.processes import share, share_text, start
 from jaxrl_post.parallel.mesh import make_split
 start(os.environ)
@@ -21,6 +22,17 @@ me = jax.process_index()
 mine = np.array([[1 / 3, np.pi * 1e300], [np.nan, -0.0]]) + me  # float64: half of it would be lost on a device
 got = share(mine)
 assert share(mine, mesh=make_split(1, 2, 1, 2)[1]).tobytes() == got.tobytes()
+time.sleep(me)
+came = time.time()
+key_value.meet(60)
+waited = time.time() - came
+assert waited > 0.5 if me == 0 else waited < 0.5, waited
+refused = ""
+try:
+    if me == 0: key_value.meet(0.5)  # the other one never comes
+except TimeoutError as error:
+    refused = str(error)
+assert refused == ("not all processes of the job have compiled their programs within 0.5 s" if me == 0 else "")
 print("GOT", jax.process_count(), len(jax.devices()), got.dtype, got.tobytes().hex(),
       share_text("run-007" if me == 0 else ""), share(np.array([True, False]) ^ bool(me)).tolist())
 """

@@ -7,8 +7,8 @@ Every process has a group of its own, which ends with it, so nothing that a proc
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +21,15 @@ LEAVE_S = 120.0  # for the others to end by themselves, once a process has ended
 STOP_S = 30.0  # for a process to end after a signal
 _POLL_S = 0.1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_PDEATHSIG = 1  # prctl: the kernel signals a process when its parent dies
-_C = ctypes.CDLL(None)
+# prctl(PR_SET_PDEATHSIG): the kernel signals a process when its parent dies
+_BECOME = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the job's own process is gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def run_job(
@@ -125,16 +132,14 @@ class Attempt:
 
 
 def _started(command: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen:
-    """Starts a process in a group of its own. It ends with this one, even where this one is killed (Linux only)."""
-    parent = os.getpid()
+    """Starts a process in a group of its own. It ends with this one, even where this one is killed (Linux only).
 
-    def die_with_parent() -> None:
-        if sys.platform == "linux":
-            _C.prctl(_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return subprocess.Popen(command, env={**os.environ, **more}, start_new_session=True, preexec_fn=die_with_parent)
+    Python may not fork here and go on: threads of jax may hold locks. So a small program becomes the command."""
+    environment = {**os.environ, **more}
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise FileNotFoundError(f"run_job: there is no command {command[0]!r}")
+    first = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid())]
+    return subprocess.Popen([*first, *command], env=environment, start_new_session=True)
 
 
 def _end_group(process: subprocess.Popen) -> None:
