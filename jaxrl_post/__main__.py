@@ -9,6 +9,7 @@ rollouts   rollouts of a run as text, JSON or Parquet: rollouts RUN [--step=A:B 
 compare    two runs: options, curves, and rewards pair by pair: compare A B
 replay     a rollout again, bit for bit, or the gradient of a skipped step: replay RUN --rollout=ID | --batch=STEP
 report     one page on one or several runs, for a browser: report RUN [RUN ...] [--out=FILE]
+fetch      the run of a bucket as a local folder: fetch gs://BUCKET/NAME FOLDER
 watch      a run while it goes on, in the terminal: watch RUN [--once]
 reward_check  the reward functions on rows of the data and on sampled rollouts: --config=FILE [--rows=N]
 launch     a run on several hosts, from one command: --target=TARGET --config=FILE --run-dir=FOLDER [--slice=NAME]
@@ -35,6 +36,7 @@ COMMANDS = {
     "compare": "jaxrl_post.commands.compare",
     "replay": "jaxrl_post.commands.replay",
     "report": "jaxrl_post.commands.report",
+    "fetch": "jaxrl_post.commands.fetch",
     "watch": "jaxrl_post.commands.watch",
     "reward_check": "jaxrl_post.commands.reward_check",
     "launch": "jaxrl_post.commands.launch",

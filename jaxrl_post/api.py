@@ -53,7 +53,7 @@ def train(
       callbacks: called with each row of metrics as a dict: at every commit, and after every evaluation.
       held_out: rows of evaluation; None: eval.data of the config.
       overrides: options as `a.b=value`, as on the command line. They come last.
-      folder: of the run; must be new or empty, or hold the run to resume. Empty: a new one below run_dir.
+      folder: of the run, or gs://BUCKET/NAME; must be new or empty, or hold the run to resume. Empty: a new one below run_dir.
       resume: goes on from the newest checkpoint in `folder`, if there is one. Rewards and rows must be the same.
       options: options of the config as keywords, with "__" for each dot: optimizer__lr=1e-4.
 
@@ -61,6 +61,7 @@ def train(
       ValueError: a mistake in config, data or rewards, or a folder that does not fit. No new folder is left.
       NoScores: no rollout of the first round could be scored.
       KeyboardInterrupt: a signal ended the run, after a checkpoint where one may be saved.
+      Unreachable, Behind, Taken: a run's bucket did not answer, has not all of the run, or is written by another process.
     """
     if resume and not folder:
         raise ValueError("train: resume=True says not which run: give its folder, too")
@@ -80,6 +81,8 @@ def train(
                 values, overrides, stack, run_dir=str(folder), resumes="allowed" if resume else "", handed=handed
             )
             turn(run)
+            stack.close()  # a mirror commits the logs once they are closed
+            run.mirror.check()
             exit_code = 0
         except Stopped as stopped:
             raise KeyboardInterrupt(str(stopped)) from None

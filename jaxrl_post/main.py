@@ -18,6 +18,8 @@ first, then in the working directory. One on the command line is looked for in t
 differ. --run-dir=FOLDER --resume starts the run if the folder has none, so that one command can be repeated until the
 run ends.
 
+FOLDER may be gs://BUCKET/NAME. Then the run works in a folder of this machine, and is committed to the bucket after every save.
+
 --branch=RUN@STEP begins a new run from a checkpoint of RUN, the newest one without @STEP. Weights, moments, the position
 in the data and the history are RUN's. Options may differ; without --config they are RUN's. RUN is only read.
 
@@ -31,7 +33,8 @@ Exit codes:
   compiled. A run that could not start leaves no folder.
 - 1: no rollout of the first round could be scored, weights or gradients are not finite, saves fail again and again, or
   a log cannot be written. Then the folder is kept.
-- 42: use --resume. A signal or a hang ended the run, another process of the job was lost, or a weight swap failed midway.
+- 42: use --resume. A signal or a hang ended the run, another process of the job was lost, a weight swap failed midway, or a
+  bucket did not answer.
 """
 
 from __future__ import annotations
@@ -53,6 +56,9 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxrl_post import evaluation, loop
+from jaxrl_post.buckets.mirror import Behind
+from jaxrl_post.buckets.objects import Unreachable
+from jaxrl_post.buckets.record import Taken
 from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
@@ -152,7 +158,7 @@ def listen(ring: TimedRing, run: Run, observe: Observer) -> None:
         ring.on("preparing", lambda groups: [engine.sleep() for engine in run.engines])
     ring.on("preparing", run.meter.trained)
     ring.on("launched", run.meter.launched, *(trace.launched for trace in traces))
-    ring.on("stepped", run.meter.stepped)
+    ring.on("stepped", run.meter.stepped, lambda *_: run.mirror.check())
     if run.config.mesh.engine or run.config.lent:
         apart = AtWork(lambda: run.learner.at_work, run.watch)
         ring.on("stepping", apart.stepping)
@@ -357,6 +363,8 @@ def _ended(arguments: Sequence[str]) -> int:
                 run = assemble(arguments, stack)
         except (ValueError, OSError) as error:
             return sorry(error)
+        except Unreachable as error:
+            return sorry(error, RESTART)
         except Stopped as stopped:
             return gone(stopped)
         try:
@@ -364,15 +372,18 @@ def _ended(arguments: Sequence[str]) -> int:
                 run.began = BEGAN
                 with losses():
                     turn(run)
+                stack.close()  # a mirror commits the logs once they are closed
+                run.mirror.check()
         except (
             NoScores,
             Diverged,
             SaveFailed,
+            Taken,
         ) as error:  # the user's graders or numbers; other errors show their traceback
             return sorry(error)
         except OSError as error:  # a log or a result could not be written
             return sorry(RuntimeError(f"{error}; mend that, and --resume continues from the newest checkpoint"))
-        except Torn as error:
+        except (Torn, Behind) as error:
             return sorry(error, RESTART)
         except Stopped as stopped:
             return gone(stopped)

@@ -1,4 +1,4 @@
-"""A URL is refused wherever a user may name a path: options, flags, variables, commands."""
+"""A URL is refused wherever a user may name a path: options, flags, variables, commands. A run's bucket alone is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxrl_post.launch.compile_guard import use_cache
 from jaxrl_post.sim import settings
 
 BUCKET = "gs://bucket/runs"
-NEAR = "is a URL, and buckets are not supported yet: .* for example /mnt/bucket/runs"
+NEAR = "is a URL, and here a local path is needed: .* for example /mnt/bucket/runs"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,20 @@ def test_paths_and_names_pass(path):
     "name", ["run_dir", "model.path", "model.tokenizer", "data.train", "eval.data", "engine.cost_table"]
 )
 def test_every_option_that_is_a_path_refuses_it(name):
-    assert error(f"{name}={BUCKET}").startswith(f"config: {name}='{BUCKET}' is a URL")
+    assert error(f"{name}=s3://bucket/runs").startswith(f"config: {name}='s3://bucket/runs' is a URL")
+
+
+def test_files_that_are_read_may_lie_in_a_bucket():
+    found = [option.name for option in fields.options(config.Config) if option.about.bucket]
+    assert found == ["model.path", "model.tokenizer", "engine.cost_table", "data.train", "eval.data"]
+    for name in found:
+        assert error(f"{name}=gs://bucket").startswith(
+            f"config: {name}='gs://bucket' is no place in a bucket: write gs://"
+        )
+    given = config.resolve(config.default(), ["model.preset=tiny", "data.train=gs://bucket/a.jsonl", "eval.prompts=0"])
+    assert given.data.train == "gs://bucket/a.jsonl"
+    for name in ("run_dir", "reward.functions"):
+        assert error(f"{name}={BUCKET}" if name == "run_dir" else f"{name}=['{BUCKET}']").startswith(f"config: {name}=")
 
 
 def test_each_of_several_paths_is_checked():
@@ -65,9 +78,10 @@ def test_the_options_that_are_paths_are_these():
     "ask",
     [
         lambda: parse([f"--config={BUCKET}"]),
-        lambda: parse(["--config=configs/demo.py", f"--run-dir={BUCKET}"]),
-        lambda: parse(["--config=configs/demo.py", f"--resume={BUCKET}"]),
-        lambda: use_cache({"JAX_COMPILATION_CACHE_DIR": BUCKET}),
+        lambda: parse(["--config=configs/demo.py", f"--branch={BUCKET}"]),
+        lambda: parse(["--config=configs/demo.py", "--run-dir=s3://bucket/runs"]),
+        lambda: parse(["--config=configs/demo.py", "--resume=s3://bucket/runs"]),
+        lambda: use_cache({"JAX_COMPILATION_CACHE_DIR": "s3://bucket/runs"}),
         lambda: use_cache({"XDG_CACHE_HOME": BUCKET}),
         lambda: simulate.parse(["--json", BUCKET]),
         lambda: simulate.parse(["--trace", BUCKET]),
@@ -77,6 +91,13 @@ def test_the_options_that_are_paths_are_these():
 def test_flags_and_variables_refuse_it(ask):
     with pytest.raises(ValueError, match=NEAR):
         ask()
+
+
+def test_a_run_may_lie_in_a_bucket():
+    assert parse(["--config=configs/demo.py", f"--run-dir={BUCKET}"]).run_dir == BUCKET
+    assert parse([f"--resume={BUCKET}"]).run_dir == BUCKET
+    with pytest.raises(ValueError, match=r"--resume='gs://bucket' is no place in a bucket: write gs://BUCKET/NAME"):
+        parse(["--resume=gs://bucket"])
 
 
 def test_a_command_refuses_it(capsys):

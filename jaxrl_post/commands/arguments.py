@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+from jaxrl_post.buckets.objects import Unreachable
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.command_line import OVERRIDE, split
 
@@ -98,7 +99,8 @@ def law(flags: argparse.Namespace) -> dict[str, float]:
 
 
 def answered(work: Callable[[], int], *errors: type[Exception]) -> int:
-    """Returns the exit code of a command's work: 1 after one sentence where it raises ValueError, OSError or `errors`.
+    """Returns the exit code of a command's work: 1 after one sentence where it raises ValueError, OSError or `errors`,
+    or a bucket does not answer.
 
     A reader that closes its pipe has seen enough: that is no error.
     """
@@ -106,7 +108,7 @@ def answered(work: Callable[[], int], *errors: type[Exception]) -> int:
         return work()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left for the flush at the exit
-    except (ValueError, OSError, *errors) as error:
+    except (ValueError, OSError, Unreachable, *errors) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

@@ -16,7 +16,7 @@ Each imports only those above it, and none imports jax.
 
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, on, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
-from jaxrl_post.config.local_path import refuse_url
+from jaxrl_post.config.local_path import check_place, refuse_url
 from jaxrl_post.config.reader import assign, chosen, default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
     AlarmConfig,
@@ -55,6 +55,7 @@ __all__ = [
     "any_of_type",
     "assign",
     "at_least",
+    "check_place",
     "chosen",
     "default",
     "file_path",

@@ -32,6 +32,7 @@ class About:
     high: float | None = None
     choices: tuple[str, ...] = ()
     path: bool = False
+    bucket: bool = False
     written: bool = False
     unit: str = ""
     doc: str = ""
@@ -61,6 +62,11 @@ def file_path(default, **words):
     `written`: the run makes it. All others are read, and a relative one may lie beside the config file.
     """
     return _declared(default, path=True, **words)
+
+
+def input_path(default, **words):
+    """Declares the path of a file or folder that is read. It may also be gs://BUCKET/NAME."""
+    return file_path(default, bucket=True, **words)
 
 
 def switch(**words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrl_post.config.fields import any_of_type, at_least, file_path, one_of
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, one_of
 
 _ENGINE = "engine.name=rows or eval.prompts>0"  # only then a row engine is built
 _PIPED = "scheduler.name=pipeline|auto"
@@ -79,7 +79,7 @@ class EngineConfig:
         accelerator="bfloat16",
         doc="Number format of the engine's weights, activations and KV cache.",
     )
-    cost_table: str = file_path(
+    cost_table: str = input_path(
         "",
         used_when=f"{_ENGINE} or scheduler.placement=rank_groups",
         doc="File of step costs, written by scripts/bench.py cost. Empty: the analytic table of the device kind.",

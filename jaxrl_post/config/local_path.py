@@ -1,7 +1,7 @@
 """Paths of this machine: what a user may name where the project reads or writes files.
 
-A URL is refused. As a path, gs://bucket/runs would be a new local folder of the name gs:, and the run would be lost with
-its machine.
+A URL is refused, except for gs://BUCKET/NAME where a bucket is read or written (buckets/address.py). As a path,
+gs://bucket/runs would otherwise be a new local folder of the name gs:, and the run would be lost with its machine.
 
 A relative path in a config file is looked for beside that file first, then in the working directory. One on the command
 line is looked for in the working directory alone. What is found there becomes absolute, so a run can be resumed from anywhere.
@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+
+from jaxrl_post.buckets import address
 
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/?/")  # also gs:/bucket, which a path makes of gs://bucket
 
@@ -28,9 +30,21 @@ def refuse_url(text: str, name: str) -> None:
     rest = text[found.end() :].strip().lstrip("/")
     near = f"/{rest}" if found[0].strip().lower().startswith("file:") else f"/mnt/{rest}"
     raise ValueError(
-        f"{name}={text[:200]!r} is a URL, and buckets are not supported yet: mount it on every host and name the local "
-        f"path, for example {near[:200]}"
+        f"{name}={text[:200]!r} is a URL, and here a local path is needed: mount the bucket on every host and name the path, "
+        f"for example {near[:200]}"
     )
+
+
+def check_place(text: str, name: str, bucket: bool) -> None:
+    """Refuses a URL, or where `bucket` allows gs://BUCKET/NAME, every other one and a malformed one.
+
+    Raises:
+      ValueError: one sentence with the nearest valid choice.
+    """
+    if bucket and address.is_bucket(text):
+        address.parse(text, name)
+    else:
+        refuse_url(text, name)
 
 
 def placed(text: str, folder: str | Path) -> str:

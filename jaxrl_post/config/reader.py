@@ -25,7 +25,7 @@ import ml_collections
 
 from jaxrl_post.config import elsewhere, fields
 from jaxrl_post.config.fields import AUTO
-from jaxrl_post.config.local_path import placed, refuse_url
+from jaxrl_post.config.local_path import check_place, placed, refuse_url
 from jaxrl_post.config.schema import Config
 from jaxrl_post.json_text import said, shown
 
@@ -324,7 +324,7 @@ def _checked(full: str, kind, f: dataclasses.Field, value):
     about = fields.about(f)
     low, high, choices = about.low, about.high, about.choices
     for text in ((value,) if isinstance(value, str) else value) if about.path else ():
-        refuse_url(text, f"config: {full}")
+        check_place(text, f"config: {full}", bucket=about.bucket)
     value = _placed(value, ".") if _is_read(about) else value
     if choices and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.3)

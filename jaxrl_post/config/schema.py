@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.config import relations, rules
-from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of, switch
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, mapping, one_of, switch
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
 
@@ -24,9 +24,9 @@ _GENERATES = "engine.name=rows or eval.prompts>0"
 class PolicyConfig:
     """The policy: a checkpoint, or random weights of a preset."""
 
-    path: str = file_path("", doc="A Hugging Face directory or a llama2.c file. Empty: random weights of `preset`.")
+    path: str = input_path("", doc="A Hugging Face directory or a llama2.c file. Empty: random weights of `preset`.")
     preset: str = any_of_type("", doc="Name of a model shape for random weights.")
-    tokenizer: str = file_path(
+    tokenizer: str = input_path(
         "",
         doc="A tokenizer.json, a directory that holds one, or a llama2.c vocabulary. Empty: the one beside the model.",
     )
@@ -101,7 +101,7 @@ class MeshConfig:
 class DataConfig:
     """Prompts. Files for training and for evaluation are read alike."""
 
-    train: str = file_path("task:sums", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task.")
+    train: str = input_path("task:sums", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task.")
     format: str = one_of("verl", "verl", "trl", "slime", used_when=_FILES, doc="Whose column names the files have.")
     columns: Mapping[str, Any] = mapping(
         used_when=_FILES,
@@ -179,7 +179,7 @@ class RewardConfig:
 class EvalConfig:
     """Evaluation on held-out prompts: before and after the run, and at the steps named here."""
 
-    data: str = file_path(
+    data: str = input_path(
         "",
         used_when=_EVALUATED,
         doc="A file or `task:NAME`, as data.train. Empty: the training task, with prompts that training never draws.",

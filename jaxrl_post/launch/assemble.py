@@ -22,6 +22,7 @@ import jax
 
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
+from jaxrl_post.buckets.mirror import Mirror, Nowhere
 from jaxrl_post.checkpoint import store
 from jaxrl_post.checkpoint.background import Background
 from jaxrl_post.engine.elastic import Elastic
@@ -31,6 +32,7 @@ from jaxrl_post.history import History
 from jaxrl_post.launch import (
     agreement,
     attempts,
+    bucket_run,
     chips,
     compile_guard,
     graders,
@@ -103,7 +105,8 @@ class Run:
     `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
     evaluation. `mine`: the folder that this process writes to. `traces`: what listens to the ring from its start to its
     end. `saved`: the checkpoint that the run resumes from, if any. `about`: what a checkpoint must agree with. `began`: when
-    the run did, by time.monotonic(). `parent`: the checkpoint of another run that this one began from, if any.
+    the run did, by time.monotonic(). `parent`: the checkpoint of another run that this one began from, if any. `mirror`: what
+    commits the folder to a bucket.
     """
 
     config: configs.Config
@@ -126,6 +129,7 @@ class Run:
     about: dict
     faults: FaultPoints
     parent: branches.Parent | None = None
+    mirror: Mirror | Nowhere = field(default_factory=Nowhere)
     meter: BiasMeter = field(default_factory=BiasMeter)
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -163,7 +167,9 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
     if not flags.dry_run:
         return begin(given, flags.overrides, stack, run_dir=flags.run_dir, resumes=flags.resume, branch=flags.branch)
     malloc.return_large_blocks()
-    recorded = folder.recorded(flags.run_dir) if flags.resume else {}
+    recorded = (
+        folder.recorded(bucket_run.config_folder(flags.run_dir, flags.resume == "required")) if flags.resume else {}
+    )
     foretell(configs.resolve(given, flags.overrides, platform=jax.default_backend(), recorded=recorded), flags.branch)
     return None
 
@@ -188,10 +194,12 @@ def begin(
 
     Raises:
       ValueError: a mistake in the config, a data file, a reward function or a checkpoint. No new folder is left.
+      Unreachable: the run's bucket does not answer.
     """
     malloc.return_large_blocks()
     processes.start(os.environ)
     liveness.join(attempts.end)
+    run_dir, mirror = bucket_run.opened(run_dir, resumes, stack, say)
     recorded = folder.recorded(run_dir) if resumes else {}
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     loggers.check(config.logger)
@@ -211,7 +219,10 @@ def begin(
     run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
     try:
         with starting(config, place):
-            return build(config, start, devices, place, new, stack, why=why, taken=taken)
+            run = build(config, start, devices, place, new, stack, why=why, taken=taken)
+            run.mirror = mirror
+            mirror.begin(place)
+            return run
     except (ValueError, OSError, Stopped):
         stack.close()
         if new and jax.process_index() == 0:

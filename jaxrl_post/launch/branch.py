@@ -29,7 +29,7 @@ from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import identity, store
 from jaxrl_post.checkpoint.signed_files import MANIFEST
 from jaxrl_post.history import History
-from jaxrl_post.launch import resume, run_folder
+from jaxrl_post.launch import bucket_run, resume, run_folder
 from jaxrl_post.launch.command_line import Flags
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.trainer.update_gate import Gate
@@ -120,7 +120,9 @@ def settings(flags: Flags) -> Any:
         return configs.load(flags.config)
     if flags.branch:
         return run_folder.settings(named(flags.branch)[0], f"--branch={flags.branch}")
-    return run_folder.settings(Path(flags.run_dir), f"--resume of {flags.run_dir}")
+    return run_folder.settings(
+        Path(bucket_run.config_folder(flags.run_dir, must_exist=True)), f"--resume of {flags.run_dir}"
+    )
 
 
 def taken(asked: str, config: configs.Config, start: Inputs, say: Callable[[str], object]) -> Branch | None:

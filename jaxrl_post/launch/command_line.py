@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.config import Config, elsewhere, fields, refuse_url
+from jaxrl_post.config import Config, check_place, elsewhere, fields
 from jaxrl_post.json_text import shown
 
 OVERRIDE = "--config.a.b=VALUE"
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str]) -> Flags:
                 f"{name} is given twice, with {shown(seen[name])} and {shown(value)}: leave one of them out"
             )
         seen[name] = value
-        refuse_url(value, name)
+        check_place(value, name, bucket=name in ("--run-dir", "--resume"))
         if name == "--resume":
             given |= {"run_dir": value, "resume": "required"} if value else {"resume": "allowed"}
         else:

@@ -1,6 +1,6 @@
 """Compiled programs: kept between runs in a cache folder, and never made in the middle of one.
 
-The cache lies where JAX_COMPILATION_CACHE_DIR says, else in jaxrl_post/jax under the user's cache folder
+The cache lies where JAX_COMPILATION_CACHE_DIR says, which may be gs://BUCKET/NAME, else in jaxrl_post/jax under the user's cache folder
 (XDG_CACHE_HOME, else ~/.cache). It changes start-up time only.
 """
 
@@ -13,8 +13,11 @@ from pathlib import Path
 
 import jax
 
-from jaxrl_post.config import refuse_url
+from jaxrl_post.buckets.address import is_bucket
+from jaxrl_post.config import check_place, refuse_url
+from jaxrl_post.launch import program_cache
 
+_FOLDER = "JAX_COMPILATION_CACHE_DIR"
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # also when the program then comes out of the cache folder
 _SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 _LOGGER = "jax._src.interpreters.pxla"  # says, per program, "Compiling NAME with global shapes and types [...]"
@@ -24,11 +27,13 @@ def use_cache(environment: Mapping[str, str]) -> Path:
     """Turns the persistent compilation cache on and returns its folder.
 
     Raises:
-      ValueError: the environment names a URL.
+      ValueError: the environment names a URL that is no place in a bucket, or the bucket refuses.
     """
-    for name in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
-        refuse_url(environment.get(name, ""), name)
-    given = environment.get("JAX_COMPILATION_CACHE_DIR")
+    given = environment.get(_FOLDER, "")
+    check_place(given, _FOLDER, bucket=True)
+    refuse_url(environment.get("XDG_CACHE_HOME", ""), "XDG_CACHE_HOME")
+    if is_bucket(given):
+        given = str(program_cache.opened(given, _FOLDER).folder)
     home = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(given) if given else home / "jaxrl_post" / "jax"
     folder.mkdir(parents=True, exist_ok=True)

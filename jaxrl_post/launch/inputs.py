@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.config import Config
+from jaxrl_post.buckets import files
+from jaxrl_post.config import Config, fields
 from jaxrl_post.data import chat, prompts, tasks, tokenizer
 from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
@@ -66,12 +67,30 @@ class PolicyFiles:
     cost: StepCost | None
 
 
+def local(config: Config) -> Config:
+    """Returns a config whose files of a bucket are copies on this machine. It is for reading them, and no run's config.
+
+    Raises:
+      ValueError: there is no such file, or the bucket refuses.
+      Unreachable: the bucket does not answer.
+    """
+    for option in fields.options(Config):
+        if option.about.bucket:
+            section, _, name = option.name.partition(".")
+            part = getattr(config, section)
+            path = files.local(getattr(part, name), option.name)
+            if path != getattr(part, name):
+                config = dataclasses.replace(config, **{section: dataclasses.replace(part, **{name: path})})
+    return config
+
+
 def policy(config: Config) -> PolicyFiles:
     """Reads the model's shape and its tokenizer.
 
     Raises:
       ValueError: there is none, they do not belong together, or engine.max_length is beyond the model's positions.
     """
+    config = local(config)
     place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
     words = tokenizer.load(place)
     model, load_params, dtype = _model(config, words.vocab_size)
@@ -100,6 +119,7 @@ def gather(config: Config, handed: Handed = NOTHING) -> Inputs:
 
 def _gathered(config: Config, handed: Handed) -> Inputs:
     handed.check(config)
+    config = local(config)
     own = policy(config)
     place, words = own.place, own.tokenizer
     template = chat.load(place) if place.is_dir() else None
@@ -250,6 +270,7 @@ def shape(config: Config) -> decoder.ModelConfig:
     Raises:
       ValueError: nothing says the shape.
     """
+    config = local(config)
     path, preset = Path(config.model.path), config.model.preset
     if config.model.path and path.exists():
         return hf.read_config(path / "config.json") if path.is_dir() else llama2c.load(str(path))[0]

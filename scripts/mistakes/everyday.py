@@ -226,7 +226,7 @@ _FLAGS = (
     _case(
         "an override without a value", r"write --config\.engine\.slots=VALUE$", "--config=c.py", "--config.engine.slots"
     ),
-    _case("a bucket", r"is a URL, and buckets are not supported yet", "--config=c.py", "--run-dir=gs://bucket/run"),
+    _case("a bucket", r"is a URL, and here a local path is needed", "--config=c.py", "--run-dir=s3://bucket/run"),
 )
 
 _DATA = (

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 
+import bucket_server
+
 MINUTES = 20.0
 SHORT = (
     "steps=2",
@@ -85,7 +87,8 @@ def _blocks(record, pages, named: list[str]) -> None:
 def _commands(record, pages, found) -> None:
     """Each command once; those of one page in its order, as one may need the run of another. A failure ends no other command."""
     ran, by_name, refused = [], [], []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, bucket_server.emulator() as port:
+        bucket = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
         for command in dict.fromkeys(_key(one) for page in found for one in pages.commands(page)):
             environment, words = dict(command[0]), list(command[1])
             if why := pages.wrong_with(pages.Command(page="", text="", words=tuple(words))):
@@ -95,7 +98,7 @@ def _commands(record, pages, found) -> None:
             else:
                 print(" ".join(words), flush=True)
                 try:
-                    record.run(*_shortened(words[1:], folder), timeout_s=900, env=environment)
+                    record.run(*_shortened(words[1:], folder), timeout_s=900, env=environment | bucket)
                     ran.append(" ".join(words))
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     refused.append(f"{' '.join(words)}: {error}")

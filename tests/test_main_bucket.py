@@ -1,0 +1,150 @@
+"""A run in a bucket through the whole program: it ends as the local one, on whichever machine it goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+import test_main_resume
+from test_main import go
+from test_main_resume import FLAGS, STEPS, same_run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import bucket_server
+
+from jaxrl_post import main
+from jaxrl_post.buckets import objects, record
+from jaxrl_post.buckets.address import parse
+from jaxrl_post.buckets.objects import Objects
+from jaxrl_post.commands import fetch
+from jaxrl_post.launch import bucket_run, program_cache
+from jaxrl_post.launch.fault_points import Planted
+
+here, whole = test_main_resume.here, test_main_resume.whole  # fixtures
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with bucket_server.emulator() as port:
+        yield port
+
+
+@pytest.fixture
+def machine(server, monkeypatch, tmp_path):
+    """Returns what makes the next start one of another machine, whose network does a fault in 5 % of all calls."""
+    with bucket_server.proxy(server, 0.05, seed=1) as port:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        numbers = iter(range(100))
+
+        def another() -> None:
+            place = tmp_path / f"machine-{next(numbers)}"
+            place.mkdir()
+            monkeypatch.setattr("tempfile.tempdir", str(place))
+
+        another()
+        yield another
+
+
+def _inputs(here) -> list[str]:
+    """Uploads data and tokenizer. Returns overrides that name them there."""
+    there = _objects("gs://bucket/inputs/all")
+    paths = {"data.train": "train.jsonl", "eval.data": "eval.jsonl", "model.tokenizer": "tokenizer"}
+    for path in (file for name in paths.values() for file in (here / name, *(here / name).rglob("*"))):
+        if path.is_file():
+            there.write(path.relative_to(here).as_posix(), path.read_bytes())
+    return [f"--config.{option}={there.address}/{name}" for option, name in paths.items()]
+
+
+def _objects(url: str) -> Objects:
+    return Objects(parse(url, "url"))
+
+
+def test_a_run_that_fails_goes_on_elsewhere_and_ends_as_the_local_one(
+    here, whole, machine, monkeypatch, tmp_path, capsys
+):
+    url = "gs://bucket/runs/moved"
+    flags = (*FLAGS, *_inputs(here))
+    monkeypatch.setenv("JAXRL_FAULT", "commit:4:raise")
+    with pytest.raises(Planted):
+        go(here, f"--run-dir={url}", *flags)
+    monkeypatch.delenv("JAXRL_FAULT")
+    now = record.read(_objects(url))
+    assert [one.step for one in now.commits][:1] == [2] and now.holder == {}
+    machine()
+    capsys.readouterr()
+    assert go(here, f"--run-dir={url}", "--resume", *flags) == 0
+    assert "goes on after step 2\n" in capsys.readouterr().out
+    now = record.read(_objects(url))
+    assert now.commits[0].step == STEPS and now.holder == {} and now.term == 2
+    assert fetch.main([url, str(tmp_path / "back")]) == 0
+    assert f"saved up to step {STEPS}\n" in capsys.readouterr().out
+    (tmp_path / "back" / ".lock").write_text("")  # of one machine
+    same_run(whole, tmp_path / "back")
+    machine()
+    assert main.main([f"--resume={url}", "--dry-run"]) == 0  # by the config of the bucket
+    assert f'"steps": {STEPS}' in capsys.readouterr().out
+    assert fetch.main([url, str(tmp_path / "back")]) == 1
+    assert "exists already and is not an empty folder" in capsys.readouterr().err
+    assert go(here, f"--run-dir={url}", *FLAGS) == 1
+    assert "holds a run already: a run is never written over" in capsys.readouterr().err
+    assert record.read(_objects(url)).term == 2  # a refused run takes nothing
+
+
+def test_a_run_that_cannot_start_leaves_nothing(here, machine, tmp_path, capsys):
+    url = "gs://bucket/runs/none"
+    assert go(here, f"--run-dir={url}", *FLAGS, "--config.eval.data=nothing.jsonl") == 1
+    assert "nothing.jsonl" in capsys.readouterr().err
+    for start in (lambda: main.main([f"--resume={url}"]), lambda: go(here, f"--resume={url}", *FLAGS)):
+        assert start() == 1
+        assert f"--resume={url}: there is no run; to begin one there write" in capsys.readouterr().err
+    assert _objects(url).names("") == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_job_of_several_processes_is_refused_before_anything_is_written(here, machine, monkeypatch, capsys):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(
+        ValueError, match="a job of 2 processes cannot write a run to a bucket yet: mount it on every host"
+    ):
+        bucket_run.opened("gs://bucket/runs/two", "", None, print)
+    assert _objects("gs://bucket/runs/two").names("") == []
+
+
+def test_another_scheme_is_refused(here, machine, capsys):
+    assert go(here, "--run-dir=s3://bucket/run", *FLAGS) == 1
+    assert "here a local path is needed: mount the bucket" in capsys.readouterr().err
+
+
+def test_a_bucket_that_does_not_answer_at_the_start_asks_for_a_restart(here, machine, monkeypatch, capsys):
+    monkeypatch.setattr(objects.Objects.__init__, "__defaults__", (0.3,))  # its patience
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{bucket_server.free_port()}")
+    assert go(here, "--run-dir=gs://bucket/runs/lost", *FLAGS) == 42
+    assert "gs://bucket/runs/lost does not answer" in capsys.readouterr().err
+
+
+def test_programs_of_a_bucket_are_compiled_once(machine):
+    url, said = "gs://bucket/programs", []
+    first = program_cache.ProgramCache(url, "JAX_COMPILATION_CACHE_DIR", said.append)
+    assert not [path for path in first.folder.iterdir() if path.name != ".lock"]
+    (first.folder / "jit_x-1-cache").write_bytes(b"program")
+    first.close()
+    machine()
+    second = program_cache.ProgramCache(url, "JAX_COMPILATION_CACHE_DIR", said.append)
+    assert (second.folder / "jit_x-1-cache").read_bytes() == b"program"
+    second.close()
+    assert _objects(url).names("") == ["jit_x-1-cache"] and not said
+    assert not first.folder.exists() and not second.folder.exists()
+
+
+def test_a_lost_bucket_costs_compilations_only(machine, monkeypatch):
+    said = []
+    monkeypatch.setattr(objects.Objects.__init__, "__defaults__", (0.3,))  # its patience
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{bucket_server.free_port()}")
+    programs = program_cache.ProgramCache("gs://bucket/programs", "JAX_COMPILATION_CACHE_DIR", said.append)
+    (programs.folder / "jit_x-1-cache").write_bytes(b"program")
+    programs.close()
+    assert len(said) == 2 and "programs are compiled here" in said[0] and "programs were not kept" in said[1]
