@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_post import __main__ as commands
 from jaxrl_post.launch import attempts
 
 ROOT = str(Path(__file__).parents[1])
@@ -184,3 +185,13 @@ def test_the_end_of_a_run_whose_folder_was_removed_is_not_noted(tmp_path, capsys
     os.rmdir(tmp_path / "run" / "attempts")
     attempts.end(1)
     assert not (tmp_path / "run" / "attempts").exists() and capsys.readouterr().err == ""
+
+
+def test_the_command_tells_the_status_of_a_folder_alone(tmp_path, capsys):
+    attempts.begin(tmp_path, 0, 1, lambda text: text)
+    attempts.end(42, "a signal")
+    assert commands.main(["launch", f"--status={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "ended with exit code 42" in told and "attempts 1, restarts 0" in told and "a signal" in told
+    assert commands.main(["launch", "--status=gs://bucket/run"]) == 1
+    assert "--status" in capsys.readouterr().err

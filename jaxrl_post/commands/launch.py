@@ -32,6 +32,9 @@ them. --dry-run stops before that. A value stands behind a space or behind "=".
 --partition, --account, --hours   of Slurm
 --spot                       capacity that may be taken away
 
+--status FOLDER              launches nothing: says from a run's folder alone how far it came, how old that is, and how
+                             each attempt ended
+
 The exit code is 1, with one sentence, where something does not fit. docs/run_on_gcp.md and docs/run_on_slurm.md show all.
 """
 
@@ -47,6 +50,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_post import config as configs
 from jaxrl_post.commands.arguments import Arguments, answered, number, whole
 from jaxrl_post.json_text import shown
 
@@ -55,7 +59,17 @@ _TEXTS = ("image", "queue", "service_account", "claim", "project", "zone", "part
 
 def main(arguments: Sequence[str]) -> int:
     """Launches a run, or says what would be launched."""
-    return answered(lambda: _launch(_read(arguments)))
+    return answered(lambda: _act(_read(arguments)))
+
+
+def _act(flags: argparse.Namespace) -> int:
+    if not flags.status:
+        return _launch(flags)
+    from jaxrl_post.launch import attempts
+
+    configs.refuse_url(flags.status, "--status")
+    print(attempts.status(flags.status))
+    return 0
 
 
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
@@ -67,6 +81,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
         "slice",
         "name",
         "out",
+        "status",
         "namespace",
         *(n.replace("_", "-") for n in _TEXTS),
     ):
