@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxrl_post.launch import assemble, run_folder
+from jaxrl_post.launch import assemble, attempts, run_folder
 from jaxrl_post.launch.fault_points import POINTS, FaultPoints, Planted
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving
 from jaxrl_post.telemetry.timing import Stopwatch
@@ -30,6 +30,16 @@ class Clock:
 def dog(**limits):
     clock = Clock()
     return Watchdog({"gen": 10.0, "host": 5.0, "testing": 0.0} | limits, 100.0, lambda *_: None, now=clock), clock
+
+
+def test_the_end_of_a_hang_is_noted(tmp_path, monkeypatch):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    attempts.begin(tmp_path, 0, 1, str)
+    with leaving(42, "the start hung for 9 s"):
+        assert attempts.status(tmp_path).state == "running"
+    (process,) = attempts.status(tmp_path).attempts[0].processes
+    assert (process.code, process.why, codes) == (42, "the start hung for 9 s", [42])
 
 
 def test_each_phase_has_its_limit_and_a_longer_one_while_programs_are_compiled():

@@ -17,7 +17,7 @@ from test_main import CONFIG, go
 
 from jaxrl_post.checkpoint import store
 from jaxrl_post.data.tokenizer import characters
-from jaxrl_post.launch import command_line
+from jaxrl_post.launch import attempts, command_line
 from jaxrl_post.models import hf
 from jaxrl_post.telemetry import journal, metrics, rollout_log
 
@@ -155,6 +155,9 @@ def test_killed_before_and_in_the_first_save(here, whole, capsys):
     said = capsys.readouterr().out
     assert said.count("goes on after step 2") == 1 and said.count("starts over; logs up to step") == 1
     same_run(whole, target)
+    found = attempts.status(target)
+    assert [one.processes[0].code for one in found.attempts] == [1, 1, 1, 0]
+    assert (found.state, found.step, found.steps, found.saved) == ("finished", STEPS, STEPS, STEPS)
 
 
 def everything(folder):
@@ -424,6 +427,8 @@ def test_two_processes_that_are_killed_and_resumed(here, tmp_path):
     assert saved(target) == ["step_000001"] and (target / "process_0" / "rollouts" / "step_000002.npz").is_file()
     status, said = pair(here, target, tmp_path / "cache", resumed=True)
     assert status == [0, 0], said
+    codes = [[one.code for one in attempt.processes] for attempt in attempts.status(target).attempts]
+    assert codes == [[42, None], [None, 42], [0, 0]]
     assert "goes on after step 1" in said[0] and "of rewards.jsonl after that point are used again" in said[0]
     for process in ("process_0", "process_1"):
         one, two = tmp_path / "whole" / process, target / process
