@@ -56,7 +56,7 @@ from jaxrl_post import evaluation, loop
 from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import resume
+from jaxrl_post.launch import attempts, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
@@ -170,7 +170,7 @@ def watchdog(run: Run) -> Watchdog:
     """Returns what ends the run where a call hangs. It writes stacks, the scheduler's state and the trace before."""
 
     def expired(phase: str, seconds: float) -> None:
-        with leaving(RESTART):
+        with leaving(RESTART, f"phase {phase} hung for {seconds:.0f} s"):
             say(
                 f"HANG: phase {phase} took {seconds:.0f} s, above its limit; hang.txt has all stacks; --resume continues"
             )
@@ -341,6 +341,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         code = _ended(arguments)
     finally:
+        attempts.end(code)
         liveness.leave(code)
     return code
 
@@ -392,13 +393,16 @@ def losses() -> Iterator[None]:
 
 def gone(stopped: Stopped) -> int:
     """Says that a signal ended the run and returns the exit code."""
+    attempts.end(RESTART, str(stopped))
     say(str(stopped))
     return RESTART
 
 
 def sorry(error: Exception, code: int = 1) -> int:
     """Prints the error as one line and returns the exit code."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    sentence = " ".join(str(error).split())
+    attempts.end(code, sentence)
+    print(f"error: {sentence}", file=sys.stderr)
     return code
 
 

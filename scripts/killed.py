@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LIMIT_S = 600.0
+_APART = {"attempts", "checkpoints", "rewards.log"}
+_TIMED = ("summary.json", "config.json", "report.html")
 
 
 class Runs:
@@ -102,38 +104,42 @@ class Runs:
         return process.returncode == -signal.SIGKILL
 
     def differences(self, one: Path, two: Path) -> list[str]:
-        """Returns the names of everything not timed in which two finished runs differ: files, metrics, weights,
-        moments.
-        """
-        import saved
+        """Returns what `differences` does, of two finished runs of this command."""
+        return differences(one, two, self._last)
 
-        from jaxrl_post.telemetry import metrics
 
-        files = [
-            {
-                path.relative_to(run).as_posix(): path
-                for path in run.rglob("*")
-                if path.is_file() and not {"checkpoints", "rewards.log"} & {*path.relative_to(run).parts}
-            }
-            for run in (one, two)
-        ]
-        out = sorted(files[0].keys() ^ files[1].keys())
-        timed = ("metrics.jsonl", "summary.json", "config.json", "report.html")
-        out += [
-            name
-            for name in sorted(files[0].keys() & files[1].keys())
-            if name not in timed and files[0][name].read_bytes() != files[1][name].read_bytes()
-        ]
-        rows = [
-            [json.dumps(metrics.deterministic(row), sort_keys=True) for row in metrics.read(run / "metrics.jsonl")]
-            for run in (one, two)
-        ]
-        out += ["deterministic metrics"] * (rows[0] != rows[1])
-        told = [
-            json.loads((run / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for run in (one, two)
-        ]
-        out += ["summary.json"] * (told[0] != told[1])
-        return out + saved.differing(*(run / "checkpoints" / f"step_{self._last:06d}" / "arrays" for run in (one, two)))
+def differences(one: Path, two: Path, last: int) -> list[str]:
+    """Returns the names of everything not timed in which two runs differ that finished at step `last`.
+
+    These are files, metrics, weights and moments, of every process. Attempts are left out.
+    """
+    import saved
+
+    files = [
+        {
+            path.relative_to(run).as_posix(): path
+            for path in run.rglob("*")
+            if path.is_file() and not _APART & {*path.relative_to(run).parts}
+        }
+        for run in (one, two)
+    ]
+    out = sorted(files[0].keys() ^ files[1].keys())
+    for name in sorted(files[0].keys() & files[1].keys()):
+        pair = [found[name] for found in files]
+        if pair[0].name == "metrics.jsonl":
+            out += [f"deterministic {name}"] * (_rows(pair[0]) != _rows(pair[1]))
+        elif pair[0].name not in _TIMED and pair[0].read_bytes() != pair[1].read_bytes():
+            out.append(name)
+    told = [json.loads((run / "summary.json").read_text()) | {"seconds": 0, "device_time": {}} for run in (one, two)]
+    out += ["summary.json"] * (told[0] != told[1])
+    return out + saved.differing(*(run / "checkpoints" / f"step_{last:06d}" / "arrays" for run in (one, two)))
+
+
+def _rows(file: Path) -> list[str]:
+    """Returns what was not timed of every row of a metrics.jsonl."""
+    from jaxrl_post.telemetry import metrics
+
+    return [json.dumps(metrics.deterministic(row), sort_keys=True) for row in metrics.read(file)]
 
 
 def end(process: subprocess.Popen) -> str:

@@ -1,4 +1,4 @@
-"""What looks at a run for the show `report`: an environment with TensorBoard and Weights & Biases, and a headless browser.
+"""What the shows `report` and `notebook` look with: an environment with TensorBoard and Weights & Biases, a headless browser.
 
 Both are installed below .cache/ the first time, which takes a few minutes.
 """
@@ -45,7 +45,7 @@ def browser(root: Path) -> Path:
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             raise Missing(
-                f"report: {program} is missing, which installs and drives a headless Chromium; install Node.js 20"
+                f"the browser: {program} is missing, which installs and drives a headless Chromium; install Node.js 20"
             )
     have = [place / "node_modules" / name.rpartition("@")[0] / "package.json" for name in PACKAGES]
     versions = [json.loads(file.read_text())["version"] if file.is_file() else "" for file in have]
@@ -54,12 +54,12 @@ def browser(root: Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         said = _ran(["npm", "install", "--no-fund", "--no-audit", "--prefix", str(place), *PACKAGES], place)
         if said:
-            raise Missing(f"report: the headless Chromium was not installed: {said}")
+            raise Missing(f"the browser: the headless Chromium was not installed: {said}")
     return place
 
 
 def look(root: Path, page: Path, planted: str, out: Path) -> dict:
-    """Opens a page in the browser, searches it for a string and writes screenshots. Returns what was found.
+    """Opens a page in the browser and writes screenshots; searches it, where it can be searched. Returns what was found.
 
     Raises:
       Missing: see `browser`. RuntimeError: the browser failed.

@@ -90,8 +90,8 @@ class Tree:
 
     @cached_property
     def sources(self) -> dict[str, ast.Module]:
-        """Path in the checkout -> syntax tree, of everything that is shipped: package, kernels/, configs/, scripts/."""
-        folders = (self.package, "kernels", "configs", "scripts")
+        """Path in the checkout -> syntax tree, of all that is shipped: package, kernels/, configs/, scripts/, notebooks/."""
+        folders = (self.package, "kernels", "configs", "scripts", "notebooks")
         paths = [path for folder in folders for path in sorted((self.root / folder).rglob("*.py"))]
         return {path.relative_to(self.root).as_posix(): ast.parse(path.read_text(), str(path)) for path in paths}
 
@@ -245,7 +245,7 @@ def forbidden_names(tree: Tree) -> list[str]:
     """Of files and folders, word by word (train_utils counts), tests included."""
     paths = [
         path.relative_to(tree.root)
-        for top in (tree.package, "kernels", "configs", "scripts", "tests")
+        for top in (tree.package, "kernels", "configs", "scripts", "notebooks", "tests")
         for path in sorted((tree.root / top).rglob("*"))
         if path.is_dir() or path.suffix == ".py"
     ]

@@ -21,7 +21,7 @@ from jaxrl_post.sim import settings
 
 ROOT = prose.ROOT
 README_LINES = 130
-FOLDERS = ("jaxrl_post", "kernels", "configs", "scripts", "tests", "docs", "constraints")
+FOLDERS = ("jaxrl_post", "kernels", "configs", "scripts", "notebooks", "tests", "docs", "constraints")
 FLAGS = ("--dry-run", "--resume", "--help")
 VALUED = ("--config", "--run-dir", "--resume", "--branch", "--slice")
 _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 30  # words of a sentence
-SOURCES = ("jaxrl_post", "kernels", "scripts", "configs")
+SOURCES = ("jaxrl_post", "kernels", "scripts", "configs", "notebooks")
 GLOSSARY = "docs/glossary.md"
 
 _END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=\S)")

@@ -98,9 +98,9 @@ def test_a_signal_ends_a_long_round_after_a_dispatch(monkeypatch):
 
 def test_the_limit_follows_the_grace_period_that_a_launcher_grants():
     assert stop_signal.limit({}) == stop_signal.LIMIT_S == 18.0
-    assert stop_signal.limit({"JAXRL_GRACE_S": "150"}) == 148.0
-    for wrong in ("x", "19", "-5", "1e9"):
-        with pytest.raises(ValueError, match="JAXRL_GRACE_S=.* must be a whole number of seconds, at least 20"):
+    assert stop_signal.limit({"JAXRL_GRACE_S": "150"}) == 146.0
+    for wrong in ("x", "21", "-5", "1e9"):
+        with pytest.raises(ValueError, match="JAXRL_GRACE_S=.* must be a whole number of seconds, at least 22"):
             stop_signal.limit({"JAXRL_GRACE_S": wrong})
 
 

@@ -91,10 +91,10 @@ def test_the_thread_reports_once():
 def test_a_report_that_fails_or_hangs_ends_the_process_too(monkeypatch):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    with pytest.raises(OSError), leaving(42):
+    with pytest.raises(OSError), leaving(42, "why"):
         raise OSError("no space")
     assert codes == [42]
-    with leaving(43, 0.05):
+    with leaving(43, "why", 0.05):
         time.sleep(0.3)
     assert codes == [42, 43, 43]
 

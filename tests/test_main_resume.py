@@ -98,7 +98,7 @@ def same_run(one, two):
         sorted(
             path.relative_to(folder).as_posix()
             for path in folder.rglob("*")
-            if path.is_file() and not {"checkpoints", "rewards.log"} & set(path.parts)
+            if path.is_file() and not {"attempts", "checkpoints", "rewards.log"} & set(path.parts)
         )
         for folder in (one, two)
     ]

@@ -89,7 +89,7 @@ def test_constraints_pin_every_dependency_and_name_no_place():
             *project["dependencies"],
             *(
                 name
-                for extra in ("test", "lint", "plot", "tensorboard", "wandb", "docs", "aot-tpu", "aot-cuda")
+                for extra in ("test", "lint", "plot", "notebook", "tensorboard", "wandb", "docs", "aot-tpu", "aot-cuda")
                 for name in project["optional-dependencies"][extra]
             ),
         ]

@@ -34,6 +34,7 @@ ROOT = str(Path(__file__).parents[1])
         ({"TPU_PROCESS_ADDRESSES": "a:1,b:1", "TPU_WORKER_HOSTNAMES": "a"}, 2),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "MEGASCALE_NUM_SLICES": "3"}, 6),
         ({"MEGASCALE_NUM_SLICES": "2"}, 2),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "JOB_COMPLETION_INDEX": "1"}, 2),  # GKE sets both in a pod with TPU chips
     ],
 )
 def test_a_job_of_several_processes(environment, count):
@@ -53,6 +54,7 @@ def test_a_job_of_several_processes(environment, count):
         {"MEGASCALE_NUM_SLICES": "1"},
         {"WORLD_SIZE": "1", "RANK": "0"},
         {"WORLD_SIZE": "4"},
+        {"JOB_COMPLETION_INDEX": "0"},  # an indexed job of one pod has it, too
     ],
 )
 def test_a_process_by_itself(environment):
@@ -117,6 +119,10 @@ def test_a_lone_task_of_a_node_has_all_its_gpus():
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, r"TPU_WORKER_HOSTNAMES naming 2 hosts .* \(no TPU chips or no libtpu"),
         ({"WORLD_SIZE": "4", "RANK": "1"}, r"WORLD_SIZE=4 with RANK=1 says .* \(jax has no detection for that"),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, r"PMI_SIZE=2 .* \(jax has no detection"),
+        (
+            {"JOB_COMPLETION_INDEX": "2"},
+            r"JOB_COMPLETION_INDEX=2 says .* one of 3 processes.*\(or more: an indexed job",
+        ),
         ({**SLURM, "SLURM_NTASKS": "two", "SLURM_PROCID": "1"}, "SLURM_NTASKS='two' must be a whole number"),
     ],
 )
@@ -126,6 +132,69 @@ def test_what_cannot_be_joined_is_one_sentence(environment, why, monkeypatch):
     with pytest.raises(ValueError, match=why):
         processes.start(environment)
     processes.start(environment | {"JAX_NUM_PROCESSES": "1"})  # a run by itself is meant
+
+
+EXPLICIT = {"JAX_COORDINATOR_ADDRESS": "jobs-0.jobs:1234", "JAX_NUM_PROCESSES": "6"}
+POD = {**EXPLICIT, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    "environment, index, detection",
+    [
+        ({**EXPLICIT, "JAX_PROCESS_ID": "5"}, 5, "deactivate"),
+        ({**EXPLICIT, "JAX_PROCESS_ID": "5", "SLURM_LOCALID": "1"}, 5, None),  # jax gives each task its GPU
+        ({**POD, "JOB_COMPLETION_INDEX": "4"}, 4, "deactivate"),
+        ({**POD, "JOB_COMPLETION_INDEX": "4", "JAX_PROCESS_ID": "1"}, 1, "deactivate"),
+        ({**POD, "JOB_INDEX": "0", "PROCESSES_IN_JOB": "3", "JOB_COMPLETION_INDEX": "2"}, 2, "deactivate"),
+        ({**POD, "JOB_INDEX": "1", "PROCESSES_IN_JOB": "3", "JOB_COMPLETION_INDEX": "0"}, 3, "deactivate"),
+    ],
+)
+def test_a_place_that_the_environment_gives(environment, index, detection, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda address, **named: asked.update(named, address=address))
+    processes.start(environment)
+    assert asked.pop("initialization_timeout") > 300
+    assert asked == {
+        "address": "jobs-0.jobs:1234",
+        "num_processes": 6,
+        "process_id": index,
+        "cluster_detection_method": detection,
+    }
+
+
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        ({}, "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES set but JAX_PROCESS_ID not"),
+        (
+            {"JAX_NUM_PROCESSES": "", "JOB_COMPLETION_INDEX": "1"},
+            "JAX_COORDINATOR_ADDRESS set but JAX_NUM_PROCESSES not",
+        ),
+        ({"JOB_COMPLETION_INDEX": "6"}, "JOB_COMPLETION_INDEX=6 must be at least 0 and below JAX_NUM_PROCESSES=6"),
+        ({"JOB_COMPLETION_INDEX": "one"}, "JOB_COMPLETION_INDEX='one' must be a whole number"),
+        (
+            {"JOB_COMPLETION_INDEX": "1", "JOB_INDEX": "1"},
+            "JOB_INDEX set but PROCESSES_IN_JOB not: a JobSet of several",
+        ),
+        ({"JOB_COMPLETION_INDEX": "1", "PROCESSES_IN_JOB": "3"}, "PROCESSES_IN_JOB set but JOB_INDEX not"),
+        (
+            {"JOB_COMPLETION_INDEX": "3", "JOB_INDEX": "0", "PROCESSES_IN_JOB": "3"},
+            "JOB_COMPLETION_INDEX=3 must be at least 0 and below PROCESSES_IN_JOB=3",
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "0", "JOB_INDEX": "2", "PROCESSES_IN_JOB": "3"},
+            r"JOB_INDEX \* PROCESSES_IN_JOB \+ JOB_COMPLETION_INDEX=6 must be at least 0 and below JAX_NUM_PROCESSES=6",
+        ),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "host", "JAX_PROCESS_ID": "0"},
+            "JAX_COORDINATOR_ADDRESS='host' must be host:port, such as host:1234",
+        ),
+    ],
+)
+def test_half_a_place_is_one_sentence(changed, why, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("it was joined"))
+    with pytest.raises(ValueError, match=why):
+        processes.start({**POD, **changed})
 
 
 @pytest.mark.parametrize("error", [ValueError("coordinator_address should be defined."), KeyError("TPU_WORKER_ID")])
@@ -162,8 +231,20 @@ def _started(environment, *, limit_s=100):
     )
 
 
+# Of a GKE pod with TPU chips. JAX_FORCE_TPU_INIT takes this machine for one; the empty variable spares a metadata server.
+GKE = {
+    "JAX_FORCE_TPU_INIT": "1",
+    "TPU_WORKER_HOSTNAMES": "127.0.0.1,127.0.0.2",
+    "MEGASCALE_NUM_SLICES": "",
+    "MEGASCALE_SLICE_ID": "",
+    "MEGASCALE_COORDINATOR_ADDRESS": "",
+}
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize("launcher", [(SLURM, "SLURM_PROCID"), (OPEN_MPI, "OMPI_COMM_WORLD_RANK")])
+@pytest.mark.parametrize(
+    "launcher", [(SLURM, "SLURM_PROCID"), (OPEN_MPI, "OMPI_COMM_WORLD_RANK"), (GKE, "TPU_WORKER_ID")]
+)
 def test_two_real_processes_are_joined_by_their_launcher(launcher):
     here, rank = launcher
     port = str(20000 + os.getpid() % 20000)

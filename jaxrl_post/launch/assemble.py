@@ -30,6 +30,7 @@ from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.history import History
 from jaxrl_post.launch import (
     agreement,
+    attempts,
     chips,
     compile_guard,
     graders,
@@ -52,7 +53,7 @@ from jaxrl_post.launch.fault_points import FaultPoints
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.launch.stop_signal import RESTART, Stopped
 from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
-from jaxrl_post.parallel import liveness, processes
+from jaxrl_post.parallel import key_value, liveness, processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
 from jaxrl_post.rewards.pool import Pool
@@ -190,7 +191,7 @@ def begin(
     """
     malloc.return_large_blocks()
     processes.start(os.environ)
-    liveness.join()
+    liveness.join(attempts.end)
     recorded = folder.recorded(run_dir) if resumes else {}
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     loggers.check(config.logger)
@@ -236,7 +237,7 @@ def starting(config: configs.Config, place: Path) -> Watchdog:
     """Returns what ends a run that hangs while its parts are built and compiled."""
 
     def expired(phase: str, seconds: float) -> None:
-        with leaving(RESTART):
+        with leaving(RESTART, f"the start hung for {seconds:.0f} s"):
             say(f"HANG: the start took {seconds:.0f} s, above watchdog.compile_s; hang.txt has all stacks")
             write_stacks(folder.own(place) / "hang.txt", f"the start: {seconds:.1f} s")
 
@@ -303,10 +304,12 @@ def begun(
     stack: contextlib.ExitStack,
     taken: branches.Branch | None,
 ) -> Past:
-    """Opens the run's checkpoints and starts its graders."""
+    """Opens the run's checkpoints and starts its graders. Both may refuse; then the attempt begins."""
     mine = folder.own(place)
     about, saves, saved = checkpoints(config, start, place, mine, new, why, faults, stack, taken)
-    return Past(about, saves, saved, *graders.both(config, start, devices, mine, stack))
+    past = Past(about, saves, saved, *graders.both(config, start, devices, mine, stack))
+    attempts.begin(place, jax.process_index(), jax.process_count(), processes.share_text)
+    return past
 
 
 def checkpoints(
@@ -347,6 +350,7 @@ def compiled_learner(
     if line := parts.training_attention(config, start.model, devices)[1]:
         say(line)
     learner.compile()
+    key_value.meet()
     if saved is not None:
         learner.restore(saved.arrays, saved.step)
     return learner
@@ -372,6 +376,7 @@ def revived(run: Run, taken: branches.Branch | None) -> Run:
         taken.begin(run.config.scheduler.updates, run.history, run.learner.gate, run.scheduler)
     elif run.saved is not None:
         restore(run, run.saved)
+    key_value.meet()
     malloc.give_back()
     return run
 

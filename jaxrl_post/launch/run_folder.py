@@ -25,7 +25,7 @@ from jaxrl_post.parallel.processes import share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(
-    r"\.lock|parent\.json|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|rewards\.log"
+    r"\.lock|attempts|parent\.json|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|rewards\.log"
     r"|tensorboard|wandb|wandb\.json(\.part)?|config\.json.*"
 )
 
@@ -204,6 +204,7 @@ def contents(folder: Path) -> list[str]:
     """Describes what lies in the folder of a run, one line each."""
     words = {
         "config.json": "the resolved config, and what else the run was keyed by",
+        "attempts": "each start and end of its processes, with exit codes",
         "parent.json": "the run and the step that this one branched from",
         "summary.json": "figures before and after",
         "hang.txt": "the stacks of all threads at a hang",

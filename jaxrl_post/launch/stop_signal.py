@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
+from jaxrl_post.launch.watchdog import leaving
 from jaxrl_post.parallel.liveness import RESTART as RESTART  # exported here too
 from jaxrl_post.parallel.processes import share_text
 
 PATIENCE_S, LIMIT_S = 12.0, 18.0
-GRANTED, MARGIN_S = "JAXRL_GRACE_S", 2.0
+GRANTED, MARGIN_S = "JAXRL_GRACE_S", 4.0
+_NOTE_S = 2.0  # for the end to be noted
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -93,12 +95,9 @@ def _count(read: int, over: threading.Event, limit_s: float) -> None:
     while not over.is_set() and not set(os.read(read, 64)) & set(SIGNALS):
         pass
     if not over.wait(limit_s):
-        print(
-            f"stopped where it was, {limit_s:g} s after a signal; --resume continues from the newest checkpoint",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(RESTART)
+        why = f"stopped where it was, {limit_s:g} s after a signal"
+        with leaving(RESTART, why, limit_s=_NOTE_S):
+            print(f"{why}; --resume continues from the newest checkpoint", file=sys.stderr, flush=True)
 
 
 class StopSignal:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_post.launch import attempts
 from jaxrl_post.launch.fault_points import CALLS
 from jaxrl_post.telemetry.events import TimedRing
 from jaxrl_post.telemetry.timing import Stopwatch
@@ -27,8 +28,10 @@ _POLL_S = 0.25
 
 
 @contextlib.contextmanager
-def leaving(code: int, limit_s: float = REPORT_S) -> Iterator[None]:
+def leaving(code: int, why: str, limit_s: float = REPORT_S) -> Iterator[None]:
     """Ends the process with `code` after what happens inside, whatever it raises, and after `limit_s` at the latest.
+
+    `why` is noted with the end of the attempt.
 
     What made the run hang, for example a lost disk, may hold up its report too.
     """
@@ -38,6 +41,7 @@ def leaving(code: int, limit_s: float = REPORT_S) -> Iterator[None]:
     try:
         yield
     finally:
+        attempts.end(code, why)
         os._exit(code)
 
 

@@ -1,7 +1,10 @@
 """What the environment says of a job: how many processes its launcher started, and how they can be joined.
 
+Three variables place a process in a job: VARIABLES. In an indexed job of Kubernetes, the index that Kubernetes sets stands
+for the third. Without any of the three a launcher is detected.
+
 Launchers are read in the order in which jax detects them: Open MPI, Slurm, TPU hosts of GKE, TPU hosts of GCE. Launchers
-that jax does not detect are read last. Their processes need the three variables of processes.py.
+that jax does not detect are read last. Their processes need the three variables.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# Kubernetes sets the first in each pod of an indexed job. Manifests of XPK and MaxText set the others, for a JobSet.
+_INDEX, _JOB, _IN_JOB = "JOB_COMPLETION_INDEX", "JOB_INDEX", "PROCESSES_IN_JOB"
+_LOCAL = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID")
 # Launchers that jax joins by their own means only, or not at all: the number of processes, and the number of this one.
 _OTHERS = (("PMI_SIZE", "PMI_RANK"), ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"), ("WORLD_SIZE", "RANK"))
@@ -29,6 +36,64 @@ class Job:
     by: str
     obstacle: str = ""
     local_devices: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The place of a process in a job of `processes`. `coordinator`: host:port of process 0. `index`: of this process.
+
+    `detection`: jax's way to find the GPU of this process, as cluster_detection_method of jax.distributed.initialize."""
+
+    coordinator: str
+    processes: int
+    index: int
+    detection: str | None
+
+
+def place(environment: Mapping[str, str]) -> Place | None:
+    """Returns the place that VARIABLES give this process, or None where none of them is set.
+
+    Raises:
+      ValueError: some are missing or are no whole numbers, the address has no port, or the index is not below the number of
+        processes.
+    """
+    given = [name for name in VARIABLES if environment.get(name)]
+    if not given:
+        return None
+    indexed = VARIABLES[2] not in given and bool(environment.get(_INDEX))
+    missing = [name for name in VARIABLES if name not in given and not (indexed and name == VARIABLES[2])]
+    if missing:
+        raise ValueError(
+            f"environment: {', '.join(given)} set but {', '.join(missing)} not: set all three of "
+            f"{', '.join(VARIABLES)}, or none for a single process"
+        )
+    address, count = environment[VARIABLES[0]], number(environment, VARIABLES[1])
+    if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdecimal():
+        raise ValueError(
+            f"environment: {VARIABLES[0]}={address!r} must be host:port, such as {address.strip(':')}:1234"
+        )
+    index, by = _index_of_pod(environment) if indexed else (number(environment, VARIABLES[2]), VARIABLES[2])
+    if index >= count:
+        raise ValueError(f"environment: {by}={index} must be at least 0 and below {VARIABLES[1]}={count}")
+    # beyond the GPU of a task jax would find nothing here, and would warn in Kubernetes that it cannot ask there
+    asks = any(environment.get(name) for name in _LOCAL)
+    return Place(coordinator=address, processes=count, index=index, detection=None if asks else "deactivate")
+
+
+def _index_of_pod(environment: Mapping[str, str]) -> tuple[int, str]:
+    """Returns the index of a pod among all of its job, or of all jobs of its JobSet, and what it was read from."""
+    index, given = number(environment, _INDEX), [name for name in (_JOB, _IN_JOB) if environment.get(name)]
+    if not given:
+        return index, _INDEX
+    if len(given) == 1:
+        missing = _IN_JOB if given == [_JOB] else _JOB
+        raise ValueError(
+            f"environment: {given[0]} set but {missing} not: a JobSet of several jobs needs both, and one job neither"
+        )
+    job_index, size = (number(environment, name) for name in (_JOB, _IN_JOB))
+    if index >= size:
+        raise ValueError(f"environment: {_INDEX}={index} must be at least 0 and below {_IN_JOB}={size}")
+    return job_index * size + index, f"{_JOB} * {_IN_JOB} + {_INDEX}"
 
 
 def job(environment: Mapping[str, str], *, has_tpu: bool | None = None) -> Job | None:
@@ -104,7 +169,9 @@ def _tpu(environment: Mapping[str, str], has_tpu: bool | None) -> Job | None:
 
 
 def _tpu_chips(environment: Mapping[str, str]) -> bool:
-    """Returns whether jax can use TPU chips of this machine."""
+    """Returns whether jax can use TPU chips of this machine, or is told by JAX_FORCE_TPU_INIT to take it for their host."""
+    if "JAX_FORCE_TPU_INIT" in environment:
+        return True
     there = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
     return there and _installed("libtpu") and environment.get("JAX_PLATFORMS", "tpu") != "cpu"
 
@@ -134,7 +201,14 @@ def _other(environment: Mapping[str, str]) -> Job | None:
         if environment.get(size) and environment.get(rank):
             by = f"{size}={environment[size]} with {rank}={environment[rank]}"
             return Job(processes=number(environment, size), by=by, obstacle="jax has no detection for that launcher")
-    return None
+    return _indexed(environment)
+
+
+def _indexed(environment: Mapping[str, str]) -> Job | None:
+    """Reads the index of a pod. It tells of other pods where it is above 0, and never how many there are."""
+    index = number(environment, _INDEX) if environment.get(_INDEX) else 0
+    more = "or more: an indexed job of Kubernetes says not how many"
+    return Job(processes=index + 1, by=f"{_INDEX}={index}", obstacle=more)
 
 
 def _installed(package: str) -> bool:

@@ -5,9 +5,14 @@ Needs joined processes (processes.start). jax has no public name for the store.
 
 from __future__ import annotations
 
+import itertools
+
+import jax
 from jax._src import distributed
 
 _PREFIX = "jaxrl_post/"
+LIMIT_S = 86400.0  # of a meeting; a watchdog ends a start that hangs earlier
+_ROUNDS = itertools.count()  # a meeting has a name that is used once, and all processes count alike
 
 
 def put(key: str, text: str) -> None:
@@ -25,6 +30,23 @@ def get(key: str, limit_s: float) -> str:
         return distributed.global_state.client.blocking_key_value_get(_PREFIX + key, int(limit_s * 1000))
     except RuntimeError as error:
         raise TimeoutError(f"{key}: not there after {limit_s:g} s") from error
+
+
+def meet(limit_s: float = LIMIT_S) -> None:
+    """Waits until every process of the job has come here. A process by itself goes on.
+
+    Programs take unequal time to compile. Devices that wait for each other at their first use have short limits of their
+    own: 30 s on CPUs.
+
+    Raises:
+      TimeoutError: not all came within `limit_s` seconds.
+    """
+    if jax.process_count() == 1:
+        return
+    try:
+        distributed.global_state.client.wait_at_barrier(f"{_PREFIX}meet/{next(_ROUNDS)}", int(limit_s * 1000))
+    except RuntimeError as error:
+        raise TimeoutError(f"not all processes of the job have compiled their programs within {limit_s:g} s") from error
 
 
 def coordinator() -> str:

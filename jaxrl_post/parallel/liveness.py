@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 import secrets
@@ -189,14 +190,18 @@ class Liveness:
 _watching: list[Liveness] = []  # one for a process, as jax.distributed has
 
 
-def join() -> None:
+def join(ending: Callable[[int, str], object] = lambda code, why: None) -> None:
     """Begins to watch the processes of this job. A process by itself watches nothing.
+
+    Args:
+      ending: called with the exit code and a sentence, before the loss of another process ends this one.
 
     Raises:
       ValueError: process 0 cannot be reached.
     """
     if jax.process_count() == 1 or _watching:
         return
+    end = functools.partial(_end, ending)
     key, me, count = f"liveness/{next(_ROUNDS)}", jax.process_index(), jax.process_count()
     if me == 0:
         both = socket.has_dualstack_ipv6()
@@ -205,7 +210,7 @@ def join() -> None:
         )
         token = secrets.token_hex(16)
         key_value.put(key, f"{listener.getsockname()[1]} {token}")
-        _watching.append(Liveness(me, count, listener, [], token, _end))
+        _watching.append(Liveness(me, count, listener, [], token, end))
     else:
         try:
             port, token = key_value.get(key, JOIN_S).split(" ")
@@ -213,7 +218,7 @@ def join() -> None:
         except OSError as error:
             raise ValueError(f"environment: process {me} cannot reach process 0: {error}") from error
         line.sendall(f"hello {token} {me}\n".encode())
-        _watching.append(Liveness(me, count, None, [Peer(line, index=0)], token, _end))
+        _watching.append(Liveness(me, count, None, [Peer(line, index=0)], token, end))
     _wait_at_abort()
 
 
@@ -240,10 +245,14 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
-def _end(sentence: str) -> None:
+def _end(ending: Callable[[int, str], object], sentence: str) -> None:
+    limit = threading.Timer(ABORT_S, os._exit, (RESTART,))  # what is noted may lie on a lost disk
+    limit.daemon = True
+    limit.start()
     print(
         f"error: {sentence}; this process ends too, and --resume continues from the newest checkpoint", file=sys.stderr
     )
+    ending(RESTART, sentence)
     _exit(RESTART)
 
 

@@ -21,7 +21,6 @@ from jax.experimental import multihost_utils
 from jaxrl_post.parallel import cluster, relayout
 from jaxrl_post.parallel import mesh as meshes
 
-_NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _BLOCK = 4096  # bytes
 _LATER_S = 60  # seconds by which jax's own limit lies behind ours
 
@@ -29,9 +28,9 @@ _LATER_S = 60  # seconds by which jax's own limit lies behind ours
 def start(environment: Mapping[str, str], *, limit_s: float = 300.0) -> None:
     """Joins the processes of this job. Call it before any other use of a device.
 
-    JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. Without them jax detects
-    a TPU pod, several slices, Slurm or Open MPI. JAX_NUM_PROCESSES=1 alone says that the process is alone, whatever
-    else the environment says.
+    JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. In an indexed job of
+    Kubernetes, JOB_COMPLETION_INDEX stands for the third. Without them jax detects a TPU pod, several slices, Slurm or
+    Open MPI. JAX_NUM_PROCESSES=1 alone says that the process is alone, whatever else the environment says.
 
     Args:
       limit_s: seconds to wait for the other processes. Beyond it the process ends with one sentence and exit code 1.
@@ -40,26 +39,22 @@ def start(environment: Mapping[str, str], *, limit_s: float = 300.0) -> None:
       ValueError: some of the three are missing or are no numbers, or the id is outside [0, number of processes). Or the
         environment names more processes than can be joined.
     """
-    given = [name for name in _NAMES if environment.get(name)]
+    given = [name for name in cluster.VARIABLES if environment.get(name)]
     if given == ["JAX_NUM_PROCESSES"] and environment["JAX_NUM_PROCESSES"] == "1":
         return
-    if not given:
+    place = cluster.place(environment)
+    if place is None:
         job = cluster.job(environment)
         if job is not None:
             _join_detected(job, limit_s)
         return
-    missing = [name for name in _NAMES if name not in given]
-    if missing:
-        raise ValueError(
-            f"environment: {', '.join(given)} set but {', '.join(missing)} not: set all three of "
-            f"{', '.join(_NAMES)}, or none for a single process"
-        )
-    address, (count, index) = environment[_NAMES[0]], (cluster.number(environment, name) for name in _NAMES[1:])
-    if not 0 <= index < count:
-        raise ValueError(f"environment: JAX_PROCESS_ID={index} must be at least 0 and below JAX_NUM_PROCESSES={count}")
-    with _limited(f"JAX_NUM_PROCESSES={count}", count, limit_s):
+    with _limited(f"JAX_NUM_PROCESSES={place.processes}", place.processes, limit_s):
         jax.distributed.initialize(
-            address, num_processes=count, process_id=index, initialization_timeout=int(limit_s) + _LATER_S
+            place.coordinator,
+            num_processes=place.processes,
+            process_id=place.index,
+            cluster_detection_method=place.detection,
+            initialization_timeout=int(limit_s) + _LATER_S,
         )
 
 
@@ -106,7 +101,7 @@ def _apart(by: str, processes: int, why: str) -> str:
     """Returns the sentence that refuses a lone run in a job of several processes."""
     return (
         f"environment: {by} says that this is one of {processes} processes, and they could not be joined ({why}): start all "
-        f"of them, or set {', '.join(_NAMES)} in each, or JAX_NUM_PROCESSES=1 alone for a run of this process by itself"
+        f"of them, or set {', '.join(cluster.VARIABLES)} in each, or JAX_NUM_PROCESSES=1 alone for a run of this process by itself"
     )
 
 

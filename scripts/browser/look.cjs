@@ -1,4 +1,5 @@
-// node look.cjs PAGE PLANTED OUT: opens a page in headless Chromium, searches it, takes screenshots, and prints findings as JSON.
+// node look.cjs PAGE PLANTED OUT: opens a page in headless Chromium, takes screenshots, and prints findings as JSON. A page with a
+// search, as report.html has one, is searched for PLANTED.
 // JAXRL_BROWSER names the folder in which puppeteer-core and @sparticuz/chromium are installed; CHROME another Chromium.
 
 const path = require("path");
@@ -8,7 +9,7 @@ const modules = require("module").createRequire(path.join(process.env.JAXRL_BROW
 const load = async (name) => (await import(pathToFileURL(modules.resolve(name)).href)).default;
 const SIZES = { desktop: { width: 1280, height: 900 }, phone: { width: 390, height: 844, isMobile: true, hasTouch: true, deviceScaleFactor: 2 } };
 
-// Runs in the page: labels that overlap or are cut, and charts without marks.
+// Runs in the page: labels that overlap or are cut, charts without marks, and images that were not drawn.
 function inspected() {
   const labels = [...document.querySelectorAll(".chart svg")].map((svg) => [...svg.querySelectorAll("text")].map((text) => text.getBoundingClientRect()));
   const cross = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
@@ -20,7 +21,10 @@ function inspected() {
   const charts = [...document.querySelectorAll(".chart")];
   const empty = charts.filter((chart) => !chart.querySelector("svg path, svg rect, svg circle")).length;
   const broken = [...document.querySelectorAll(".chart svg *")].filter((one) => [...one.attributes].some((given) => given.value.includes("NaN"))).length;
+  const images = [...document.images];
+  const undrawn = images.filter((image) => !image.complete || image.naturalWidth === 0).length;
   return { drawn: document.documentElement.dataset.drawn === "yes", charts: charts.length, empty, broken, overlapping, cut,
+    images: images.length, undrawn, undescribed: images.filter((image) => /^(No description|$)/.test(image.alt)).length, tables: document.querySelectorAll("table").length,
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth };
 }
 
@@ -50,8 +54,10 @@ async function main([file, planted, out]) {
       await page.screenshot({ path: path.join(out, `${name}_${scheme}.png`), fullPage: true });
       if (scheme === "light") {
         await page.screenshot({ path: path.join(out, `${name}_top.png`) });
-        told[name].search = await searched(page, planted);
-        await (await page.$("#browser")).screenshot({ path: path.join(out, `${name}_search.png`) });
+        if (await page.$("#search")) {
+          told[name].search = await searched(page, planted);
+          await (await page.$("#browser")).screenshot({ path: path.join(out, `${name}_search.png`) });
+        }
       }
       await page.close();
     }

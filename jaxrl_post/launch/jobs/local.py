@@ -2,20 +2,23 @@
 
 Several processes share the machine's CPU: each has its part of the mesh as forced devices. One process has whatever jax
 sees. `job.json` holds what launch/local_job.py is called with.
+
+Invariant: nothing here loads jax. This module runs the job, and a process with jax's threads must not fork.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch import local_job
 from jaxrl_post.launch.jobs.request import BUCKET, Rendered, Request
 
 FILE = "job.json"
-PORT = 12400
 
 
 def render(request: Request, devices: int) -> Rendered:
@@ -43,12 +46,13 @@ def render(request: Request, devices: int) -> Rendered:
             f"--nodes={request.processes} processes cannot divide the mesh's {devices} devices; the nearest valid value "
             f"is {near}"
         )
+    call = [sys.executable, "-m", "jaxrl_post.launch.jobs.local", "{folder}/" + FILE]
     job = {
         "command": [sys.executable, *request.words[1:]],
         "environments": [_environment(request, at, devices) for at in range(request.processes)],
         "most_restarts": request.restarts,
     }
-    return Rendered(files={FILE: json.dumps(job, indent=2) + "\n"}, calls=())
+    return Rendered(files={FILE: json.dumps(job, indent=2) + "\n"}, calls=(tuple(call),))
 
 
 def _environment(request: Request, index: int, devices: int) -> Mapping[str, str]:
@@ -59,13 +63,27 @@ def _environment(request: Request, index: int, devices: int) -> Mapping[str, str
     return dict(request.variables) | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={own}",
-        "JAX_COORDINATOR_ADDRESS": f"localhost:{PORT}",
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{request.port}",
         "JAX_NUM_PROCESSES": str(request.processes),
         "JAX_PROCESS_ID": str(index),
     }
 
 
-def run(rendered: Rendered) -> int:
-    """Runs the job, and returns its last exit code."""
-    job = json.loads(rendered.files[FILE])
+def _is_free(port: int) -> bool:
+    """Returns whether nothing listens at a port of this machine: else processes would join that."""
+    with socket.socket() as one:
+        return one.connect_ex(("localhost", port)) != 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the job of a file, and returns its last exit code. It is 1 where another job has the job's port."""
+    job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    address = job["environments"][0].get("JAX_COORDINATOR_ADDRESS", "")
+    if address and not _is_free(int(address.rpartition(":")[2])):
+        print(f"error: {address} is taken, perhaps by another local job: end it, or write --port=N", file=sys.stderr)
+        return 1
     return local_job.run_job(job["command"], job["environments"], job["most_restarts"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,276 @@
+"""How often a run was started and how each attempt ended: noted by every process in the run's folder, read without it.
+
+A process notes its start and its end with the exit code below `attempts/`, in a file of its own. An attempt is one start of
+the whole job. A start without an end is a process that was killed, or one that still lives.
+
+Invariant: what a run computes never depends on these notes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxrl_post.checkpoint import log_marks, unsaved
+from jaxrl_post.json_text import read_object
+
+NAME = "attempts"
+_FEW = 8  # processes whose exit codes are told one by one
+_open: list[tuple[Path, int]] = []  # the note of this process's present attempt: its file and number
+
+
+# ---- written
+
+
+def begin(place: Path, index: int, processes: int, share: Callable[[str], str]) -> None:
+    """Notes that this process of `processes` starts to work on the run in `place`. All processes of the job call it.
+
+    Args:
+      share: returns process 0's text on every process.
+
+    Raises:
+      OSError: the note cannot be written.
+    """
+    number = int(share(str(1 + max((one.number for one in _read(place)), default=0)) if index == 0 else ""))
+    file = place / NAME / f"process_{index}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _open[:] = [(file, number)]
+    about = {"process": index, "processes": processes, "host": socket.gethostname(), "pid": os.getpid()}
+    _append(file, {"event": "start", "attempt": number, "time": time.time()} | about)
+
+
+def end(code: int, why: str = "") -> None:
+    """Notes that this process ends with an exit code. Only the first call after `begin` notes anything.
+
+    Where the note cannot be written, one line says so, and the process ends as it would have."""
+    if not _open:
+        return
+    file, number = _open.pop()
+    if not file.parent.is_dir():  # the run could not start, and its folder was removed
+        return
+    try:
+        _append(file, {"event": "end", "attempt": number, "time": time.time(), "code": code, "why": why})
+    except OSError as error:
+        print(f"the end of attempt {number} could not be noted in {file}: {error.strerror}", file=sys.stderr)
+
+
+def _append(file: Path, note: dict) -> None:
+    """Adds a line, on disk when this returns. A line that a crash cut short stays a line of its own."""
+    with open(file, "a+b") as out:
+        torn = out.seek(0, os.SEEK_END) > 0 and _last_byte(out) != b"\n"
+        out.write(b"\n" * torn + json.dumps(note).encode() + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _last_byte(file) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)
+
+
+# ---- read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process in an attempt. `code`: with which it ended, None where no end is noted. `why`: a sentence, or empty."""
+
+    index: int
+    host: str
+    pid: int
+    begun: float
+    ended: float | None
+    code: int | None
+    why: str
+
+    @property
+    def lives(self) -> bool | None:
+        """Whether the process is there; None on another host than its own, which nobody here can tell."""
+        if self.code is not None:
+            return False
+        if self.host != socket.gethostname():
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # it is another user's
+            return True
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the whole job. `processes`: those that noted their start. `of`: how many the job has."""
+
+    number: int
+    of: int
+    processes: tuple[Process, ...]
+
+    @property
+    def begun(self) -> float:
+        return min(one.begun for one in self.processes)
+
+    @property
+    def ended(self) -> float | None:
+        """When its last process ended, as far as noted."""
+        return max((one.ended for one in self.processes if one.ended is not None), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What a run's folder says of the run.
+
+    `step`: the last finished one. `steps`: how many it shall make, None before its config.json is there. `saved`: the newest
+    checkpoint's step, None without one. `age_s`: seconds since the last sign of life, None without one."""
+
+    folder: Path
+    attempts: tuple[Attempt, ...]
+    step: int
+    steps: int | None
+    saved: int | None
+    age_s: float | None
+
+    @property
+    def restarts(self) -> int:
+        return max(len(self.attempts) - 1, 0)
+
+    @property
+    def state(self) -> str:
+        """Says what became of the newest attempt: it runs, has finished, was killed, or ended with an exit code."""
+        if not self.attempts:
+            return "no attempt is noted"
+        last = self.attempts[-1].processes
+        codes, lives = [one.code for one in last], [one.lives for one in last if one.code is None]
+        if any(lives):
+            return "running" if len(lives) == len(last) else "ending"
+        if any(one is None for one in lives):
+            return "running, or killed on another host"
+        if set(codes) == {0}:
+            return "finished"
+        errors = sorted({code for code in codes if code})
+        return f"ended with exit code {errors[0]}" if errors else "killed"
+
+    def __str__(self) -> str:
+        of = "" if self.steps is None else f" of {self.steps}"
+        saved = "no checkpoint" if self.saved is None else f"newest checkpoint {self.saved}"
+        age = "no sign of life" if self.age_s is None else f"last sign of life {_span(self.age_s)} ago"
+        lines = [f"{self.folder}: {self.state}; step {self.step}{of}, {saved}, {age}"]
+        lines.append(f"attempts {len(self.attempts)}, restarts {self.restarts}")
+        for number, attempt in enumerate(self.attempts, start=1):
+            lines += _lines(attempt, newest=number == len(self.attempts))
+        return "\n".join(lines)
+
+
+def status(folder: str | Path, now: float | None = None) -> Status:
+    """Reads a run's folder, and changes nothing in it.
+
+    Args:
+      now: UNIX seconds; None: the present.
+
+    Raises:
+      ValueError: there is no such folder, or it holds no run.
+    """
+    place, now = Path(folder), time.time() if now is None else now
+    if not place.is_dir():
+        there = [path.name for path in place.parent.iterdir() if path.is_dir()] if place.parent.is_dir() else []
+        near = difflib.get_close_matches(place.name, there, n=1)
+        raise ValueError(f"there is no folder {place}" + (f"; nearest is {place.parent / near[0]}" if near else ""))
+    config = place / "config.json"
+    if not config.is_file() and not (place / NAME).is_dir():
+        raise ValueError(f"{place} is no folder of a run: it has neither config.json nor {NAME}/")
+    mine = place / "process_0" if (place / "process_0").is_dir() else place
+    signs = [place / NAME, *(place / NAME).glob("*.jsonl"), *(mine / name for name in log_marks.LOGS)]
+    seen = [path.stat().st_mtime for path in signs if path.exists()]
+    saves = [path.name.removeprefix("step_") for path in (place / "checkpoints").glob("step_??????")]
+    return Status(
+        folder=place,
+        attempts=tuple(_read(place)),
+        step=unsaved.last_step(mine),
+        steps=read_object(config, str(config)).get("steps") if config.is_file() else None,
+        saved=max((int(number) for number in saves if number.isdigit()), default=None),
+        age_s=max(now - max(seen), 0.0) if seen else None,
+    )
+
+
+def _read(place: Path) -> list[Attempt]:
+    """Returns the attempts that are noted in a run's folder, in order."""
+    starts: dict[tuple[int, str], dict] = {}
+    ends: dict[tuple[int, str], dict] = {}
+    for file in sorted((place / NAME).glob("process_*.jsonl")):
+        for note in _notes(file):
+            (starts if note["event"] == "start" else ends)[note["attempt"], file.stem] = note
+    found = []
+    for number in sorted({number for number, _ in starts}):
+        mine = [key for key in starts if key[0] == number]
+        processes = [_process(starts[key], ends.get(key, {})) for key in mine]
+        processes.sort(key=lambda one: one.index)
+        found.append(Attempt(number=number, of=starts[mine[0]]["processes"], processes=tuple(processes)))
+    return found
+
+
+def _process(start: dict, end: dict) -> Process:
+    return Process(
+        index=start["process"],
+        host=start["host"],
+        pid=start["pid"],
+        begun=start["time"],
+        ended=end.get("time"),
+        code=end.get("code"),
+        why=end.get("why", ""),
+    )
+
+
+def _notes(file: Path) -> Iterator[dict]:
+    """Yields the notes of a process. Omits a line that a crash cut short."""
+    for line in file.read_bytes().split(b"\n"):
+        try:
+            note = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(note, dict) and note.get("event") in ("start", "end"):
+            yield note
+
+
+def _lines(attempt: Attempt, newest: bool) -> list[str]:
+    """Returns a line of an attempt, and a line of each reason."""
+    begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.begun))
+    lasted = "" if attempt.ended is None else f", {_span(attempt.ended - attempt.begun)}"
+    few = "" if len(attempt.processes) == attempt.of else f", {len(attempt.processes)} of them began"
+    by: dict[str, list[int]] = {}
+    for one in attempt.processes:
+        by.setdefault(_outcome(one, newest), []).append(one.index)
+    told = "; ".join(f"{word}: {_indices(indices, attempt.of)}" for word, indices in by.items())
+    reasons = dict.fromkeys(one.why for one in attempt.processes if one.why)
+    head = f"  {attempt.number}  {begun}{lasted}, processes {attempt.of}{few}; {told}"
+    return [head, *(f"     {why}" for why in reasons)]
+
+
+def _outcome(process: Process, newest: bool) -> str:
+    """Says how a process ended. Without an end it lives only in the newest attempt."""
+    if process.code is not None:
+        return f"exit code {process.code}"
+    lives = process.lives if newest else False
+    return "killed" if lives is False else "running" if lives else "no end noted"
+
+
+def _indices(indices: list[int], of: int) -> str:
+    """Names processes, or counts them where they are many."""
+    if len(indices) == of:
+        return "all" if of > 1 else "its process"
+    return ", ".join(map(str, indices)) if len(indices) <= _FEW else f"{len(indices)} processes"
+
+
+def _span(seconds: float) -> str:
+    """Returns a time in its largest fitting unit."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,174 @@
+"""Runs of one job under the variables that launchers give to its processes, which all run on this machine.
+
+Every host is this one, by a loopback address of its own. JAX_COORDINATOR_PORT is jax's own way to name a free port.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+CPU = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+# jax takes this machine for a host with TPU chips. It asks a metadata server for variables that are not there at all.
+_TPU = {
+    "JAX_FORCE_TPU_INIT": "1",
+    "MEGASCALE_NUM_SLICES": "",
+    "MEGASCALE_SLICE_ID": "",
+    "MEGASCALE_COORDINATOR_ADDRESS": "",
+}
+
+# A log for each process. The shell becomes the command, so its number is that of the process.
+_TO_LOG = ["sh", "-c", 'exec "$@" >> "$PROCESS_LOG" 2>&1', "sh"]
+
+Variables = dict[str, str]
+
+
+def run(
+    root: Path, launcher: str, processes: int, place: Path, options: Sequence[str], cache: Path, most_restarts: int = 0
+) -> int:
+    """Runs `python -m jaxrl_post.main --run-dir=PLACE --resume` as one job, and returns its exit code.
+
+    What process K says is added to PLACE.K.log.
+
+    Args:
+      options: more arguments of the command.
+      cache: the compilation cache of all processes.
+    """
+    from jaxrl_post.launch import local_job
+
+    more = {"JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
+    given = [
+        variables | more | {"PROCESS_LOG": f"{place}.{index}.log"}
+        for index, variables in enumerate(environments(launcher, processes))
+    ]
+    command = [sys.executable, "-m", "jaxrl_post.main", *options, f"--run-dir={place}", "--resume"]
+    return local_job.run_job([*_TO_LOG, *command], given, most_restarts)
+
+
+def said(place: Path) -> str:
+    """Returns the ends of what the processes of a job said."""
+    return "\n".join(
+        f"{file.name}:\n{file.read_text()[-2000:]}" for file in sorted(place.parent.glob(f"{place.name}.*.log"))
+    )
+
+
+def kill(place: Path, kills: Sequence[tuple[int, int]], moments: list[float]) -> None:
+    """Kills processes of a job by SIGKILL, one in each attempt, and adds the moment of each to `moments`.
+
+    Args:
+      kills: a process, and the checkpoint that is whole before it is killed.
+    """
+    from jaxrl_post.launch import attempts
+
+    for number, (lost, step) in enumerate(kills, start=1):
+        saved = place / "checkpoints" / f"step_{step:06d}"
+        while not (saved.is_dir() and (there := attempts.status(place).attempts) and there[-1].number == number):
+            time.sleep(0.02)
+        victim = next(one for one in there[-1].processes if one.index == lost)
+        moments.append(time.time())
+        os.kill(victim.pid, signal.SIGKILL)
+
+
+def environments(launcher: str, processes: int) -> list[Variables]:
+    """Returns what each of `processes` processes gets beside the variables of this process, for CPU devices.
+
+    Args:
+      launcher: one of LAUNCHERS.
+      processes: an even number, as slices and jobs of a JobSet are two.
+    """
+    port = str(free_port())
+    return [CPU | LAUNCHERS[launcher](index, processes, port) for index in range(processes)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _explicit(index: int, processes: int, port: str) -> Variables:
+    return _of_all(processes, port) | {"JAX_PROCESS_ID": str(index)}
+
+
+def _of_all(processes: int, port: str) -> Variables:
+    return {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(processes)}
+
+
+def _kubernetes(index: int, processes: int, port: str) -> Variables:
+    """An indexed job: the manifest names process 0 and how many there are, and Kubernetes sets the index."""
+    pod = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "JOB_COMPLETION_INDEX": str(index)}
+    return _of_all(processes, port) | pod
+
+
+def _jobset(index: int, processes: int, port: str) -> Variables:
+    """Two jobs of a JobSet, as manifests of XPK and MaxText number their pods."""
+    job, inside = divmod(index, processes // 2)
+    place = {"JOB_INDEX": str(job), "PROCESSES_IN_JOB": str(processes // 2)}
+    return _kubernetes(inside, processes, port) | place
+
+
+def _slurm(index: int, processes: int, port: str) -> Variables:
+    """One node, as srun sets them."""
+    return {
+        "SLURM_JOB_ID": "4242",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": str(processes),
+        "SLURM_PROCID": str(index),
+        "SLURM_LOCALID": str(index),
+        "JAX_COORDINATOR_PORT": port,
+    }
+
+
+def _open_mpi(index: int, processes: int, port: str) -> Variables:
+    """One node, as mpirun of Open MPI 4 sets them."""
+    return {
+        "OMPI_COMM_WORLD_SIZE": str(processes),
+        "OMPI_COMM_WORLD_RANK": str(index),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(index),
+        "OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp://127.0.0.1,10.1.1.1:34911",
+        "JAX_COORDINATOR_PORT": port,
+    }
+
+
+def _gke_tpu(index: int, processes: int, port: str) -> Variables:
+    """Hosts of one TPU slice, as GKE sets them in their pods."""
+    return _TPU | {
+        "TPU_WORKER_HOSTNAMES": ",".join(_hosts(1, processes)),
+        "TPU_WORKER_ID": str(index),
+        "JAX_COORDINATOR_PORT": port,
+    }
+
+
+def _multislice(index: int, processes: int, port: str) -> Variables:
+    """Hosts of two TPU slices, as GKE sets them in the pods of a JobSet."""
+    inside = processes // 2
+    slice_id, worker = divmod(index, inside)
+    return _TPU | {
+        "TPU_WORKER_HOSTNAMES": ",".join(_hosts(1 + slice_id * inside, inside)),
+        "TPU_WORKER_ID": str(worker),
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": str(slice_id),
+        "MEGASCALE_COORDINATOR_ADDRESS": next(_hosts(1, 1)),
+        "JAX_COORDINATOR_PORT": port,
+    }
+
+
+def _hosts(first: int, count: int) -> Iterator[str]:
+    """Yields loopback addresses, one for each host."""
+    return (f"127.0.0.{number}" for number in range(first, first + count))
+
+
+LAUNCHERS: dict[str, Callable[[int, int, str], Variables]] = {
+    "explicit": _explicit,
+    "kubernetes": _kubernetes,
+    "jobset": _jobset,
+    "slurm": _slurm,
+    "open_mpi": _open_mpi,
+    "gke_tpu": _gke_tpu,
+    "multislice": _multislice,
+}

@@ -1,0 +1,78 @@
+"""Four real processes of one job, under the variables of launchers: equal decisions, and restarts after a kill."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from jax._src.clusters import ClusterEnv, cloud_tpu_cluster
+from test_main_resume import here  # noqa: F401  (a fixture)
+
+from jaxrl_post.launch import attempts
+from jaxrl_post.parallel import cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import killed  # noqa: E402
+import launchers  # noqa: E402
+
+STEPS = 3
+OPTIONS = (
+    f"--config.steps={STEPS}",
+    "--config.mesh.data=2",
+    "--config.mesh.fsdp=2",
+    "--config.checkpoint.every=1",
+    "--config.eval.prompts=2",
+    "--config.eval.samples=1",
+)
+
+
+def run(folder: Path, launcher: str, place: Path, most_restarts: int = 0) -> int:
+    options = [f"--config={folder / 'toy.py'}", *OPTIONS]
+    return launchers.run(ROOT, launcher, 4, place, options, place.parent / "cache", most_restarts)
+
+
+@pytest.mark.extended
+@pytest.mark.slow  # twelve starts of a process, four at a time
+def test_four_processes_join_and_a_killed_one_changes_no_bit(here, tmp_path):  # noqa: F811
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    assert run(here, "gke_tpu", whole) == 0, launchers.said(whole)
+    decided = {(whole / f"process_{index}" / "scheduler_log.jsonl").read_bytes() for index in range(4)}
+    assert len(decided) == 1 and len(decided.pop().splitlines()) > STEPS
+
+    moments: list[float] = []
+    threading.Thread(target=launchers.kill, args=(again, [(2, 1)], moments), daemon=True).start()
+    assert run(here, "jobset", again, most_restarts=1) == 0, launchers.said(again)
+    first, last = attempts.status(again).attempts
+    assert [one.code for one in first.processes] == [42, 42, None, 42]
+    assert {one.why for one in first.processes if one.code} == {"process 2 of 4 is lost: its connection ended"}
+    assert max(one.ended for one in first.processes if one.ended) - moments[0] < 30
+    assert [one.code for one in last.processes] == [0] * 4
+    assert killed.differences(whole, again, STEPS) == []
+
+
+@pytest.mark.parametrize("launcher", launchers.LAUNCHERS)
+def test_a_launcher_gives_each_process_its_place(launcher, monkeypatch):
+    """What this project reads of the variables is what jax's own detection reads, where it has one."""
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)  # as JAX_FORCE_TPU_INIT does at its import
+    places = set()
+    for index, environment in enumerate(launchers.environments(launcher, 4)):
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "TPU_", "JAX_COORD"))]:
+                patch.delenv(name)
+            for name, value in {**environment, "TPU_SKIP_MDS_QUERY": "1"}.items():  # jax sets it without chips
+                patch.setenv(name, value)
+            place, job = cluster.place(environment), cluster.job(environment)
+            if place is None:
+                assert (job.processes, job.obstacle) == (4, "")
+                found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, 5)
+            else:
+                found = (place.coordinator, place.processes, place.index)
+        assert found[1:3] == (4, index)
+        places.add(found[0])
+    (coordinator,) = places
+    assert coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost")
