@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -279,6 +280,17 @@ def test_a_local_job_starts_a_process_for_each_part_of_the_mesh(tmp_path, monkey
     assert {one["XLA_FLAGS"] for one in environments} == {"--xla_force_host_platform_device_count=2"}
 
 
+def test_a_local_job_joins_no_other_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(local_job, "run_job", lambda *given: pytest.fail("it was run"))
+    with socket.create_server(("localhost", 0)) as other:
+        port = other.getsockname()[1]
+        launches.printed([*launches.LAUNCHES["local-4"], f"--port={port}", "--dry-run", f"--out={tmp_path}"])
+        assert local.main([str(tmp_path / "job.json")]) == 1
+    assert capsys.readouterr().err == (
+        f"error: localhost:{port} is taken, perhaps by another local job: end it, or write --port=N\n"
+    )
+
+
 def test_what_runs_a_local_job_loads_no_jax():
     code = "import sys, jaxrl_post.launch.jobs.local; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
@@ -289,6 +301,8 @@ def test_what_runs_a_local_job_loads_no_jax():
 def test_a_local_job_of_two_real_processes_runs_to_its_end_and_is_not_run_twice(tmp_path):
     few = ["steps=1", "checkpoint.every=1", "eval.prompts=4", "eval.samples=1", "scheduler.prompts=4", "mesh.data=2"]
     command = ["--target=local", "--config=configs/demo.py", "--nodes=2", f"--run-dir={tmp_path / 'run'}"]
+    with socket.create_server(("localhost", 0)) as one:  # free in a moment
+        command += [f"--port={one.getsockname()[1]}"]
     command += [f"--config.{one}" for one in few] + [f"--out={tmp_path / 'files'}"]
     assert launches.run(command) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -30,6 +30,7 @@ them. --dry-run stops before that. A value stands behind a space or behind "=".
 --project, --zone            of tpu-vm
 --wait-hours H               for a slice of tpu-vm; 24
 --partition, --account, --hours   of Slurm
+--port N                     of a local job, by which its processes meet; 12400
 --spot                       capacity that may be taken away
 
 --status FOLDER              launches nothing: says from a run's folder alone how far it came, how old that is, and how
@@ -88,6 +89,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
         words.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     words.add_argument("--nodes", type=whole(1), default=1, help=argparse.SUPPRESS)
     words.add_argument("--restarts", type=whole(0), default=50, help=argparse.SUPPRESS)
+    words.add_argument("--port", type=whole(1), default=12400, help=argparse.SUPPRESS)
     words.add_argument("--quota", type=whole(0), default=0, help=argparse.SUPPRESS)
     for name in ("price", "save-seconds", "hours", "wait-hours"):
         words.add_argument(f"--{name}", type=number, help=argparse.SUPPRESS)
@@ -121,7 +123,8 @@ def _launch(flags: argparse.Namespace) -> int:
     if flags.dry_run:
         return 0
     if request.target == plan.LOCAL:
-        os.execv(calls[0][0], calls[0])  # signals reach the job itself, which must not fork beside jax's threads
+        # Signals then reach the job itself, which must not fork beside jax's threads.
+        return os.execv(calls[0][0], calls[0])
     codes = (subprocess.run(call).returncode for call in calls)
     return next((code for code in codes if code), 0)
 
@@ -166,6 +169,7 @@ def _request(flags: argparse.Namespace) -> Any:
         namespace=flags.namespace or "default",
         hours=flags.hours or 0.0,
         wait_s=int(3600 * (24.0 if flags.wait_hours is None else flags.wait_hours)),
+        port=flags.port,
         spot=flags.spot,
         **{name: getattr(flags, name) for name in _TEXTS},
     )

@@ -9,6 +9,7 @@ Invariant: nothing here loads jax. This module runs the job, and a process with 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from jaxrl_post.launch import local_job
 from jaxrl_post.launch.jobs.request import BUCKET, Rendered, Request
 
 FILE = "job.json"
-PORT = 12400
 
 
 def render(request: Request, devices: int) -> Rendered:
@@ -63,15 +63,25 @@ def _environment(request: Request, index: int, devices: int) -> Mapping[str, str
     return dict(request.variables) | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={own}",
-        "JAX_COORDINATOR_ADDRESS": f"localhost:{PORT}",
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{request.port}",
         "JAX_NUM_PROCESSES": str(request.processes),
         "JAX_PROCESS_ID": str(index),
     }
 
 
+def _is_free(port: int) -> bool:
+    """Returns whether nothing listens at a port of this machine: else processes would join that."""
+    with socket.socket() as one:
+        return one.connect_ex(("localhost", port)) != 0
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Runs the job of a file, and returns its last exit code."""
+    """Runs the job of a file, and returns its last exit code. It is 1 where another job has the job's port."""
     job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    address = job["environments"][0].get("JAX_COORDINATOR_ADDRESS", "")
+    if address and not _is_free(int(address.rpartition(":")[2])):
+        print(f"error: {address} is taken, perhaps by another local job: end it, or write --port=N", file=sys.stderr)
+        return 1
     return local_job.run_job(job["command"], job["environments"], job["most_restarts"])
 
 

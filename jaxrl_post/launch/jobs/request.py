@@ -34,6 +34,7 @@ class Request:
     - secrets: variable to the place of its value, in the form of the target
     - spot: capacity that may be taken away
     - wait_s: seconds to wait for a slice
+    - port: of process 0 of a local job
     """
 
     target: str
@@ -58,6 +59,7 @@ class Request:
     account: str = ""
     hours: float = 0.0
     wait_s: int = 0
+    port: int = 12400
     spot: bool = False
 
     @property
