@@ -127,6 +127,9 @@ MISFITS: Mapping[str, Misfit] = {
     "folder of one host": Misfit(
         of="gke-tpu-v5e-16", more=("--run-dir=runs/first",), said="write --run-dir=/mnt/first"
     ),
+    "bucket of several hosts": Misfit(
+        of="gke-tpu-v5e-16", more=("--run-dir=gs://my-bucket/first",), said="example /mnt/my-bucket/first"
+    ),
     "disk that no pod has": Misfit(of="gke-tpu-v5e-16", less=("--claim",), said="write --claim=CLAIM"),
     "files of this machine": Misfit(of="gke-tpu-v5e-16", less=("--env",), said="lies on this machine alone"),
     "no image": Misfit(of="gke-tpu-v5e-16", less=("--image",), said="must be REGISTRY/NAME:TAG"),

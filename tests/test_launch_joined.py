@@ -17,8 +17,8 @@ from jaxrl_post.parallel import cluster
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import joined_jobs  # noqa: E402
 import killed  # noqa: E402
-import launchers  # noqa: E402
 
 STEPS = 3
 OPTIONS = (
@@ -33,7 +33,7 @@ OPTIONS = (
 
 def run(folder: Path, launcher: str, place: Path, most_restarts: int = 0) -> int:
     options = [f"--config={folder / 'toy.py'}", *OPTIONS]
-    return launchers.run(ROOT, launcher, 4, place, options, place.parent / "cache", most_restarts)
+    return joined_jobs.run(ROOT, launcher, 4, place, options, place.parent / "cache", most_restarts)
 
 
 @pytest.mark.extended
@@ -41,13 +41,13 @@ def run(folder: Path, launcher: str, place: Path, most_restarts: int = 0) -> int
 def test_four_processes_join_and_a_killed_one_changes_no_bit(here, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # the programs of both jobs are the same
     whole, again = tmp_path / "whole", tmp_path / "again"
-    assert run(here, "gke_tpu", whole) == 0, launchers.said(whole)
+    assert run(here, "gke_tpu", whole) == 0, joined_jobs.said(whole)
     decided = {(whole / f"process_{index}" / "scheduler_log.jsonl").read_bytes() for index in range(4)}
     assert len(decided) == 1 and len(decided.pop().splitlines()) > STEPS
 
     left: list[float] = []
-    threading.Thread(target=launchers.kill, args=(again, [(2, 1)], left), daemon=True).start()
-    assert run(here, "jobset", again, most_restarts=1) == 0, launchers.said(again)
+    threading.Thread(target=joined_jobs.kill, args=(again, [(2, 1)], left), daemon=True).start()
+    assert run(here, "jobset", again, most_restarts=1) == 0, joined_jobs.said(again)
     first, last = attempts.status(again).attempts
     assert [one.code for one in first.processes] == [42, 42, None, 42]
     assert {one.why for one in first.processes if one.code} == {"process 2 of 4 is lost: its connection ended"}
@@ -56,12 +56,12 @@ def test_four_processes_join_and_a_killed_one_changes_no_bit(here, tmp_path, mon
     assert killed.differences(whole, again, STEPS) == []
 
 
-@pytest.mark.parametrize("launcher", launchers.LAUNCHERS)
+@pytest.mark.parametrize("launcher", joined_jobs.LAUNCHERS)
 def test_a_launcher_gives_each_process_its_place(launcher, monkeypatch):
     """What this project reads of the variables is what jax's own detection reads, where it has one."""
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)  # as JAX_FORCE_TPU_INIT does at its import
     places = set()
-    for index, environment in enumerate(launchers.environments(launcher, 4)):
+    for index, environment in enumerate(joined_jobs.environments(launcher, 4)):
         with monkeypatch.context() as patch:
             for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "TPU_", "JAX_COORD"))]:
                 patch.delenv(name)

@@ -40,3 +40,16 @@ def parse(text: str, flag: str) -> Address:
             f"{flag}={text[:200]!r} is no place in a bucket: write gs://BUCKET/NAME, for example gs://my-bucket/runs/demo"
         )
     return Address(bucket=found[1], name=found[2])
+
+
+def refuse_several(address: Address, processes: int, flag: str) -> None:
+    """Refuses the run of a bucket for a job of several processes.
+
+    Raises:
+      ValueError: with the path of a mounted bucket.
+    """
+    if processes > 1:
+        raise ValueError(
+            f"{flag}={address}: a job of {processes} processes cannot write a run to a bucket yet: mount it on every host "
+            f"and name the local path, for example /mnt/{address.bucket}/{address.name}"
+        )

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from jaxrl_post.buckets import record, tree
-from jaxrl_post.buckets.address import Address, is_bucket, parse
+from jaxrl_post.buckets.address import Address, is_bucket, parse, refuse_several
 from jaxrl_post.buckets.mirror import Mirror, Nowhere
 from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.buckets.scratch import own_folder, remove_unused
@@ -44,11 +44,7 @@ def opened(
         return run_dir, Nowhere()
     flag = "--resume" if resumes == "required" else "--run-dir"
     address = parse(run_dir, flag)
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"{flag}={address}: a job of {jax.process_count()} processes cannot write a run to a bucket yet: mount it on "
-            f"every host and name the local path, for example /mnt/{address.bucket}/{address.name}"
-        )
+    refuse_several(address, jax.process_count(), flag)
     objects = Objects(address)
     there = record.read(objects).commits
     if there and not resumes:

@@ -113,10 +113,14 @@ def _key(command) -> tuple:
 
 
 def _checked_by_name(words: list[str]) -> bool:
-    """Whether a command is a show, says no config to run, repeats a skipped step, or names a config whose checkpoint is not there."""
+    """Whether a command is a show, says no config to run, repeats a skipped step, or names a config whose checkpoint is not there.
+
+    A command that goes on from a run by that run's config is one of them: here that run has fewer steps than its page says."""
     from jaxrl_post import config
 
     if "replay" in words:
+        return True
+    if words[1:3] == ["-m", "jaxrl_post.main"] and not any(word.startswith(("--config=", "--help")) for word in words):
         return True
     if words[0] in BY_NAME or words[1] in BY_NAME or words[-1] in ("train", "simulate", "jaxrl_post.simulate"):
         return True

@@ -38,17 +38,17 @@ KILLS = ((2, 1), (0, 2))  # a process, and the checkpoint after which it is kill
 
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "scripts")]
-    import launchers
+    import joined_jobs
     from killed import differences
 
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
-        first, *others = launchers.LAUNCHERS
+        first, *others = joined_jobs.LAUNCHERS
         for launcher in (first, *others):
             seconds, code = _run(record, here / launcher, launcher)
             record.figure(f"{launcher}.seconds", round(seconds, 1))
             if record.figure(f"{launcher}.exit_code", code, equals=0) != 0:
-                raise RuntimeError(launchers.said(here / launcher))
+                raise RuntimeError(joined_jobs.said(here / launcher))
             _joined(record, here / launcher, launcher)
             if launcher != first:
                 record.figure(f"{launcher}.what_differs", differences(here / first, here / launcher, STEPS), equals=[])
@@ -58,11 +58,13 @@ def show(record) -> None:
 
 def _run(record, run: Path, launcher: str, most_restarts: int = 0) -> tuple[float, int]:
     """Runs the job to its end. Returns its seconds and its exit code."""
-    import launchers
+    import joined_jobs
 
     config = f"--config={record.root / 'configs' / 'demo_sharded.py'}"
     begun = time.monotonic()
-    code = launchers.run(record.root, launcher, PROCESSES, run, [config, *OPTIONS], run.parent / "cache", most_restarts)
+    code = joined_jobs.run(
+        record.root, launcher, PROCESSES, run, [config, *OPTIONS], run.parent / "cache", most_restarts
+    )
     return time.monotonic() - begun, code
 
 
@@ -84,18 +86,18 @@ def _joined(record, run: Path, name: str) -> None:
 
 def _killed(record, here: Path) -> None:
     """Runs the job once more, kills a process twice, and writes figures of what the others did."""
-    import launchers
+    import joined_jobs
 
     from jaxrl_post.launch import attempts
 
     left: list[float] = []
-    killer = threading.Thread(target=launchers.kill, args=(here / "killed", KILLS, left), daemon=True)
+    killer = threading.Thread(target=joined_jobs.kill, args=(here / "killed", KILLS, left), daemon=True)
     killer.start()
     seconds, code = _run(record, here / "killed", "kubernetes", most_restarts=len(KILLS))
     killer.join(timeout=10)
     record.figure("killed.seconds", round(seconds, 1))
     if record.figure("killed.exit_code", code, equals=0) != 0:
-        raise RuntimeError(launchers.said(here / "killed"))
+        raise RuntimeError(joined_jobs.said(here / "killed"))
     found = attempts.status(here / "killed")
     print(found, flush=True)
     record.figure("killed.restarts", found.restarts, equals=len(KILLS))

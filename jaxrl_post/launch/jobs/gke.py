@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.jobs import manifest
 from jaxrl_post.launch.jobs.gpu_networks import NETWORKS, Network
-from jaxrl_post.launch.jobs.request import BUCKET, SHARED, Rendered, Request, check_image, check_run_dir
+from jaxrl_post.launch.jobs.request import SHARED, Rendered, Request, check_image, check_run_dir
 
 ACCELERATORS = {
     "v4": "tpu-v4-podslice",
@@ -100,7 +101,7 @@ def gpu(request: Request) -> Rendered:
 def _check(request: Request) -> None:
     check_image(request)
     check_run_dir(request, "with --claim=CLAIM, a PersistentVolumeClaim that many pods may write")
-    if not request.claim and not request.run_dir.startswith(BUCKET):
+    if not request.claim and not is_bucket(request.run_dir):
         raise ValueError(
             f"--run-dir={shown(request.run_dir, 60)} lies on a disk that no pod has: write --claim=CLAIM, a "
             "PersistentVolumeClaim that many pods may write"

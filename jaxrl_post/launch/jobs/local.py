@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch import local_job
-from jaxrl_post.launch.jobs.request import BUCKET, Rendered, Request
+from jaxrl_post.launch.jobs.request import Rendered, Request
 
 FILE = "job.json"
 
@@ -28,14 +28,12 @@ def render(request: Request, devices: int) -> Rendered:
       devices: of the mesh.
 
     Raises:
-      ValueError: a slice, a bucket, a secret, or devices that the processes cannot divide.
+      ValueError: a slice, a secret, or devices that the processes cannot divide.
     """
     if request.where is not None:
         raise ValueError(
             f"--target=local runs on this machine, and --slice={shown(request.where.name, 40)} is elsewhere: leave it out"
         )
-    if request.run_dir.startswith(BUCKET):
-        raise ValueError(f"--run-dir={shown(request.run_dir, 80)} is a bucket: a local job writes to a local folder")
     if request.secrets:
         raise ValueError(
             "--secret: a local job has this process's environment: set the variable there and leave it out"

@@ -16,11 +16,12 @@ from pathlib import Path
 import jax
 
 from jaxrl_post import config as configs
+from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.config import Config, fields
 from jaxrl_post.launch import command_line, inputs, memory_plan, slice_plan
 from jaxrl_post.launch.jobs import forecast, gke, local, planned_devices, roles, slurm, tpu_vm
 from jaxrl_post.launch.jobs import request as requests
-from jaxrl_post.launch.jobs.request import BUCKET, SHARED, Rendered, Request
+from jaxrl_post.launch.jobs.request import SHARED, Rendered, Request
 from jaxrl_post.models import decoder
 
 LOCAL = "local"
@@ -101,7 +102,7 @@ def _check_run(request: Request, config: Config) -> None:
             "--config.logger.wandb=offline"
         )
     for name, path in _read(config):
-        if path.startswith((BUCKET, f"{SHARED}/")) or not os.path.isabs(path):
+        if is_bucket(path) or path.startswith(f"{SHARED}/") or not os.path.isabs(path):
             continue
         if not Path(path).resolve().is_relative_to(Path.cwd()):
             raise ValueError(

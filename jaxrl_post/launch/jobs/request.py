@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxrl_post.buckets.address import is_bucket, parse, refuse_several
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.chips import Slice
 
 SHARED = "/mnt"  # where a disk that all hosts share is mounted, in every container
-BUCKET = "gs://"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # a label of DNS, with room for the numbers behind it
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(_|$)")
@@ -87,7 +87,7 @@ class Rendered:
 
 
 def check(request: Request) -> None:
-    """Refuses names that no target takes.
+    """Refuses names that no target takes, and the run folder of a bucket where several processes would write it.
 
     Raises:
       ValueError: one sentence with flag, value and a valid choice.
@@ -98,6 +98,8 @@ def check(request: Request) -> None:
             f"--name={shown(request.name, 60)} must be at most 40 of a-z, 0-9 and -, and begin with a letter; the nearest "
             f"valid name is {near}"
         )
+    if is_bucket(request.run_dir):
+        refuse_several(parse(request.run_dir, "--run-dir"), request.processes, "--run-dir")
     for name in (*request.environment, *request.secrets):
         if not _VARIABLE.fullmatch(name):
             raise ValueError(
@@ -120,7 +122,7 @@ def check_run_dir(request: Request, shared: str) -> None:
     Raises:
       ValueError: the folder lies neither below /mnt nor in a bucket.
     """
-    if request.run_dir.startswith((BUCKET, f"{SHARED}/")):
+    if is_bucket(request.run_dir) or request.run_dir.startswith(f"{SHARED}/"):
         return
     last = os.path.basename(request.run_dir.rstrip("/")) or request.name
     raise ValueError(
