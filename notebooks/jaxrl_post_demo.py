@@ -3,8 +3,8 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/jaxrl_post/blob/main/notebooks/jaxrl_post_demo.ipynb)
 #
-# You train a small language model by GRPO, with a reward function that you write. The whole notebook takes about three
-# minutes on two CPU cores, without an account and without a download of weights.
+# You train a small language model by GRPO, with a reward function that you write. The whole notebook took 86 seconds on two
+# CPU cores (`scripts/results/notebook.json`). It needs no account and no download of weights.
 #
 # You see the reward rise, rollouts before and after, where the time went, and that the fast modes change no token.
 #
