@@ -93,7 +93,7 @@ print(before[0][0])
 # %% [markdown]
 # ## Train
 #
-# `jaxrl_post.train` is the run of the command line. It compiles its programs first, for about half a minute on a CPU.
+# `jaxrl_post.train` is the run of the command line. It compiles its programs first.
 # Each optimizer step generates 8 rollouts for each of 64 prompts, scores them with your function in processes of their own,
 # and updates the weights by GRPO.
 

@@ -92,7 +92,7 @@ def _faults(record, done: dict[str, int]) -> None:
         record.figure(f"faults.{kind}", done.get(kind, 0), at_least=3)
     share = sum(done.get(kind, 0) for kind in faulty_proxy.KINDS) / done["calls"]
     record.figure("faults.calls", done["calls"])
-    record.figure("faults.share", round(share, 4), at_least=0.035, at_most=0.065)
+    record.figure("faults.share", round(share, 4), at_least=0.04, at_most=0.06)
 
 
 def _lost(record, runs: BucketRuns, server: int) -> None:
