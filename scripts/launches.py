@@ -93,10 +93,11 @@ MISFITS: Mapping[str, Misfit] = {
         said="only data may cross the network between slices",
     ),
     "replica across slices": Misfit(
-        of="tpu-vm-v5e-16",
+        of="gke-tpu-v5p-64",
         more=(
-            *("--slice=v5e-4", "--nodes=2", "--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.engine=4"),
-            *("--config.batch.rows=4", "--config.scheduler.name=pipeline", "--config.engine.sleep=false"),
+            *("--slice=v5p-8", "--nodes=3", "--config.mesh.fsdp=4", "--config.mesh.tensor=1", "--config.mesh.engine=8"),
+            *("--config.mesh.engine_tensor=8", "--config.batch.rows=4", "--config.scheduler.name=pipeline"),
+            "--config.engine.sleep=false",
         ),
         said="would lie in several slices",
     ),

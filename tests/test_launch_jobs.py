@@ -382,20 +382,24 @@ def test_a_publish_brings_each_host_its_replicas_weights(name):
 
 
 def test_a_split_over_slices_keeps_weights_and_replicas_within_each():
-    """Half of each host's chips learn, which form no box. Weights still come from the own slice alone."""
+    """Half of each slice's hosts learn, and the others generate. Weights come from the own slice alone."""
     devices = planned_devices.of(chips.read("v6e-32").times(2))
-    with pytest.raises(ValueError, match="only data may cross the network between slices.*data=2, fsdp=16"):
-        meshes.make_split(1, 32, 1, 32, 4, devices=devices)
     learner, engine = meshes.make_split(2, 16, 1, 32, 4, devices=devices)
     assert [{device.slice_index for device in part.flat} for part in learner.devices] == [{0}, {1}]
     assert all(len({device.slice_index for device in one.flat}) == 1 for one in engine.devices)
-    both = [device.process_index for mesh in (learner, engine) for device in mesh.devices.flat]
-    assert all(both.count(host) == 4 for host in range(16)) and len(set(both)) == 16
+    assert meshes.processes(learner).isdisjoint(meshes.processes(engine))
+    assert len(meshes.processes(learner)) == len(meshes.processes(engine)) == 8
     split = ["mesh.data=2", "mesh.fsdp=16", "mesh.engine=32", "mesh.engine_tensor=4", "batch.rows=32"]
     split += ["engine.sleep=false", "scheduler.name=pipeline"]
     config = resolve(load("configs/gsm8k_qwen3.py"), split, platform="tpu")
     hosts = roles.of(config, inputs.shape(config), devices)
-    assert {(one.learns, one.generates, one.far) for one in hosts} == {(2, 2, 0)} and min(one.near for one in hosts) > 0
+    assert {(one.role, one.learns, one.generates, one.far) for one in hosts} == {
+        ("learns", 4, 0, 0),
+        ("generates", 0, 4, 0),
+    }
+    assert [one.near > 0 for one in hosts] == [one.generates > 0 for one in hosts]
+    told = roles.table(hosts, "ICI", "DCN")
+    assert "Whole hosts learn, and whole hosts generate" in told
 
 
 def test_hosts_of_tpus_are_blocks_of_chips_and_slices_are_apart():

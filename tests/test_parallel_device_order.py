@@ -126,15 +126,40 @@ def test_a_cpu_keeps_its_order():
 
 
 def test_a_mesh_in_two_hands_over_within_processes(monkeypatch):
-    """Position by position, the engine's device lies in the process of the learner's."""
-    devices = chips((2, 2, 4), "TPU v5")
+    """Position by position, the engine's device lies in the process of the learner's, where 3 processes have no whole role."""
+    devices = chips((2, 2, 3), "TPU v5")
     monkeypatch.setattr(jax, "devices", lambda: devices)
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(mesh, "_mesh", lambda devices, sizes: np.array(devices, object).reshape(sizes))
-    learner, engine = mesh.make_split(1, 8, 1, 8)
-    assert {d.id for d in (*learner.flat, *engine.flat)} == set(range(16))
+    learner, engine = mesh.make_split(1, 6, 1, 6)
+    assert {d.id for d in (*learner.flat, *engine.flat)} == set(range(12))
     assert [d.process_index for d in learner.flat] == [d.process_index for d in engine.flat]
     assert [d.id for d in learner.flat] != sorted(d.id for d in learner.flat)  # not jax's order
+
+
+def split_hosts(monkeypatch, slices, *sizes):
+    """The hosts of a split over slices of v5e-16, with 4 chips each: those that learn, and those that generate."""
+    devices = chips((4, 4, 1), "TPU v5 lite", slices=slices)
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(mesh, "_mesh", lambda devices, sizes: np.array(devices, object).reshape(sizes))
+    found = [{(d.slice_index, d.process_index) for d in part.flat} for part in mesh.make_split(*sizes)]
+    hosts = [{d.process_index for d in devices if (d.slice_index, d.process_index) in part} for part in found]
+    assert all(sum(d.process_index in part for d in devices) == 4 * len(part) for part in hosts)
+    return found
+
+
+def test_whole_hosts_learn_or_generate(monkeypatch):
+    """In two slices both have the same hosts of each slice where data can be divided, else the first slice learns."""
+    learn, generate = split_hosts(monkeypatch, 1, 1, 4, 1, 12)
+    assert len(learn) == 1 and len(generate) == 3 and not learn & generate
+    learn, generate = split_hosts(monkeypatch, 2, 2, 4, 1, 24)
+    assert sorted(one for one, _ in learn) == [0, 1] and sorted(one for one, _ in generate) == [0, 0, 0, 1, 1, 1]
+    assert not learn & generate
+    learn, generate = split_hosts(monkeypatch, 2, 1, 16, 1, 16)
+    assert {one for one, _ in learn} == {0} and {one for one, _ in generate} == {1}
+    with pytest.raises(ValueError, match=r"20 devices would lie in 2 slices as 16 \+ 4, .* nearest valid number is 16"):
+        split_hosts(monkeypatch, 2, 1, 20, 1, 12)
+    with pytest.raises(ValueError, match="a replica of 8 devices would lie in several slices.*mesh.engine_tensor is 6"):
+        split_hosts(monkeypatch, 2, 2, 4, 1, 24, 8)
 
 
 def test_a_run_gets_the_ordered_mesh(monkeypatch):

@@ -15,13 +15,13 @@ PROGRAM = """
 import os, time, numpy as np
 from jaxrl_post.parallel import key_value
 from jaxrl_post.parallel.processes import share, share_text, start
-from jaxrl_post.parallel.mesh import make_split
+from jaxrl_post.parallel.mesh import make_mesh
 start(os.environ)
 import jax
 me = jax.process_index()
 mine = np.array([[1 / 3, np.pi * 1e300], [np.nan, -0.0]]) + me  # float64: half of it would be lost on a device
 got = share(mine)
-assert share(mine, mesh=make_split(1, 2, 1, 2)[1]).tobytes() == got.tobytes()
+assert share(mine, mesh=make_mesh(2, devices=jax.devices()[1::2])).tobytes() == got.tobytes()
 time.sleep(me)
 came = time.time()
 key_value.meet(60)

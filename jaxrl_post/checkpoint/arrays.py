@@ -53,7 +53,7 @@ class Saved:
         wanted = {f"{prefix}{name}": x for name, x in named(like).items()}
         shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in wanted.items()}
         asked = ocp.args.PyTreeRestore(shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes), **how)
-        with ocp.Checkpointer(handler(shapes)) as reader:
+        with checkpointer(shapes) as reader:
             found = reader.restore(self.path.absolute() / "arrays", args=asked)
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
 
@@ -73,16 +73,33 @@ def on_host(tree: Any) -> OnHost:
     return OnHost({name: np.array(view) for name, view in found.items()})
 
 
-def handler(named: Mapping[str, Any]) -> ocp.PyTreeCheckpointHandler:
+def holders(named: Mapping[str, Any]) -> set[int]:
+    """Returns the processes that have a device of the arrays. Copies in host memory are of this process."""
+    leaves = [leaf for leaf in named.values() if not isinstance(leaf, np.ndarray)]
+    found = {device.process_index for leaf in leaves for device in leaf.sharding.device_set}
+    return found or {jax.process_index()}
+
+
+def checkpointer(named: Mapping[str, Any]) -> ocp.Checkpointer:
     """Returns what reads and writes these arrays, with a bound on bytes in flight: twice the largest, or an eighth.
 
-    Orbax would copy all of them to host memory at once. The bound holds in each process, for bytes of whole arrays.
+    Orbax would copy all of them to host memory at once. The bound holds in each process, for bytes of whole arrays. Only
+    processes that have a device of the arrays take part.
     """
+    active = holders(named)
+    all_of_them = len(active) == jax.process_count()
+    among = ocp.options.MultiprocessingOptions(
+        primary_host=min(active), active_processes=None if all_of_them else active
+    )
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in named.values()]
     most = max(2 * max(sizes, default=0), sum(sizes) // 8, SPARE) / 10**9
-    return ocp.PyTreeCheckpointHandler(
-        save_concurrent_gb=most, restore_concurrent_gb=most, save_device_host_concurrent_gb=most
+    handler = ocp.PyTreeCheckpointHandler(
+        save_concurrent_gb=most,
+        restore_concurrent_gb=most,
+        save_device_host_concurrent_gb=most,
+        multiprocessing_options=among,
     )
+    return ocp.Checkpointer(handler, multiprocessing_options=among)
 
 
 def named(tree: Any) -> dict[str, Any]:

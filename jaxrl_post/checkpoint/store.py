@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from jaxrl_post.checkpoint.arrays import SPARE, OnHost, Saved, handler, kinds, named, views
+from jaxrl_post.checkpoint.arrays import SPARE, OnHost, Saved, checkpointer, holders, kinds, named, on_host, views
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.checkpoint.signed_files import (
     ABOUT,
@@ -126,7 +126,7 @@ class Checkpoints:
     def _check_space(self, given: Mapping[str, Any]) -> None:
         """Raises OSError where the disk has no room for the arrays."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(leaf.nbytes for leaf in given.values()) + SPARE
+        needed = sum(leaf.size * leaf.dtype.itemsize for leaf in given.values()) + SPARE
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise OSError(errno.ENOSPC, f"it needs {needed:,} bytes, and {free:,} are free", str(self._folder))
@@ -154,9 +154,13 @@ class Checkpoints:
             _remove(part)
             part.mkdir(parents=True)
         self._share("")
-        with ocp.Checkpointer(handler(given)) as writer:
-            asked = ocp.args.PyTreeSave(views(given), ocdbt_target_data_file_size=_FILE)
-            writer.save(part.absolute() / "arrays", args=asked)
+        if jax.process_index() in (here := holders(given)):
+            with checkpointer(given) as writer:
+                # Of several processes, Orbax takes arrays of one process alone from host memory only.
+                alone = jax.process_count() > len(here) == 1
+                leaves = dict(on_host(given).named) if alone else views(given)
+                asked = ocp.args.PyTreeSave(leaves, ocdbt_target_data_file_size=_FILE)
+                writer.save(part.absolute() / "arrays", args=asked)
         self._reach("mid_save")
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")

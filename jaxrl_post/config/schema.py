@@ -55,8 +55,8 @@ class PolicyConfig:
 class MeshConfig:
     """Devices along each axis.
 
-    Without devices of its own the engine shares those of the learner, and its replicas lie along data x fsdp. Of several
-    processes each has its part of both kinds of devices.
+    Without devices of its own the engine shares those of the learner, and its replicas lie along data x fsdp. With them,
+    whole processes learn and whole ones generate where the numbers of devices allow it. Else each has its part of both.
     """
 
     data: int = at_least(

@@ -76,7 +76,10 @@ class EngineSettings:
 
 
 class MeshDevice:
-    """A RowDevice of compiled programs on a mesh. Holds weights, KV cache, texts and the drafter's tables."""
+    """A RowDevice of compiled programs on a mesh. Holds weights, KV cache, texts and the drafter's tables.
+
+    `layout`: makes what brings the weights, of shardings and dtype.
+    """
 
     def __init__(
         self,
@@ -86,12 +89,11 @@ class MeshDevice:
         sizes: Sizes,
         settings: EngineSettings,
         drafter: Drafter,
+        layout: Callable[[Any, Any], weight_sync.WeightLayout] = weight_sync.WeightLayout,
     ):
         self._steps = sizes.steps
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
-        self._sync = weight_sync.WeightLayout(
-            meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype
-        )
+        self._sync = layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype)
         self.case = self._sync.case(params)  # how weights reach the engine: shared, cast or relayout
         self.links = self._sync.links(params)  # bytes of a swap, by link
         self.params = self._sync.place(params)
@@ -181,6 +183,7 @@ class RowEngine(RowHost):
       decode: tokens to text, for stop strings; None: requests with stop strings are refused.
       drafting: host side of speculative decoding; None: never drafts.
       swap_policy: what becomes of running rollouts at a swap; None: they keep tokens and KV.
+      device: makes the device: MeshDevice, or one of engine/whole_hosts.py.
 
     Raises:
       ValueError: the mesh does not divide the model, or the settings do not fit the model or each other.
@@ -200,6 +203,7 @@ class RowEngine(RowHost):
         version: int = 0,
         drafting: Drafting | None = None,
         swap_policy: SwapPolicy | None = None,
+        device: Callable[..., MeshDevice] = MeshDevice,
     ):
         _check(model, mesh, settings.max_length)
         sizes = settings.sizes(meshes.replicas(mesh))
@@ -212,8 +216,8 @@ class RowEngine(RowHost):
             vocab_size=model.vocab_size,
             decode=decode,
         )
-        device = MeshDevice(model, params, mesh, sizes, settings, drafting.drafter)
-        super().__init__(device, sizes, host, drafting=drafting, version=version, swap_policy=swap_policy)
+        made = device(model, params, mesh, sizes, settings, drafting.drafter)
+        super().__init__(made, sizes, host, drafting=drafting, version=version, swap_policy=swap_policy)
 
     @property
     def layout(self) -> Layout:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,10 +15,11 @@ import jax.numpy as jnp
 
 from jaxrl_post.config import Config
 from jaxrl_post.engine import bit_probe, compiled, step_cost
+from jaxrl_post.engine import whole_hosts as engine_hosts
 from jaxrl_post.engine.elastic import Elastic
 from jaxrl_post.engine.host import wire
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
-from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
+from jaxrl_post.engine.row_engine import EngineSettings, MeshDevice, RowEngine
 from jaxrl_post.engine.speculation.interface import Drafter
 from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
@@ -28,8 +29,10 @@ from jaxrl_post.launch import malloc, memory_plan
 from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel import relay
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
+from jaxrl_post.trainer import whole_hosts as learner_hosts
 from jaxrl_post.trainer.learner import GRADIENT, Learner
 from jaxrl_post.types import Layout
 
@@ -43,12 +46,19 @@ class DevicePlan:
     """Which devices learn and which generate.
 
     `learner`: the learner's mesh. `engine`: the mesh of each layout that the engine is compiled for; the engine begins in
-    the first. `lent`: the mesh on which lent devices train, or None where none are lent.
+    the first. `lent`: the mesh on which lent devices train, or None where none are lent. `relays`: what processes tell
+    each other where whole ones learn and whole ones generate.
     """
 
     learner: jax.sharding.Mesh
     engine: Mapping[Layout, jax.sharding.Mesh]
     lent: jax.sharding.Mesh | None
+    relays: relay.Relays = field(default_factory=relay.Relays)
+
+    @property
+    def on_whole_hosts(self) -> bool:
+        """Whether whole processes learn and whole processes generate."""
+        return meshes.processes(self.learner).isdisjoint(meshes.processes(self.first))
 
     @property
     def first(self) -> jax.sharding.Mesh:
@@ -93,7 +103,10 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
     Args:
       params: weights, or shapes for a learner that only plans.
     """
-    return Learner(
+    make: Callable[..., Learner] = Learner
+    if devices.engine and devices.on_whole_hosts:
+        make = functools.partial(learner_hosts.learner, devices.relays)
+    return make(
         model,
         params,
         devices.learner,
@@ -200,6 +213,9 @@ def engine(
     config: Config, start: Inputs, devices: DevicePlan, learner: Learner, history: History, say: Callable[[str], object]
 ) -> RowEngine | Elastic:
     """Builds the engine. With several layouts, it holds a compiled engine for each."""
+    device: Callable[..., Any] = MeshDevice
+    if devices.on_whole_hosts:
+        device = functools.partial(engine_hosts.device, devices.learner, devices.relays)
     make = {
         layout: functools.partial(
             row_engine,
@@ -211,6 +227,7 @@ def engine(
             drafting(config, start.model, history, layout),
             say,
             layout,
+            device,
         )
         for layout, mesh in devices.engine.items()
     }
@@ -228,11 +245,12 @@ def row_engine(
     drafting: Drafting,
     say: Callable[[str], object],
     layout: Layout,
+    device: Callable[..., Any] = MeshDevice,
     **kind: bool,
 ) -> RowEngine:
     """Builds the engine of one layout, with the row sizes that the probe keeps.
 
-    `kind`: `restricted` and `scoring` of EngineSettings, where they are not the config's.
+    `device`: as in RowEngine. `kind`: `restricted` and `scoring` of EngineSettings, where they are not the config's.
     """
     sizes = engine_sizes(config, layout) | kind
     made = RowEngine(
@@ -245,6 +263,7 @@ def row_engine(
         version=version,
         drafting=drafting,
         swap_policy=SwapPolicy(config.engine.carry_over, config.engine.carry_share),
+        device=device,
     )
     for line in references(start.model, mesh, layout, sizes):
         say(line)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
@@ -50,6 +51,15 @@ def checked(config: configs.Config, start: inputs.Inputs) -> None:
         reward_trial.call_once(start, workers, texts)
 
 
+def _sharing(devices: parts.DevicePlan) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Returns what gives scores of process 0 to all processes, or None for one process. No learner is waited for."""
+    if jax.process_count() == 1:
+        return None
+    if devices.on_whole_hosts:
+        return devices.relays.open("scores", 0).share_array
+    return functools.partial(processes.share, mesh=devices.first)
+
+
 def pool(
     config: configs.Config,
     start: inputs.Inputs,
@@ -79,7 +89,7 @@ def pool(
         code=start.handed.code,
         shuffle=shuffle,
         seed=config.seed,
-        share=functools.partial(processes.share, mesh=devices.first) if jax.process_count() > 1 else None,
+        share=_sharing(devices),
         compute=jax.process_index() == 0,
         journal=log,
         journaled=before,

@@ -265,7 +265,8 @@ def save(
 
     The whole directory appears at once under its name and replaces an earlier export. Weights saved as float32 are
     read back bit for bit. Weights of more than `max_file_bytes` go into several files with an index. Every process
-    calls this with its part of the arrays, and process 0 writes. One tensor at a time is gathered.
+    calls this with its part of the arrays, and process 0 writes. One tensor at a time is gathered. A process without any
+    part gives ShapeDtypeStructs.
 
     Raises:
       ValueError: no family expresses the variant, or params have another shape than config says. Or a tokenizer file
@@ -277,6 +278,8 @@ def save(
     _writable(directory, dtype, files)
     tensors = families.tensors(config)
     _complete(tensors, params)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+        return
     values = _theirs(tensors, params, jnp.dtype(dtype))
     if jax.process_index() != 0:
         collections.deque(values, 0)

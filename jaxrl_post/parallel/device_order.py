@@ -44,6 +44,7 @@ def ordered(devices: Sequence[Any], sizes: tuple[int, int, int]) -> np.ndarray:
     """
     slices, (data, fsdp, tensor) = _slices(devices), sizes
     if len(slices) > 1:
+        _check_even(slices)
         _check(sizes, len(slices))
     if devices[0].platform == "cpu" or not all(map(_is_cuboid, slices)):
         return np.array(devices, object).reshape(sizes)
@@ -71,6 +72,17 @@ def check_replicas(devices: Sequence[Any] | np.ndarray, replica: int) -> None:
     )
 
 
+def _check_even(slices: Sequence[Sequence[Any]]) -> None:
+    """Refuses devices of which some slices have more than others."""
+    counts = [len(one) for one in slices]
+    if len(set(counts)) > 1:
+        near = max(counts)
+        raise ValueError(
+            f"mesh: {sum(counts)} devices would lie in {len(counts)} slices as {' + '.join(map(str, counts))}, and a mesh "
+            f"over several slices has equally many in each; the nearest valid number is {near}, a whole slice"
+        )
+
+
 def _check(sizes: tuple[int, int, int], slices: int) -> None:
     """Refuses a mesh whose fsdp or tensor would cross slices."""
     data, fsdp, tensor = sizes
@@ -86,11 +98,16 @@ def _check(sizes: tuple[int, int, int], slices: int) -> None:
     )
 
 
+def slice_of(device: Any) -> int:
+    """Returns the slice of a TPU chip, and 0 for every other device."""
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
+
+
 def _slices(devices: Sequence[Any]) -> list[list[Any]]:
     """Returns the devices by slice. Everything but TPU chips is one slice."""
     found: dict[int, list[Any]] = {}
     for device in devices:
-        found.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
+        found.setdefault(slice_of(device), []).append(device)
     return [found[index] for index in sorted(found)]
 
 

@@ -1,4 +1,4 @@
-"""The key-value store of a job's coordinator: short texts that processes share before anything is compiled.
+"""The key-value store of a job's coordinator: short texts and bytes that processes share without a device.
 
 Needs joined processes (processes.start). jax has no public name for the store.
 """
@@ -30,6 +30,28 @@ def get(key: str, limit_s: float) -> str:
         return distributed.global_state.client.blocking_key_value_get(_PREFIX + key, int(limit_s * 1000))
     except RuntimeError as error:
         raise TimeoutError(f"{key}: not there after {limit_s:g} s") from error
+
+
+def put_bytes(key: str, data: bytes) -> None:
+    """Puts bytes under a key that is used once."""
+    distributed.global_state.client.key_value_set_bytes(_PREFIX + key, data)
+
+
+def get_bytes(key: str, limit_s: float) -> bytes:
+    """Returns the bytes that some process puts under the key.
+
+    Raises:
+      TimeoutError: none did within `limit_s` seconds.
+    """
+    try:
+        return distributed.global_state.client.blocking_key_value_get_bytes(_PREFIX + key, int(limit_s * 1000))
+    except RuntimeError as error:
+        raise TimeoutError(f"{key}: not there after {limit_s:g} s") from error
+
+
+def drop(key: str) -> None:
+    """Frees what lies under a key."""
+    distributed.global_state.client.key_value_delete(_PREFIX + key)
 
 
 def meet(limit_s: float = LIMIT_S) -> None:

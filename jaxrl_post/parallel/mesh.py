@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_post.parallel import device_order
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+LINE = "device"  # the axis of devices that stand in line to give pieces to each other
 REPLICAS = (DATA, FSDP)  # the engine's replicas are spread over both
 VOCAB_SHARDS = (TENSOR, FSDP)  # the learner's head is split over both
 
@@ -56,24 +58,34 @@ def make_split(
 ) -> tuple[Mesh, Mesh]:
     """Returns two meshes without a common device: the learner's and the engine's.
 
-    The learner's has data*fsdp*tensor devices. The engine's has `engine` devices in replicas of `replica`, or of `tensor`. Every
-    process has an equal part of both meshes, so that its host can read all it needs from local devices. With several
-    processes, each has as many learner devices as engine devices.
+    The learner's has data*fsdp*tensor devices. The engine's has `engine` devices in replicas of `replica`, or of `tensor`. With
+    several processes there are two forms:
+    - Whole processes, where both numbers are multiples of the devices of a process, and no process is left over. The
+      first processes learn, and the others generate.
+    - Else every process has an equal part of both meshes: as many learner devices as engine devices.
 
     Args:
       devices: as in `make_mesh`.
 
     Raises:
-      ValueError: there are too few devices, or processes cannot have equal parts. With several processes also: learner
-        and engine differ in their number of devices, which hand weights over in pairs. With several slices also: a
-        replica would lie in two of them.
+      ValueError: there are too few devices, or processes cannot have equal parts, or learner and engine differ in their
+        number of devices where processes have both. With several slices also: an axis but the learner's data, or a
+        replica, would lie in two of them.
     """
     devices, learner, replica = devices or jax.devices(), data * fsdp * tensor, replica or tensor
     processes = 1 + max(device.process_index for device in devices)
+    own = [[device for device in devices if device.process_index == process] for process in range(processes)]
+    if parts := _whole_processes(own, learner, engine, data):
+        learners, engines = ([device for some in part for device in some] for part in parts)
+        device_order.check_replicas(engines, replica)
+        whole = device_order.ordered(learners, (data, fsdp, tensor))
+        others = device_order.ordered(engines, (engine // replica, 1, replica))
+        return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // replica, 1, replica))
     if processes > 1 and engine != learner:
         raise ValueError(
             f"mesh.engine={engine}: {processes} processes hand weights over from each device of the learner to one "
-            f"of the engine, so it must be data*fsdp*tensor={learner}"
+            f"of the engine, so it must be data*fsdp*tensor={learner}, or both must be multiples of the "
+            f"{len(own[0])} devices of a process and take all processes"
         )
     if learner % processes or engine % processes:
         raise ValueError(
@@ -81,7 +93,6 @@ def make_split(
             f"product is {-(-learner // processes) * processes}"
         )
     mine, theirs = learner // processes, engine // processes
-    own = [[device for device in devices if device.process_index == process] for process in range(processes)]
     if min(map(len, own)) < mine + theirs:
         raise ValueError(
             f"mesh: {mine} devices that learn and mesh.engine={theirs} that generate are needed in each of "
@@ -101,6 +112,29 @@ def make_split(
     return _mesh(whole, (data, fsdp, tensor)), _mesh(others, (engine // replica, 1, replica))
 
 
+def _whole_processes(
+    own: Sequence[Sequence[Any]], learner: int, engine: int, data: int
+) -> tuple[list[Sequence[Any]], list[Sequence[Any]]] | None:
+    """Returns the devices of processes that learn and of those that generate, or None where the numbers do not allow that.
+
+    The same number learns in each slice where the learner's data can be divided over the slices. Then no weight crosses the
+    network between slices.
+    """
+    each = len(own[0])
+    if len(own) == 1 or any(len(some) != each for some in own):
+        return None
+    if learner % each or engine % each or learner + engine != each * len(own):
+        return None
+    slices: dict[int, list[Sequence[Any]]] = {}
+    for some in own:
+        slices.setdefault(device_order.slice_of(some[0]), []).append(some)
+    count = learner // each
+    if count % len(slices) == data % len(slices) == 0 and count // len(slices) < min(map(len, slices.values())):
+        first = count // len(slices)
+        return [x for one in slices.values() for x in one[:first]], [x for one in slices.values() for x in one[first:]]
+    return list(own[:count]), list(own[count:])
+
+
 def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
     """Returns an engine's mesh in two parts: `stay` replicas that keep generating, and the others, lent to `learner`.
 
@@ -111,16 +145,16 @@ def divided(engine: Mesh, stay: int, learner: Mesh) -> tuple[Mesh, Mesh]:
         cannot bring the lent replicas their weights by itself. It cannot if learner and engine have separate devices,
         if fsdp is above 1, or if a replica spans processes.
     """
-    tensor, processes = engine.shape[TENSOR], len({device.process_index for device in engine.devices.flat})
+    tensor, count = engine.shape[TENSOR], len(processes(engine) | processes(learner))
     homes: dict[int, list[np.ndarray]] = {}
     straddles = False
     for replica in engine.devices.reshape(-1, tensor):
         homes.setdefault(replica[0].process_index, []).append(replica)
         straddles |= len({device.process_index for device in replica}) > 1
     apart = set(engine.devices.flat).isdisjoint(learner.devices.flat)
-    if processes > 1 and (apart or straddles or learner.shape[FSDP] > 1 or any(len(own) % 2 for own in homes.values())):
+    if count > 1 and (apart or straddles or learner.shape[FSDP] > 1 or any(len(own) % 2 for own in homes.values())):
         raise ValueError(
-            f"scheduler.lend: each of {processes} processes lends half of its replicas and brings them their weights "
+            f"scheduler.lend: each of {count} processes lends half of its replicas and brings them their weights "
             f"itself: mesh.engine and mesh.fsdp must be 0 and 1, and a process's {jax.local_device_count()} devices "
             f"an even number of replicas of mesh.tensor={tensor}; the nearest valid lend is 0"
         )
@@ -163,6 +197,40 @@ def on_each_host(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     return NamedSharding(
         _mesh(order, (count, own, 1)), PartitionSpec(*(FSDP if at == split else None for at in range(len(shape))))
     )
+
+
+def processes(mesh: Mesh) -> set[int]:
+    """Returns the indices of the processes that have a device of the mesh."""
+    return {device.process_index for device in mesh.devices.flat}
+
+
+def is_here(mesh: Mesh) -> bool:
+    """Returns whether this process has a device of the mesh."""
+    return jax.process_index() in processes(mesh)
+
+
+def in_line(devices: Sequence[jax.Device]) -> NamedSharding:
+    """Returns the sharding that divides the first axis of an array over the devices, in their order."""
+    return NamedSharding(Mesh(np.array(devices), (LINE,), axis_types=(AxisType.Auto,)), PartitionSpec(LINE))
+
+
+def permuted(home: NamedSharding, rounds: Sequence[Sequence[tuple[int, int]]]) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function of an array in line, after which the second device of each pair has the part of the first.
+
+    Args:
+      home: of the array, by `in_line`.
+      rounds: pairs of places in the line. A place gives and gets at most once in a round, and gets in one round alone.
+    """
+
+    def run(part: jax.Array) -> jax.Array:
+        out, me = part, jax.lax.axis_index(LINE)
+        for pairs in rounds:
+            moved = jax.lax.ppermute(part, LINE, pairs)
+            getting = jnp.isin(me, jnp.array([target for _, target in pairs]))
+            out = jnp.where(getting, moved, out)
+        return out
+
+    return jax.shard_map(run, mesh=home.mesh, in_specs=home.spec, out_specs=home.spec, check_vma=False)
 
 
 def replicas(mesh: Mesh) -> int:

@@ -3,6 +3,7 @@
 - The same devices: one compiled program, an identity with the new shardings as its result's.
 - Other devices: each device that receives gets one piece, copied from a device of its own process. Then a program over
   the receiving devices, which every process enters, assembles what each of them needs.
+- Devices of other processes: crossing.py.
 
 `jax.device_put` alone goes through the host wherever the pieces of two shardings differ (jax 0.11). Bits arrive
 unchanged: they are copied, never added.
@@ -26,7 +27,7 @@ from jaxrl_post.parallel.mesh import DATA, FSDP, TENSOR
 GROUP = 1 << 28  # bytes; leaves that move in one program have at most so many, unless it is one leaf
 
 
-def groups(leaves: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> list[list[int]]:
+def groups(leaves: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[list[int]]:
     """Returns indices of leaves in groups of at most GROUP bytes, or of one leaf.
 
     Leaves of one shape and sharding come together, so that few programs are compiled for many layers.
@@ -37,11 +38,12 @@ def groups(leaves: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> l
     out: list[list[int]] = [[]]
     room = GROUP
     for at in (at for kind in order.values() for at in kind):
-        if leaves[at].nbytes > room and out[-1]:
+        size = leaves[at].size * leaves[at].dtype.itemsize
+        if size > room and out[-1]:
             out.append([])
             room = GROUP
         out[-1].append(at)
-        room -= leaves[at].nbytes
+        room -= size
     return [group for group in out if group]
 
 
@@ -84,7 +86,7 @@ def handed_over(leaves: Sequence[jax.Array], homes: Sequence[NamedSharding]) -> 
     Raises:
       ValueError: with several processes, a device needs a piece that no device of its process has.
     """
-    landings = [_landing(leaf.sharding, home) for leaf, home in zip(leaves, homes, strict=True)]
+    landings = [landing_of(leaf.sharding, home) for leaf, home in zip(leaves, homes, strict=True)]
     pieces = [_pieces(_cut(leaf, landing), landing) for leaf, landing in zip(leaves, landings, strict=True)]
     moving = [(piece, at) for some in pieces for at, piece in some.items() if piece.device != at]
     copies = iter(jax.device_put([piece for piece, _ in moving], [at for _, at in moving], may_alias=False))
@@ -104,7 +106,7 @@ def handed_over(leaves: Sequence[jax.Array], homes: Sequence[NamedSharding]) -> 
     return arrived
 
 
-def _landing(source: NamedSharding, home: NamedSharding) -> NamedSharding:
+def landing_of(source: NamedSharding, home: NamedSharding) -> NamedSharding:
     """Returns the sharding over the devices of `home` in which pieces arrive: that of `source`, or larger pieces.
 
     So every device that receives gets one piece, and as few bytes as possible.
@@ -115,13 +117,19 @@ def _landing(source: NamedSharding, home: NamedSharding) -> NamedSharding:
     return NamedSharding(_reshaped(source.mesh, there, fsdp, tensor), source.spec)
 
 
+def cut_of(source: NamedSharding, landing: NamedSharding) -> NamedSharding:
+    """Returns the sharding over the devices of `source` whose pieces are as large as those of `landing`."""
+    fsdp, tensor = landing.mesh.shape[FSDP], landing.mesh.shape[TENSOR]
+    own = source.mesh
+    if (own.shape[FSDP], own.shape[TENSOR]) == (fsdp, tensor):
+        return source
+    return NamedSharding(_reshaped(own, own.devices, fsdp, tensor), source.spec)
+
+
 def _cut(leaf: jax.Array, landing: NamedSharding) -> jax.Array:
     """Returns the leaf on its own devices, in pieces as large as those of `landing`."""
-    fsdp, tensor = landing.mesh.shape[FSDP], landing.mesh.shape[TENSOR]
-    own = leaf.sharding.mesh
-    if (own.shape[FSDP], own.shape[TENSOR]) == (fsdp, tensor):
-        return leaf
-    return relaid([leaf], [NamedSharding(_reshaped(own, own.devices, fsdp, tensor), leaf.sharding.spec)])[0]
+    cut = cut_of(leaf.sharding, landing)
+    return leaf if cut == leaf.sharding else relaid([leaf], [cut])[0]
 
 
 def _reshaped(like: Mesh, devices: Any, fsdp: int, tensor: int) -> Mesh:
@@ -205,8 +213,13 @@ def _elements(
         for piece, holders in there.items():
             sides = [min(a[1], b[1]) - max(a[0], b[0]) for a, b in zip(wanted, piece, strict=True)]
             if all(side > 0 for side in sides):
-                nearest = min((_link(holder, device) for holder in holders), key=LINKS.index)
-                yield device, nearest, math.prod(sides)
+                nearest = min(distance(holder, device) for holder in holders)
+                yield device, LINKS[nearest], math.prod(sides)
+
+
+def distance(one: jax.Device, other: jax.Device) -> int:
+    """Returns the place in LINKS of what bytes from one device to the other take. Less is nearer."""
+    return LINKS.index(_link(one, other))
 
 
 def _link(one: jax.Device, other: jax.Device) -> str:

@@ -6,6 +6,8 @@ The arrays decide between three cases:
 - `relayout`: another sharding or other devices. Leaves move in groups of bounded bytes (relayout.py), and the old
   leaves of a group are freed before the new ones are made.
 
+Where the engine's devices are those of other processes, a relayout is a crossing (crossing.py).
+
 In the last two cases the engine owns its copy. At most one group exists at any time besides the weights of learner and
 engine. No weight passes the memory of a host.
 """
@@ -19,7 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from jaxrl_post.parallel import relayout
+from jaxrl_post.parallel import crossing, relayout
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.parallel.relay import Relays
 
 
 class Torn(RuntimeError):
@@ -36,7 +40,11 @@ def check_finite(params: Any) -> None:
     Raises:
       NotFinite: a weight is not finite.
     """
-    if not bool(_finite(params)):
+    _refuse_not_finite(bool(_finite(params)))
+
+
+def _refuse_not_finite(finite: bool) -> None:
+    if not finite:
         raise NotFinite("swap: the new weights are not finite")
 
 
@@ -81,7 +89,10 @@ class WeightLayout:
         for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(old), jax.tree.leaves(new), strict=True):
             if a.shape != b.shape:
                 raise ValueError(f"swap: {jax.tree_util.keystr(path)} has shape {b.shape}, in use is {a.shape}")
-        check_finite(new)
+        self._check_finite(new)
+
+    def _check_finite(self, params: Any) -> None:
+        check_finite(params)
 
     def place(self, params: Any) -> Any:
         """Returns the first weights: the engine's own copy, unless shared."""
@@ -161,6 +172,34 @@ class WeightLayout:
         if self.case(params) == "shared":
             return dict.fromkeys(relayout.LINKS, 0)
         return relayout.links(jax.tree.leaves(params), jax.tree.leaves(self.shardings), self.dtype)
+
+
+class CrossingLayout(WeightLayout):
+    """The engine's placement of weights on devices of other processes than the learner's (crossing.py).
+
+    A process without a device of weights has their ShapeDtypeStructs. Processes agree on every check before they move any.
+
+    Args:
+      relays: of the run. All processes meet at a swap.
+      learner: a process with a device of the learner.
+    """
+
+    def __init__(self, shardings: Any, dtype: Any, relays: Relays, learner: int):
+        super().__init__(shardings, dtype)
+        self._relays, self._finite = relays, relays.open("finite", learner)
+
+    def _check_finite(self, params: Any) -> None:
+        here = meshes.is_here(jax.tree.leaves(params)[0].sharding.mesh)
+        finite = bool(_finite(params)) if here else True
+        _refuse_not_finite(self._finite.share(bytes([finite])) == bytes([True]))
+
+    def _replaced(self, old: Any, new: Any, owned: bool) -> Any:
+        self._relays.drop_heard()  # all meet: a device that waits for another process has a short limit of its own
+        here = meshes.is_here(jax.tree.leaves(self.shardings)[0].mesh)
+        return self._moved(new, jax.tree.leaves(old) if owned and here else None)
+
+    def _sent(self, leaves: Sequence[Any], homes: Sequence[NamedSharding]) -> list[Any]:
+        return jax.block_until_ready(crossing.crossed(leaves, homes, self.dtype))
 
 
 def _shares(one: Any, other: Any) -> bool:

@@ -111,7 +111,18 @@ def table(hosts: Sequence[Host], near: str, far: str) -> str:
         )
     wide = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, wide)).rstrip() for row in rows]
-    return "\n".join(["Roles, and the bytes that reach a host with every publish", *(f"  {line}" for line in lines)])
+    title = "Roles, and the bytes that reach a host with every publish"
+    return "\n".join([title, *(f"  {line}" for line in lines), f"  {_form(hosts)}"])
+
+
+def _form(hosts: Sequence[Host]) -> str:
+    """Returns what the table shows, in a sentence."""
+    roles = {one.role for one in hosts}
+    if roles == {"learns", "generates"}:
+        return "Whole hosts learn, and whole hosts generate"
+    if all(one.learns and one.generates for one in hosts):
+        return "Every host learns and generates"
+    return "Not every host has a role"
 
 
 def _span(numbers: Sequence[int]) -> str:
