@@ -114,7 +114,7 @@ def turn(run: Run) -> None:
         with jax.transfer_guard_host_to_device("disallow"), stoppable(ring, run, observe):
             loop.run(
                 ring,
-                run.engine,
+                run.turns,
                 run.scheduler,
                 run.rewards,
                 run.learner,
@@ -202,7 +202,7 @@ def stoppable(ring: TimedRing, run: Run, observe: Observer) -> StopSignal:
 
     def may_save() -> bool:
         config = run.config  # a drafter forgets at a save what it learned of rollouts since
-        return config.checkpoint.every > 0 and config.speculation.drafter == "off" and run.engine.pending == 0
+        return config.checkpoint.every > 0 and config.speculation.drafter == "off" and run.turns.pending == 0
 
     stop = StopSignal(save_once, may_save, run.config.steps)
     ring.on("stepped", stop.stepped)
@@ -239,6 +239,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
         "meter": run.meter.state_dict(),
         "observers": observe.state_dict(),
         "gate": run.learner.gate.state_dict(),
+        "conversations": [part.state_dict() for part in run.conversations],
         "marks": log_marks.marks(run.mine),
     }
     # Orbax compiles programs of its own, in which all processes take part
@@ -265,7 +266,7 @@ def examine(run: Run, version: int) -> None:
     run.faults.reach("evaluation")
     config = run.config
     found = evaluation.evaluate(
-        run.evaluator,
+        run.turns if run.evaluator is run.engine else run.evaluator,
         run.judge,
         run.start.held_out,
         samples=config.eval.samples,

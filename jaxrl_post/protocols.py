@@ -176,6 +176,16 @@ class Rewards(Protocol):
         """
 
 
+class Environments(Protocol):
+    """Carries conversations on, by pure functions in processes that can be killed."""
+
+    def start(self, rollout: Rollout) -> None:
+        """Hands over a rollout that ended a turn. Returns at once."""
+
+    def join(self, rollout: Rollout) -> Sequence[int] | None:
+        """Returns the observed tokens that follow, or None where the conversation ends. Waits, with a deadline."""
+
+
 class Source(Protocol):
     """A part of the run that keeps counters: engine, scheduler, rewards, history or drafting."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,11 +31,14 @@ PER_TOKEN = {
 
 
 class Finish(enum.Enum):
-    """Why a rollout stopped. PARKED goes back into the engine."""
+    """Why a rollout stopped. TURN and PARKED go back into the engine.
+
+    TURN: the end of a turn, from which an environment takes the conversation on."""
 
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
+    TURN = "turn"
     PARKED = "parked"
 
 
@@ -217,6 +220,27 @@ class Rollout:
     def __len__(self) -> int:
         return self.tokens.size
 
+    def extended(self, tokens: Sequence[int], clock: int, *, sampled: bool = False) -> Rollout:
+        """Returns a rollout that goes on with observed tokens, whose log-probs and entropies are 0.
+
+        Args:
+          clock: of the engine when they were observed.
+          sampled: marks them as sampled, for tokens that are to be verified.
+        """
+        more = np.zeros(len(tokens))
+        added = dict.fromkeys(PER_TOKEN, more) | {
+            "tokens": tokens,
+            "favourites": tokens,
+            "sampled": more + sampled,
+            "versions": more + self.versions.max(initial=0),
+            "clocks": more + clock,
+        }
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), np.asarray(added[name], kind)])
+            for name, kind in PER_TOKEN.items()
+        }
+        return replace(self, finish_clock=clock, **joined)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -224,7 +248,7 @@ class Request:
 
     `prefix` is what was generated before. `prefix_mode` decides how the engine uses the prefix:
     - recompute: its tokens are forced, log-probs and versions are kept, and the KV cache is computed again.
-    - verify: its sampled tokens become candidates. Log-probs and versions are new.
+    - verify: the tokens of its last turn become candidates. Their log-probs and versions are new.
     - restart: it is dropped.
     """
 

@@ -34,6 +34,7 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "run_dir": "where runs go is the user's choice, by --config.run_dir",
     "seed": "a recipe holds for every seed; --config.seed chooses",
     "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
+    "environment.tool_calls": "follows the family of a user's model; the demos' small policy writes no calls",
     "reward.sandbox": "auto takes the strictest level that a host gives; which one a host needs is its owner's to say",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
     "logger.tensorboard": "which viewer a user has is his choice; a recipe that asked for an extra would not start without it",

@@ -17,6 +17,8 @@ MAY_CHANGE = (
     "eval.show",
     "reward.workers",
     "reward.timeout_s",
+    "environment.workers",
+    "environment.timeout_s",
     "checkpoint.keep_last",
     "checkpoint.max_failures",
     "logger.tensorboard",

@@ -103,6 +103,22 @@ _SIZES = (
         nearest=_up,
     ),
     relation(
+        "engine.name",
+        "environment.name",
+        when="environment.name!=",
+        need=lambda engine, name: engine == "rows",
+        says="{environment.name} needs an engine that samples its turns, got {engine.name}",
+        nearest=lambda engine, name: "rows",
+    ),
+    relation(
+        "sampling.stop_strings",
+        "environment.name",
+        when="environment.name!=",
+        need=lambda strings, name: not strings,
+        says="{sampling.stop_strings} cannot end the turns of a conversation: name tokens in sampling.stop_ids",
+        nearest=lambda strings, name: (),
+    ),
+    relation(
         "scheduler.group_size",
         when="algorithm.adv_estimator!=ones|reinforce_plus_plus",
         need=lambda size: size >= 2,

@@ -131,16 +131,19 @@ def _ended(ours: socket.socket, child: subprocess.Popen, words: IO[bytes]) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """A template and the special tokens it may name. `now`: what `strftime_now` says; None: the clock."""
+    """A template and the special tokens it may name.
+
+    `now`: what `strftime_now` says; None: the clock. `tools`: JSON schemas of functions, which the template is given."""
 
     template: str
     tokens: Mapping[str, str] = field(default_factory=dict)
     now: datetime.datetime | None = None
+    tools: Sequence[Mapping] = ()
     _process: _Process = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         now = None if self.now is None else self.now.isoformat()
-        given = {"template": self.template, "tokens": dict(self.tokens), "now": now}
+        given = {"template": self.template, "tokens": dict(self.tokens), "now": now, "tools": list(self.tools)}
         object.__setattr__(self, "_process", _Process(given))
 
     def render(self, messages: Sequence[Mapping], generation: bool = True) -> str:

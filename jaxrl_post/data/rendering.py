@@ -6,7 +6,7 @@ those of transformers: trim_blocks, lstrip_blocks, loop controls, `tojson` witho
 `strftime_now`, and {% generation %} blocks, which are rendered like any text.
 
 Protocol, over the socket that is descriptor 0: a message is 4 bytes of length, then JSON. The first message is {template,
-tokens, now}, each further one {messages, generation}. Every message is answered with a kind, 4 bytes of length and UTF-8.
+tokens, now, tools}, each further one {messages, generation}. Every message is answered with a kind, 4 bytes of length and UTF-8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import resource
 import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jinja2
@@ -55,12 +55,12 @@ def main() -> None:
     _limit()
     given = _received()
     _reply(TEXT, "")
-    render, tokens = None, given["tokens"]
+    render, tokens, tools = None, given["tokens"], given["tools"]
     while (asked := _received()) is not None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, also inside of a C function
         try:
             render = render or compiled(given["template"], given["now"])
-            kind, text = TEXT, rendered(render, asked["messages"], asked["generation"], tokens)
+            kind, text = TEXT, rendered(render, asked["messages"], asked["generation"], tokens, tools)
             text.encode()
         except MemoryError:
             kind, text = ERROR, f"it needs more than {BYTES >> 20} MiB of memory"
@@ -89,15 +89,21 @@ def compiled(template: str, now: str | None) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def rendered(template: jinja2.Template, messages: list[dict], generation: bool, tokens: dict[str, str]) -> str:
-    """Returns the text of a conversation.
+def rendered(
+    template: jinja2.Template,
+    messages: list[dict],
+    generation: bool,
+    tokens: dict[str, str],
+    tools: Sequence[Mapping] = (),
+) -> str:
+    """Returns the text of a conversation. `tools`: JSON schemas of functions.
 
     Raises:
       ValueError: the text has more than LONGEST characters.
     """
     pieces, size = [], 0
     for piece in template.generate(
-        messages=messages, add_generation_prompt=generation, tools=None, documents=None, **tokens
+        messages=messages, add_generation_prompt=generation, tools=tools or None, documents=None, **tokens
     ):
         pieces.append(piece)
         size += len(piece)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxrl_post.data import turn_tasks
+
 SHARES = {"eval": 2, "train": 4, "sft": 10}  # sixteenths of all problems
 ALPHABET = "0123456789+=#"  # every character of the arithmetic tasks here
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
@@ -224,7 +226,57 @@ def solve_opening(extra: Mapping, seed: np.ndarray | None = None) -> str:
     return f" Everybody was {' and '.join(extra['required'])}."
 
 
+# ---- conversations with an environment
+
+
+def turn_rows(kind: str, seed: int, split: str, size: int, careful: float) -> list[dict]:
+    """Returns problems of a kind (data/turn_tasks.py), or in the split "sft" turns of worked conversations.
+
+    A share `careful` of these turns is a right one. Other splits carry no solution.
+
+    Raises:
+      ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
+    """
+    _need(0.0 <= careful <= 1.0, f"task {kind}: careful={careful} must lie from 0 to 1")
+    problem, turn, _ = turn_tasks.KINDS[kind]
+    if split != "sft":
+        return _distinct(kind, seed, split, size, problem)
+    several = 1 if kind == "calculator" else 100  # there are few places in a grid, and many ways that lead there
+    rows = _distinct(kind, seed, split, -(-size // several), problem)
+    return [turn(rows[index // several], index, careful) for index in range(size)]
+
+
+def calculator_rows(seed: int, split: str, size: int, *, careful: float = 0.35) -> list[dict]:
+    """Returns problems such as "127*48+31=" with answer "6127"; see `turn_rows`."""
+    return turn_rows("calculator", seed, split, size, careful)
+
+
+def grid_rows(seed: int, split: str, size: int, *, careful: float = 0.35) -> list[dict]:
+    """Returns places of a grid such as "12,40"; see `turn_rows`."""
+    return turn_rows("grid_world", seed, split, size, careful)
+
+
+def mixed_rows(seed: int, split: str, size: int, *, careful: float = 0.35) -> list[dict]:
+    """Returns rows of both kinds in turn."""
+    both = [turn_rows(kind, seed, split, (size + 1) // 2, careful) for kind in turn_tasks.KINDS]
+    return [row for pair in zip(*both) for row in pair][:size]
+
+
+def solve_turn(extra: Mapping, seed: np.ndarray) -> str:
+    """Returns what the policy says in a turn. The choice depends on the seed alone."""
+    kind = "calculator" if "worked" in extra else "grid_world"
+    return turn_tasks.KINDS[kind][2](extra, np.random.default_rng(_words("turn", *map(int, seed))))
+
+
+def longest_turn(extra: Mapping) -> str:
+    """Returns the longest of these texts."""
+    return max(extra["worked"], "#00000" if extra["guess"] else "", key=len) if "worked" in extra else "u"
+
+
 TASKS = {
+    "calculator": Task(rows=calculator_rows, demonstrate=solve_turn, longest=longest_turn),
+    "grid_world": Task(rows=grid_rows, demonstrate=solve_turn, longest=longest_turn),
+    "turns": Task(rows=mixed_rows, demonstrate=solve_turn, longest=longest_turn),
     "sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum),
     "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting, longest=solve_sorting),
     "openings": Task(rows=opening_rows, demonstrate=solve_opening, longest=solve_opening),

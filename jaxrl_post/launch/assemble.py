@@ -35,6 +35,7 @@ from jaxrl_post.launch import (
     bucket_run,
     chips,
     compile_guard,
+    environments,
     graders,
     inputs,
     malloc,
@@ -58,7 +59,6 @@ from jaxrl_post.launch.watchdog import Watchdog, leaving, write_stacks
 from jaxrl_post.parallel import key_value, liveness, processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
-from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.telemetry import loggers
@@ -83,7 +83,7 @@ def planned(config: configs.Config, start: inputs.Inputs) -> str:
                 "B",
             ),
             f"Weights reach the engine: {memory_plan.swap_case(config)}",
-            *(f"{path} compares by {by}" for path, by in math_algebra.graders(config.reward.functions).items()),
+            *(f"{path} compares by {by}" for path, by in math_algebra.graders(config.graders).items()),
         ]
     )
 
@@ -103,7 +103,8 @@ class Run:
     """Every part of a run.
 
     `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
-    evaluation. `mine`: the folder that this process writes to. `traces`: what listens to the ring from its start to its
+    evaluation. `turns`: the engine as the ring sees it, whose rollouts are whole conversations where there is an environment.
+    `mine`: the folder that this process writes to. `traces`: what listens to the ring from its start to its
     end. `saved`: the checkpoint that the run resumes from, if any. `about`: what a checkpoint must agree with. `began`: when
     the run did, by time.monotonic(). `parent`: the checkpoint of another run that this one began from, if any. `mirror`: what
     commits the folder to a bucket.
@@ -118,9 +119,10 @@ class Run:
     learner: Learner
     engine: Any
     evaluator: RowEngine | Elastic | None
+    turns: Any
     scheduler: Recorder
-    rewards: Pool
-    judge: Pool
+    rewards: Any
+    judge: Any
     history: History
     traces: list[Any]
     writer: metrics.Several
@@ -149,6 +151,11 @@ class Run:
     def records(self) -> list[Any]:
         """Parts that record scored groups: the history, and the drafting of each row engine."""
         return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, (RowEngine, Elastic)))]
+
+    @property
+    def conversations(self) -> list[Any]:
+        """Parts that hold conversations, in the order in which they are restored. Without an environment there are none."""
+        return [] if self.turns is self.engine else [self.rewards.conversations, self.turns]
 
     @property
     def engines(self) -> list[Any]:
@@ -289,6 +296,7 @@ def build(
         learner=learner,
         engine=engine,
         evaluator=evaluator,
+        turns=environments.conversing(config, engine, rewards),
         scheduler=scheduler,
         rewards=rewards,
         judge=judge,
@@ -402,6 +410,8 @@ def restore(run: Run, saved: store.Saved) -> None:
     run.learner.gate.load_state_dict(saved.host["gate"])
     for engine, state in zip(run.engines, host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
+    for part, state in zip(run.conversations, host.get("conversations", ()), strict=True):
+        part.load_state_dict(state, prompts)
     run.scheduler.load_state_dict(host["scheduler"])
     for rollout in run.scheduler.held():
         run.rewards.start(rollout)

@@ -1,4 +1,7 @@
-"""The reward processes of a run: those of training and those of evaluation. Every prompt is checked against them first."""
+"""What scores a run's rollouts: reward processes of training and of evaluation, or the environment.
+
+Every prompt is checked against the reward functions first.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ import numpy as np
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import inputs, reward_trial
+from jaxrl_post.launch import environments, inputs, reward_trial
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
+from jaxrl_post.rewards.environments.conversations import TurnScores
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.printed import Printed
@@ -25,8 +29,10 @@ from jaxrl_post.types import RolloutId
 
 def both(
     config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, mine: Path, stack: contextlib.ExitStack
-) -> tuple[Pool, Pool]:
+) -> tuple[Pool, Pool] | tuple[TurnScores, TurnScores]:
     """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
+    if config.environment.name:
+        return environments.scores(config, start, devices.first, mine, stack)
     grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"))
     of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
     rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
@@ -43,6 +49,8 @@ def both(
 
 def checked(config: configs.Config, start: inputs.Inputs) -> None:
     """Loads the reward functions, checks every prompt against them, and calls each once, for a plan."""
+    if config.environment.name:
+        return  # every row began a conversation when it was read
     about, texts = config.reward, reward_trial.Texts(start.tokenizer)
     with Pool(
         about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=texts.decode, sandbox=about.sandbox

@@ -38,7 +38,7 @@ class Handed:
           ValueError: one sentence with the option and the name.
         """
         named = [("data.train", config.data.train, self.sources), ("eval.data", config.eval.data, self.sources)]
-        named += [("reward.functions", function, self.code) for function in config.reward.functions]
+        named += [("reward.functions", function, self.code) for function in config.graders]
         for option, name, here in named:
             if name.startswith(OWN) and name not in here:
                 what = "a function" if option == "reward.functions" else "the rows"

@@ -22,7 +22,7 @@ from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
-from jaxrl_post.launch import sources
+from jaxrl_post.launch import environments, sources
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
@@ -37,7 +37,8 @@ class Inputs:
     eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
     or None where none is named. `handed`: what a Python program gave beside the config. `notes`: lines on data that is not
-    used as it is. `overlong`: prompts that were dropped or cut, by "train" and "eval"."""
+    used as it is. `overlong`: prompts that were dropped or cut, by "train" and "eval".
+    `chat`: the tokenizer's chat template, with the tools of an environment."""
 
     model: decoder.ModelConfig
     dtype: str
@@ -53,6 +54,7 @@ class Inputs:
     handed: Handed = NOTHING
     notes: tuple[str, ...] = ()
     overlong: Mapping[str, int] = field(default_factory=dict)
+    chat: chat.Chat | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,9 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
     own = policy(config)
     place, words = own.place, own.tokenizer
     template = chat.load(place) if place.is_dir() else None
-    rows, asked = sources.train(config, words, template, handed), sources.held_out(config, words, template, handed)
+    with environments.begun(config, template, handed) as (template, begins):
+        rows = sources.train(config, words, template, handed, begins)
+        asked = sources.held_out(config, words, template, handed, begins)
     train, held_out, taught = rows.prompts, asked.prompts, rows.taught
     if template is not None:
         template.close()
@@ -151,6 +155,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         handed=handed,
         notes=(*rows.notes, *asked.notes),
         overlong={"train": rows.overlong, "eval": asked.overlong},
+        chat=template,
     )
 
 

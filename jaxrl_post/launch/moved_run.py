@@ -4,8 +4,8 @@ Weights and optimizer come as pieces of any size (checkpoint/store.py). Processe
 logs of process 0 are those of the run. Requests that wait in the engine get other replicas, and scheduler and engine
 agree on them. Numerics change with the layout, so bits may differ from there on.
 
-Refused where decisions hold layouts or pages of their own: lent devices, several engine layouts, drafts, and placements
-that order a round.
+Refused where decisions hold layouts or pages of their own: lent devices, several engine layouts, drafts, conversations,
+and placements that order a round.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def may_move(config: Mapping) -> bool:
         and not config["engine"]["layouts"]
         and config["speculation"]["drafter"] == "off"
         and config["scheduler"]["placement"] == "least_loaded"
+        and not config["environment"]["name"]
     )
 
 

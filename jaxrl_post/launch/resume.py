@@ -31,6 +31,7 @@ from jaxrl_post.launch import moved_run
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.parallel import processes
 from jaxrl_post.rewards import math_algebra
+from jaxrl_post.rewards.environments import path_of
 from jaxrl_post.telemetry import journal as journal_file
 
 ORDER = 64  # positions whose prompts stand for the order of the data
@@ -52,10 +53,16 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
         "processes": jax.process_count(),
         "device": jax.devices()[0].device_kind,
         "versions": dict(versions),
-        "reward_code": identity.reward_code(settings.reward.functions, sys.path) | dict(start.handed.digests),
+        "reward_code": identity.reward_code(_judges(settings), sys.path) | dict(start.handed.digests),
     }
-    compared = math_algebra.graders(settings.reward.functions)
+    compared = math_algebra.graders(settings.graders)
     return json.loads(json.dumps(told | ({"graders": compared} if compared else {})))
+
+
+def _judges(settings: Config) -> tuple[str, ...]:
+    """Returns the import paths of what scores rollouts: reward functions, or an environment."""
+    name = settings.environment.name
+    return (path_of(name),) if name else settings.graders
 
 
 def point(

@@ -56,7 +56,7 @@ def rows(
     """
     writers = [metrics.Jsonl(mine / "metrics.jsonl"), *more]
     if jax.process_index() == 0:
-        told = derived(config, evaluator) | {"graders": math_algebra.graders(config.reward.functions)}
+        told = derived(config, evaluator) | {"graders": math_algebra.graders(config.graders)}
         told |= ({"auto": why} if why else {}) | ({"parent": parent.told()} if parent else {})
         folder.write_json(place / "config.json", configs.to_dict(config) | {"derived": told})
         writers += [metrics.console(config.steps), *map(metrics.Called, start.handed.callbacks)]

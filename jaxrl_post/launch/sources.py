@@ -34,8 +34,19 @@ class Found:
     overlong: int = 0
 
 
-def train(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed) -> Found:
-    """Returns the training prompts.
+def as_they_are(rows: list[dict]) -> list[dict]:
+    """Returns the rows, whose prompts begin no conversation with an environment."""
+    return rows
+
+
+def train(
+    config: Config,
+    words: tokenizer.Tokenizer,
+    template: chat.Chat | None,
+    handed: Handed,
+    begins: Callable[[list[dict]], list[dict]] = as_they_are,
+) -> Found:
+    """Returns the training prompts. `begins`: gives rows the messages with which their conversations begin.
 
     Raises:
       ValueError: a bad row, or no prompts at all.
@@ -49,12 +60,20 @@ def train(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None
         _check_rows("data.train", source, rows)
         found, taught = supervised.tokenised(rows, words, chat=template, limit=limit, most=law.max_tokens, where=source)
         return Found(prompts=found, taught=taught)
-    rows = _rows(config, source, split, config.data.size, config.data.task, handed)
+    rows = begins(_rows(config, source, split, config.data.size, config.data.task, handed))
     return _fitted(config, "data.train", source, rows, words, template)
 
 
-def held_out(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed) -> Found:
+def held_out(
+    config: Config,
+    words: tokenizer.Tokenizer,
+    template: chat.Chat | None,
+    handed: Handed,
+    begins: Callable[[list[dict]], list[dict]] = as_they_are,
+) -> Found:
     """Returns the prompts of evaluation: the first eval.prompts of its source, or all where it has fewer.
+
+    `begins`: as in `train`.
 
     Raises:
       ValueError: a bad row, or no prompts at all.
@@ -66,7 +85,7 @@ def held_out(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | N
     rows = _rows(config, source, "eval", size, config.eval.task or config.data.task, handed)
     # What is dropped makes room for later rows.
     few = rows if config.data.overlong == DROP else rows[:size]
-    found = _fitted(config, "eval.data", source, few, words, template)
+    found = _fitted(config, "eval.data", source, begins(few), words, template)
     fewer = f"eval.prompts={size}: {source} has {len(found.prompts)}, and all of them are used"
     notes = (*found.notes, *([fewer] if len(found.prompts) < size else []))
     return Found(prompts=found.prompts[:size], notes=notes, overlong=found.overlong)

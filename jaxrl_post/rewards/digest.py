@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+
 from jaxrl_post.types import Rollout
 
 
@@ -14,4 +16,9 @@ def of_parts(*parts: object) -> bytes:
 
 def of_tokens(rollout: Rollout) -> str:
     """Returns a digest of a rollout's tokens, so that a journal's score is used for these tokens alone."""
-    return hashlib.blake2b(rollout.tokens.astype("<i4").tobytes(), digest_size=8).hexdigest()
+    return of_ids(rollout.tokens)
+
+
+def of_ids(tokens: np.ndarray) -> str:
+    """Returns a digest of token ids."""
+    return hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Failures of reward functions, as a user sees them: each distinct one once, with its place and its traceback."""
+"""Failures of reward functions and environments, as a user sees them: each distinct one once, with its place and its traceback."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ class Failures:
     """Shows the first failure of each kind: of a function, with one type of exception, at one line.
 
     Later ones are counted by the pool (`reward/exceptions`, `reward/retries`, `reward/unscored`).
+
+    `what`: whose failures they are.
     """
 
-    def __init__(self):
+    def __init__(self, what: str = "reward function"):
+        self._what = what
         self._seen: set[tuple[str, str, str]] = set()
         self.told: list[str] = []  # a sentence for each kind
 
@@ -22,12 +25,13 @@ class Failures:
         kind = reason.partition(":")[0] if place else reason
         where = f" at {place}" if place else ""
         if (function, kind, place) in self._seen:
-            _log.info("reward %s failed%s on %s: %s", function, where, rollout, reason)
+            _log.info("%s %s failed%s on %s: %s", self._what, function, where, rollout, reason)
             return
         self._seen.add((function, kind, place))
-        self.told.append(f"reward function {function!r} fails{where}: {reason}")
+        self.told.append(f"{self._what} {function!r} fails{where}: {reason}")
         _log.warning(
-            "reward %s failed%s on %s: %s; further failures like this one are counted, not shown%s",
+            "%s %s failed%s on %s: %s; further failures like this one are counted, not shown%s",
+            self._what,
             function,
             where,
             rollout,

@@ -245,7 +245,8 @@ class Pool:
         return out
 
     def _fresh(self) -> WorkerProcess:
-        return WorkerProcess(self._functions, self._sandbox, self._code, self._printed)
+        first = {"functions": list(self._functions), "sandbox": self._sandbox, "code": self._code}
+        return WorkerProcess(first, self._printed)
 
     def _check(self, worker: WorkerProcess) -> None:
         while not worker.ready:

@@ -34,17 +34,25 @@ class WorkerProcess:
       limit_s, deadline: the seconds that the task may take, and when it must have replied.
       ready: whether the reward functions are loaded.
 
-    `printed` takes what the process and its children print. Without it their output is dropped, and errors go to the
-    trainer's own.
+    `first`: what the process gets to load its functions. `printed` takes what the process and its children print. Without
+    it their output is dropped, and errors go to the trainer's own.
+
+    A subclass names the module whose `main` the process runs, and the forms of its messages.
     """
 
-    def __init__(
-        self, functions: Sequence[str], sandbox: str, given: Mapping[str, str], printed: Printed | None = None
-    ):
+    main = "jaxrl_post.rewards.worker"
+    forms: Sequence[Mapping[str, type]] = (
+        {"numbers": list, "overrun": bool, "seconds": float, "task": int},
+        {"budget": float, "task": int},
+        {"failed": str, "place": str, "trace": str, "task": int},
+    )
+    forms_at_start: Sequence[Mapping[str, type]] = ({"ready": list, "sandbox": dict}, {"refused": str})
+
+    def __init__(self, first: Mapping[str, Any], printed: Printed | None = None):
         ours, theirs = socket.socketpair()
         # -c rather than a file: a file's folder would lead sys.path, and rewards/math.py would hide the stdlib's math
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from jaxrl_post.rewards.worker import main; "
+            f"import sys; sys.path[:] = {sys.path!r}; from {self.main} import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
         )
         env = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -64,19 +72,22 @@ class WorkerProcess:
         self.ready = False
         self.deadline = time.monotonic() + START_LIMIT_S
         self.socket.settimeout(START_LIMIT_S)
-        self.socket.sendall(child.pack({"functions": list(functions), "sandbox": sandbox, "code": given}))
+        self.socket.sendall(child.pack(first))
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def give(self, task: Any, limit_s: float) -> bool:
         """Sends a task, which has `function`, `arguments` and `members`. Returns False when the worker is gone."""
+        return self.send(task, {"function": task.function, "arguments": task.arguments}, limit_s)
+
+    def send(self, task: Any, message: Mapping[str, Any], limit_s: float) -> bool:
+        """Sends a task as this message. Returns False when the worker is gone."""
         self.task, self.limit_s, self.deadline = task, limit_s, time.monotonic() + limit_s
         self._nonce = secrets.randbits(63)
-        message = {"task": self._nonce, "function": task.function, "arguments": task.arguments}
         self.socket.settimeout(limit_s)
         try:
-            self.socket.sendall(child.pack(message))
+            self.socket.sendall(child.pack({"task": self._nonce, **message}))
         except OSError:
             return False
         return True
@@ -102,16 +113,23 @@ class WorkerProcess:
         self.buffer += data
         while (message := wire.unpack(self.buffer, _LARGEST_REPLY)) is not None:
             if not self.ready:
-                _check(message, _FORMS_AT_START)
+                _check(message, self.forms_at_start)
             elif self.task is None:
                 raise wire.Broken("a message without a task")
             else:
-                _check(message, _FORMS)
+                _check(message, self.forms)
                 if message["task"] != self._nonce:
                     raise wire.Broken("a message of another task")
-                if len(message.get("numbers", self.task.members)) != len(self.task.members):
-                    raise wire.Broken("numbers of another count of rollouts")
+                self._check_size(message)
             yield message
+
+    def _check_size(self, message: Mapping) -> None:
+        """Raises wire.Broken unless there are numbers for each rollout of the task."""
+        numbers = message.get("numbers", self.task.members)
+        if len(numbers) != len(self.task.members):
+            raise wire.Broken("numbers of another count of rollouts")
+        for one in message.get("numbers", ()):
+            _check_numbers(one)
 
     def end(self) -> int:
         """Kills the process and its children, reaps it, and returns its exit status."""
@@ -122,14 +140,6 @@ class WorkerProcess:
         return self.process.wait()
 
 
-_FORMS: Sequence[Mapping[str, type]] = (
-    {"numbers": list, "overrun": bool, "seconds": float, "task": int},
-    {"budget": float, "task": int},
-    {"failed": str, "place": str, "trace": str, "task": int},
-)
-_FORMS_AT_START: Sequence[Mapping[str, type]] = ({"ready": list, "sandbox": dict}, {"refused": str})
-
-
 def _check(message: Mapping, forms: Sequence[Mapping]) -> None:
     """Raises wire.Broken unless a message has one of the forms."""
     if not any(
@@ -137,9 +147,12 @@ def _check(message: Mapping, forms: Sequence[Mapping]) -> None:
         for form in forms
     ):
         raise wire.Broken("a message of no known form")
-    for numbers in message.get("numbers", ()):
-        if not isinstance(numbers, dict):
-            raise wire.Broken("numbers that are no dict")
-        for name, value in numbers.items():
-            if type(value) is not float or not math.isfinite(value):
-                raise wire.Broken(f"a number {name!r} that is not finite")
+
+
+def _check_numbers(numbers: Any) -> None:
+    """Raises wire.Broken unless these are finite numbers by name."""
+    if not isinstance(numbers, dict):
+        raise wire.Broken("numbers that are no dict")
+    for name, value in numbers.items():
+        if type(value) is not float or not math.isfinite(value):
+            raise wire.Broken(f"a number {name!r} that is not finite")

@@ -71,10 +71,8 @@ def check_request(request: Request, sizes: Sizes, vocab_size: int, *, decodes: b
         raise ValueError(f"request {name}: prompt has a token outside 0..{vocab_size - 1}")
 
 
-# Per-token values of a SequenceState, and their dtypes. `sampled` is missing, because an engine samples every token.
-_SETTLED = {name: kind for name, kind in PER_TOKEN.items() if name not in ("sampled", "favourites")} | {
-    "argmax_tokens": np.int32
-}
+# Per-token values of a SequenceState, and their dtypes. A token that is not sampled was observed, and stands in a prefix.
+_SETTLED = {name: kind for name, kind in PER_TOKEN.items() if name != "favourites"} | {"argmax_tokens": np.int32}
 _OUTSIDE = {"argmax_tokens": "favourites"}  # what a Rollout and a saved state call it
 
 
@@ -133,7 +131,7 @@ class SequenceState:
     once.
 
     Args:
-      settled: per-token values by name (_SETTLED). Without a name there are none.
+      settled: per-token values by name (_SETTLED). Without a name there are none; tokens without `sampled` are sampled.
     """
 
     def __init__(self, *, request: Request, age: int, start_clock: int = -1, candidates: Sequence[int] = (), **settled):
@@ -144,6 +142,7 @@ class SequenceState:
         self.prompt_length: int = request.prompt.tokens.size
         self._home: Home | None = None
         self._num_computed = self._seen = 0
+        settled.setdefault("sampled", np.ones(len(settled.get("tokens", ())), bool))
         self._settled = _NOTHING | {name: np.asarray(values, _SETTLED[name]) for name, values in settled.items()}
 
     # ---- counts
@@ -191,6 +190,13 @@ class SequenceState:
     def limit(self) -> int:
         """Returns the most tokens that the text may have, prompt included."""
         return self.prompt_length + self.request.max_tokens
+
+    @property
+    def turn(self) -> int:
+        """Returns the number of settled tokens before the present turn, which begins behind the last observed token.
+
+        In a slot every new token is sampled."""
+        return last_turn(self._settled["sampled"])
 
     @property
     def shared(self) -> int:
@@ -271,7 +277,7 @@ class SequenceState:
         """Appends settled tokens. Removes the candidates they confirmed, or all candidates after a mismatch."""
         tokens = more.tokens
         self.candidates = self.candidates[len(tokens) :] if self.candidates[: len(tokens)] == tokens else []
-        new = more._asdict() | {"versions": [version] * len(tokens)}
+        new = more._asdict() | {"versions": [version] * len(tokens), "sampled": [True] * len(tokens)}
         self._gather()
         self._replace({name: _joined(own, np.array(new[name], own.dtype)) for name, own in self._settled.items()})
 
@@ -283,10 +289,10 @@ class SequenceState:
         return overrun
 
     def unsettle(self) -> None:
-        """Turns all settled tokens into candidates."""
-        self.candidates = self.tokens + self.candidates
+        """Turns the settled tokens of the present turn into candidates. What was observed stays, and what led to it."""
         self._gather()
-        self._replace(dict(_NOTHING))
+        self.candidates = self._settled["tokens"][self.turn :].tolist() + self.candidates
+        self._replace({name: own[: self.turn] for name, own in self._settled.items()})
 
     def ending(self, stopped: bool = False) -> Finish | None:
         """Returns how the tokens end the rollout, or None for an unfinished one.
@@ -300,24 +306,24 @@ class SequenceState:
         return Finish.LENGTH if self.num_tokens >= self.limit else None
 
     def _last(self) -> int | None:
-        """Returns the last settled token behind the prompt."""
+        """Returns the last token of the present turn."""
         if self.num_answered > self._settled["tokens"].size:
             assert self._home is not None
             return self._home.last_token(self)
-        return int(self._settled["tokens"][-1]) if self._settled["tokens"].size else None
+        return int(self._settled["tokens"][-1]) if self._settled["tokens"].size > self.turn else None
 
     def stopped_at(self, decode: Callable[[np.ndarray], str], checked: int) -> int | None:
-        """Returns the number of tokens at which a stop string is complete, or None.
+        """Returns the number of tokens at which a stop string is complete, or None. The present turn alone is searched.
 
         The first `checked` tokens are known to complete no stop string."""
-        strings = self.request.sampling.stop_strings
+        strings, begin = self.request.sampling.stop_strings, self.turn
         if not strings:
             return None
         tokens = self.column("tokens")
-        if not any(s in decode(tokens) for s in strings):
+        if not any(s in decode(tokens[begin:]) for s in strings):
             return None
-        for length in range(checked + 1, len(tokens) + 1):
-            text = decode(tokens[:length])
+        for length in range(max(checked, begin) + 1, len(tokens) + 1):
+            text = decode(tokens[begin:length])
             if any(s in text for s in strings):
                 return length
         return None
@@ -328,7 +334,6 @@ class SequenceState:
         return Rollout(
             id=self.request.rollout_id,
             prompt=self.request.prompt,
-            sampled=np.ones(settled["tokens"].size, bool),
             finish=finish,
             start_clock=max(self.start_clock, 0),
             finish_clock=clock,
@@ -377,8 +382,13 @@ def from_state(state: Mapping, prompts: Mapping[str, Prompt]) -> SequenceState:
         age=state["age"],
         start_clock=state["start_clock"],
         candidates=state["guesses"].tolist(),
-        **{name: state[_OUTSIDE.get(name, name)] for name in _SETTLED},
+        **{name: state[key] for name in _SETTLED if (key := _OUTSIDE.get(name, name)) in state},
     )
+
+
+def last_turn(sampled: np.ndarray) -> int:
+    """Returns where the last turn begins: behind the last token that was not sampled, 0 without one."""
+    return sampled.size - int(np.argmin(sampled[::-1])) if sampled.size and not sampled.all() else 0
 
 
 def begin(request: Request, age: int) -> SequenceState:
@@ -392,7 +402,9 @@ def begin(request: Request, age: int) -> SequenceState:
         return SequenceState(request=bare, age=age)
     if prefix.prompt.id != request.prompt.id:
         raise ValueError(f"request {request.rollout_id}: its prefix belongs to prompt {prefix.prompt.id!r}")
-    if request.prefix_mode == "verify":
-        return SequenceState(request=bare, age=age, candidates=prefix.tokens[: request.max_tokens].tolist())
-    settled = {name: getattr(prefix, _OUTSIDE.get(name, name))[: request.max_tokens] for name in _SETTLED}
-    return SequenceState(request=bare, age=age, start_clock=prefix.start_clock, **settled)
+    verified = request.prefix_mode == "verify"
+    stays = min(last_turn(prefix.sampled), request.max_tokens) if verified else request.max_tokens
+    settled = {name: getattr(prefix, _OUTSIDE.get(name, name))[:stays] for name in _SETTLED}
+    candidates = prefix.tokens[stays : request.max_tokens].tolist()
+    start_clock = prefix.start_clock if stays else -1
+    return SequenceState(request=bare, age=age, start_clock=start_clock, candidates=candidates, **settled)

@@ -125,13 +125,15 @@ class SlotTable:
         """Returns what was settled in the slot by name, and forgets it."""
         at = sequence.request.replica, sequence.slot
         self._store_one(at)
-        out = {name: self._column(at, name) for name in (*_KINDS, "drafted", "clocks")}
+        out = {name: self._column(at, name) for name in (*_KINDS, "drafted", "clocks", "sampled")}
         self._stored[at] = 0
         return out
 
     def _column(self, at: tuple[int, int], name: str) -> np.ndarray:
         """Returns what is stored of a slot."""
         words = self._words[at][: self._stored[at]]
+        if name == "sampled":
+            return np.ones(len(words), bool)
         if name == "drafted":
             return words[:, _STAMP] % 2 == 1
         if name == "clocks":

@@ -1,0 +1,37 @@
+"""GRPO on a grid world as text: a small policy learns to walk to the goal instead of wandering.
+
+Task: the policy is told "12,40": it is at x=1, y=2 of a grid of 5 x 5, and the goal is at x=4, y=0. In a turn it writes u, d,
+l or r. The reward is 1 at the goal. After 8 turns the conversation ends.
+Policy: configs/turns_policy, as in demo_calculator.py. A third of its steps are right ones, and the others random.
+Hardware: 2 CPU cores.
+Command: python -m jaxrl_post.main --config=configs/demo_grid_world.py
+Expected: scripts/results/environments.json, checked by python scripts/show.py environments.
+"""
+
+from pathlib import Path
+
+from jaxrl_post.config import default
+
+HERE = Path(__file__).resolve().parent
+
+
+def get_config():
+    c = default()
+    c.name, c.steps = "demo_grid_world", 30
+    c.model.path = str(HERE / "turns_policy")
+
+    c.environment.name, c.environment.delay = "grid_world", 8
+
+    c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 64, 80, 16, (64, 128)
+    c.engine.steps_per_dispatch, c.engine.refill_slots = 4, 8
+    c.sampling.max_tokens = 72
+    c.scheduler.prompts, c.scheduler.group_size = 16, 8
+
+    c.optimizer.lr, c.optimizer.b1, c.optimizer.eps, c.optimizer.max_grad_norm = 2.5e-3, 0.9, 0.1, 0.0
+    c.batch.rows, c.batch.tokens, c.batch.head_chunk = 16, 128, 2048
+
+    c.data.train, c.data.size = "task:grid_world", 100
+    c.eval.prompts = 40
+    c.checkpoint.every = 0
+    c.history.epochs = 2
+    return c

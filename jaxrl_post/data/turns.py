@@ -1,0 +1,57 @@
+"""Conversations as tokens: what the policy sampled stays as ids, and only what is observed is tokenised.
+
+The chat template renders the conversation with a mark in place of the last turn. The text behind the mark is what follows
+the turn. It is tokenised alone and appended.
+
+Invariant: sampled ids are never decoded and tokenised again. Where each turn of a template begins or ends with a special
+token, the result equals the whole conversation tokenised once, if the sampled ids are those that the tokenizer gives. A
+policy may sample other ids for the same text; then they stay, and the two differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.tokenizer import Tokenizer
+
+_MARK = "\ue000turn\ue001"  # of the private use area, so that no conversation has it
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The template and the tokenizer of a conversation."""
+
+    chat: Chat
+    words: Tokenizer
+
+    def said(self, tokens: np.ndarray) -> str:
+        """Returns the text of a turn, without the token that ends it. Other special tokens stay in the text."""
+        ids = tokens.tolist()
+        ended = bool(ids) and ids[-1] in self.words.eos_ids
+        return self.words.decode(ids[:-1] if ended else ids, skip_special=False)
+
+    def observed(self, before: Sequence[Mapping], messages: Sequence[Mapping], last: int) -> list[int]:
+        """Returns the ids of what follows a turn, with the head of the next one.
+
+        Args:
+          before: the messages before the turn.
+          messages: those that follow it.
+          last: the id that ended the turn. If the template writes it behind the turn, it is not repeated.
+
+        Raises:
+          ValueError: the template refuses the messages, or leaves the turn out.
+        """
+        text = self.chat.render([*before, {"role": "assistant", "content": _MARK}, *messages])
+        _, mark, rest = text.rpartition(_MARK)
+        if not mark:
+            raise ValueError("the chat template leaves out what the assistant said before a tool or a user answers")
+        end = self.words.decode([last], skip_special=False)
+        return self.words.encode(rest.removeprefix(end), special=False)
+
+    def whole(self, messages: Sequence[Mapping]) -> list[int]:
+        """Returns the ids of a conversation tokenised once, with all that the template writes behind its last message."""
+        return self.words.encode(self.chat.render(messages, generation=False), special=False)

@@ -1,0 +1,265 @@
+"""Conversations in an engine: a rollout of several turns, between which an environment speaks.
+
+The engine ends a rollout at the end of a turn, and its slot is free. A fixed number of engine steps later the observed
+tokens are joined, and the rollout enters again as its own prefix. If nothing else can run, it enters at once. The ring
+waits here for an environment that is late.
+
+Invariant: when a turn is joined depends on counts alone, so a late environment never changes an order. Sampled tokens stay
+as they are. The noise of a token follows from its position in the whole conversation. So a conversation is a function of
+weights, prompt, seed and environment. Without an environment a run uses the engine itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from jaxrl_post.protocols import Engine, Environments
+from jaxrl_post.types import PER_TOKEN, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId, Sampling
+
+_ENDS = (Finish.EOS, Finish.STOP)
+
+
+class Turns:
+    """A protocols.Engine over another one, whose rollouts are whole conversations.
+
+    Args:
+      delay: engine steps from the end of a turn to its continuation. Turns of evaluation are joined before the next
+        dispatch.
+    """
+
+    def __init__(self, engine: Engine, environments: Environments, *, delay: int):
+        self._engine, self._environments, self._delay = engine, environments, delay
+        self._requests: dict[RolloutId, Request] = {}  # of every conversation, without prefix
+        self._purposes: Counter[str] = Counter()
+        self._waiting: dict[RolloutId, tuple[int, Rollout]] = {}  # between two turns: when it is joined, and its tokens
+        self._former: dict[RolloutId, Rollout] = {}  # whose later turns are still to be verified
+
+    # ---- protocols.Engine
+
+    @property
+    def capacity(self) -> Capacity:
+        """Returns free slots and pages. A conversation between two turns has no slot."""
+        return self._engine.capacity
+
+    @property
+    def clock(self) -> int:
+        """Returns the engine steps of training rollouts so far."""
+        return self._engine.clock
+
+    @property
+    def version(self) -> int:
+        """Returns the version of the weights."""
+        return self._engine.version
+
+    @property
+    def pending(self) -> int:
+        """Returns the number of conversations in the engine or between two turns; with any of evaluation, only those."""
+        return self._purposes[self._purpose]
+
+    @property
+    def _purpose(self) -> str:
+        return "eval" if self._purposes["eval"] else "train"
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queues requests in this order; see protocols.Engine. A prefix that ends a turn waits for its environment.
+
+        Raises:
+          ValueError: a request can never fit, or its conversation is in the engine already. Then nothing is queued.
+        """
+        again = [request.rollout_id for request in requests if request.rollout_id in self._waiting]
+        if again:
+            raise ValueError(f"request {again[0]} is already in the engine")
+        ended = {request.rollout_id for request in requests if _ends_turn(request)}
+        self._engine.submit([_first(request) for request in requests if request.rollout_id not in ended])
+        for request in requests:
+            id, prefix = request.rollout_id, request.prefix
+            self._requests[id] = replace(request, prefix=None, prefix_mode="recompute")
+            self._purposes[request.purpose] += 1
+            if prefix is not None and id in ended:
+                self._wait(replace(prefix, finish=Finish.TURN), self.clock)
+            elif prefix is not None and request.prefix_mode == "verify" and not prefix.sampled.all():
+                self._former[id] = prefix
+
+    def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
+        """Takes conversations out, also those between two turns; see protocols.Engine."""
+        ids = list(ids)
+        between = [replace(self._waiting.pop(id)[1], finish=Finish.PARKED) for id in ids if id in self._waiting]
+        parked = sorted([*self._engine.park(ids), *between], key=lambda rollout: rollout.id)
+        for rollout in parked:
+            self._forget(rollout.id)
+        return parked
+
+    def step(self) -> list[Rollout]:
+        """Continues the conversations that are due, and runs one dispatch. Returns those that have finished."""
+        finished = self._continue()
+        for rollout in self._engine.step():
+            if rollout.finish in _ENDS:
+                self._wait(replace(rollout, finish=Finish.TURN), rollout.finish_clock)
+            else:
+                finished.append(rollout)
+        for rollout in finished:
+            self._forget(rollout.id)
+        return sorted(finished, key=lambda rollout: (rollout.finish_clock, rollout.id))
+
+    def swap(self, params: Any, version: int) -> None:
+        """Uses new weights; see protocols.Engine. Turns that have ended keep their tokens and versions."""
+        self._engine.swap(params, version)
+
+    def relayout(self, layout: Layout) -> None:
+        """Uses another layout; see protocols.Engine."""
+        self._engine.relayout(layout)
+
+    def state_dict(self) -> dict:
+        """Returns every conversation as plain values and arrays, without what the engine itself holds."""
+        return {
+            "requests": [_written_request(request) for request in self._requests.values()],
+            "waiting": [[due, _written(rollout)] for due, rollout in self._waiting.values()],
+            "former": [_written(rollout) for rollout in self._former.values()],
+        }
+
+    def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
+        """Restores what `state_dict` gave. The engine itself is restored before. Turns that wait are handed over again."""
+        requests = [_revived_request(one, prompts) for one in state["requests"]]
+        self._requests = {request.rollout_id: request for request in requests}
+        self._purposes = Counter(request.purpose for request in requests)
+        former = [_revived(one, prompts) for one in state["former"]]
+        self._former = {rollout.id: rollout for rollout in former}
+        self._waiting = {}
+        for due, one in state["waiting"]:
+            rollout = _revived(one, prompts)
+            self._waiting[rollout.id] = due, rollout
+            self._environments.start(rollout)
+
+    # ---- turns
+
+    def _wait(self, rollout: Rollout, clock: int) -> None:
+        """Hands a turn that ended at `clock` to the environment."""
+        self._waiting[rollout.id] = clock + self._delay, rollout
+        self._environments.start(rollout)
+
+    def _continue(self) -> list[Rollout]:
+        """Joins the turns that are due, and continues their conversations. Returns those that have ended."""
+        ended: list[Rollout] = []
+        while due := self._due():
+            requests = []
+            for rollout in due:
+                del self._waiting[rollout.id]
+                observed = self._environments.join(rollout)
+                most = self._requests[rollout.id].max_tokens
+                if observed is None or len(rollout) + len(observed) >= most:
+                    ended.append(self._ended(rollout, observed is not None))
+                else:
+                    requests.append(self._continued(rollout.extended(observed, self._now(rollout))))
+            self._engine.submit(requests)
+        return ended
+
+    def _due(self) -> list[Rollout]:
+        """Returns the turns to join now. If nothing runs, those that would be joined first are due."""
+        purpose = self._purpose
+        mine = [(due, rollout) for id, (due, rollout) in self._waiting.items() if id.purpose == purpose]
+        if not mine:
+            return []
+        idle = len(mine) == self._purposes[purpose]
+        now = min(due for due, _ in mine) if idle else self.clock
+        return [rollout for due, rollout in sorted(mine, key=_order) if due <= now or purpose == "eval"]
+
+    def _now(self, rollout: Rollout) -> int:
+        """Returns the clock of a rollout's purpose, or that of its end, where the engine does not tell it."""
+        return max(self.clock, rollout.finish_clock) if rollout.id.purpose == "train" else rollout.finish_clock
+
+    def _ended(self, rollout: Rollout, cut: bool) -> Rollout:
+        """Returns a conversation that ends with its last turn. `cut`: what follows would not fit."""
+        law = self._requests[rollout.id].sampling
+        finish = Finish.LENGTH if cut else Finish.EOS if int(rollout.tokens[-1]) in law.eos_ids else Finish.STOP
+        self._forget(rollout.id)
+        return replace(rollout, finish=finish, finish_clock=self._now(rollout))
+
+    def _continued(self, rollout: Rollout) -> Request:
+        """Returns the request of the next turn. Tokens that the conversation had before are verified in it."""
+        request = self._requests[rollout.id]
+        replica = request.replica % len(self.capacity.slots)
+        former, mode = self._former.get(rollout.id), "recompute"
+        if former is not None:
+            begin = len(rollout)
+            if len(former) > begin and np.array_equal(former.tokens[:begin], rollout.tokens):
+                stop = begin + int(np.argmin(np.append(former.sampled[begin:], False)))
+                rollout = rollout.extended(former.tokens[begin:stop].tolist(), rollout.finish_clock, sampled=True)
+                mode = "verify"
+            else:
+                del self._former[rollout.id]
+        return replace(request, prefix=rollout, prefix_mode=mode, replica=replica)
+
+    def _forget(self, id: RolloutId) -> None:
+        """Drops what is known of a conversation that leaves."""
+        if self._requests.pop(id, None) is not None:
+            self._purposes[id.purpose] -= 1
+        self._former.pop(id, None)
+
+
+def _order(waiting: tuple[int, Rollout]) -> tuple[int, RolloutId]:
+    return waiting[0], waiting[1].id
+
+
+def _ends_turn(request: Request) -> bool:
+    """Returns whether the prefix is kept and ends with the end of a turn."""
+    prefix, law = request.prefix, request.sampling
+    if prefix is None or request.prefix_mode != "recompute" or not len(prefix) or not prefix.sampled[-1]:
+        return False
+    return prefix.finish is Finish.TURN or int(prefix.tokens[-1]) in law.eos_ids + law.stop_ids
+
+
+def _first(request: Request) -> Request:
+    """Returns the request for the engine. To be verified, a conversation begins with its first turn alone."""
+    prefix = request.prefix
+    if prefix is None or request.prefix_mode != "verify" or prefix.sampled.all():
+        return request
+    end = int(np.argmin(prefix.sampled))
+    cut = {name: getattr(prefix, name)[:end] for name in PER_TOKEN}
+    return replace(request, prefix=replace(prefix, **cut))
+
+
+def _written(rollout: Rollout) -> dict:
+    """Returns a rollout as plain values and arrays."""
+    return {
+        "id": list(rollout.id),
+        "finish": rollout.finish.value,
+        "start_clock": rollout.start_clock,
+        "finish_clock": rollout.finish_clock,
+        **{name: getattr(rollout, name) for name in PER_TOKEN},
+    }
+
+
+def _revived(state: Mapping, prompts: Mapping[str, Prompt]) -> Rollout:
+    """Returns the rollout that `_written` described."""
+    id = RolloutId(*state["id"])
+    return Rollout(**dict(state) | {"id": id, "prompt": prompts[id.prompt_id], "finish": Finish(state["finish"])})
+
+
+def _written_request(request: Request) -> dict:
+    """Returns a request without its prefix as plain values and arrays."""
+    return {
+        "id": list(request.rollout_id),
+        "seed": request.seed,
+        "max_tokens": request.max_tokens,
+        "sampling": asdict(request.sampling),
+        "replica": request.replica,
+    }
+
+
+def _revived_request(state: Mapping, prompts: Mapping[str, Prompt]) -> Request:
+    """Returns the request that `_written_request` described."""
+    id = RolloutId(*state["id"])
+    law: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in state["sampling"].items()}
+    return Request(
+        rollout_id=id,
+        prompt=prompts[id.prompt_id],
+        seed=state["seed"],
+        max_tokens=state["max_tokens"],
+        sampling=Sampling(**law),
+        replica=state["replica"],
+    )

@@ -1,0 +1,115 @@
+"""The environment of a run: the prompts that it begins with, the processes that play it, and its scores."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_post.config import Config
+from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.turns import Wording
+from jaxrl_post.engine.host.turns import Turns
+from jaxrl_post.launch.handed import Handed
+from jaxrl_post.launch.sources import as_they_are
+from jaxrl_post.parallel import processes
+from jaxrl_post.parallel.processes import say
+from jaxrl_post.rewards.environments import path_of
+from jaxrl_post.rewards.environments.conversations import Conversations, Log, TurnScores
+from jaxrl_post.rewards.environments.pool import EnvironmentPool
+from jaxrl_post.rewards.printed import Printed
+from jaxrl_post.telemetry.journal import Journal, read_aside
+
+Begins = Callable[[list[dict]], list[dict]]
+
+
+@contextlib.contextmanager
+def begun(config: Config, template: Chat | None, handed: Handed) -> Iterator[tuple[Chat | None, Begins]]:
+    """Yields the chat template with the environment's tools, and what gives rows their first messages.
+
+    Raises:
+      ValueError: an environment without a chat template, or one that cannot be loaded.
+    """
+    if not config.environment.name:
+        yield template, as_they_are
+        return
+    if template is None:
+        raise ValueError(
+            f"environment.name={config.environment.name!r} needs a chat template: add chat_template.jinja beside the "
+            "tokenizer"
+        )
+    with started(config, handed, None, workers=1) as pool:
+        yield dataclasses.replace(template, tools=tuple(pool.tools)), functools.partial(_begin, pool)
+
+
+def _begin(pool: EnvironmentPool, rows: list[dict]) -> list[dict]:
+    """Returns rows whose prompts are the messages of `reset`. The prompt of the row itself becomes a further column."""
+    out = []
+    for row in rows:
+        extra = {"prompt": row["prompt"]} | dict(row.get("extra", {}))
+        own = {"id": str(row["id"]), "answer": row["answer"], "source": row["source"]}
+        out.append(dict(row) | {"prompt": pool.reset(extra | own), "extra": extra})
+    return out
+
+
+def started(config: Config, handed: Handed, printed: Printed | None, workers: int) -> EnvironmentPool:
+    """Starts the processes that play the run's environment.
+
+    Raises:
+      ValueError: there is no such environment, or it cannot be loaded.
+    """
+    about = config.environment
+    path = about.name if about.name in handed.code else path_of(about.name)
+    return EnvironmentPool(
+        path,
+        about.arguments,
+        workers=workers,
+        timeout_s=about.timeout_s,
+        code=handed.code.get(about.name, ""),
+        printed=printed,
+    )
+
+
+def scores(
+    config: Config, start: Any, mesh: jax.sharding.Mesh, mine: Path, stack: contextlib.ExitStack
+) -> tuple[TurnScores, TurnScores]:
+    """Starts the environment's processes, and returns what scores training and evaluation.
+
+    In a job of several processes, process 0 plays and shares what it finds.
+    """
+    pool = None
+    if jax.process_index() == 0:
+        printed = Printed(mine / "rewards.log")
+        pool = stack.enter_context(started(config, start.handed, printed, config.environment.workers))
+    files = {"train": mine / "rewards.jsonl", "eval": mine / "eval_rewards.jsonl"}
+    conversations = Conversations(
+        pool,
+        Wording(start.chat, start.tokenizer),
+        parser=config.environment.tool_calls,
+        max_turns=config.environment.max_turns,
+        logs={purpose: _log(file, stack) for purpose, file in files.items()},
+        share=functools.partial(processes.share, mesh=mesh) if jax.process_count() > 1 else None,
+    )
+    shuffled = config.seed if config.reward.shuffle else None
+    return TurnScores(conversations, "train", shuffled), TurnScores(conversations, "eval")
+
+
+def _log(file: Path, stack: contextlib.ExitStack) -> Log:
+    """Opens the journal of turns, with the turns behind the point of a resume."""
+    journal, before = Journal(file), read_aside(file)
+    stack.callback(journal.close)
+    if len(before):
+        say(f"resume: {len(before)} turns of {file.name} after that point are used again, not asked for again")
+    return Log(journal, before)
+
+
+def conversing(config: Config, engine: Any, rewards: Any) -> Any:
+    """Returns the engine as the ring sees it: one whose rollouts are conversations, where there is an environment."""
+    if not config.environment.name or engine is None:
+        return engine
+    return Turns(engine, rewards.conversations, delay=config.environment.delay)

@@ -1,0 +1,278 @@
+"""What environments answer to the turns of rollouts: a protocols.Environments, and the scores of whole conversations.
+
+Everything is kept by the digest of the tokens up to the end of a turn. So a rollout's tokens alone say which turns it has,
+and a rollout that comes again with the same tokens needs no environment.
+
+Invariant: what follows a turn is journaled before it is used, and a resumed run reads it from the journal. The environment
+is then asked for later turns only, and is played again from the row and the messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxrl_post.data import tool_calls
+from jaxrl_post.data.turns import Wording
+from jaxrl_post.rewards import digest, records
+from jaxrl_post.rewards.environments import worker
+from jaxrl_post.rewards.sharing import Sharing
+from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
+
+_log = logging.getLogger(__name__)
+_COUNTERS = ("turns", "failed", "retries", "exceptions", "cut")
+
+
+class Asked(Protocol):
+    """What plays environments (environments/pool.py)."""
+
+    def ask(self, key: str, row: Mapping, said: Sequence[Mapping], known: Sequence[str]) -> None: ...
+
+    def take(self, key: str) -> tuple[Mapping[str, Any], dict[str, int]]: ...
+
+    def answered(self, key: str) -> bool: ...
+
+    def drop(self, key: str) -> None: ...
+
+
+class Log(NamedTuple):
+    """The journal of one purpose, and what it held behind the point of a resume (telemetry/journal.py)."""
+
+    journal: Any
+    journaled: Any
+
+
+class Turn(NamedTuple):
+    """A turn of a rollout: its tokens, and the digest of all tokens up to its end."""
+
+    tokens: np.ndarray
+    digest: str
+
+
+class Conversations:
+    """A protocols.Environments.
+
+    Args:
+      pool: plays the environments. None in all processes of a job but the first, which receive what it finds.
+      wording: the template and the tokenizer.
+      parser: how tool calls are read (data/tool_calls.py).
+      max_turns: a conversation ends with its turn of this number.
+      logs: by purpose.
+      share: the argument of sharing.Sharing, in a job of several processes.
+    """
+
+    def __init__(
+        self,
+        pool: Asked | None,
+        wording: Wording,
+        *,
+        parser: str,
+        max_turns: int,
+        logs: Mapping[str, Log],
+        share: Callable[[np.ndarray], np.ndarray] | None = None,
+    ):
+        self._pool, self._wording, self._parser = pool, wording, parser
+        self._max_turns, self._logs = max_turns, logs
+        self._sharing = Sharing(share) if share is not None else None
+        self._records: dict[RolloutId, dict[str, Mapping]] = {}
+        self._asked: dict[RolloutId, str] = {}  # the digest of the turn that an environment works on
+        self._counts: dict[str, Counter[str]] = {purpose: Counter() for purpose in logs}
+        self._waited_s: Counter[str] = Counter()
+
+    # ---- protocols.Environments
+
+    def start(self, rollout: Rollout) -> None:
+        """Hands over the last turn of a rollout. Returns at once; see protocols.Environments."""
+        turns = turns_of(rollout)
+        last, known = turns[-1].digest, self._known(rollout.id)
+        if self._sharing is not None:
+            self._sharing.forget(rollout.id)
+        if last in known or self._logs[rollout.id.purpose].journaled.find(rollout.id, last) is not None:
+            return
+        self._asked[rollout.id] = last
+        if self._pool is not None:
+            seen = [known[turn.digest]["messages"] for turn in turns[:-1]]
+            self._pool.ask(
+                _key(rollout.id), row(rollout.prompt), self._said(turns), [worker.digest(one) for one in seen]
+            )
+
+    def join(self, rollout: Rollout) -> list[int] | None:
+        """Returns the observed tokens behind the last turn, or None where it ends the conversation.
+
+        A failed environment ends it, and the rollout stays unscored."""
+        turns, counts = turns_of(rollout), self._counts[rollout.id.purpose]
+        last, known = turns[-1].digest, self._known(rollout.id)
+        if last not in known:
+            known[last] = self._found(rollout, last)
+        record = known[last]
+        counts["turns"] += 1
+        if not record["scored"] or record["done"] or len(turns) >= self._max_turns:
+            counts["cut"] += record["scored"] and not record["done"]
+            return None
+        try:
+            return self._wording.observed(self._before(rollout, turns), record["messages"], int(rollout.tokens[-1]))
+        except ValueError as error:
+            _log.warning("environment: the rollout %s stays unscored: %s", rollout.id, error)
+            known[last] = dict(record) | {"scored": False}
+            counts["failed"] += 1
+            return None
+
+    def _found(self, rollout: Rollout, last: str) -> Mapping:
+        """Returns the record of a turn, from the journal of before a resume or from the environment, and journals it."""
+        log = self._logs[rollout.id.purpose]
+        if log.journaled.find(rollout.id, last) is not None:
+            record = log.journaled.take(rollout.id, last)
+        elif self._sharing is not None:
+            record = self._sharing.take([rollout.id], self._taken_all if self._pool is not None else None)[0]
+        else:
+            record = self._taken(rollout.id)
+        self._asked.pop(rollout.id, None)
+        counts = self._counts[rollout.id.purpose]
+        counts.update(record["counts"])
+        log.journal.write(record)
+        return record
+
+    def _taken_all(self, ids: Sequence[RolloutId]) -> list[Mapping]:
+        """Returns the records of these turns, and of all others that are answered by now."""
+        assert self._pool is not None
+        ready = [id for id in self._asked if id not in ids and self._pool.answered(_key(id))]
+        return [self._taken(id) for id in (*ids, *ready)]
+
+    def _taken(self, id: RolloutId) -> Mapping:
+        """Waits for an environment and returns the record of the turn."""
+        assert self._pool is not None
+        late, begun = not self._pool.answered(_key(id)), time.monotonic()
+        reply, counts = self._pool.take(_key(id))
+        self._waited_s[id.purpose] += time.monotonic() - begun
+        self._counts[id.purpose]["late"] += late
+        failed = "failed" in reply
+        return id._asdict() | {
+            "digest": self._asked[id],
+            "scored": not failed,
+            "reward": reply.get("reward", 0.0),
+            "components": reply.get("numbers", {}),
+            "counts": counts | {"failed": int(failed)},
+            "done": reply.get("done", True),
+            "messages": reply.get("messages", []),
+        }
+
+    def _known(self, id: RolloutId) -> dict[str, Mapping]:
+        return self._records.setdefault(id, {})
+
+    def _said(self, turns: Sequence[Turn]) -> list[dict]:
+        """Returns what the policy said in each turn, as messages with tool calls."""
+        return [tool_calls.message(self._wording.said(turn.tokens), self._parser) for turn in turns]
+
+    def _before(self, rollout: Rollout, turns: Sequence[Turn]) -> list[Mapping]:
+        """Returns the messages before the last turn, for the template."""
+        known, out = self._known(rollout.id), list(rollout.prompt.messages)
+        for turn in turns[:-1]:
+            out += [{"role": "assistant", "content": self._wording.said(turn.tokens)}, *known[turn.digest]["messages"]]
+        return out
+
+    # ---- scores
+
+    def ended(self, rollout: Rollout) -> None:
+        """Takes a rollout whose conversation is over: the environment's object is no longer needed."""
+        if self._pool is not None:
+            self._pool.drop(_key(rollout.id))
+
+    def score(self, rollout: Rollout) -> dict[str, Any]:
+        """Returns what a conversation scored: scored, reward, and components.
+
+        The reward is the sum over turns. A component `turn_N` is the reward of a turn, `turns` their number, and `acc` the
+        number of this name that the last turn has, else the reward. A rollout whose environment failed is not scored."""
+        known = self._known(rollout.id)
+        found = [known[turn.digest] for turn in turns_of(rollout) if turn.digest in known]
+        reward = float(sum(record["reward"] for record in found))
+        last = dict(found[-1]["components"]) if found else {}
+        told = {f"turn_{place}": record["reward"] for place, record in enumerate(found, start=1)}
+        components = {"acc": reward} | last | {"turns": float(len(turns_of(rollout)))} | told
+        return {"scored": all(record["scored"] for record in found), "reward": reward, "components": components}
+
+    def forget(self, group: Group) -> None:
+        """Drops all that is known of the rollouts of a scored group."""
+        first = group.rollouts[0].id
+        for id in [id for id in self._records if _of_group(id, first)]:
+            del self._records[id]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what is known of conversations that are not scored, as plain values."""
+        return {"records": [record for known in self._records.values() for record in known.values()]}
+
+    def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
+        """Restores what `state_dict` gave. The prompts are not read."""
+        self._records = {}
+        for record in state["records"]:
+            id = RolloutId(*(record[name] for name in RolloutId._fields))
+            self._known(id)[record["digest"]] = record
+
+    def metrics(self, purpose: str) -> dict[str, float]:
+        """Returns counts since the last call, and the seconds that `join` waited.
+
+        Counted are turns, environments that failed, second attempts, exceptions, conversations cut by the limit of turns,
+        and turns that the ring had to wait for."""
+        counts, self._counts[purpose] = self._counts[purpose], Counter()
+        waited_s = self._waited_s.pop(purpose, 0.0)
+        out = {f"environment/{name}": float(counts[name]) for name in _COUNTERS}
+        return out | {"perf/late_environments": float(counts["late"]), "timing_s/environment_wait": float(waited_s)}
+
+
+class TurnScores:
+    """A protocols.Rewards: the scores that environments gave, for one purpose.
+
+    Args:
+      shuffle_seed: permutes the scores of training rollouts, as rewards.pool.Pool does. None: they stay.
+    """
+
+    confined: Mapping[str, Any] = {}
+
+    def __init__(self, conversations: Conversations, purpose: str, shuffle_seed: int | None = None):
+        self.conversations, self._purpose, self._seed = conversations, purpose, shuffle_seed
+        self._unscored = 0
+
+    def start(self, rollout: Rollout) -> None:
+        """Takes a finished rollout. Nothing is left to be computed."""
+        self.conversations.ended(rollout)
+
+    def join(self, group: Group) -> Group:
+        """Returns the group with its scores; see protocols.Rewards."""
+        found = [self.conversations.score(rollout) for rollout in group.rollouts]
+        self._unscored += sum(not record["scored"] for record in found)
+        self.conversations.forget(group)
+        return records.scored(group, found, self._seed)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns counts since the last call."""
+        unscored, self._unscored = self._unscored, 0
+        return {"reward/unscored": float(unscored)} | self.conversations.metrics(self._purpose)
+
+
+def row(prompt: Prompt) -> dict[str, Any]:
+    """Returns the row of a prompt, as environments get it."""
+    own = {"id": prompt.id, "answer": prompt.answer, "source": prompt.source}
+    return {"prompt": [dict(message) for message in prompt.messages]} | dict(prompt.extra) | own
+
+
+def turns_of(rollout: Rollout) -> list[Turn]:
+    """Returns the turns of a rollout: runs of sampled tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], rollout.sampled, [False]]).astype(np.int8)))
+    return [
+        Turn(rollout.tokens[begin:end], digest.of_ids(rollout.tokens[:end]))
+        for begin, end in edges.reshape(-1, 2).tolist()
+    ]
+
+
+def _key(id: RolloutId) -> str:
+    return "\x1f".join(map(str, id))
+
+
+def _of_group(id: RolloutId, other: RolloutId) -> bool:
+    return (id.purpose, id.epoch, id.prompt_id) == (other.purpose, other.epoch, other.prompt_id) and (
+        id.purpose == "train" or id.attempt == other.attempt
+    )

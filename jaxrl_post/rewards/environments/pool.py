@@ -1,0 +1,253 @@
+"""Environments in killable processes. ask(...) hands a turn over, take(key) waits for what follows it.
+
+Invariants:
+- What follows a turn depends on the row and the messages alone, never on the number of workers.
+- An environment fails if it raises, dies, or takes longer than its limit. The conversation is played again once in a fresh
+  process. Then the failure is the reply.
+- Every wait is bounded: START_LIMIT_S for a starting process, and `timeout_s` for each turn that it must play.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import time
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxrl_post.rewards.failures import Failures
+from jaxrl_post.rewards.printed import Printed
+from jaxrl_post.rewards.process import START_LIMIT_S, WorkerProcess, _check_numbers
+from jaxrl_post.rewards.sandbox.wire import Broken
+
+
+@dataclass(eq=False)
+class Task:
+    """One turn to be answered, or without `said` the beginning of a row's conversation."""
+
+    key: str
+    message: Mapping[str, Any]
+    turns: int
+    retried: bool = False
+    counts: dict[str, int] = field(default_factory=lambda: {"retries": 0, "exceptions": 0})
+    reply: Mapping[str, Any] | None = None
+
+
+class EnvironmentProcess(WorkerProcess):
+    """A process that plays conversations (worker.py). `queue`: its tasks. `kept`: conversations that it knows."""
+
+    main = "jaxrl_post.rewards.environments.worker"
+    forms = (
+        {"messages": list, "reward": float, "done": bool, "numbers": dict, "seconds": float, "task": int},
+        {"messages": list, "seconds": float, "task": int},
+        {"failed": str, "place": str, "trace": str, "task": int},
+    )
+    forms_at_start = ({"ready": list}, {"refused": str})
+
+    def __init__(self, first: Mapping, printed: Printed | None):
+        super().__init__(first, printed)
+        self.queue: deque[Task] = deque()
+        self.kept: set[str] = set()
+        self.closed: list[str] = []
+
+    def _check_size(self, message: Mapping) -> None:
+        """Raises wire.Broken unless numbers and reward are finite."""
+        _check_numbers(message.get("numbers", {}) | {"reward": message.get("reward", 0.0)})
+
+
+class EnvironmentPool:
+    """Processes that play conversations with one environment.
+
+    Args:
+      path: import path of the environment. `arguments`: what it is made with. `code`: it as text (rewards/carried.py).
+      workers: processes. A conversation stays in one of them.
+      timeout_s: wall-clock limit of one step, in seconds.
+      printed: takes what environments print.
+
+    `tools`: the JSON schemas that the environment names.
+
+    Raises:
+      ValueError: there is no such environment, or it cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        arguments: Mapping[str, Any],
+        *,
+        workers: int,
+        timeout_s: float,
+        code: str = "",
+        printed: Printed | None = None,
+    ):
+        self._first = {"path": path, "arguments": dict(arguments), "code": code}
+        self._path, self._timeout_s, self._printed = path, timeout_s, printed
+        self._tasks: dict[str, Task] = {}
+        self._failures = Failures("environment")
+        self._workers: list[EnvironmentProcess] = []
+        self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
+        self._workers += [self._fresh() for _ in range(workers)]
+        self.tools: list[Mapping] = []
+        self._check(self._workers[0])
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kills the processes and reaps them."""
+        _end_all(self._workers)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Returns a sentence for each kind of failure so far."""
+        return tuple(self._failures.told)
+
+    def reset(self, row: Mapping) -> list[dict]:
+        """Returns the messages that a row's conversation begins with.
+
+        Raises:
+          ValueError: the environment failed.
+        """
+        self._queue(Task(key="", message={"row": dict(row)}, turns=1))
+        reply = self.take("")[0]
+        if "failed" in reply:
+            raise ValueError(f"environment {self._path!r}: reset fails: {reply['failed']}")
+        return list(reply["messages"])
+
+    def ask(self, key: str, row: Mapping, said: Sequence[Mapping], known: Sequence[str]) -> None:
+        """Hands over what the policy said in every turn of a conversation. Returns at once.
+
+        `known`: the digests (worker.digest) of what followed each turn but the last."""
+        message = {"key": key, "row": dict(row), "said": list(said), "known": list(known)}
+        self._queue(Task(key=key, message=message, turns=len(said)))
+        self._turn(0.0)
+
+    def _queue(self, task: Task) -> None:
+        self._tasks[task.key] = task
+        self._home(task.key).queue.append(task)
+
+    def _home(self, key: str) -> EnvironmentProcess:
+        """Returns the process that plays a conversation."""
+        return self._workers[zlib.crc32(key.encode()) % len(self._workers)]
+
+    def answered(self, key: str) -> bool:
+        """Returns whether `take` would not wait."""
+        self._turn(0.0)
+        return self._tasks[key].reply is not None
+
+    def take(self, key: str) -> tuple[Mapping[str, Any], dict[str, int]]:
+        """Waits for the reply to a task and returns it with the counts of its attempts.
+
+        A reply is {messages, reward, done, numbers}, or {failed} after the second failure.
+
+        Raises:
+          RuntimeError: a fresh process can no longer be started.
+        """
+        task = self._tasks[key]
+        while task.reply is None:
+            self._feed()
+            nearest = min(worker.deadline for worker in self._workers if worker.task or not worker.ready)
+            self._turn(max(0.0, nearest - time.monotonic()))
+        del self._tasks[key]
+        return task.reply, task.counts
+
+    def drop(self, key: str) -> None:
+        """Forgets a conversation that has ended."""
+        worker = self._home(key)
+        if key in worker.kept:
+            worker.kept.discard(key)
+            worker.closed.append(key)
+
+    # ---- processes
+
+    def _fresh(self) -> EnvironmentProcess:
+        return EnvironmentProcess(self._first, self._printed)
+
+    def _check(self, worker: EnvironmentProcess) -> None:
+        while not worker.ready:
+            if not multiprocessing.connection.wait([worker], max(0.0, worker.deadline - time.monotonic())):
+                self.close()
+                raise ValueError(f"environment {self._path!r} is not loaded after {START_LIMIT_S:g} s")
+            try:
+                message = next(worker.receive(), {})
+            except (EOFError, Broken):
+                message = {"refused": f"the process that loads environment {self._path!r} died"}
+            if "refused" in message:
+                self.close()
+                raise ValueError(message["refused"])
+            worker.ready = "ready" in message
+        self.tools = message["ready"]
+
+    def _turn(self, wait_s: float) -> None:
+        """Hands out tasks, waits at most `wait_s`, processes replies, and kills processes over their limit."""
+        self._feed()
+        for worker in multiprocessing.connection.wait(self._workers, wait_s):
+            try:
+                for message in worker.receive():
+                    self._heard(worker, message)
+            except EOFError:
+                self._failed(worker, None)
+            except Broken as error:
+                self._failed(worker, f"wrote {error} instead of a reply")
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if now > worker.deadline and (worker.task or not worker.ready):
+                self._failed(worker, f"took longer than {worker.limit_s if worker.ready else START_LIMIT_S:g} s")
+        self._feed()
+
+    def _feed(self) -> None:
+        for worker in list(self._workers):
+            if worker.ready and worker.task is None and worker.queue:
+                task = worker.queue.popleft()
+                known = task.key in worker.kept
+                worker.kept.add(task.key)
+                told, worker.closed = {"closed": worker.closed}, []
+                limit_s = self._timeout_s * (1 if known else task.turns)
+                if not worker.send(task, {**task.message, **told}, limit_s):
+                    self._failed(worker, None)
+
+    def _heard(self, worker: EnvironmentProcess, message: dict) -> None:
+        if "ready" in message:
+            worker.ready = True
+        elif "refused" in message:
+            self._failed(worker, message["refused"])
+        elif "failed" in message:
+            worker.task.counts["exceptions"] += 1
+            self._failed(worker, message["failed"], message["place"], message["trace"])
+        elif message["seconds"] > worker.limit_s:  # it was late, but its reply came before the deadline was checked
+            self._failed(worker, f"took {message['seconds']:.3g} s, longer than {worker.limit_s:g} s")
+        else:
+            task, worker.task = worker.task, None
+            task.reply = {name: value for name, value in message.items() if name not in ("task", "seconds")}
+
+    def _failed(self, worker: EnvironmentProcess, reason: str | None, place: str = "", trace: str = "") -> None:
+        """Replaces the process. Its task is tried once more there, or fails after its second failure."""
+        status = worker.end()
+        reason = reason or f"the process ended with status {status}"
+        position = self._workers.index(worker)
+        if not worker.ready:
+            self.close()
+            raise RuntimeError(f"a fresh process for environment {self._path!r} cannot be started: {reason}")
+        self._workers[position] = fresh = self._fresh()
+        fresh.queue = worker.queue
+        task = worker.task
+        if task is None:
+            return
+        self._failures.tell(self._path, task.key or "a row", reason, place, trace)
+        if not task.retried:
+            task.retried = True
+            task.counts["retries"] += 1
+            fresh.queue.appendleft(task)
+            return
+        task.reply = {"failed": reason}
+
+
+def _end_all(workers: list[EnvironmentProcess]) -> None:
+    while workers:
+        workers.pop().end()

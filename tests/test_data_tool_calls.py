@@ -1,0 +1,63 @@
+"""Tool calls of three families, from texts as their models write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxrl_post.data import tool_calls
+
+CASES = {
+    "hermes, one": ("hermes", 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', ["f"]),
+    "hermes, two": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+        ["f", "g"],
+    ),
+    "llama3, bare": ("llama3", '{"name": "f", "parameters": {"x": "1"}}', ["f"]),
+    "llama3, tag": ("llama3", '<|python_tag|>{"name": "f", "parameters": {"x": "1"}}', ["f"]),
+    "llama3, two": ("llama3", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', ["f", "g"]),
+    "mistral, list": ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]', ["f"]),
+    "mistral, two": (
+        "mistral",
+        '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+        ["f", "g"],
+    ),
+    "mistral, args": ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}', ["f", "g"]),
+}
+NONE = {
+    "hermes, broken": ("hermes", '<tool_call>{"name": "f", "arguments": {</tool_call>'),
+    "hermes, nameless": ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+    "hermes, open": ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),
+    "llama3, prose": ("llama3", 'The object is {"name": "f", "parameters": {}}'),
+    "llama3, trailing": ("llama3", '{"name": "f", "parameters": {}} and more'),
+    "llama3, number": ("llama3", "12"),
+    "mistral, broken": ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {]'),
+    "mistral, empty": ("mistral", "[TOOL_CALLS]"),
+    "mistral, text": ("mistral", 'f[ARGS]{"x": 1}'),
+    "none": ("none", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls(case):
+    parser, text, names = CASES[case]
+    told = tool_calls.message(text, parser)
+    calls = told["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == names
+    assert all(isinstance(call["function"]["arguments"], dict) for call in calls)
+    assert len({call["id"] for call in calls}) == len(calls) and all(len(c["id"]) == 9 for c in calls)
+    assert told["content"] == ("Let me see." if case == "hermes, one" else "")
+    assert told == tool_calls.message(text, parser), "ids follow from the text"
+
+
+@pytest.mark.parametrize("case", NONE)
+def test_what_is_no_call_stays_text(case):
+    parser, text = NONE[case]
+    assert tool_calls.message(text, parser) == {"role": "assistant", "content": text}
+
+
+def test_arguments():
+    text = '<tool_call>{"name": "f", "arguments": "{\\"x\\": [1, {\\"y\\": null}]}"}</tool_call>'
+    call = tool_calls.hermes(text)[1][0]
+    assert call == {"name": "f", "arguments": {"x": [1, {"y": None}]}}
+    assert tool_calls.llama3('{"name": "f", "parameters": {"x": 2.5}}')[1] == [{"name": "f", "arguments": {"x": 2.5}}]

@@ -1,0 +1,426 @@
+"""Environments that answer, hang, raise, die and change their mind; every reply and score is known by hand."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl_post.data import tokenizer
+from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.turns import Wording
+from jaxrl_post.rewards import environments
+from jaxrl_post.rewards.environments import worker
+from jaxrl_post.rewards.environments.calculator import Calculator, CalculatorTool
+from jaxrl_post.rewards.environments.code_tool import CodeTool
+from jaxrl_post.rewards.environments.conversations import Conversations, Log, TurnScores, row
+from jaxrl_post.rewards.environments.grid_world import GridWorld
+from jaxrl_post.rewards.environments.guessing import Guessing
+from jaxrl_post.rewards.environments.pool import EnvironmentPool
+from jaxrl_post.rewards.environments.verifiers import Adapter
+from jaxrl_post.telemetry.journal import Journaled
+from jaxrl_post.types import Finish, Group, Prompt, Rollout, RolloutId
+
+OWN = """
+import os, time
+
+class Counting:
+    '''Counts turns, obeys the row's word in the turn of this number, and logs every call.'''
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
+
+    def __init__(self, log=""):
+        self.log = log
+
+    def reset(self, row):
+        self.row, self.turns = row, 0
+        self._note("reset")
+        return [{"role": "user", "content": row["prompt"]}]
+
+    def step(self, messages):
+        self.turns += 1
+        self._note(f"step {self.turns}")
+        word, _, at = self.row.get("word", "").partition(" ")
+        if word and self.turns == int(at):
+            if word == "hang": time.sleep(60)
+            if word == "raise": raise RuntimeError("broken environment")
+            if word == "die": os._exit(3)
+            if word == "nan": return [], float("nan"), False, {}
+            if word == "text": return "a text"
+            if word == "moody": return [{"role": "tool", "content": str(os.getpid())}], 0.0, False, {}
+        over = self.turns == 3
+        return [{"role": "tool", "content": str(self.turns)}], 0.25, over, {"acc": float(over), "name": "x"}
+
+    def _note(self, what):
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(f"{os.getpid()} {self.row['id']} {what}\\n")
+
+class Half:
+    def reset(self, row): return []
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    path = tmp_path_factory.mktemp("environments") / "own.py"
+    path.write_text(textwrap.dedent(OWN))
+    return str(path)
+
+
+def started(own, *, timeout_s=20.0, workers=2, **arguments) -> EnvironmentPool:
+    return EnvironmentPool(f"{own}:Counting", arguments, workers=workers, timeout_s=timeout_s)
+
+
+def said(*texts: str) -> list[dict]:
+    return [{"role": "assistant", "content": text} for text in texts]
+
+
+def seen(*texts: str) -> list[str]:
+    return [worker.digest([{"role": "tool", "content": text}]) for text in texts]
+
+
+def asked(pool, key, words, known=(), **columns):
+    pool.ask(key, {"id": key, "prompt": "p"} | columns, said(*words), seen(*known))
+    return pool.take(key)
+
+
+def test_turns_and_tools(own):
+    with started(own) as pool:
+        assert pool.tools[0]["function"]["name"] == "f"
+        assert pool.reset({"id": "a", "prompt": "hello"}) == [{"role": "user", "content": "hello"}]
+        for number in (1, 2, 3):
+            reply, counts = asked(pool, "a", "xyz"[:number], map(str, range(1, number)))
+            assert reply == {
+                "messages": [{"role": "tool", "content": str(number)}],
+                "reward": 0.25,
+                "done": number == 3,
+                "numbers": {"acc": float(number == 3)},
+            }
+            assert counts == {"retries": 0, "exceptions": 0}
+
+
+def test_a_conversation_is_played_again_where_its_process_is_gone(own, tmp_path):
+    log = tmp_path / "log"
+    with started(own, log=str(log)) as pool:
+        asked(pool, "a", "x")
+        for process in pool._workers:
+            os.kill(process.process.pid, 9)
+        reply, counts = asked(pool, "a", "xy", "1")
+        assert reply["messages"][0]["content"] == "2" and counts["retries"] == 1
+    lines = [line.split(" ", 1)[1] for line in log.read_text().splitlines()]
+    assert lines == ["a reset", "a step 1", "a reset", "a step 1", "a step 2"]
+
+
+def test_another_message_begins_again(own, tmp_path):
+    log = tmp_path / "log"
+    with started(own, workers=1, log=str(log)) as pool:
+        asked(pool, "a", "xy", "1")
+        asked(pool, "a", "zy", "1")
+    assert log.read_text().count("reset") == 2
+
+
+@pytest.mark.parametrize(
+    "word, reason",
+    [
+        ("raise 1", "broken environment"),
+        ("die 1", "status 3"),
+        ("nan 1", "not finite"),
+        ("text 1", "must return"),
+        ("hang 1", "longer than 1 s"),
+    ],
+)
+def test_a_failure_is_tried_once_more_and_then_told(own, word, reason):
+    with started(own, workers=1, timeout_s=1.0) as pool:
+        reply, counts = asked(pool, "a", "x", word=word)
+        assert reason in reply["failed"] and counts["retries"] == 1
+        assert len(pool.failures) == 1 and "environment" in pool.failures[0]
+        assert asked(pool, "b", "x")[0]["reward"] == 0.25, "the next conversation is not hurt"
+
+
+def test_a_conversation_beside_one_that_fails_goes_on(own):
+    with started(own, workers=1, timeout_s=5.0) as pool:
+        asked(pool, "a", "x")
+        pool.ask("b", {"id": "b", "prompt": "p", "word": "die 1"}, said("x"), [])
+        assert asked(pool, "a", "xy", "1")[0]["messages"][0]["content"] == "2"
+        assert "failed" in pool.take("b")[0]
+
+
+def test_an_environment_that_changes_its_mind_is_refused(own):
+    with started(own, workers=1) as pool:
+        first = asked(pool, "a", "x", word="moody 1")[0]["messages"][0]["content"]
+        os.kill(pool._workers[0].process.pid, 9)
+        reply, _ = asked(pool, "a", "xy", [first], word="moody 1")
+        assert "returned something else" in reply["failed"]
+
+
+@pytest.mark.parametrize(
+    "path, sentence",
+    [
+        ("nowhere:X", "there is no module"),
+        ("{own}:Missing", "has no 'Missing'"),
+        ("{own}:Half", "has no method 'step'"),
+        ("{own}:os", "neither a class nor a function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(own, path, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        EnvironmentPool(path.format(own=own), {}, workers=1, timeout_s=5.0)
+
+
+def test_names():
+    assert environments.path_of("calculator").endswith("calculator:Calculator")
+    assert environments.path_of("a.b:C") == "a.b:C"
+    with pytest.raises(ValueError, match="nearest is 'calculator'"):
+        environments.path_of("calculater")
+
+
+# ---- conversations
+
+
+class Records(list):
+    def write(self, record):
+        self.append(record)
+
+
+WORDS = tokenizer.characters("abcdefghijklmnopqrstuvwxyz0123456789>?#=+*")
+PLAIN = "{% for m in messages %}{{ m.content + (eos_token if m.role == 'assistant' else '>') }}{% endfor %}"
+
+
+def made(own, *, journaled=(), max_turns=8, pool=None, **columns):
+    wording = Wording(Chat(template=PLAIN, tokens={"eos_token": "<eos>"}), WORDS)
+    log = Log(Records(), Journaled(journaled))
+    prompt = Prompt(
+        id="q", tokens=WORDS.encode("p>"), messages=({"role": "user", "content": "p"},), extra={"prompt": "p"} | columns
+    )
+    pool = pool or started(own, timeout_s=1.0)
+    return Conversations(pool, wording, parser="none", max_turns=max_turns, logs={"train": log}), log, prompt
+
+
+def begun(prompt, text="ab", sample=0) -> Rollout:
+    return Rollout.written(
+        RolloutId(0, "train", 0, prompt.id, sample), prompt, np.array([*WORDS.encode(text), 0]), Finish.TURN
+    )
+
+
+def more(rollout: Rollout, observed, text: str) -> Rollout:
+    return rollout.extended(observed, 0).extended([*WORDS.encode(text), 0], 0, sampled=True)
+
+
+def played(talk: Conversations, rollout: Rollout, texts: str = "cde") -> tuple[Rollout, int]:
+    """Plays until the end. Returns the rollout and how many turns it has."""
+    for number, text in enumerate(texts, start=1):
+        talk.start(rollout)
+        observed = talk.join(rollout)
+        if observed is None:
+            return rollout, number
+        assert WORDS.decode(observed) == f"{number}>"
+        rollout = more(rollout, observed, text)
+    raise AssertionError("the conversation never ended")
+
+
+def test_a_conversation_and_its_score(own):
+    talk, log, prompt = made(own)
+    rollout, turns = played(talk, begun(prompt))
+    assert turns == 3 and [record["reward"] for record in log.journal] == [0.25] * 3
+    assert rollout.sampled.tolist() == [True] * 3 + [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2
+    scores = TurnScores(talk, "train")
+    scores.start(rollout)
+    group = scores.join(Group.unscored(prompt, [rollout]))
+    assert group.rewards.tolist() == [0.75] and group.scored.all()
+    assert {name: values.tolist() for name, values in group.components.items()} == {
+        "acc": [1.0],
+        "turns": [3.0],
+        "turn_1": [0.25],
+        "turn_2": [0.25],
+        "turn_3": [0.25],
+    }
+    told = scores.metrics()
+    assert told["environment/turns"] == 3 and told["environment/failed"] == 0 and told["reward/unscored"] == 0
+    assert not talk.state_dict()["records"], "nothing is kept of a scored group"
+
+
+def test_the_limit_of_turns_ends_a_conversation(own):
+    talk, _, prompt = made(own, max_turns=2)
+    rollout, turns = played(talk, begun(prompt))
+    assert turns == 2 and talk.score(rollout)["reward"] == 0.5 and talk.score(rollout)["components"]["acc"] == 0
+    assert talk.metrics("train")["environment/cut"] == 1
+
+
+@pytest.mark.parametrize("word", ["raise 2", "die 2", "hang 2"])
+def test_a_failed_environment_masks_its_rollout_and_is_counted(own, word):
+    talk, log, prompt = made(own, word=word)
+    rollout, turns = played(talk, begun(prompt))
+    assert turns == 2 and not log.journal[-1]["scored"]
+    scores = TurnScores(talk, "train")
+    group = scores.join(Group.unscored(prompt, [rollout]))
+    assert not group.scored.any()
+    told = scores.metrics()
+    assert told["environment/failed"] == 1 and told["reward/unscored"] == 1 and told["environment/retries"] == 1
+
+
+def test_what_the_tokenizer_cannot_say_masks_its_rollout(own):
+    talk, _, prompt = made(own)
+    talk._wording = Wording(Chat(template="{% for m in messages %}{{ m.content }}É{% endfor %}"), WORDS)
+    rollout = begun(prompt)
+    talk.start(rollout)
+    assert talk.join(rollout) is None and not talk.score(rollout)["scored"]
+    assert talk.metrics("train")["environment/failed"] == 1
+
+
+def test_journaled_turns_need_no_environment(own):
+    talk, log, prompt = made(own)
+    rollout, _ = played(talk, begun(prompt))
+
+    class Silent:
+        def ask(self, *_):
+            raise AssertionError("asked again")
+
+        take = answered = drop = ask
+
+    again, second, _ = made(own, journaled=list(log.journal), pool=Silent())
+    assert played(again, begun(prompt))[0].tokens.tolist() == rollout.tokens.tolist()
+    assert second.journal == log.journal
+
+
+def test_a_resumed_conversation_goes_on_in_a_fresh_environment(own, tmp_path):
+    notes = tmp_path / "log"
+    with started(own, log=str(notes)) as first, started(own, log=str(notes)) as second:
+        talk, _, prompt = made(own, pool=first)
+        rollout = begun(prompt)
+        talk.start(rollout)
+        rollout = more(rollout, talk.join(rollout), "c")
+        again, _, _ = made(own, pool=second)
+        again.load_state_dict(talk.state_dict(), {})
+        again.start(rollout)
+        assert WORDS.decode(again.join(rollout)) == "2>"
+    assert [line.split(" ", 2)[2] for line in notes.read_text().splitlines()] == [
+        *("reset", "step 1", "reset", "step 1", "step 2")
+    ]
+
+
+def test_a_late_environment_is_waited_for_and_counted(own):
+    class Late:
+        def __init__(self, pool):
+            self._pool, self.drop, self.ask = pool, pool.drop, pool.ask
+
+        def answered(self, key):
+            return False
+
+        def take(self, key):
+            time.sleep(0.05)
+            return self._pool.take(key)
+
+    with started(own) as pool:
+        talk, _, prompt = made(own, pool=Late(pool))
+        played(talk, begun(prompt))
+    told = talk.metrics("train")
+    assert told["perf/late_environments"] == 3 and told["timing_s/environment_wait"] > 0.15
+
+
+# ---- built in
+
+
+def play(environment, columns: dict, *texts: str) -> list:
+    """Returns (contents, reward, done) of each turn."""
+    messages, out = list(environment.reset(columns)), []
+    for text in texts:
+        messages.append(text if isinstance(text, dict) else {"role": "assistant", "content": text})
+        more, reward, done, _ = environment.step(messages)
+        messages += more
+        out.append(([m["content"] for m in more], reward, done))
+    return out
+
+
+def test_calculator():
+    columns = {"prompt": "12*3+4=", "answer": "40"}
+    assert play(Calculator(), columns, "12*3=", "36+4=", "#40") == [
+        (["36"], 0.0, False),
+        (["40"], 0.0, False),
+        ([], 1.0, True),
+    ]
+    assert play(Calculator(), columns, "#41") == [([], 0.0, True)]
+    assert play(Calculator(), columns, "12**3=", "", "9" * 40 + "*2=") == [(["?"], 0.0, False)] * 3
+
+
+def test_calculator_by_tool_calls():
+    call = {"id": "abc", "type": "function", "function": {"name": "calculator", "arguments": {"expression": "12 * 3"}}}
+    wrong = {"id": "abd", "type": "function", "function": {"name": "search", "arguments": {}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call, wrong]}
+    columns = {"prompt": "12*3+4=", "answer": "40"}
+    told = play(CalculatorTool(), columns, turn, "It is 40, not 36 or 40")
+    assert told[0] == (["36", "there is no tool 'search'; use calculator"], 0.0, False)
+    assert told[1] == ([], 1.0, True)
+
+
+def test_guessing():
+    assert play(Guessing(), {"secret": 20}, "32", "x", "16", "20") == [
+        (["high"], 0.0, False),
+        (["?"], 0.0, False),
+        (["low"], 0.0, False),
+        ([], 1.0, True),
+    ]
+
+
+def test_grid_world():
+    told = play(GridWorld(), {"start": "12", "goal": "20"}, "d", "x", "d", "d", "r")
+    assert [words for words, _, _ in told] == [["11,20"], ["11,20"], ["10,20"], ["10,20"], []]
+    assert told[-1][1:] == (1.0, True)
+
+
+def test_code_tool():
+    columns = {"prompt": "Double a number.", "test_list": ["assert double(2) == 4", "assert double(-1) == -2"]}
+    told = play(CodeTool(), columns, "def double(x): return 4", "```python\ndef double(x): return 2 * x\n```")
+    assert told == [(["Test 2 of 2 fails: assert double(-1) == -2"], 0.0, False), ([], 1.0, True)]
+
+
+class Score:
+    reward, metrics = 0.5, {"format": 1.0}
+
+
+class LikeVerifiers:
+    """Version 0.1's shape: async methods, a rubric, a limit of turns."""
+
+    oai_tools = ({"type": "function", "function": {"name": "f"}},)
+
+    def __init__(self, max_turns):
+        self.max_turns, self.rubric = max_turns, self
+
+    async def is_completed(self, messages, state):
+        return "stop" in messages[-1]["content"]
+
+    async def env_response(self, messages, state):
+        return [{"role": "user", "content": f"{state['turn']} {len(state['completion'])}"}], state
+
+    async def score_rollout(self, prompt, completion, answer, state):
+        assert completion[0]["role"] == "assistant" and answer == "7"
+        return Score
+
+
+def test_verifiers(monkeypatch):
+    def adapter(most):
+        return Adapter(load=f"{__name__}:LikeVerifiers", options={"max_turns": most})
+
+    columns = {"prompt": [{"role": "user", "content": "q"}], "answer": "7"}
+    assert adapter(9).tools[0]["function"]["name"] == "f"
+    assert play(adapter(9), columns, "a", "b", "stop") == [
+        (["1 1"], 0.0, False),
+        (["2 3"], 0.0, False),
+        ([], 0.5, True),
+    ]
+    assert play(adapter(2), columns, "a", "b")[-1] == ([], 0.5, True)
+
+
+def test_rows():
+    prompt = Prompt(
+        id="q", tokens=[1], answer="7", source="s", messages=({"role": "user", "content": "x"},), extra={"a": 1}
+    )
+    assert row(prompt) == {
+        "prompt": [{"role": "user", "content": "x"}],
+        "a": 1,
+        "id": "q",
+        "answer": "7",
+        "source": "s",
+    }
