@@ -62,12 +62,12 @@ from jaxrl_post.buckets.record import Taken
 from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import attempts, resume
+from jaxrl_post.launch import adapter, attempts, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
-from jaxrl_post.models import hf
+from jaxrl_post.models import hf, lora
 from jaxrl_post.parallel import liveness
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.parallel.weight_sync import NotFinite, Torn
@@ -292,12 +292,13 @@ def finish(run: Run, tokens: int) -> None:
     hf.save(
         run.folder / "policy",
         run.start.model,
-        run.learner.params,
+        lora.exported(run.learner.params),
         dtype=run.start.dtype,
         tokenizer_files=run.start.files,
         eos_ids=words.eos_ids,
         bos_id=words.bos_id,
     )
+    adapter.export(run.folder / "adapter", run.config, run.start.model, run.learner.params)
     if jax.process_index() != 0:
         unsaved.forget(run.mine)
         return

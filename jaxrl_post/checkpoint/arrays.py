@@ -33,14 +33,18 @@ class Saved:
         there, here = self.about["arrays"], kinds(named(like))
         return self._read(like, there, here, {})
 
-    def part(self, like: Any, below: str) -> Any:
+    def part(self, like: Any, below: str, *, others: bool = False) -> Any:
         """Returns some of the saved arrays as a tree like `like`: those whose names begin with `below` and a dot.
+
+        Args:
+          others: such names may exist that `like` does not have. They are not read.
 
         Raises:
           ValueError: names, shapes or dtypes differ from the saved ones.
         """
         there = {name: kind for name, kind in self.about["arrays"].items() if name.startswith(f"{below}.")}
         here = {f"{below}.{name}": kind for name, kind in kinds(named(like)).items()}
+        there = {name: kind for name, kind in there.items() if name in here or not others}
         return self._read(like, there, here, {"partial_restore": True}, f"{below}.")
 
     def _read(self, like: Any, there: Mapping, here: Mapping, how: Mapping, prefix: str = "") -> Any:

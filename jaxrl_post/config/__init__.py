@@ -31,7 +31,7 @@ from jaxrl_post.config.schema import (
     RewardConfig,
     WatchdogConfig,
 )
-from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, LoraConfig, OptimizerConfig
 
 __all__ = [
     "AlarmConfig",
@@ -44,6 +44,7 @@ __all__ = [
     "EvalConfig",
     "HistoryConfig",
     "LoggerConfig",
+    "LoraConfig",
     "MeshConfig",
     "OptimizerConfig",
     "PolicyConfig",

@@ -6,6 +6,8 @@ nearest valid value. Nothing here imports the schema: options are named by secti
 
 from __future__ import annotations
 
+import difflib
+
 from jaxrl_post.config.relations import relation
 from jaxrl_post.config.scheduling import SCHEDULING
 
@@ -29,6 +31,19 @@ def _off(steps: tuple, updates: int) -> int | None:
 
 def _beyond(at: tuple, steps: int) -> list[int]:
     return [step for step in at if not 0 <= step <= steps][:1]
+
+
+_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "all-linear")
+
+
+def _unknown(targets: tuple) -> list:
+    return [name for name in targets if name not in _MODULES]
+
+
+def _known(targets: tuple) -> tuple:
+    """Returns targets whose unknown names are replaced by the nearest known ones."""
+    near = [difflib.get_close_matches(str(name), _MODULES, n=1, cutoff=0.0)[0] for name in targets]
+    return tuple(dict.fromkeys(near)) or (_MODULES[-1],)
 
 
 _TILE = 64  # engine/host/wire.py: PROMPT_TILE
@@ -408,6 +423,26 @@ _MOMENTS = tuple(
     for name in ("b1", "b2")
 )
 
+_LORA = (
+    relation(
+        "lora.targets",
+        need=lambda targets: targets and not _unknown(targets),
+        culprit=lambda targets: _unknown(targets)[0] if targets else "nothing",
+        says=f"{{lora.targets}}: {{culprit}} is not one of {', '.join(_MODULES)}",
+        nearest=lambda targets: _known(targets),
+    ),
+    *(
+        relation(
+            name,
+            when="lora.rank>0",
+            need=lambda value: not value,
+            says=f"{{{name}}} moves all weights to other devices, and with lora.rank above 0 the engine's are merged in place",
+            nearest=lambda value, none=none: none,
+        )
+        for name, none in (("engine.layouts", ()), ("scheduler.lend", 0.0))
+    ),
+)
+
 _PARTS = (
     relation(
         "reward.weights",
@@ -447,5 +482,6 @@ RUN = (
     *_LOSSES,
     *_GATES,
     *_MOMENTS,
+    *_LORA,
     *_PARTS,
 )

@@ -13,7 +13,7 @@ from typing import Any
 from jaxrl_post.config import relations, rules
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, mapping, one_of, switch
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
-from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, OptimizerConfig
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, LoraConfig, OptimizerConfig
 
 _FILES = "data.train!=task:* or eval.prompts>0 and eval.data!= and eval.data!=task:*"
 _EVALUATED = "eval.prompts>0"
@@ -402,6 +402,7 @@ class Config:
     scheduler: SchedulerConfig = SchedulerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig = LoraConfig()
     batch: BatchConfig = BatchConfig()
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()

@@ -1,10 +1,10 @@
-"""The options of training: the algorithm, the optimizer, and the micro-batch."""
+"""The options of training: the algorithm, the optimizer, low-rank additions, and the micro-batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrl_post.config.fields import any_of_type, at_least, one_of, switch
+from jaxrl_post.config.fields import any_of_type, at_least, input_path, one_of, switch
 
 _RATIOS = "algorithm.loss_mode!=sft"
 _NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
@@ -210,6 +210,46 @@ class OptimizerConfig:
     )
     sums_dtype: str = one_of(
         "float32", "float32", "bfloat16", doc="Number format of the gradient sums over the micro-batches of a step."
+    )
+
+
+_ADDED = "lora.rank>0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """LoRA (arXiv 2106.09685), in PEFT's words: low-rank additions are trained and the model's weights stay frozen.
+
+    There is no dropout: the engine's log-probs are those of the whole policy.
+    """
+
+    rank: int = at_least(0, 0, 1024, doc="Rank of every addition. 0: all weights are trained.")
+    alpha: float = at_least(
+        16.0,
+        1e-3,
+        1e6,
+        used_when=_ADDED,
+        doc="An addition is scaled by this over `rank`, or over its root with `rslora`.",
+    )
+    targets: tuple[str, ...] = any_of_type(
+        ("all-linear",),
+        used_when=_ADDED,
+        doc="The matrices that have one, by PEFT's names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. "
+        "all-linear: all seven.",
+    )
+    rslora: bool = any_of_type(
+        False, used_when=_ADDED, doc="Whether the scale is alpha over the root of the rank (rsLoRA, arXiv 2312.03732)."
+    )
+    base_dtype: str = one_of(
+        "float32",
+        "float32",
+        "bfloat16",
+        used_when=_ADDED,
+        accelerator="bfloat16",
+        doc="Number format of the frozen weights. The engine shares those without additions where its own is the same.",
+    )
+    adapter: str = input_path(
+        "", used_when=_ADDED, doc="A directory of PEFT to start from. Empty: A is random and B is 0, as in PEFT."
     )
 
 

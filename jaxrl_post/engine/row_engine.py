@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_post.engine import compiled
+from jaxrl_post.engine import compiled, merged_weights
 from jaxrl_post.engine import step_cost as costs
 from jaxrl_post.engine.host import sequence
 from jaxrl_post.engine.host.device import DispatchOrder
@@ -25,7 +25,6 @@ from jaxrl_post.engine.speculation.interface import Drafter, Off
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel import weight_sync
 from jaxrl_post.types import Layout
 
 
@@ -78,7 +77,7 @@ class EngineSettings:
 class MeshDevice:
     """A RowDevice of compiled programs on a mesh. Holds weights, KV cache, texts and the drafter's tables.
 
-    `layout`: makes what brings the weights, of shardings and dtype.
+    `layout`: makes what brings the weights; see merged_weights.layout.
     """
 
     def __init__(
@@ -89,12 +88,12 @@ class MeshDevice:
         sizes: Sizes,
         settings: EngineSettings,
         drafter: Drafter,
-        layout: Callable[[Any, Any], weight_sync.WeightLayout] = weight_sync.WeightLayout,
+        layout: Callable[..., Any] = merged_weights.layout,
     ):
         self._steps = sizes.steps
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
-        self._sync = layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype)
-        self.case = self._sync.case(params)  # how weights reach the engine: shared, cast or relayout
+        self._sync = layout(model, params, mesh, settings.dtype)
+        self.case = self._sync.case(params)  # how weights reach the engine
         self.links = self._sync.links(params)  # bytes of a swap, by link
         self.params = self._sync.place(params)
         self.owned = self.params is not params
@@ -157,7 +156,7 @@ class MeshDevice:
             return
         held = self.lay_down()
         self.params = jax.eval_shape(lambda: held.params)
-        drop(held.params if held.owned else ())
+        self._sync.free(*held)
 
     def lay_down(self) -> Held:
         """Frees pages and tables and returns the weights. Nothing is left on a device until `take_up`."""
@@ -212,7 +211,7 @@ class RowEngine(RowHost):
         host = HostSettings(
             row_sizes=settings.row_sizes,
             refill_slots=settings.refill_slots,
-            cost=cost or _analytic(params, settings),
+            cost=cost or _analytic(model, settings),
             vocab_size=model.vocab_size,
             decode=decode,
         )
@@ -269,8 +268,8 @@ def _no_drafts(sizes: Sizes) -> Drafting:
     return Drafting(Off(), replicas=sizes.replicas, slots=sizes.slots, past=lambda prompt_id: ())
 
 
-def _analytic(params: Any, settings: EngineSettings) -> costs.StepCost:
+def _analytic(model: decoder.ModelConfig, settings: EngineSettings) -> costs.StepCost:
     """Returns the analytic cost table of this kind of device. A pass of the wide prompt program costs a step."""
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    count = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
     rows = {*settings.row_sizes, settings.prompt_rows} - {0}
     return costs.analytic(jax.devices()[0].device_kind, count, np.dtype(settings.dtype).itemsize, sorted(rows))

@@ -32,9 +32,17 @@ def device(learner: jax.sharding.Mesh, relays: relay.Relays, *given: Any) -> Mes
     """
     mesh = given[2]
     results = relays.open("dispatch", min(meshes.processes(mesh)))
-    layout = functools.partial(weight_sync.CrossingLayout, relays=relays, learner=min(meshes.processes(learner)))
+    layout = functools.partial(_layout, relays, min(meshes.processes(learner)))
     kind = TellingDevice if meshes.is_here(mesh) else DistantDevice
     return kind(results, layout, *given)
+
+
+def _layout(
+    relays: relay.Relays, teller: int, model: decoder.ModelConfig, params: Any, mesh: jax.sharding.Mesh, dtype: Any
+) -> weight_sync.CrossingLayout:
+    """Returns what brings the weights; see merged_weights.layout. `teller`: a process with a device of the learner."""
+    homes = meshes.param_shardings(mesh, decoder.axes(model), "engine")
+    return weight_sync.CrossingLayout(homes, dtype, relays, teller)
 
 
 class TellingDevice(MeshDevice):
@@ -75,7 +83,7 @@ class DistantDevice:
     ):
         self._results = results
         self.layout = Layout(sizes.replicas, mesh.shape[meshes.TENSOR])
-        self._sync = layout(meshes.param_shardings(mesh, decoder.axes(model), "engine"), settings.dtype)
+        self._sync = layout(model, params, mesh, settings.dtype)
         self.case, self.links = self._sync.case(params), self._sync.links(params)
         self.params = self._sync.place(params)
 

@@ -365,7 +365,7 @@ def compiled_learner(
     config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, saved: store.Saved | None
 ) -> Learner:
     """Builds the learner and compiles its programs, with the state of the checkpoint, if any."""
-    learner = parts.learner(config, start.model, start.load_params, devices)
+    learner = parts.learner(config, start.model, start.load_params, devices, start.adapter)
     if line := parts.training_attention(config, start.model, devices)[1]:
         say(line)
     learner.compile()

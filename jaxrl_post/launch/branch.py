@@ -185,6 +185,11 @@ def _check(text: str, config: configs.Config, saved: store.Saved, changes: Mappi
                 f"--branch={text}: {name} {then} -> {now}: the weights of step {step} belong to the first; leave it, or begin a "
                 "new run without --branch"
             )
+    for name in sorted(name for name in changes if name.startswith("lora.")):
+        raise ValueError(
+            f"--branch={text}: {name} {changes[name][0]!r} -> {changes[name][1]!r}: the weights of step {step} are additions "
+            "of the first form; leave it, or export the policy and begin a new run from it"
+        )
     for name, same in (("optimizer.moments_dtype", str), ("optimizer.max_grad_norm", bool)):
         if name in changes and len({*map(same, changes[name])}) > 1:
             raise ValueError(

@@ -25,6 +25,7 @@ from jaxrl_post.engine.speculation.registry import DRAFTERS
 from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.kernels import choice, hardware
+from jaxrl_post.launch import adapter as adapters
 from jaxrl_post.launch import malloc, memory_plan
 from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
@@ -97,26 +98,28 @@ def layouts(config: Config) -> tuple[Layout, ...]:
     return (*(Layout(config.generating // tensor, tensor) for tensor in tensors), *lending)
 
 
-def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan) -> Learner:
+def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan, adapter: str = "") -> Learner:
     """Builds the learner of these weights. They are the reference too, where the run has one.
 
     Args:
-      params: weights, or shapes for a learner that only plans.
+      params: a function from shardings to weights, as in Inputs, or shapes for a learner that only plans.
+      adapter: as in Inputs.
     """
     make: Callable[..., Learner] = Learner
     if devices.engine and devices.on_whole_hosts:
+        adapters.refuse_whole_hosts(config.lora)
         make = functools.partial(learner_hosts.learner, devices.relays)
+    model = adapters.adapting(config.lora, model)
     return make(
         model,
-        params,
-        devices.learner,
+        mesh=devices.learner,
+        **adapters.weights(config, model, params, adapter),
         algorithm=config.algorithm,
         optimizer=config.optimizer,
         batch=config.batch,
         temperature=config.sampling.temperature,
         steps=config.steps,
         max_tokens=config.sampling.max_tokens,
-        reference=params if config.algorithm.needs_reference else None,
         remat=config.model.remat,
         remat_policy=config.model.remat_policy,
         scan_layers=config.model.scan_layers,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_post.buckets import files
@@ -22,7 +23,7 @@ from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
-from jaxrl_post.launch import environments, sources
+from jaxrl_post.launch import adapter, environments, sources
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
@@ -32,17 +33,18 @@ from jaxrl_post.types import MOST_ENDS, Prompt, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """`load_params(shardings)` reads or draws the weights (float32, placed so); until then only shapes are known.
+    """`load_params(shardings, dtype)` reads or draws the weights (placed so, float32 by default). Until then only shapes are
+    known.
     `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
     eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
-    or None where none is named. `handed`: what a Python program gave beside the config. `notes`: lines on data that is not
-    used as it is. `overlong`: prompts that were dropped or cut, by "train" and "eval".
-    `chat`: the tokenizer's chat template, with the tools of an environment."""
+    or None where none is named. `adapter`: lora.adapter on this machine. `handed`: what a Python program gave beside the
+    config. `notes`: lines on data that is not used as it is. `overlong`: prompts that were dropped or cut, by "train" and
+    "eval". `chat`: the tokenizer's chat template, with the tools of an environment."""
 
     model: decoder.ModelConfig
     dtype: str
-    load_params: Callable[[Any], Any]
+    load_params: Callable[..., Any]
     tokenizer: tokenizer.Tokenizer
     files: tuple[Path, ...]
     train: prompts.Prompts
@@ -51,6 +53,7 @@ class Inputs:
     longest_prompt: int
     write: Callable[[Prompt, np.ndarray], list[int]]
     cost: StepCost | None
+    adapter: str = ""
     handed: Handed = NOTHING
     notes: tuple[str, ...] = ()
     overlong: Mapping[str, int] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class PolicyFiles:
     place: Path
     tokenizer: tokenizer.Tokenizer
     model: decoder.ModelConfig
-    load_params: Callable[[Any], Any]
+    load_params: Callable[..., Any]
     dtype: str
     cost: StepCost | None
 
@@ -97,6 +100,7 @@ def policy(config: Config) -> PolicyFiles:
     words = tokenizer.load(place)
     model, load_params, dtype = _model(config, words.vocab_size)
     hf.check_savable(model)  # as the run ends with it
+    adapter.check(config, model)
     return PolicyFiles(
         place=place,
         tokenizer=words,
@@ -145,13 +149,14 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         dtype=own.dtype,
         load_params=own.load_params,
         tokenizer=words,
-        files=_files(place),
+        files=tokenizer_files(place),
         held_out=held_out,
         train=prompts.Prompts(train, config.seed),
         sampling=sampling,
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
         write=_writer(config, words, taught),
         cost=own.cost,
+        adapter=config.lora.adapter,
         handed=handed,
         notes=(*rows.notes, *asked.notes),
         overlong={"train": rows.overlong, "eval": asked.overlong},
@@ -250,21 +255,35 @@ def _beside(config: Config) -> Path:
     return tokenizer.beside(path)
 
 
-def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callable[[Any], Any], str]:
+def _model(config: Config, vocabulary: int) -> tuple[decoder.ModelConfig, Callable[..., Any], str]:
     """The shape, how to come by the weights, and the dtype of an exported policy."""
     path, preset = config.model.path, config.model.preset
     if path and preset:
         raise ValueError(f"model.path={path!r} and model.preset={preset!r} are both given: name one")
     if path and Path(path).is_dir():
         shape = hf.read_config(Path(path) / "config.json")
-        return shape, lambda shardings: hf.load(path, shardings=shardings)[1], hf.stored_dtype(path)
+
+        def read(shardings: Any, dtype: Any = np.float32) -> Any:
+            return hf.load(path, dtype=dtype, shardings=shardings)[1]
+
+        return shape, read, hf.stored_dtype(path)
     if path:
-        return llama2c.load(path)[0], lambda shardings: mesh.put(llama2c.load(path)[1], shardings), "float32"
+        own, drawn = llama2c.load(path)[0], lambda shardings: mesh.put(llama2c.load(path)[1], shardings)
+        return own, _castable(drawn), "float32"
     if preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.0)
         raise ValueError(f"model.preset={preset!r} is not one of {', '.join(PRESETS)}; nearest is {near[0]!r}")
     model = dataclasses.replace(PRESETS[preset], vocab_size=vocabulary)
-    return model, lambda shardings: decoder.placed(model, config.seed, shardings), "float32"
+    return model, _castable(lambda shardings: decoder.placed(model, config.seed, shardings)), "float32"
+
+
+def _castable(drawn: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns what places float32 weights by `drawn` and casts them to a dtype."""
+
+    def placed(shardings: Any, dtype: Any = np.float32) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), drawn(shardings))
+
+    return placed
 
 
 def shape(config: Config) -> decoder.ModelConfig:
@@ -305,7 +324,7 @@ def _writer(
     return solve
 
 
-def _files(place: Path) -> tuple[Path, ...]:
+def tokenizer_files(place: Path) -> tuple[Path, ...]:
     if place.is_file():
         return (place,)
     names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")

@@ -1,4 +1,4 @@
-"""Opens a policy: a Hugging Face directory, a llama2.c file, the folder of a run, or a step that a run saved.
+"""Opens a policy: a Hugging Face directory, a llama2.c file, an adapter of PEFT, the folder of a run, or a step of a run.
 
 A policy of a run gets the engine and sampling options of that run, so that its bits are the run's, and its rewards.
 Others get defaults, and no rewards.
@@ -7,8 +7,9 @@ Others get defaults, and no rewards.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import numpy as np
 
 from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import store
-from jaxrl_post.launch import inputs
+from jaxrl_post.launch import adapter, build, inputs
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
-from jaxrl_post.models import decoder, hf
+from jaxrl_post.models import decoder, hf, lora, peft
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.processes import say
 
 # What a run's options say of how its engine generates. The others say how it trains.
@@ -46,24 +48,73 @@ def load(path: str | Path, overrides: Sequence[str] = (), **options: Any) -> Pol
     """Opens a policy.
 
     Args:
-      path: a Hugging Face directory, a llama2.c file, RUN for the policy that a run ended with, or RUN@STEP for the
-        weights of a saved step.
+      path: a Hugging Face directory, a llama2.c file, a directory of PEFT whose base is here, RUN for the policy that a
+        run ended with, or RUN@STEP for the weights of a saved step. Low-rank additions are merged.
       overrides: options of a config as `a.b=value`, for example "engine.max_length=4096" or "mesh.tensor=2".
       options: the same as keywords, with "__" for each dot.
 
     Raises:
       ValueError: there is no policy, or an option does not fit.
     """
-    values, step = _found(str(path))
+    return Policy(*files(path, overrides, **options))
+
+
+def files(path: str | Path, overrides: Sequence[str] = (), **options: Any) -> tuple[configs.Config, inputs.PolicyFiles]:
+    """Returns the options and the files of a policy. Arguments and errors are those of `load`."""
+    values, weights = _found(str(path))
     configs.assign(values, options)
     values.setdefault("batch", {})["tokens"] = _ANY_BATCH
     config = configs.resolve(values, overrides, platform=jax.default_backend())
-    files = inputs.policy(config)
-    return Policy(config, files if step is None else _of_step(files, *step))
+    return config, weights(config, inputs.policy(config))
 
 
-def _found(path: str) -> tuple[dict, tuple[Path, int] | None]:
-    """Returns the options of a policy, and the run and step of its weights if they are a saved step's."""
+def write_merged(path: str, out: str, dtype: str = "", overrides: Sequence[str] = ()) -> None:
+    """Writes a policy as a Hugging Face directory. `dtype`: empty: that of the model's own files."""
+    config, own = files(path, overrides)
+    shardings = meshes.param_shardings(build.device_plan(config).first, decoder.axes(own.model), "engine")
+    hf.save(
+        out,
+        own.model,
+        own.load_params(shardings),
+        dtype=dtype or own.dtype,
+        tokenizer_files=inputs.tokenizer_files(own.place),
+        eos_ids=own.tokenizer.eos_ids,
+        bos_id=own.tokenizer.bos_id,
+    )
+
+
+def write_adapter(path: str, out: str) -> None:
+    """Writes a policy's low-rank additions in PEFT's format.
+
+    Args:
+      path: RUN, RUN@STEP, or a directory of PEFT whose base is here.
+
+    Raises:
+      ValueError: the policy has no additions.
+    """
+    run, at, step = path.rpartition("@")
+    if at and not Path(path).exists():
+        config, own = files(path)
+        if not config.lora.rank:
+            raise ValueError(f"export: the run of {path} has lora.rank=0, so it has no adapter")
+        model = adapter.adapting(config.lora, own.model)
+        homes = meshes.param_shardings(meshes.make_mesh(), lora.axes(model).adapter, "engine")
+        found, name = adapter.of_saved(_saved(Path(run), int(step)), model, homes), adapter.base_name(config)
+    else:
+        place = Path(path) / "adapter" if _run(Path(path)) else Path(path)
+        if place.parent == Path(path) and not place.is_dir():
+            raise ValueError(f"export: {path} holds no adapter: its run has not ended, or lora.rank was 0")
+        given, name = peft.read(place)
+        model = lora.adapting(files(place)[1].model, given)
+        found = peft.load(place, model)
+    peft.save(out, model, found, base=name)
+
+
+Weights = Callable[[configs.Config, inputs.PolicyFiles], inputs.PolicyFiles]  # gives files the weights of a policy
+
+
+def _found(path: str) -> tuple[dict, Weights]:
+    """Returns the options of a policy, and what gives its files their weights."""
     configs.refuse_url(path, "policy")
     folder, at, number = path.rpartition("@")
     if not at or Path(path).exists():
@@ -74,7 +125,8 @@ def _found(path: str) -> tuple[dict, tuple[Path, int] | None]:
             raise ValueError(f"policy: {folder} is no folder of a run, so that {path} names no saved step")
         if not number.isdecimal():
             raise ValueError(f"policy: {path}: the step behind @ must be a whole number, got {number!r}")
-        return _options(told, told["model"]), (place, int(number))
+        added = {name: value for name, value in told.get("lora", {}).items() if name != "adapter"}
+        return _options(told, told["model"]) | {"lora": added}, functools.partial(_of_step, place, int(number))
     if told is not None:
         place = place / "policy"
         if not (place / "config.json").is_file():
@@ -82,8 +134,36 @@ def _found(path: str) -> tuple[dict, tuple[Path, int] | None]:
     elif not place.exists():
         raise ValueError(f"policy: there is no folder or file {path}; name a model's directory, RUN or RUN@STEP")
     else:
-        told = _run(place.parent) if place.name == "policy" else None
-    return _options(told, {"path": str(place)}) if told else _defaults(place), None
+        told = _run(place.parent) if place.name in ("policy", "adapter") else None
+    weights: Weights = _own
+    if (place / peft.CONFIG).is_file():
+        place, weights = _base(place), functools.partial(_of_adapter, place)
+    return _options(told, {"path": str(place)}) if told else _defaults(place), weights
+
+
+def _own(config: configs.Config, files: inputs.PolicyFiles) -> inputs.PolicyFiles:
+    """Returns the files with the weights that lie beside them."""
+    return files
+
+
+def _base(adapter: Path) -> Path:
+    """Returns the base of an adapter, a directory or file that is here."""
+    _, named = peft.read(adapter)
+    for place in (Path(named), adapter / named):
+        if place.exists():
+            return place
+    raise ValueError(
+        f"policy: {adapter / peft.CONFIG} names the base {named!r}, and there is no such folder or file here; write the "
+        "path of the base there, as base_model_name_or_path"
+    )
+
+
+def _of_adapter(directory: Path, config: configs.Config, files: inputs.PolicyFiles) -> inputs.PolicyFiles:
+    """Returns the files with weights of the base into which an adapter of PEFT is merged."""
+    model, given = lora.adapting(files.model, peft.read(directory)[0]), configs.LoraConfig()
+    read = adapter.of_directory(str(directory), model)
+    peft.matched(directory, model)
+    return dataclasses.replace(files, load_params=adapter.merged(files.load_params, given, model, read))
 
 
 def _run(folder: Path) -> dict | None:
@@ -128,11 +208,13 @@ def _defaults(place: Path) -> dict[str, Any]:
     }
 
 
-def _of_step(files: inputs.PolicyFiles, run: Path, step: int) -> inputs.PolicyFiles:
+def _of_step(run: Path, step: int, config: configs.Config, files: inputs.PolicyFiles) -> inputs.PolicyFiles:
     """Returns the files with the weights of a saved step."""
-    saved = store.Checkpoints(run / "checkpoints", keep_last=2, say=say).before(step + 1)
-    if saved is None or saved.step != step:
-        raise ValueError(f"policy: {run} has no whole step {step}; {_steps(run)}")
+    saved = _saved(run, step)
+    if config.lora.rank:
+        model = adapter.adapting(config.lora, files.model)
+        load = adapter.merged(files.load_params, config.lora, model, adapter.of_step(saved, model))
+        return dataclasses.replace(files, load_params=load)
 
     def read(shardings: Any) -> Any:
         like = jax.tree.map(
@@ -143,6 +225,13 @@ def _of_step(files: inputs.PolicyFiles, run: Path, step: int) -> inputs.PolicyFi
         return saved.part(like, "params.policy")
 
     return dataclasses.replace(files, load_params=read)
+
+
+def _saved(run: Path, step: int) -> store.Saved:
+    saved = store.Checkpoints(run / "checkpoints", keep_last=2, say=say).before(step + 1)
+    if saved is None or saved.step != step:
+        raise ValueError(f"policy: {run} has no whole step {step}; {_steps(run)}")
+    return saved
 
 
 def _steps(run: Path) -> str:

@@ -36,7 +36,7 @@ def opened(run: Path, step: int) -> tuple[Learner, tuple[Group, ...], int]:
     config = configs.resolve({name: value for name, value in kept.items() if name != "derived"})
     start = inputs.gather(config)
     compile_guard.use_cache({})
-    learner = build.learner(config, start.model, start.load_params, build.device_plan(config))
+    learner = build.learner(config, start.model, start.load_params, build.device_plan(config), start.adapter)
     saved = store.Checkpoints(run / "checkpoints", keep_last=config.checkpoint.keep_last, say=print).before(step)
     if saved is not None:
         learner.restore(saved.arrays, saved.step)

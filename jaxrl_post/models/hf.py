@@ -84,7 +84,7 @@ def _loaded(directory: Path, dtype: Any, shardings: Any) -> tuple[ModelConfig, d
         for parent in parents:
             where = where.setdefault(parent, {})
         given = present[name], name, expected[name], dtype
-        where[leaf] = _finite(*given) if shardings is None else _placed(*given, _at(shardings, expected[name].path))
+        where[leaf] = read_leaf(*given) if shardings is None else _placed(*given, _at(shardings, expected[name].path))
     return config, params
 
 
@@ -115,7 +115,7 @@ def check_savable(config: ModelConfig) -> None:
 
 
 def _placed(entry: Entry, name: str, tensor: Tensor, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Reads the pieces of a leaf that devices of this process hold. Checks their numbers as `_finite` does."""
+    """Reads the pieces of a leaf that devices of this process hold. Checks their numbers as `read_leaf` does."""
     stored = tensor_file.FLOATS[entry.type]
     kept = stored if dtype is None else np.dtype(dtype)
     where = f"model {entry.file}"
@@ -230,7 +230,7 @@ def _matching(directory: Path, config: ModelConfig, expected: Mapping[str, Tenso
             )
 
 
-def _finite(entry: Entry, name: str, tensor: Tensor, dtype: Any) -> np.ndarray:
+def read_leaf(entry: Entry, name: str, tensor: Tensor, dtype: Any) -> np.ndarray:
     """Reads a tensor as a leaf of params. Its numbers are finite in the file, and where the cast could overflow after it."""
     value, where = tensor_file.read(entry), f"model {entry.file}"
     tensor_file.refuse_not_finite(where, name, value)
@@ -280,7 +280,7 @@ def save(
     _complete(tensors, params)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
         return
-    values = _theirs(tensors, params, jnp.dtype(dtype))
+    values = as_in_files(tensors, params, jnp.dtype(dtype))
     if jax.process_index() != 0:
         collections.deque(values, 0)
         return
@@ -293,7 +293,7 @@ def save(
         for file in files:
             shutil.copyfile(file, made / file.name)
         made.chmod(0o755)
-        _swap_in(made, directory)
+        swap_in(made, directory)
     finally:
         collections.deque(values, 0)  # after an error: the other processes wait for each tensor
         shutil.rmtree(made, ignore_errors=True)
@@ -356,7 +356,7 @@ def _write_tensors(
         )
 
 
-def _theirs(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:
+def as_in_files(tensors: Mapping[str, Tensor], params: Mapping, dtype: np.dtype) -> Iterator[np.ndarray]:
     """Returns each tensor as it is in files, in order. It is gathered when it is asked for."""
     for tensor in tensors.values():
         value = processes.gathered(_at(params, tensor.path), dtype)
@@ -372,7 +372,7 @@ def _write_json(file: Path, value: Mapping) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def _swap_in(made: Path, directory: Path) -> None:
+def swap_in(made: Path, directory: Path) -> None:
     """Renames `made` to `directory`. An earlier export is renamed first, and then deleted."""
     if not directory.exists():
         os.rename(made, directory)

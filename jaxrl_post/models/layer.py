@@ -16,6 +16,17 @@ from jaxtyping import Array
 from jaxrl_post.models.layer_loop import PROJECTED, STREAM, named
 from jaxrl_post.models.model_config import ACTIVATIONS, ModelConfig
 
+# Axes that each matrix contracts, and axes that it makes, as letters.
+PRODUCTS = {
+    "q": ("d", "nh"),
+    "k": ("d", "kh"),
+    "v": ("d", "kh"),
+    "o": ("nh", "d"),
+    "gate": ("d", "f"),
+    "up": ("d", "f"),
+    "down": ("f", "d"),
+}
+
 
 def _wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -70,6 +81,15 @@ class Layer(nnx.Module):
             self.ffw_post_norm = param((c.embed,), (None,), mean=one)
         self.ffw_norm = param((c.embed,), (None,), mean=one)
         self.down = param((c.ffw, c.embed), ("ffw", "embed"), std=out * c.ffw**-0.5)
+        for name in c.lora.targets if c.lora else ():
+            self._add_low_rank(name, c.lora.rank)
+
+    def _add_low_rank(self, name: str, rank: int) -> None:
+        """Makes A [inputs, r] and B [r, outputs] of a matrix."""
+        whole = getattr(self, name)
+        shape, axes, inputs = whole.get_value().shape, whole.get_metadata()["axes"], len(PRODUCTS[name][0])
+        setattr(self, f"{name}_a", param((*shape[:inputs], rank), (*axes[:inputs], None)))
+        setattr(self, f"{name}_b", param((rank, *shape[inputs:]), (None, *axes[inputs:])))
 
     def _project(self, c: ModelConfig, std: float) -> None:
         """Makes the weights of the products from the normed stream."""
@@ -92,13 +112,13 @@ class Layer(nnx.Module):
             out, cache = attend(
                 self.index, q, k, v, cache, scale=c.scale, window=c.windows[self.index], soft_cap=c.attn_soft_cap
             )
-            out = named(jnp.einsum("...nh,nhd->...d", out.astype(dtype), self.o[...].astype(dtype)), PROJECTED)
+            out = self._product("o", out.astype(dtype))
             h = h + (norm(out, self.attn_post_norm[...], c) if c.post_norms else out)
         with jax.named_scope("ffw"):
             x = norm(h, self.ffw_norm[...], c)
             gate, up = self._gate_up(x)
             inner = ACTIVATIONS[c.activation](gate) * up
-            out = named(jnp.einsum("...f,fd->...d", inner, self.down[...].astype(dtype)), PROJECTED)
+            out = self._product("down", inner)
             h = h + (norm(out, self.ffw_post_norm[...], c) if c.post_norms else out)
         return h, cache
 
@@ -115,19 +135,27 @@ class Layer(nnx.Module):
 
     def _heads(self, x: Array) -> tuple[Array, Array, Array]:
         """Returns queries [..., N, H], keys and values [..., K, H], of the normed stream x [..., D]."""
-        q = named(jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(x.dtype)), PROJECTED)
-        k = named(jnp.einsum("...d,dkh->...kh", x, self.k[...].astype(x.dtype)), PROJECTED)
-        v = named(jnp.einsum("...d,dkh->...kh", x, self.v[...].astype(x.dtype)), PROJECTED)
-        return q, k, v
+        return self._product("q", x), self._product("k", x), self._product("v", x)
 
     def _gate_up(self, x: Array) -> tuple[Array, Array]:
         """Returns both products of the gated feed-forward, [..., F] each."""
-        gate = named(jnp.einsum("...d,df->...f", x, self.gate[...].astype(x.dtype)), PROJECTED)
-        up = named(jnp.einsum("...d,df->...f", x, self.up[...].astype(x.dtype)), PROJECTED)
-        return gate, up
+        return self._product("gate", x), self._product("up", x)
+
+    def _product(self, name: str, x: Array) -> Array:
+        """Returns x times a matrix, with its low-rank addition where it has one."""
+        (inputs, outputs), lora = PRODUCTS[name], self.config.lora
+        form = f"...{inputs},{inputs}{outputs}->...{outputs}"
+        out = named(jnp.einsum(form, x, getattr(self, name)[...].astype(x.dtype)), PROJECTED)
+        if lora is None or name not in lora.targets:
+            return out
+        with jax.named_scope("lora"):
+            a, b = (getattr(self, f"{name}_{part}")[...].astype(x.dtype) for part in "ab")
+            low = named(jnp.einsum(f"...{inputs},{inputs}r->...r", x, a), PROJECTED)
+            return out + jnp.asarray(lora.scale, x.dtype) * jnp.einsum(f"...r,r{outputs}->...{outputs}", low, b)
 
     def paired(self) -> PairedLayer:
         """Returns the layer that computes the same from `pair(weights)`, without its weights."""
+        assert self.config.lora is None, "low-rank additions belong to single matrices"
         return PairedLayer(self.config, self.index)
 
     @staticmethod
@@ -151,7 +179,7 @@ class PairedLayer(Layer):
         self.gate_up = param((2, c.embed, c.ffw), (None, "embed", "ffw"), std=std)
 
     def _heads(self, x: Array) -> tuple[Array, Array, Array]:
-        q = named(jnp.einsum("...d,dnh->...nh", x, self.q[...].astype(x.dtype)), PROJECTED)
+        q = self._product("q", x)
         k, v = jnp.einsum("p...d,pdkh->p...kh", _twice(x), self.k_v[...].astype(x.dtype))
         return q, named(k, PROJECTED), named(v, PROJECTED)
 

@@ -32,6 +32,26 @@ class RopeScaling(NamedTuple):
     original_length: int = 8192
 
 
+class Lora(NamedTuple):
+    """Low-rank additions to matrices of every layer (LoRA, arXiv 2106.09685): W becomes W + scale A B.
+
+    - rank: columns of A and rows of B
+    - alpha: of the scale
+    - targets: the matrices, as a layer names them: q, k, v, o, gate, up, down
+    - rslora: the scale is alpha / sqrt(rank) (arXiv 2312.03732), else alpha / rank
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Returns the factor of A B."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape and variant of a decoder.
@@ -45,6 +65,7 @@ class ModelConfig:
     - norm_offset: 1.0 makes norms multiply by 1 + weight (Gemma).
     - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
     - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
+    - lora: None, or additions with weights of their own, which the learner trains in place of all others
     - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
     """
 
@@ -72,6 +93,7 @@ class ModelConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     query_scale: float | None = None
+    lora: Lora | None = None
     family: str = field(default="", compare=False)
 
     def __post_init__(self):

@@ -137,6 +137,11 @@ class WeightLayout:
                 out[at] = leaf
         return jax.tree.unflatten(tree, out)
 
+    def free(self, held: Any, owned: bool) -> None:
+        """Frees weights that the engine alone uses."""
+        for leaf in jax.tree.leaves(held) if owned else ():
+            leaf.delete()
+
     def bring(self, held: Any, owned: bool) -> tuple[Any, bool]:
         """Returns the weights in this layout, of the same dtype, and whether the engine alone uses them.
 

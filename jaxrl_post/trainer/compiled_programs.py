@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_post.models import lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import lent_devices, packing, programs
 from jaxrl_post.trainer.optimizer import Optimizer
@@ -51,6 +52,7 @@ class Shapes:
 
 def learning(
     state: TrainState,
+    policy: Any,
     mesh: jax.sharding.Mesh,
     shardings: Any,
     shapes: Shapes,
@@ -62,10 +64,14 @@ def learning(
     """Returns the programs of the learner's own mesh.
 
     They are zeros, accumulate, score, divided and commit. With `measures`, also measure.
+
+    Args:
+      policy: what is scored; `state` holds its trained weights.
+      shardings: of every leaf of `policy`.
     """
     one = meshes.replicated(mesh)
     state = abstract(state)
-    own = adding(state.params["policy"], mesh, shardings, shapes, recipe, measures=measures)
+    own = adding(policy, mesh, shardings, shapes, recipe, measures=measures)
     policy, sums, *_ = own["accumulate"][1]
     states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
     return own | {
@@ -73,7 +79,7 @@ def learning(
             jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),
             (policy, shapes.bare(mesh)),
         ),
-        "divided": (jax.jit(lambda g: programs.divided(g, recipe), out_shardings=shardings), (sums,)),
+        "divided": (jax.jit(lambda g: programs.divided(g, recipe), out_shardings=lora.trained(shardings)), (sums,)),
         "commit": (
             jax.jit(
                 lambda s, g: programs.commit(s, g, recipe, optimizer),
@@ -110,7 +116,8 @@ def adding(
     recipe = dataclasses.replace(recipe, mesh=mesh)
     policy = jax.tree.map(struct, policy, shardings)
     shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
-    home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=_homes(shardings, recipe))
+    grads = _homes(lora.trained(shardings), recipe)
+    home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=grads)
     sums = jax.tree.map(struct, shape, home)
     start = jax.ShapeDtypeStruct((), bool, sharding=one)
     runs = {"accumulate": programs.accumulate} | ({"measure": programs.measure} if measures else {})
@@ -129,7 +136,7 @@ def adding(
 
 
 def _homes(shardings: Any, recipe: programs.Recipe) -> Any:
-    """Returns the shardings of Sums.grads, from those of the params."""
+    """Returns the shardings of Sums.grads, from those of the trained weights."""
     if not recipe.scan:
         return shardings
     return shardings | {"layers": jax.tree.map(meshes.stacked, shardings["layers"]["0"])}

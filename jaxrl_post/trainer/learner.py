@@ -27,14 +27,14 @@ import optax
 from jaxrl_post import config
 from jaxrl_post.algorithms import advantages, credit
 from jaxrl_post.algorithms.mismatch import mismatch
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import compiled_programs, programs
 from jaxrl_post.trainer import lent_devices as guests
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import packing as door
 from jaxrl_post.trainer.old_logprobs import OldLogprobs
-from jaxrl_post.trainer.state import TrainState, abstract, is_abstract, owned, struct
+from jaxrl_post.trainer.state import TrainState, abstract, frozen, is_abstract, owned, struct
 from jaxrl_post.trainer.update_gate import Gate
 from jaxrl_post.types import Group, Rollout, RolloutId
 
@@ -54,6 +54,7 @@ class Learner:
         params: Any,
         mesh: jax.sharding.Mesh,
         *,
+        adapter: Any = None,
         algorithm: config.AlgorithmConfig,
         optimizer: config.OptimizerConfig,
         batch: config.BatchConfig,
@@ -75,10 +76,12 @@ class Learner:
             - host or device arrays, which are copied as float32 (float64 if given so and x64 is on);
             - ShapeDtypeStructs: the learner compiles, but has no weights to train;
             - a function from shardings to float32 arrays with these shardings, which the learner owns without a copy.
+          adapter: where `model` has lora, the additions to train, in one of the forms of `params`. Then `params` are the
+            frozen base. It keeps its dtype, and is not copied where it lies in the learner's layout.
           temperature: of the sampling distribution. 0 stands for 1, as in the engine's log-probs.
           steps: commits of the whole run, for the schedule.
           max_tokens: longest rollout of the run, for seq-mean-token-sum-norm and for the length penalty.
-          reference: frozen weights in one of the forms of `params`, or None.
+          reference: frozen weights in one of the forms of `params`, or None. With lora: additions to the same base.
           remat, remat_policy, scan_layers: as config.PolicyConfig declares them.
           compute_dtype: of activations. Weights stay float32 or wider; gradient sums and moments, as `optimizer` says.
           attention: the devices' kernel for packed rows, or None for the jnp form (trainer/attention.py).
@@ -92,11 +95,12 @@ class Learner:
         form["attention"] = attention
         self._recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, temperature=temperature, **form)
         self._max_tokens = max_tokens
-        axes = decoder.axes(model)
-        self._shardings = meshes.param_shardings(mesh, axes, "learner")
-        self._optimizer = optimizers.optimizer(optimizer, axes, steps)
-        self._reference = None if reference is None else owned(reference, self._shardings)
-        self.state = self._first_state(owned(params, self._shardings))
+        self._shardings, decayed = _placement(model, mesh)
+        self._optimizer = optimizers.optimizer(optimizer, decayed, steps)
+        self._base, weights = ({}, params) if model.lora is None else (frozen(params, self._shardings.base), adapter)
+        homes = lora.trained(self._shardings)
+        self._reference = None if reference is None else self._policy(owned(reference, homes))
+        self.state = self._first_state(owned(weights, homes))
         self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         self._guest = guests.Guest(lent, model, host=mesh) if lent else None
         self._old = OldLogprobs(algorithm)
@@ -132,8 +136,16 @@ class Learner:
 
     @property
     def params(self) -> Any:
-        """Returns the policy's weights in the learner's layout. They are invalid after the next commit."""
-        return self.state.params["policy"]
+        """Returns the policy's weights in the learner's layout, with lora a lora.Adapted.
+
+        Trained weights are invalid after the next commit.
+        """
+        return self._policy(self.state.params["policy"])
+
+    def _policy(self, weights: Any) -> Any:
+        """Returns the policy that has these trained weights."""
+        added = self._recipe.model.lora
+        return weights if added is None else lora.Adapted(self._base, weights, added)
 
     def jitted(self) -> compiled_programs.Jitted:
         """Returns every program by name, not compiled, with the shapes of its arguments.
@@ -141,7 +153,8 @@ class Learner:
         Names of programs for lent devices begin with "lent ".
         """
         made = dict(shapes=self._shapes, recipe=self._recipe, measures=self._of_advantages)
-        own = compiled_programs.learning(self.state, self._mesh, self._shardings, optimizer=self._optimizer, **made)
+        where = self._mesh, self._shardings
+        own = compiled_programs.learning(self.state, self.params, *where, optimizer=self._optimizer, **made)
         lent = compiled_programs.lending(own, self.params, self._guest, **made) if self._guest else {}
         return own | lent
 
@@ -286,11 +299,15 @@ class Learner:
 
         `read` gets the state as ShapeDtypeStructs and returns the saved state. The buffers of the current state are
         freed before `read` is called.
+
+        Raises:
+          ValueError: the saved weights are additions to another base.
         """
-        shapes = abstract(self.state)
+        shapes, mine = abstract(self.state), jax.device_get(self.state.params.get("base"))
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
         self.state, self._step = read(shapes), step
+        lora.check_base(mine, self.state.params.get("base"), f"step {step}")
 
     def gradient(self) -> Any:
         """Returns the divided gradient before clipping, in the learner's layout. `commit` would step along it."""
@@ -337,16 +354,23 @@ class Learner:
         one, transform = meshes.replicated(self._mesh), self._optimizer.transform
         shapes = jax.eval_shape(transform.init, policy)
         homes = optax.tree_utils.tree_map_params(
-            transform, lambda _, sharding: sharding, shapes, self._shardings, transform_non_params=lambda _: one
+            transform,
+            lambda _, sharding: sharding,
+            shapes,
+            lora.trained(self._shardings),
+            transform_non_params=lambda _: one,
         )
+        which = jax.jit(lora.digest, out_shardings=one)
         if is_abstract(policy):
+            base = {"base": jax.ShapeDtypeStruct((2,), np.uint32, sharding=one)} if self._base else {}
             return TrainState(
-                params={"policy": policy},
+                params={"policy": policy} | base,
                 opt_state=jax.tree.map(struct, shapes, homes),
                 step=jax.ShapeDtypeStruct((), np.int32, sharding=one),
             )
         moments = jax.jit(transform.init, out_shardings=homes)(policy)
-        return TrainState(params={"policy": policy}, opt_state=moments, step=meshes.put(np.int32(0), one))
+        base = {"base": which(self._base)} if self._base else {}
+        return TrainState(params={"policy": policy} | base, opt_state=moments, step=meshes.put(np.int32(0), one))
 
     def _begin_round(self) -> None:
         """Discards what was prepared for the last round."""
@@ -396,6 +420,17 @@ class Learner:
             out |= _spread("critic/advantages", values)
             out |= _spread("critic/rewards", np.array([given.reward for _, given in self._seen]))
         return out | (mismatch(self._old.pairs) if self._old.pairs else {})
+
+
+def _placement(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
+    """Returns the sharding of every leaf of a policy, and which trained weights decay. Additions all do, as in PEFT."""
+    if model.lora is None:
+        axes = decoder.axes(model)
+        return meshes.param_shardings(mesh, axes, "learner"), optimizers.matrices(axes)
+    axes = lora.axes(model)
+    homes = (meshes.param_shardings(mesh, part, "learner") for part in (axes.base, axes.adapter))
+    where = lora.Adapted(*homes, model.lora)
+    return where, jax.tree.map(lambda _: True, where.adapter)
 
 
 def _rollouts(groups: Sequence[Group]) -> list[Rollout]:

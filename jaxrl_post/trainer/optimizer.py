@@ -26,13 +26,13 @@ class Optimizer:
     rate: Callable[[Any], jax.Array]
 
 
-def optimizer(given: OptimizerConfig, axes: Mapping, steps: int) -> Optimizer:
-    """Returns the optimizer of a run of `steps` steps. `axes`: as for `matrices`.
+def optimizer(given: OptimizerConfig, decayed: Any, steps: int) -> Optimizer:
+    """Returns the optimizer of a run of `steps` steps. `decayed`: as for `transform`.
 
     Raises:
       ValueError: the warm-up is longer than the run.
     """
-    return Optimizer(clip=clipping(given), transform=transform(given, matrices(axes)), rate=rate(given, steps))
+    return Optimizer(clip=clipping(given), transform=transform(given, decayed), rate=rate(given, steps))
 
 
 def rate(optimizer: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:

@@ -1,5 +1,8 @@
 """The learner's device programs: score, accumulate, measure, commit. Pure functions of (weights, sums, batch).
 
+A policy is a tree of weights that are all trained, or a lora.Adapted with a frozen base. Gradients, sums, moments and the
+state are trees like its trained weights.
+
 Invariant: `Sums` holds plain sums over micro-batches and devices (the compiler adds over devices). One division by
 `count` gives the loss of the whole batch and its gradient. No micro-batch is ever divided by its own count.
 """
@@ -17,7 +20,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
-from jaxrl_post.models import decoder, layer_loop
+from jaxrl_post.models import decoder, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import attention, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
@@ -87,7 +90,7 @@ def recipe(
         remat=remat,
         scan=on(scan_layers, platform),
         row_major=platform in ("gpu", "cuda"),
-        paired=platform == "tpu",
+        paired=platform == "tpu" and model.lora is None,
         split=on(batch.split_head, platform),
         sums=jnp.dtype(optimizer.sums_dtype),
         mesh=mesh,
@@ -102,7 +105,7 @@ def recipe(
 class Sums:
     """Sums since the last commit.
 
-    - grads: of the loss's numerator, a tree like the params. Of layers that are scanned, "layers" holds the tree of one
+    - grads: of the loss's numerator, a tree like the trained weights. Of layers that are scanned, "layers" holds the tree of one
       layer with leaves [L, ...]. A step then adds one array for each, however many layers there are.
     - count: the divisor of the loss, by the aggregation
     - tokens: trained tokens
@@ -123,6 +126,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
     before. Neither value has a meaning, and no mask is ever set there.
     """
     B, T = batch.tokens.shape
+    policy = lora.whole(policy)
     attend = attention.packed(batch.segment_ids, recipe.heads, recipe.attention)
     # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
     # a copy of every activation.
@@ -229,7 +233,11 @@ def accumulate(
 
 def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Any, tuple]:
     """Returns the gradient of `numerator` in the form of Sums.grads, and what else `numerator` returns."""
-    grads, rest = jax.grad(numerator, has_aux=True)(policy, batch, recipe, at_start)
+
+    def loss(weights: Any) -> tuple[Any, tuple]:
+        return numerator(lora.with_trained(policy, weights), batch, recipe, at_start)
+
+    grads, rest = jax.grad(loss, has_aux=True)(lora.trained(policy))
     return (grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.scan else grads), rest
 
 
@@ -243,7 +251,7 @@ def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
 
 
 def divided(sums: Sums, recipe: Recipe) -> Any:
-    """Returns the gradient of the loss, a tree like the params, or zeros where nothing was counted."""
+    """Returns the gradient of the loss, a tree like the trained weights, or zeros where nothing was counted."""
     return _mean(_by_layer(sums.grads, recipe), sums.count)
 
 

@@ -21,7 +21,8 @@ from jaxrl_post.parallel import mesh as meshes
 class TrainState:
     """The weights, the optimizer's state, and the step.
 
-    - params: {"policy": tree}; a critic would be a second entry
+    - params: {"policy": the trained weights}; beside adapters also {"base": uint32[2]}, which tells the frozen base from
+      others (models/lora.py); a critic would be a further entry
     - opt_state: optax's, sharded like the weights that each part belongs to
     - step: int32, optimizer steps taken or skipped
 
@@ -46,6 +47,23 @@ def struct(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
 def is_abstract(tree: Any) -> bool:
     """Returns whether every leaf is a ShapeDtypeStruct."""
     return all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+
+
+def frozen(tree: Any, shardings: Any) -> Any:
+    """Returns `tree` in the learner's layout and its own dtypes. What lies there already is not copied.
+
+    A function of shardings is called instead. ShapeDtypeStructs stay shapes.
+    """
+    if callable(tree):
+        return tree(shardings)
+    if is_abstract(tree):
+        return jax.tree.map(struct, tree, shardings)
+
+    def placed(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+        there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+        return leaf if there else meshes.put(leaf, sharding)
+
+    return jax.tree.map(placed, tree, shardings)
 
 
 def owned(tree: Any, shardings: Any) -> Any:

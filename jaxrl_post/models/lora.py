@@ -1,0 +1,241 @@
+"""LoRA (arXiv 2106.09685): a policy of frozen weights and of trained low-rank additions to matrices of its layers.
+
+A layer has leaves NAME_a [inputs, r] and NAME_b [r, outputs] beside a matrix NAME [inputs, outputs]. The learner adds
+scale (x A) B to x W. The engine has one matrix, W + scale A B, which `merged` computes.
+
+Invariant: a merged number is one rounded sum of W and of scale A B, each in float32 or wider. The sum over r is not
+divided over devices. So a merge at a publish and a merge of an export have the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_post.models import decoder
+from jaxrl_post.models.layer import PRODUCTS
+from jaxrl_post.models.model_config import Lora, ModelConfig
+
+# Names of the matrices in PEFT, in the order of a layer.
+MODULES = {f"{name}_proj": name for name in PRODUCTS}
+ALL = "all-linear"
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["base", "adapter"], meta_fields=["lora"])
+@dataclass(frozen=True)
+class Adapted:
+    """A policy whose `adapter` is trained while its `base` is frozen.
+
+    `base` is the tree of a model without lora. `adapter` is {"layers": {"0": {"q_a": ..., "q_b": ...}, ...}}.
+    """
+
+    base: Any
+    adapter: Any
+    lora: Lora
+
+
+def targets(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the matrices that names of PEFT's modules mean, in the order of a layer. `all-linear` means all seven."""
+    every = tuple(MODULES.values())
+    return every if ALL in names else tuple(one for name, one in MODULES.items() if name in names)
+
+
+def adapting(model: ModelConfig, lora: Lora) -> ModelConfig:
+    """Returns the model with additions."""
+    return replace(model, lora=lora)
+
+
+def plain(model: ModelConfig) -> ModelConfig:
+    """Returns the model without additions: that of the base, and of a merged policy."""
+    return replace(model, lora=None)
+
+
+def divided(tree: Mapping, model: ModelConfig) -> Adapted:
+    """Returns a tree like params of `model` as base and adapter."""
+    names = {f"{name}_{part}" for name in model.lora.targets for part in "ab"}
+    parts = (_chosen(tree, lambda name, kind=kind: (name in names) is kind) for kind in (False, True))
+    return Adapted(*parts, model.lora)
+
+
+def matrices(base: Mapping, lora: Lora) -> tuple[dict, dict]:
+    """Returns the matrices of a base that have additions, and all its other leaves."""
+    return _chosen(base, lambda name: name in lora.targets), _chosen(base, lambda name: name not in lora.targets)
+
+
+def _chosen(tree: Mapping, belongs: Callable[[str], bool]) -> dict:
+    """Returns the leaves whose own name belongs. A part of the tree without any is left out."""
+    below = {name: _chosen(one, belongs) if isinstance(one, Mapping) else one for name, one in tree.items()}
+    return {name: one for name, one in below.items() if (one if isinstance(tree[name], Mapping) else belongs(name))}
+
+
+def joined(one: Mapping, other: Mapping) -> dict:
+    """Returns the leaves of two trees that share none."""
+    return {
+        name: joined(one[name], other[name]) if name in one and name in other else (one | other)[name]
+        for name in one | other
+    }
+
+
+def whole(policy: Any) -> Any:
+    """Returns the params that a decoder runs with: base and adapter as one tree. Other policies stay as they are."""
+    return joined(policy.base, policy.adapter) if isinstance(policy, Adapted) else policy
+
+
+def trained(policy: Any) -> Any:
+    """Returns the weights that an optimizer step changes."""
+    return policy.adapter if isinstance(policy, Adapted) else policy
+
+
+def with_trained(policy: Any, weights: Any) -> Any:
+    """Returns the policy with other trained weights."""
+    return replace(policy, adapter=weights) if isinstance(policy, Adapted) else weights
+
+
+def axes(model: ModelConfig) -> Adapted:
+    """Returns logical axis names of every leaf."""
+    return divided(decoder.axes(model), model)
+
+
+def abstract(model: ModelConfig) -> Adapted:
+    """Returns every leaf as a float32 ShapeDtypeStruct."""
+    return divided(decoder.abstract(model), model)
+
+
+def init(model: ModelConfig, seed: int) -> dict:
+    """Returns the adapter that a run begins with, float32 in host memory, the same on every process.
+
+    As in PEFT, A is Kaiming-uniform with a = sqrt(5), which is uniform in +-1/sqrt(inputs), and B is 0. The noise of a
+    leaf is a function of (seed, its path).
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _drawn("/".join(key.key for key in path), leaf.shape, seed), abstract(model).adapter
+    )
+
+
+def _drawn(path: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    if path.endswith("_b"):
+        return np.zeros(shape, np.float32)
+    noise = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(path.encode())]))
+    bound = np.float32(np.prod(shape[:-1]) ** -0.5)
+    return (2 * noise.random(shape, np.float32) - 1) * bound
+
+
+# ---- merging
+
+
+def merged(matrices: Any, adapter: Any, lora: Lora, dtype: Any) -> Any:
+    """Returns W + scale A B in `dtype`, a tree like `matrices`. To be traced: one program for all of them."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _sum(leaf, *_pair(adapter, [key.key for key in path]), path[-1].key, lora).astype(dtype),
+        matrices,
+    )
+
+
+def _pair(adapter: Mapping, path: list[str]) -> tuple[Any, Any]:
+    *parents, name = path
+    layer = functools.reduce(lambda tree, parent: tree[parent], parents, adapter)
+    return layer[f"{name}_a"], layer[f"{name}_b"]
+
+
+def _sum(matrix: jax.Array, a: jax.Array, b: jax.Array, name: str, lora: Lora) -> jax.Array:
+    inputs, outputs = PRODUCTS[name]
+    wide = jnp.promote_types(jnp.promote_types(matrix.dtype, a.dtype), jnp.float32)
+    scaled = jax.lax.optimization_barrier(b.astype(wide) * jnp.asarray(lora.scale, wide))
+    form = f"{inputs}r,r{outputs}->{inputs}{outputs}"
+    addition = jnp.einsum(form, a.astype(wide), scaled, precision=jax.lax.Precision.HIGHEST)
+    # The barriers keep products and sums apart: what is fused with them would decide how they are rounded.
+    return matrix.astype(wide) + jax.lax.optimization_barrier(addition)
+
+
+def merge(policy: Adapted) -> dict:
+    """Returns the params of the merged policy, float32 or wider, sharded like the base. Its matrices are used up."""
+    own, others = matrices(policy.base, policy.lora)
+    homes = jax.tree.map(lambda leaf: leaf.sharding, own)
+    dtype = jnp.promote_types(jax.tree.leaves(policy.adapter)[0].dtype, jnp.float32)
+    run = jax.jit(
+        lambda base, adapter: merged(base, adapter, policy.lora, dtype), out_shardings=homes, donate_argnums=0
+    )
+    return joined(run(own, policy.adapter), jax.tree.map(lambda leaf: leaf.astype(dtype), others))
+
+
+class Merged(Mapping):
+    """The params of a merged policy, float32 or wider. Each leaf is computed when it is asked for, and not kept.
+
+    So an export takes the memory of one matrix. With several processes all of them ask for the same leaves, in order.
+    """
+
+    def __init__(self, policy: Adapted):
+        self._base, self._adapter, self._lora = policy.base, policy.adapter, policy.lora
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._base[name]
+        if isinstance(found, Mapping):
+            return Merged(Adapted(found, self._adapter.get(name, {}), self._lora))
+        if f"{name}_a" not in self._adapter:
+            return found
+        return _one(found, *(self._adapter[f"{name}_{part}"] for part in "ab"), name, self._lora)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _one(matrix: jax.Array, a: jax.Array, b: jax.Array, name: str, lora: Lora) -> jax.Array:
+    return _sum(matrix, a, b, name, lora)
+
+
+def exported(policy: Any) -> Any:
+    """Returns the params of a policy without additions: those of `policy`, merged where it has some."""
+    return Merged(policy) if isinstance(policy, Adapted) else policy
+
+
+# ---- which base it is
+
+
+def digest(base: Any) -> jax.Array:
+    """Returns uint32[2], which tells a base from one of other bits. It does not depend on the sharding.
+
+    Every number is mixed with its place by whole-number arithmetic, and the results are added modulo 2**32.
+    """
+    total = jnp.zeros(2, jnp.uint32)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(base):
+        name = zlib.crc32("/".join(key.key for key in path).encode())
+        total += _mixed(leaf) * np.uint32(name | 1)
+    return total
+
+
+def check_base(mine: Any, theirs: Any, whose: str) -> None:
+    """Refuses additions to another base. `mine`, `theirs`: digests, or None for weights without a base.
+
+    Raises:
+      ValueError: one sentence that begins with `whose`.
+    """
+    if mine is not None and not np.array_equal(np.asarray(mine), np.asarray(theirs)):
+        raise ValueError(
+            f"{whose} holds additions to another base than the one here: its weights, or lora.base_dtype, have changed; "
+            "put the base back, or begin a new run"
+        )
+
+
+def _mixed(leaf: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(leaf, jnp.uint16 if leaf.dtype.itemsize == 2 else jnp.uint32)
+    place = jnp.zeros(bits.shape, jnp.uint32)
+    for axis in range(bits.ndim):
+        place = place * np.uint32(0x9E3779B1) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) + np.uint32(1)
+
+    def added(first: int, second: int) -> jax.Array:
+        mixed = bits.astype(jnp.uint32) * np.uint32(first) ^ place * np.uint32(second)
+        mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0x2C1B3C6D)
+        return jnp.sum(mixed ^ (mixed >> np.uint32(12)), dtype=jnp.uint32)
+
+    return jnp.stack([added(0x85EBCA77, 0xC2B2AE3D), added(0x27D4EB2F, 0x165667B1)])

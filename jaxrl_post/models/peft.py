@@ -1,0 +1,192 @@
+"""Reads and writes LoRA additions in PEFT's format: adapter_config.json and adapter_model.safetensors.
+
+PEFT's lora_A.weight is [r, inputs] and its lora_B.weight [outputs, r], so a transpose converts them.
+
+Invariants:
+- Every tensor is used or refused, never skipped.
+- A directory appears whole or not at all.
+
+Refuses what changes the computation and is not supported: DoRA, biases, ranks that differ by module, and whole modules
+saved beside the additions. Dropout is a matter of training and is not read: here there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_post import json_text
+from jaxrl_post.json_text import said, shown
+from jaxrl_post.models import config_keys as keys
+from jaxrl_post.models import families, hf, lora, tensor_file
+from jaxrl_post.models.families import Tensor
+from jaxrl_post.models.layer import PRODUCTS
+from jaxrl_post.models.model_config import Lora, ModelConfig
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_OFF = (
+    "use_dora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+)
+_OFF += ("target_parameters", "trainable_token_indices", "exclude_modules", "use_qalora")
+
+
+def read(directory: str | Path) -> tuple[Lora, str]:
+    """Returns the additions that a directory describes, and the base that it names.
+
+    Raises:
+      ValueError: it is no adapter, or one that is not supported. One sentence with the file, the key and its value.
+    """
+    file = Path(directory) / CONFIG
+    if not file.is_file():
+        raise ValueError(f"adapter {directory}: no {CONFIG} in it, so it is no adapter of PEFT")
+    given = {"use_rslora": False, "bias": "none"} | json_text.read_object(file, f"model {file}")
+    keys.choice(file, given, "peft_type", {"LORA": ""})
+    keys.choice(file, given, "bias", {"none": ""})
+    for key in _OFF:
+        if given.get(key):
+            raise ValueError(f"model {file}: {key}={shown(given[key])} is not supported; it must be absent or empty")
+    base = given.get("base_model_name_or_path")
+    if not isinstance(base, str):
+        raise ValueError(f"model {file}: base_model_name_or_path must be a text, got {shown(base)}")
+    rank, alpha = keys.count(file, given, "r"), keys.above(file, given, "lora_alpha", 0.0)
+    return Lora(rank, alpha, _targets(Path(directory)), keys.flag(file, given, "use_rslora")), base
+
+
+def _targets(directory: Path) -> tuple[str, ...]:
+    """Returns the matrices that have additions. The tensors tell: target_modules may be a pattern."""
+    found = {name.split(".")[-3] for name in _entries(directory) if name.count(".") > 2}
+    return tuple(name for module, name in lora.MODULES.items() if module in found)
+
+
+def _entries(directory: Path) -> dict[str, tensor_file.Entry]:
+    if not (directory / TENSORS).is_file():
+        raise ValueError(f"adapter {directory}: no {TENSORS} in it; other files of weights are not read")
+    return tensor_file.entries(directory / TENSORS)
+
+
+def load(directory: str | Path, model: ModelConfig) -> dict:
+    """Returns the additions of a directory as float32 in host memory: the adapter of a lora.Adapted.
+
+    Raises:
+      ValueError: they are not those that `model` describes, or hold a number that is not finite. One sentence.
+    """
+    present, out = matched(directory, model), {}
+    for name, tensor in tensors(model).items():
+        *parents, leaf = tensor.path
+        where = out
+        for parent in parents:
+            where = where.setdefault(parent, {})
+        where[leaf] = hf.read_leaf(present[name], name, tensor, np.float32)
+    return out
+
+
+def matched(directory: str | Path, model: ModelConfig) -> dict[str, tensor_file.Entry]:
+    """Returns the tensors of a directory by name. They are those that `model` describes, of its rank, scale and targets.
+
+    Raises:
+      ValueError: they are others. One sentence.
+    """
+    directory = Path(directory)
+    there, _ = read(directory)
+    _refuse_other(directory, there, model.lora)
+    expected, present = tensors(model), _entries(directory)
+    for name in sorted(expected.keys() ^ present.keys()):
+        what = f"is missing; expected shape {expected[name].shape}" if name in expected else "is not part of this model"
+        raise ValueError(f"adapter {directory}: tensor {said(name)} {what}")
+    for name, tensor in expected.items():
+        if present[name].shape != tensor.shape or present[name].type not in tensor_file.FLOATS:
+            raise ValueError(
+                f"adapter {directory}: tensor {name} is {present[name].type}{shown(present[name].shape)}, expected "
+                f"numbers of shape {tensor.shape}"
+            )
+    return present
+
+
+def _refuse_other(directory: Path, there: Lora, here: Lora) -> None:
+    """Refuses additions of another rank, scale or target than the run's."""
+    modules = {name: module for module, name in lora.MODULES.items()}
+    named = [{**one._asdict(), "targets": tuple(modules[name] for name in one.targets)} for one in (there, here)]
+    for key in Lora._fields:
+        if named[0][key] != named[1][key]:
+            raise ValueError(
+                f"lora.adapter={directory}: it has {key}={named[0][key]!r}, and lora.{key} means {named[1][key]!r}; the "
+                f"nearest valid lora.{key} is {named[0][key]!r}"
+            )
+
+
+def tensors(model: ModelConfig) -> dict[str, Tensor]:
+    """Returns every tensor of the file by its name there."""
+    shapes, out = lora.abstract(model).adapter, {}
+    for name, tensor in families.tensors(lora.plain(model)).items():
+        *parents, matrix = tensor.path
+        if parents and matrix in model.lora.targets:
+            layer = shapes["layers"][parents[1]]
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            for part in "ab":
+                path, ours = (*parents, f"{matrix}_{part}"), layer[f"{matrix}_{part}"].shape
+                inputs = len(PRODUCTS[matrix][0]) if part == "a" else 1
+                shape = int(np.prod(ours[inputs:])), int(np.prod(ours[:inputs]))
+                out[f"{stem}.lora_{part.upper()}.weight"] = Tensor(path, shape, ours, True)
+    return out
+
+
+def save(directory: str | Path, model: ModelConfig, adapter: Mapping, *, base: str) -> None:
+    """Writes a directory that PEFT loads, float32. It replaces an earlier adapter.
+
+    Every process calls this with its part of the arrays, and process 0 writes.
+
+    Args:
+      base: of the frozen weights, a directory or a name.
+
+    Raises:
+      ValueError: the directory exists and is no adapter.
+    """
+    directory, all_of_them = Path(directory), tensors(model)
+    if directory.exists() and not (directory / CONFIG).is_file():
+        raise ValueError(
+            f"adapter {directory}: it exists and holds no {CONFIG}, so it is no adapter to be replaced; name a new "
+            "directory"
+        )
+    values = list(hf.as_in_files(all_of_them, adapter, np.dtype(np.float32)))
+    if jax.process_index() != 0:
+        return
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        shapes = {name: tensor.shape for name, tensor in all_of_them.items()}
+        tensor_file.write(made / TENSORS, shapes, np.dtype(np.float32), values)
+        (made / CONFIG).write_text(json.dumps(_config(model.lora, base), indent=2) + "\n", encoding="utf-8")
+        made.chmod(0o755)
+        hf.swap_in(made, directory)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _config(given: Lora, base: str) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": given.rank,
+        "lora_alpha": given.alpha,
+        "use_rslora": given.rslora,
+        "lora_dropout": 0.0,
+        "target_modules": [module for module, name in lora.MODULES.items() if name in given.targets],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }
