@@ -41,7 +41,32 @@ SPECIAL = [
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     *("[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 ]
-WORDS = ['the', 'sum', 'of', '12', 'and', '7', 'is', 'nineteen', 'so', 'I', 'call', 'a', 'tool;', 'result:', '3.5', 'naïve', 'café', '日本', '{"a":', '[1,', '2]}', '\n\n', '', 'ok']
+WORDS = [
+    "the",
+    "sum",
+    "of",
+    "12",
+    "and",
+    "7",
+    "is",
+    "nineteen",
+    "so",
+    "I",
+    "call",
+    "a",
+    "tool;",
+    "result:",
+    "3.5",
+    "naïve",
+    "café",
+    "日本",
+    '{"a":',
+    "[1,",
+    "2]}",
+    "\n\n",
+    "",
+    "ok",
+]
 
 
 # How Llama 3 and Qwen 2 split a text into words. GPT-2 cuts a run of line breaks before a word in two.
