@@ -5,8 +5,9 @@
   local_path   what a user may name as a path: no URL
   relations    the two rules. Nothing that is set is ignored. Options do not contradict each other.
   rules        the options that may contradict each other, of runs
+  learning     the same, of training
   scheduling   the same, shared by runs and the simulator
-  generation, training, schema   the options, by section
+  generation, training, monitoring, schema   the options, by section
   elsewhere    what options of verl, TRL and OpenRLHF are called here: errors and docs/coming_from.md
   reader       defaults, files and overrides become one frozen Config
   reference    the options as text: `python -m jaxrl_post.main --help` and docs/options.md
@@ -17,19 +18,17 @@ Each imports only those above it, and none imports jax.
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, on, one_of
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.local_path import check_place, refuse_url
+from jaxrl_post.config.monitoring import AlarmConfig, LoggerConfig, WatchdogConfig
 from jaxrl_post.config.reader import assign, chosen, default, load, resolve, to_dict
 from jaxrl_post.config.schema import (
-    AlarmConfig,
     CheckpointConfig,
     Config,
     DataConfig,
     EvalConfig,
     HistoryConfig,
-    LoggerConfig,
     MeshConfig,
     PolicyConfig,
     RewardConfig,
-    WatchdogConfig,
 )
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, LoraConfig, OptimizerConfig
 

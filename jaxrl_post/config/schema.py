@@ -13,6 +13,7 @@ from typing import Any
 from jaxrl_post.config import relations, rules
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, mapping, one_of, switch
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
+from jaxrl_post.config.monitoring import AlarmConfig, LoggerConfig, WatchdogConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, LoraConfig, OptimizerConfig
 
 _FILES = "data.train!=task:* or eval.prompts>0 and eval.data!= and eval.data!=task:*"
@@ -279,105 +280,12 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlarmConfig:
-    """Alarms on what is trained. Each is a line in the log when it begins, and a metric `alarm/NAME`."""
-
-    max_skipped: int = at_least(
-        3,
-        0,
-        unit="optimizer steps",
-        doc="Stops the run after so many steps in a row whose gradient was not finite. 0: never.",
-    )
-    equal_rewards: float = at_least(
-        1.0, 0.0, 1.0, unit="share of groups", doc="Alarm from this share of groups with equal rewards on. 0: none."
-    )
-    min_entropy: float = at_least(0.01, 0.0, unit="nats", doc="Alarm at a mean entropy below it. 0: none.")
-    max_entropy: float = at_least(
-        0.9, 0.0, 1.0, unit="share of log(vocabulary)", doc="Alarm at a mean entropy above it. 0: none."
-    )
-    shrinkage: float = at_least(
-        0.25,
-        0.0,
-        1.0,
-        unit="share of the first length",
-        doc="Alarm where the mean length falls below this share of that of the first 4 steps. 0: none.",
-    )
-    growth: float = at_least(
-        4.0,
-        0.0,
-        unit="times the first length",
-        doc="Alarm where the mean length rises above so many times that of the first 4 steps. 0: none.",
-    )
-    max_mismatch: float = at_least(
-        0.1,
-        0.0,
-        unit="nats per token",
-        used_when="algorithm.loss_mode!=sft",
-        why="demonstrations have no log-probs of the engine",
-        doc="Alarm at a larger KL between engine and learner. 0: none.",
-    )
-    hacking: float = at_least(
-        0.5,
-        0.0,
-        1.0,
-        unit="share of the first length",
-        doc="Alarm where the reward rises while the mean length falls below this share of that of the first 4 steps, "
-        "a sign of reward hacking. 0: none.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchdogConfig:
-    """Limits of a hang. A phase beyond its limit ends the run with exit code 42 and leaves stacks. 0: no limit."""
-
-    dispatch_s: float = at_least(900.0, 0.0, unit="seconds", doc="Of one dispatch of the engine.")
-    train_s: float = at_least(
-        1800.0, 0.0, unit="seconds", doc="Of one call of the learner, a weight sync, or host work between two calls."
-    )
-    reward_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of the wait for the rewards of one group.")
-    save_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of one checkpoint.")
-    evaluate_s: float = at_least(14400.0, 0.0, unit="seconds", used_when=_EVALUATED, doc="Of one evaluation.")
-    compile_s: float = at_least(
-        7200.0, 0.0, unit="seconds", doc="Of any of these until the first publish, as programs are compiled until then."
-    )
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Seconds by phase of the ring."""
-        return {
-            "gen": self.dispatch_s,
-            "host": self.train_s,
-            "reward": self.reward_s,
-            "save_checkpoint": self.save_s,
-            "testing": self.evaluate_s,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
 class HistoryConfig:
     """What is remembered of the rollouts of every prompt, for drafts and for schedules."""
 
     epochs: int = at_least(2, 0, unit="epochs", doc="The latest epochs whose rollouts are kept. 0: nothing.")
     max_bytes: int = at_least(
         1 << 28, 1, unit="bytes", used_when="history.epochs>0", doc="The most that all of it may take."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggerConfig:
-    """Where metrics go beside metrics.jsonl and the screen. Each gets the same rows (verl: `trainer.logger`)."""
-
-    tensorboard: bool = any_of_type(False, doc="Whether RUN/tensorboard is written, for `tensorboard --logdir RUN`.")
-    wandb: str = one_of(
-        "off",
-        "off",
-        "offline",
-        "online",
-        doc="Weights & Biases. offline: into RUN/wandb, without a network, for `wandb sync`. online: sent while the run goes on.",
-    )
-    project: str = any_of_type("jaxrl_post", used_when="logger.wandb!=off", doc="Project at Weights & Biases.")
-    name: str = any_of_type(
-        "", used_when="logger.wandb!=off", doc="Name of the run there. Empty: that of the run's folder."
     )
 
 

@@ -278,12 +278,12 @@ def build(
     `past`: what a run that is turned again has in their place. `why`: how the mode was chosen."""
     mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
     parent, start = branches.ordered(taken, place, start)
-    about, saves, saved, rewards, judge = past or begun(config, start, devices, place, new, why, faults, stack, taken)
+    kept = past or begun(config, start, devices, place, new, why, faults, stack, taken)
     more = [] if past else run_writers.further_rows(config, place, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
     guard = stack.enter_context(compile_guard.CompileGuard())
-    learner = compiled_learner(config, start, devices, saved)
+    learner = compiled_learner(config, start, devices, kept.saved)
     engine, evaluator = ENGINES[config.engine.name](config, start, devices, learner, history)
     stack.enter_context(dispatch_log.logged({engine, evaluator}, mine / "dispatches.jsonl"))
     run = Run(
@@ -296,18 +296,14 @@ def build(
         learner=learner,
         engine=engine,
         evaluator=evaluator,
-        turns=environments.conversing(config, engine, rewards),
+        turns=environments.conversing(config, engine, kept.rewards),
         scheduler=scheduler,
-        rewards=rewards,
-        judge=judge,
         history=history,
         traces=run_writers.drawn_traces(config, learner, watch, mine, stack),
         writer=run_writers.rows(config, start, evaluator, why, place, mine, stack, parent, more),
-        saves=saves,
-        saved=saved,
-        about=about,
         faults=faults,
         parent=parent,
+        **kept._asdict(),
     )
     return revived(run, taken)
 
