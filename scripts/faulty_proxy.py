@@ -107,10 +107,13 @@ class Call(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes, half: bool = False) -> None:
         self.send_response_only(status)
+        length = str(len(data))
         for name, value in headers:
-            if name.lower() not in (*_OF_ONE_HOP, "content-length"):
+            if name.lower() == "content-length" and self.command == "HEAD":
+                length = value
+            elif name.lower() not in (*_OF_ONE_HOP, "content-length"):
                 self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", length)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data[: len(data) // 2] if half else data)

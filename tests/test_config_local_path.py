@@ -44,18 +44,24 @@ def test_paths_and_names_pass(path):
     "name", ["run_dir", "model.path", "model.tokenizer", "data.train", "eval.data", "engine.cost_table"]
 )
 def test_every_option_that_is_a_path_refuses_it(name):
-    assert error(f"{name}=s3://bucket/runs").startswith(f"config: {name}='s3://bucket/runs' is a URL")
+    url = "s3://bucket/runs" if name == "run_dir" else "https://host/runs"
+    assert error(f"{name}={url}").startswith(f"config: {name}={url!r} is a URL")
 
 
 def test_files_that_are_read_may_lie_in_a_bucket():
     found = [option.name for option in fields.options(config.Config) if option.about.bucket]
     assert found == ["model.path", "model.tokenizer", "engine.cost_table", "data.train", "eval.data"]
     for name in found:
-        assert error(f"{name}=gs://bucket").startswith(
-            f"config: {name}='gs://bucket' is no place in a bucket: write gs://"
+        for scheme in ("gs", "s3"):
+            assert error(f"{name}={scheme}://bucket").startswith(
+                f"config: {name}='{scheme}://bucket' is no place in a bucket: write {scheme}://"
+            )
+        assert error(f"{name}=nowhere://bucket/x").startswith(
+            f"config: {name}='nowhere://bucket/x': nothing here reads nowhere://; write gs://"
         )
-    given = config.resolve(config.default(), ["model.preset=tiny", "data.train=gs://bucket/a.jsonl", "eval.prompts=0"])
-    assert given.data.train == "gs://bucket/a.jsonl"
+    for url in ("gs://bucket/a.jsonl", "s3://bucket/a.jsonl"):
+        given = config.resolve(config.default(), ["model.preset=tiny", f"data.train={url}", "eval.prompts=0"])
+        assert given.data.train == url
     for name in ("run_dir", "reward.functions"):
         assert error(f"{name}={BUCKET}" if name == "run_dir" else f"{name}=['{BUCKET}']").startswith(f"config: {name}=")
 
@@ -79,9 +85,9 @@ def test_the_options_that_are_paths_are_these():
     [
         lambda: parse([f"--config={BUCKET}"]),
         lambda: parse(["--config=configs/demo.py", f"--branch={BUCKET}"]),
-        lambda: parse(["--config=configs/demo.py", "--run-dir=s3://bucket/runs"]),
-        lambda: parse(["--config=configs/demo.py", "--resume=s3://bucket/runs"]),
-        lambda: use_cache({"JAX_COMPILATION_CACHE_DIR": "s3://bucket/runs"}),
+        lambda: parse(["--config=configs/demo.py", "--run-dir=https://bucket/runs"]),
+        lambda: parse(["--config=configs/demo.py", "--resume=https://bucket/runs"]),
+        lambda: use_cache({"JAX_COMPILATION_CACHE_DIR": "https://bucket/runs"}),
         lambda: use_cache({"XDG_CACHE_HOME": BUCKET}),
         lambda: simulate.parse(["--json", BUCKET]),
         lambda: simulate.parse(["--trace", BUCKET]),
@@ -93,9 +99,10 @@ def test_flags_and_variables_refuse_it(ask):
         ask()
 
 
-def test_a_run_may_lie_in_a_bucket():
-    assert parse(["--config=configs/demo.py", f"--run-dir={BUCKET}"]).run_dir == BUCKET
-    assert parse([f"--resume={BUCKET}"]).run_dir == BUCKET
+@pytest.mark.parametrize("url", [BUCKET, "s3://bucket/runs", "az://bucket/runs"])
+def test_a_run_may_lie_in_a_bucket(url):
+    assert parse(["--config=configs/demo.py", f"--run-dir={url}"]).run_dir == url
+    assert parse([f"--resume={url}"]).run_dir == url
     with pytest.raises(ValueError, match=r"--resume='gs://bucket' is no place in a bucket: write gs://BUCKET/NAME"):
         parse(["--resume=gs://bucket"])
 

@@ -27,17 +27,33 @@ here, whole = test_main_resume.here, test_main_resume.whole  # fixtures
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def bucket(request):
+    return f"{request.param}://bucket"
+
+
 @pytest.fixture(scope="module")
-def server():
-    with bucket_server.emulator() as port:
+def server(bucket):
+    with bucket_server.emulator(bucket[:2]) as port:
         yield port
 
 
 @pytest.fixture
-def machine(server, monkeypatch, tmp_path):
+def reach(bucket, monkeypatch):
+    """Makes clients of the bucket reach it at a port."""
+
+    def at(port: int) -> None:
+        for name, value in bucket_server.environment(bucket[:2], port).items():
+            monkeypatch.setenv(name, value)
+
+    return at
+
+
+@pytest.fixture
+def machine(server, reach, monkeypatch, tmp_path):
     """Returns what makes the next start one of another machine, whose network does a fault in 5 % of all calls."""
     with bucket_server.proxy(server, 0.05, seed=1) as port:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        reach(port)
         numbers = iter(range(100))
 
         def another() -> None:
@@ -49,9 +65,9 @@ def machine(server, monkeypatch, tmp_path):
         yield another
 
 
-def _inputs(here) -> list[str]:
+def _inputs(here, bucket: str) -> list[str]:
     """Uploads data and tokenizer. Returns overrides that name them there."""
-    there = _objects("gs://bucket/inputs/all")
+    there = _objects(f"{bucket}/inputs/all")
     paths = {"data.train": "train.jsonl", "eval.data": "eval.jsonl", "model.tokenizer": "tokenizer"}
     for path in (file for name in paths.values() for file in (here / name, *(here / name).rglob("*"))):
         if path.is_file():
@@ -64,10 +80,10 @@ def _objects(url: str) -> Objects:
 
 
 def test_a_run_that_fails_goes_on_elsewhere_and_ends_as_the_local_one(
-    here, whole, machine, monkeypatch, tmp_path, capsys
+    here, whole, machine, bucket, monkeypatch, tmp_path, capsys
 ):
-    url = "gs://bucket/runs/moved"
-    flags = (*FLAGS, *_inputs(here))
+    url = f"{bucket}/runs/moved"
+    flags = (*FLAGS, *_inputs(here, bucket))
     monkeypatch.setenv("JAXRL_FAULT", "commit:4:raise")
     with pytest.raises(Planted):
         go(here, f"--run-dir={url}", *flags)
@@ -94,40 +110,43 @@ def test_a_run_that_fails_goes_on_elsewhere_and_ends_as_the_local_one(
     assert record.read(_objects(url)).term == 2  # a refused run takes nothing
 
 
-def test_a_run_that_cannot_start_leaves_nothing(here, machine, tmp_path, capsys):
-    url = "gs://bucket/runs/none"
+def test_a_run_that_cannot_start_leaves_nothing(here, machine, bucket, tmp_path, capsys):
+    url = f"{bucket}/runs/none"
     assert go(here, f"--run-dir={url}", *FLAGS, "--config.eval.data=nothing.jsonl") == 1
     assert "nothing.jsonl" in capsys.readouterr().err
     for start in (lambda: main.main([f"--resume={url}"]), lambda: go(here, f"--resume={url}", *FLAGS)):
         assert start() == 1
         assert f"--resume={url}: there is no run; to begin one there write" in capsys.readouterr().err
-    assert _objects(url).names("") == []
+    assert all(name.startswith(record.NAME) for name in _objects(url).names(""))
+    assert record.read(_objects(url)).holder == {}
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_job_of_several_processes_is_refused_before_anything_is_written(here, machine, monkeypatch, capsys):
+def test_a_job_of_several_processes_is_refused_before_anything_is_written(here, machine, bucket, monkeypatch, capsys):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(
         ValueError, match="a job of 2 processes cannot write a run to a bucket yet: mount it on every host"
     ):
-        bucket_run.opened("gs://bucket/runs/two", "", None, print)
-    assert _objects("gs://bucket/runs/two").names("") == []
+        bucket_run.opened(f"{bucket}/runs/two", "", None, print)
+    assert _objects(f"{bucket}/runs/two").names("") == []
 
 
-def test_another_scheme_is_refused(here, machine, capsys):
-    assert go(here, "--run-dir=s3://bucket/run", *FLAGS) == 1
-    assert "here a local path is needed: mount the bucket" in capsys.readouterr().err
+def test_a_scheme_that_nothing_reads_is_refused(here, capsys):
+    assert go(here, "--run-dir=nowhere://bucket/run", *FLAGS) == 1
+    assert "--run-dir='nowhere://bucket/run': nothing here reads nowhere://; write gs://" in capsys.readouterr().err
 
 
-def test_a_bucket_that_does_not_answer_at_the_start_asks_for_a_restart(here, machine, monkeypatch, capsys):
+def test_a_bucket_that_does_not_answer_at_the_start_asks_for_a_restart(
+    here, machine, bucket, reach, monkeypatch, capsys
+):
     monkeypatch.setattr(objects.Objects.__init__, "__defaults__", (0.3,))  # its patience
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{bucket_server.free_port()}")
-    assert go(here, "--run-dir=gs://bucket/runs/lost", *FLAGS) == 42
-    assert "gs://bucket/runs/lost does not answer" in capsys.readouterr().err
+    reach(bucket_server.free_port())
+    assert go(here, f"--run-dir={bucket}/runs/lost", *FLAGS) == 42
+    assert f"{bucket}/runs/lost does not answer" in capsys.readouterr().err
 
 
-def test_programs_of_a_bucket_are_compiled_once(machine):
-    url, said = "gs://bucket/programs", []
+def test_programs_of_a_bucket_are_compiled_once(machine, bucket):
+    url, said = f"{bucket}/programs", []
     first = program_cache.ProgramCache(url, "JAX_COMPILATION_CACHE_DIR", said.append)
     assert not [path for path in first.folder.iterdir() if path.name != ".lock"]
     (first.folder / "jit_x-1-cache").write_bytes(b"program")
@@ -140,11 +159,11 @@ def test_programs_of_a_bucket_are_compiled_once(machine):
     assert not first.folder.exists() and not second.folder.exists()
 
 
-def test_a_lost_bucket_costs_compilations_only(machine, monkeypatch):
+def test_a_lost_bucket_costs_compilations_only(machine, bucket, reach, monkeypatch):
     said = []
     monkeypatch.setattr(objects.Objects.__init__, "__defaults__", (0.3,))  # its patience
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{bucket_server.free_port()}")
-    programs = program_cache.ProgramCache("gs://bucket/programs", "JAX_COMPILATION_CACHE_DIR", said.append)
+    reach(bucket_server.free_port())
+    programs = program_cache.ProgramCache(f"{bucket}/programs", "JAX_COMPILATION_CACHE_DIR", said.append)
     (programs.folder / "jit_x-1-cache").write_bytes(b"program")
     programs.close()
     assert len(said) == 2 and "programs are compiled here" in said[0] and "programs were not kept" in said[1]

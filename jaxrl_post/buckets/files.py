@@ -6,21 +6,23 @@ Invariant: a copy is of one listing of the bucket, and is whole or not there. It
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jaxrl_post.buckets.address import Address, is_bucket, parse
-from jaxrl_post.buckets.objects import Changed, Objects
+from jaxrl_post.buckets.address import is_bucket, parse
+from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.buckets.scratch import own_folder
+from jaxrl_post.buckets.store import Changed
 
 _AT_ONCE = 8  # objects under way
 
 
 def local(text: str, option: str) -> str:
-    """Returns the path of a local copy of gs://BUCKET/NAME, or any other text as it is.
+    """Returns the path of a local copy of SCHEME://BUCKET/NAME, or any other text as it is.
 
     NAME is an object, or a folder: all objects below NAME/.
 
@@ -35,12 +37,8 @@ def local(text: str, option: str) -> str:
         return text
     address = parse(text, option)
     above, _, last = address.name.rpartition("/")
-    objects = Objects(Address(bucket=address.bucket, name=above))
-    there = {
-        name: generation
-        for name, generation in objects.listed(last).items()
-        if not name.endswith("/") and (name == last or name.startswith(f"{last}/"))
-    }
+    objects = Objects(dataclasses.replace(address, name=above))
+    there = {name: version for name, version in objects.listed(last).items() if not name.endswith("/")}
     if any(part in ("", ".", "..") for name in there for part in name.split("/")):
         raise ValueError(f"{option}={text}: an object below it has a name that no file can have")
     if not there:
@@ -55,7 +53,7 @@ def local(text: str, option: str) -> str:
     return str(place / last)
 
 
-def _copy(objects: Objects, there: dict[str, int], place: Path) -> None:
+def _copy(objects: Objects, there: dict[str, str], place: Path) -> None:
     """Writes the objects below a folder, which is there only once it is whole. Two processes may do so at once."""
     part = Path(tempfile.mkdtemp(dir=place.parent, prefix="files.part-"))
     try:

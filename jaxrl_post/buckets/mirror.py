@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from jaxrl_post.buckets import record, tree
-from jaxrl_post.buckets.objects import Objects, Unreachable
+from jaxrl_post.buckets.objects import Objects
+from jaxrl_post.buckets.store import Unreachable
 
 END_S = 300.0  # for the last commit
 _POLL_S, _PAUSE_S = 0.2, 2.0

@@ -3,38 +3,25 @@
 Invariant: a call ends with the bucket's answer or with an error, within its patience. A call that was cut, delayed or
 lost is tried again with growing pauses. So a write may reach the bucket more than once, and also where it raises.
 
-The client is google-cloud-storage, for its generation preconditions. STORAGE_EMULATOR_HOST names another server.
+One kind of object changes, with a compare-and-swap: `current`, `replace` and `drop`. All others are written once.
 """
 
 from __future__ import annotations
 
-import base64
+import random
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jaxrl_post.buckets.address import Address
+from jaxrl_post.buckets.fsspec_store import FsspecStore
+from jaxrl_post.buckets.google_store import GoogleStore
+from jaxrl_post.buckets.store import Changed, Found, Lost, Missing, Store, Unreachable
 
 PATIENCE_S = 30.0
-_TIMES_S = (5.0, 30.0)  # of one request: to connect, and between two parts of an answer
+_PAUSE_S, _LONGEST_S = 0.1, 5.0  # between two attempts
 _T = TypeVar("_T")
-
-
-class Unreachable(RuntimeError):
-    """The bucket gave no answer in time. It may give one later."""
-
-
-class Changed(RuntimeError):
-    """An object has another generation than the write asked for. Nothing was written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """An object's bytes and its generation, which every write changes."""
-
-    data: bytes
-    generation: int
 
 
 class Objects:
@@ -48,148 +35,116 @@ class Objects:
     """
 
     def __init__(self, address: Address, patience_s: float = PATIENCE_S):
-        self.address, self._prefix = address, f"{address.name}/" if address.name else ""
-        try:
-            import google_crc32c
-            from google.api_core import exceptions
-            from google.auth.exceptions import GoogleAuthError
-            from google.cloud import storage
-            from google.cloud.storage.exceptions import DataCorruption
-            from google.cloud.storage.retry import DEFAULT_RETRY
-        except ImportError as error:
-            raise ValueError(
-                f"{address}: install what reads buckets: pip install 'jaxrl_post[gcs]' ({error})"
-            ) from error
-        try:
-            self._bucket = storage.Client().bucket(address.bucket)
-        except (GoogleAuthError, OSError) as error:
-            raise ValueError(f"{address}: no credentials of Google Cloud are found here: {_one_line(error)}") from error
-        self._errors, self._auth_error, self._cut = exceptions, GoogleAuthError, DataCorruption
-        self._crc32c = google_crc32c.Checksum
-        self._retry = DEFAULT_RETRY.with_timeout(patience_s).with_delay(initial=0.1, maximum=5.0, multiplier=2.0)
+        self.address, self._patience_s = address, patience_s
+        self._store: Store = GoogleStore(address) if address.scheme == "gs" else FsspecStore(address)
 
-    def read(self, name: str) -> Found | None:
+    def read(self, name: str) -> bytes | None:
         """Returns an object, or None where there is none.
 
         Raises:
           Unreachable: no answer came in time.
           ValueError: the bucket refuses.
         """
-
-        def once() -> Found:
-            blob = self._blob(name)
-            try:
-                data = blob.download_as_bytes(timeout=_TIMES_S, retry=None)
-            except self._cut as error:
-                raise ConnectionError(str(error)) from error  # which is tried again
-            return Found(data=data, generation=int(blob.generation))
-
         try:
-            return self._tried(once)
-        except self._errors.NotFound:
+            return self._tried(lambda: self._store.read(name))
+        except Missing:
             return None
 
-    def write(self, name: str, data: bytes, generation: int | None = None) -> int:
-        """Writes an object whole and returns its new generation.
-
-        Args:
-          generation: that the object must have; 0: it must not be there; None: any.
+    def write(self, name: str, data: bytes) -> None:
+        """Writes an object whole, whatever is there.
 
         Raises:
-          Changed: it has another one. Where an answer was lost, that may be this write's own.
           Unreachable: no answer came in time. The object may be written or not.
           ValueError: the bucket refuses.
         """
-        digest = base64.b64encode(self._crc32c(data).digest()).decode("ascii")
+        self._in_a_bucket(lambda: self._store.write(name, data))
 
-        def once() -> int:
-            blob = self._blob(name)
-            blob.upload_from_string(
-                data, "application/octet-stream", if_generation_match=generation, timeout=_TIMES_S, retry=None
-            )
-            if blob.crc32c != digest:
-                raise ConnectionError(f"{name} has another checksum there than here")
-            return int(blob.generation)
-
-        try:
-            return self._tried(once)
-        except self._errors.PreconditionFailed as error:
-            raise Changed(f"{self.address}/{name} was changed by another") from error
-        except self._errors.NotFound as error:
-            raise ValueError(f"{self.address}: there is no bucket {self.address.bucket}; make it first") from error
-
-    def save(self, name: str, generation: int, path: Path) -> None:
-        """Writes an object of a generation to a file, which may be larger than the memory.
+    def create(self, name: str, data: bytes) -> None:
+        """Writes an object that is not there.
 
         Raises:
-          Changed: it has another generation now, or is there no more.
+          Changed: it is there. Where an answer was lost, that may be this write's own.
+          Unreachable, ValueError: as `write`.
+        """
+        self._in_a_bucket(lambda: self._store.create(name, data))
+
+    def save(self, name: str, version: str, path: Path) -> None:
+        """Writes an object of a version to a file, which may be larger than the memory.
+
+        Raises:
+          Changed: it has another version now, or is there no more.
           Unreachable, ValueError: as `read`.
         """
-
-        def once() -> None:
-            try:
-                blob = self._bucket.blob(self._prefix + name, generation=generation)
-                blob.download_to_filename(path, timeout=_TIMES_S, retry=None)
-            except self._cut as error:
-                raise ConnectionError(str(error)) from error  # which is tried again
-
         try:
-            self._tried(once)
-        except self._errors.NotFound as error:
+            self._tried(lambda: self._store.save(name, version, path))
+        except Missing as error:
             raise Changed(f"{self.address}/{name} was changed while it was read") from error
 
-    def names(self, prefix: str) -> list[str]:
-        """Returns the names of the objects that begin with `prefix`, in order. Errors are those of `listed`."""
-        return list(self.listed(prefix))
+    def names(self, place: str) -> list[str]:
+        """Returns the names of the object `place` and of all below it, in order. Errors are those of `listed`."""
+        return list(self.listed(place))
 
-    def listed(self, prefix: str) -> dict[str, int]:
-        """Returns the generations of the objects whose names begin with `prefix`, by name, in order.
+    def listed(self, place: str) -> dict[str, str]:
+        """Returns the versions of the object `place` and of all below it, by name, in order. Empty: of all.
+
+        Raises:
+          Unreachable, ValueError: as `read`.
+        """
+        return dict(sorted(self._in_a_bucket(lambda: self._store.listed(place)).items()))
+
+    def delete(self, name: str) -> None:
+        """Deletes an object, if it is there.
 
         Raises:
           Unreachable, ValueError: as `read`.
         """
         try:
-            return self._tried(
-                lambda: dict(
-                    sorted(
-                        (blob.name.removeprefix(self._prefix), int(blob.generation))
-                        for blob in self._bucket.list_blobs(
-                            prefix=self._prefix + prefix,
-                            fields="items(name,generation),nextPageToken",
-                            timeout=_TIMES_S,
-                            retry=None,
-                        )
-                    )
-                )
-            )
-        except self._errors.NotFound as error:
-            raise ValueError(f"{self.address}: there is no bucket {self.address.bucket}; make it first") from error
-
-    def delete(self, name: str, generation: int | None = None) -> None:
-        """Deletes an object, if it is there and has the generation.
-
-        Raises:
-          Unreachable, ValueError: as `read`.
-        """
-        try:
-            self._tried(lambda: self._blob(name).delete(if_generation_match=generation, timeout=_TIMES_S, retry=None))
-        except (self._errors.NotFound, self._errors.PreconditionFailed):
+            self._tried(lambda: self._store.delete(name))
+        except Missing:
             return
 
-    def _blob(self, name: str) -> Any:
-        return self._bucket.blob(self._prefix + name)
+    # ---- the object that changes
+
+    def current(self, name: str) -> Found:
+        """Returns the bytes and the generation of the object that changes. Errors are those of `read`."""
+        return self._tried(lambda: self._store.current(name))
+
+    def replace(self, name: str, data: bytes, generation: int) -> int:
+        """Changes the object that changes, and returns its new generation.
+
+        Args:
+          generation: that it must have, as `current` gave it.
+
+        Raises:
+          Changed: it has another one. Where an answer was lost, that may be this write's own.
+          Unreachable: no answer came in time. The object may be changed or not.
+          ValueError: the bucket refuses, or cannot compare and swap.
+        """
+        return self._in_a_bucket(lambda: self._store.replace(name, data, generation))
+
+    def drop(self, name: str, generation: int) -> None:
+        """Takes the bytes of the object that changes away, if it has the generation. Errors are those of `read`."""
+        try:
+            self._tried(lambda: self._store.drop(name, generation))
+        except (Missing, Changed):
+            return
+
+    def _in_a_bucket(self, once: Callable[[], _T]) -> _T:
+        """As `_tried`, of a call that misses nothing but its bucket."""
+        try:
+            return self._tried(once)
+        except Missing as error:
+            raise ValueError(f"{self.address}: there is no bucket {self.address.bucket}; make it first") from error
 
     def _tried(self, once: Callable[[], _T]) -> _T:
         """Returns the result of a call that is tried until its patience ends."""
-        try:
-            return self._retry(once)()
-        except self._errors.RetryError as error:
-            raise Unreachable(f"{self.address} does not answer: {_one_line(error.cause or error)}") from error
-        except (self._errors.NotFound, self._errors.PreconditionFailed):
-            raise
-        except (self._errors.GoogleAPICallError, self._auth_error) as error:
-            raise ValueError(f"{self.address}: the bucket refuses: {_one_line(error)}") from error
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+        deadline, pause = time.monotonic() + self._patience_s, _PAUSE_S
+        while True:
+            try:
+                return once()
+            except Lost as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Unreachable(f"{self.address} does not answer: {error}") from error
+            time.sleep(min(left, pause * random.uniform(0.5, 1.0)))  # apart from others that lost the bucket
+            pause = min(2 * pause, _LONGEST_S)

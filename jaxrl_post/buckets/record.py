@@ -1,7 +1,7 @@
 """RECORD.json of a run in a bucket: the one object that changes. It is the run's lock and its commit at once.
 
 Invariants:
-- It is written only with the generation that its writer knows. So a writer that lost the run cannot commit any more.
+- It is replaced only with the generation that its writer knows. So a writer that lost the run cannot commit any more.
 - `holder` writes the run until `until`. It renews that. After `until`, or once its process has ended on this machine,
   another one may take the run, with the next `term`.
 - `commits` are the newest states of the run, newest first. What is not named there does not exist for a resumed run.
@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxrl_post.buckets.objects import Changed, Objects
+from jaxrl_post.buckets.objects import Objects
+from jaxrl_post.buckets.store import Changed
 
 NAME = "RECORD.json"
 KEPT = 2  # commits
@@ -46,7 +47,7 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What the record says. `holder`: {} where nobody writes. `generation`: 0 where there is no record."""
+    """What the record says. `holder`: {} where nobody writes. `generation`: as Objects.current."""
 
     term: int = 0
     holder: Mapping = field(default_factory=dict)
@@ -62,9 +63,9 @@ def read(objects: Objects) -> State:
       Unreachable: no answer came in time.
       ValueError: it is no record, or the bucket refuses.
     """
-    found = objects.read(NAME)
-    if found is None:
-        return State()
+    found = objects.current(NAME)
+    if not found.data:
+        return State(generation=found.generation)
     try:
         told = json.loads(found.data)
         commits = tuple(Commit(tree=str(one["tree"]), step=int(one["step"])) for one in told["commits"])
@@ -113,7 +114,7 @@ class Held:
         if self._state.commits:
             self._change(lambda state: state.commits, {})
         else:
-            self._objects.delete(NAME, self._state.generation)
+            self._objects.drop(NAME, self._state.generation)
 
     def _change(self, commits: Callable[[State], tuple[Commit, ...]], holder: Mapping) -> State:
         """Writes the record. A generation that a lost answer of this holder left is taken over."""
@@ -167,7 +168,7 @@ def take(objects: Objects, say: Callable[[str], object]) -> Held:
 
 
 def _written(objects: Objects, over: State, term: int, holder: Mapping, commits: tuple[Commit, ...]) -> State:
-    """Writes a record over the one of a generation and returns it. Errors are those of Objects.write."""
+    """Writes a record over the one of a generation and returns it. Errors are those of Objects.replace."""
     until = time.time() + LEASE_S
     told = {
         "term": term,
@@ -175,7 +176,7 @@ def _written(objects: Objects, over: State, term: int, holder: Mapping, commits:
         "until": until,
         "commits": [{"tree": one.tree, "step": one.step} for one in commits],
     }
-    generation = objects.write(NAME, json.dumps(told, indent=1).encode("utf-8"), over.generation)
+    generation = objects.replace(NAME, json.dumps(told, indent=1).encode("utf-8"), over.generation)
     return State(term=term, holder=holder, until=until, commits=commits, generation=generation)
 
 

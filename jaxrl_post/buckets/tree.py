@@ -181,9 +181,9 @@ def _whole(objects: Objects, name: str) -> bytes:
     found = objects.read(name)
     if found is None:
         raise Damaged(f"{objects.address}/{name} is missing")
-    if _digest(found.data) != _digest_of(name):
+    if _digest(found) != _digest_of(name):
         raise Damaged(f"the bytes of {objects.address}/{name} are not those that were written")
-    return found.data
+    return found
 
 
 def _digest(data: bytes) -> str:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxrl_post.buckets.objects import Unreachable
+from jaxrl_post.buckets.store import Unreachable
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.command_line import OVERRIDE, split
 

@@ -65,7 +65,7 @@ def file_path(default, **words):
 
 
 def input_path(default, **words):
-    """Declares the path of a file or folder that is read. It may also be gs://BUCKET/NAME."""
+    """Declares the path of a file or folder that is read. It may also be SCHEME://BUCKET/NAME."""
     return file_path(default, bucket=True, **words)
 
 

@@ -1,6 +1,6 @@
 """Paths of this machine: what a user may name where the project reads or writes files.
 
-A URL is refused, except for gs://BUCKET/NAME where a bucket is read or written (buckets/address.py). As a path,
+A URL is refused, except for SCHEME://BUCKET/NAME where a bucket is read or written (buckets/address.py). As a path,
 gs://bucket/runs would otherwise be a new local folder of the name gs:, and the run would be lost with its machine.
 
 A relative path in a config file is looked for beside that file first, then in the working directory. One on the command
@@ -36,7 +36,7 @@ def refuse_url(text: str, name: str) -> None:
 
 
 def check_place(text: str, name: str, bucket: bool) -> None:
-    """Refuses a URL, or where `bucket` allows gs://BUCKET/NAME, every other one and a malformed one.
+    """Refuses a URL, or where `bucket` allows SCHEME://BUCKET/NAME, every other one and a malformed one.
 
     Raises:
       ValueError: one sentence with the nearest valid choice.

@@ -1,4 +1,4 @@
-"""The run of a bucket, gs://BUCKET/NAME: fetched to a folder of this machine, run there, and mirrored back.
+"""The run of a bucket, SCHEME://BUCKET/NAME: fetched to a folder of this machine, run there, and mirrored back.
 
 Everything else of a run knows the local folder only. Its scratch folder lies below the system's folder for temporary
 files (TMPDIR). It is made anew at every start, from the newest commit that is whole. Those of starts that have ended are removed.

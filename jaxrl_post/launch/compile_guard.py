@@ -1,6 +1,6 @@
 """Compiled programs: kept between runs in a cache folder, and never made in the middle of one.
 
-The cache lies where JAX_COMPILATION_CACHE_DIR says, which may be gs://BUCKET/NAME, else in jaxrl_post/jax under the user's cache folder
+The cache lies where JAX_COMPILATION_CACHE_DIR says, which may be SCHEME://BUCKET/NAME, else in jaxrl_post/jax under the user's cache folder
 (XDG_CACHE_HOME, else ~/.cache). It changes start-up time only.
 """
 

@@ -1,4 +1,4 @@
-"""Compiled programs of a bucket: JAX_COMPILATION_CACHE_DIR=gs://BUCKET/NAME.
+"""Compiled programs of a bucket: JAX_COMPILATION_CACHE_DIR=SCHEME://BUCKET/NAME.
 
 A process copies all of them to a folder of its own, which jax reads and writes. A thread uploads new ones until its end.
 
@@ -21,7 +21,8 @@ from pathlib import Path
 
 from jaxrl_post.buckets import scratch
 from jaxrl_post.buckets.address import parse
-from jaxrl_post.buckets.objects import Changed, Objects, Unreachable
+from jaxrl_post.buckets.objects import Objects
+from jaxrl_post.buckets.store import Changed, Unreachable
 from jaxrl_post.parallel.processes import say
 
 _EVERY_S = 20.0
@@ -71,10 +72,10 @@ class ProgramCache:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _fetch(self) -> None:
-        for name, generation in self._objects.listed("").items():
+        for name, version in self._objects.listed("").items():
             if "/" not in name and not name.startswith("."):
                 part = self.folder / f"{name}.part"
-                self._objects.save(name, generation, part)
+                self._objects.save(name, version, part)
                 part.rename(self.folder / name)
                 self._there.add(name)
 
@@ -94,5 +95,5 @@ class ProgramCache:
         for path in self.folder.iterdir():
             if path.name not in {*self._there, _LOCK} and time.time() - path.stat().st_mtime >= age_s:
                 with contextlib.suppress(Changed):  # another process compiled it too
-                    self._objects.write(path.name, path.read_bytes(), 0)
+                    self._objects.create(path.name, path.read_bytes())
                 self._there.add(path.name)
