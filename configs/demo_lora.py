@@ -17,5 +17,5 @@ def get_config():
     c = load(str(HERE / "demo.py"))
     c.name = "demo_lora"
     c.lora.rank, c.lora.alpha = 16, 32.0
-    c.optimizer.lr = 7.5e-3
+    c.optimizer.lr = 3e-2
     return c

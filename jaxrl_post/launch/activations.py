@@ -72,6 +72,8 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
     if platform == "tpu" and on(config.model.scan_layers, platform):  # a pair of products beside its halves
         working += 2 * _tokens(config, shards) * model.ffw // config.mesh.tensor * SIZES[config.model.compute_dtype]
     logits, slope = _head(config, model, shards, platform)
+    if config.lora.rank:  # frozen weights have no gradient
+        return layers + max(working, logits)
     scanned = on(config.model.scan_layers, platform)
     own = model.layers * _layer_weights(model) // (math.gcd(shards, config.mesh.fsdp) * config.mesh.tensor)
     stack = stacked(config, own, platform)
@@ -81,8 +83,13 @@ def estimate(config: Config, model: decoder.ModelConfig, shards: int, platform: 
 
 
 def stacked(config: Config, layers: int, platform: str) -> int:
-    """Returns the bytes of the stack of all layers and of its gradient. `layers`: weights of all layers on a device."""
-    return 2 * SIZES[config.model.compute_dtype] * layers if on(config.model.scan_layers, platform) else 0
+    """Returns the bytes of the stack of all layers, and of its gradient where they are trained.
+
+    Args:
+      layers: weights of all layers on a device.
+    """
+    copies = 1 if config.lora.rank else 2
+    return copies * SIZES[config.model.compute_dtype] * layers if on(config.model.scan_layers, platform) else 0
 
 
 def _layer_weights(model: decoder.ModelConfig) -> int:

@@ -22,8 +22,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
-from jaxrl_post.launch import activations
-from jaxrl_post.models import decoder
+from jaxrl_post.launch import activations, adapter
+from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
 
 SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
@@ -36,19 +36,21 @@ class Kind(Enum):
     """What bytes on a device hold."""
 
     WEIGHTS = "weights of the learner"
+    BASE = "frozen weights, beside low-rank additions"
     MOMENTS = "moments of the optimizer"
     GRADIENT = "gradient"
     REFERENCE = "weights of the reference policy"
     ACTIVATIONS = "activations, an estimate"
     OFFLOADED = "activations that wait in host memory"
     ENGINE_WEIGHTS = "weights of the engine"
+    ENGINE_BASE = "frozen weights in the engine's layout, beside merged ones"
     PAGES = "KV cache"
     DRAFTING = "tables of the drafter"
 
     @property
     def generates(self) -> bool:
         """Whether only generation needs it."""
-        return self in (Kind.ENGINE_WEIGHTS, Kind.PAGES, Kind.DRAFTING)
+        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING)
 
 
 @dataclass(frozen=True)
@@ -117,22 +119,23 @@ def memory(
     homes = _homes(model, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor")
     learner, layers = _elements(shapes, homes), _elements(shapes["layers"], homes["layers"])
     option = "engine_tensor" if m.engine_tensor else "tensor"
-    engine = _elements(shapes, _homes(model, _mesh(config.replicas, 1, m.replica), "engine", option))
+    engine = _homes(model, _mesh(config.replicas, 1, m.replica), "engine", option)
+    trained = _additions(config, model) if config.lora.rank else learner
     moments, sums, compute = config.optimizer.moments_dtype, config.optimizer.sums_dtype, config.model.compute_dtype
-    case, dtype = swap_case(config), config.engine.dtype
-    own_copy = _bytes(dtype) * engine if case != "shared" or config.engine.layouts else 0
+    dtype = config.engine.dtype
     pages = f"KV pages ({config.pages} of {config.engine.page_size} tokens, {dtype})"
     return (
-        Item(Kind.WEIGHTS, "weights (learner, float32)", 4 * learner),
-        Item(Kind.MOMENTS, f"optimizer (two moments, {moments})", 2 * _bytes(moments) * learner),
-        Item(Kind.GRADIENT, f"gradient ({sums})", _bytes(sums) * learner),
+        *_frozen(config, learner),
+        Item(Kind.WEIGHTS, f"{'additions' if config.lora.rank else 'weights'} (learner, float32)", 4 * trained),
+        Item(Kind.MOMENTS, f"optimizer (two moments, {moments})", 2 * _bytes(moments) * trained),
+        Item(Kind.GRADIENT, f"gradient ({sums})", _bytes(sums) * trained),
         Item(
             Kind.GRADIENT,
             f"gradient of lent devices, as it is added ({sums})",
-            _bytes(sums) * learner if config.lent else 0,
+            _bytes(sums) * trained if config.lent else 0,
         ),
-        Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", own_copy),
-        Item(Kind.REFERENCE, "weights (reference, float32)", 4 * learner if config.algorithm.needs_reference else 0),
+        *_of_engine(config, model, shapes, engine),
+        Item(Kind.REFERENCE, "weights (reference, float32)", 4 * trained if config.algorithm.needs_reference else 0),
         Item(Kind.PAGES, pages, _cache(config, model)),
         Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
         Item(
@@ -148,6 +151,32 @@ def memory(
         *_waiting(config, model),
         *(_lent(config, model, platform, flash) if config.lent else ()),
     )
+
+
+def _additions(config: Config, model: decoder.ModelConfig) -> int:
+    """Returns the numbers of low-rank additions on one device that learns."""
+    m, added = config.mesh, adapter.adapting(config.lora, model)
+    homes = meshes.param_shardings(_mesh(m.data, m.fsdp, m.tensor), lora.axes(added).adapter, "learner")
+    return _elements(lora.abstract(added).adapter, homes)
+
+
+def _frozen(config: Config, learner: int) -> tuple[Item, ...]:
+    dtype = config.lora.base_dtype
+    return (Item(Kind.BASE, f"weights (frozen, {dtype})", _bytes(dtype) * learner),) if config.lora.rank else ()
+
+
+def _of_engine(config: Config, model: decoder.ModelConfig, shapes: Any, homes: Any) -> tuple[Item, ...]:
+    """Returns what the engine holds of weights beside those that it shares with the learner."""
+    case, dtype, engine = swap_case(config), config.engine.dtype, _elements(shapes, homes)
+    own, frozen = (engine if case != "shared" or config.engine.layouts else 0), ()
+    if config.lora.rank:
+        added = adapter.adapting(config.lora, model).lora
+        merged = _elements(*(lora.matrices(tree, added)[0] for tree in (shapes, homes)))
+        shares = case == "merge" and dtype == config.lora.base_dtype
+        own = merged if shares else engine
+        apart = 0 if case == "merge" else _bytes(config.lora.base_dtype) * merged
+        frozen = (Item(Kind.ENGINE_BASE, f"matrices to be merged (engine, {config.lora.base_dtype})", apart),)
+    return (Item(Kind.ENGINE_WEIGHTS, f"weights (engine, {dtype}, {case})", _bytes(dtype) * own), *frozen)
 
 
 def kept_by_policy(config: Config, model: decoder.ModelConfig) -> dict[str, int]:
@@ -222,7 +251,7 @@ def _devices(config: Config, item: Item) -> tuple[str, ...]:
         return (WHILE_LENT,)
     if config.mesh.engine:
         return (GENERATES,) if item.kind.generates else (LEARNS,)
-    stays = not item.kind.generates and item.kind is not Kind.ACTIVATIONS
+    stays = item.kind is Kind.ENGINE_BASE or not (item.kind.generates or item.kind is Kind.ACTIVATIONS)
     if config.engine.sleep:
         return (LEARNING, GENERATING) if stays else (GENERATING,) if item.kind.generates else (LEARNING,)
     return (SHARED, WHILE_LENT) if config.lent and stays else (SHARED,)
@@ -257,6 +286,8 @@ def process(
         saved = {"copy of weights and moments for a checkpoint": copied[Kind.WEIGHTS] + copied[Kind.MOMENTS]}
     if not on_host:
         staged = saved or {"weights in transfer (float32)": copied[Kind.WEIGHTS]}
+        if copied[Kind.BASE] > sum(saved.values()):
+            staged = {"frozen weights in transfer": copied[Kind.BASE]}
         inside = {"process itself (compiled, no weights yet)": resident, **staged, **waiting}
         most = max(sum(item.bytes for item in own) for own in by_device(config, kept).values())
         return inside | {
@@ -308,8 +339,14 @@ def resident() -> int:
 
 
 def swap_case(config: Config) -> str:
-    """Returns how weights reach the engine: "shared", "cast" or "relayout" (another sharding)."""
-    if config.mesh.fsdp > 1 or config.mesh.engine or config.mesh.replica != config.mesh.tensor:
+    """Returns how weights reach the engine: "shared", "cast" or "relayout" (another sharding).
+
+    Of low-rank additions: "merge", or "relayout and merge".
+    """
+    apart = config.mesh.fsdp > 1 or config.mesh.engine or config.mesh.replica != config.mesh.tensor
+    if config.lora.rank:
+        return "relayout and merge" if apart else "merge"
+    if apart:
         return "relayout"
     return "shared" if config.engine.dtype == "float32" else "cast"
 

@@ -11,9 +11,9 @@ import math
 import jax
 
 from jaxrl_post.config import Config
-from jaxrl_post.launch import activations
+from jaxrl_post.launch import activations, adapter
 from jaxrl_post.launch.chips import Slice
-from jaxrl_post.models import decoder
+from jaxrl_post.models import decoder, lora
 
 # Shares of the peak that good programs reach. They are assumptions: nothing here was measured.
 TRAIN, PREFILL, MEMORY, LINKS = 0.45, 0.5, 0.85, 0.85
@@ -49,6 +49,13 @@ def seconds(config: Config, model: decoder.ModelConfig, where: Slice, prompt: in
 def parameters(model: decoder.ModelConfig) -> int:
     """Returns the number of weights."""
     return sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(model)))
+
+
+def _trained(config: Config, model: decoder.ModelConfig) -> int:
+    """Returns the number of weights that are trained."""
+    if not config.lora.rank:
+        return parameters(model)
+    return sum(leaf.size for leaf in jax.tree.leaves(lora.abstract(adapter.adapting(config.lora, model)).adapter))
 
 
 def _rollouts(config: Config) -> float:
@@ -89,8 +96,9 @@ def _forward(model: decoder.ModelConfig, tokens: float) -> float:
 
 
 def _train(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
-    """Useful FLOPs: three forward passes a token, whatever is computed again."""
-    flops = 3 * _rollouts(config) * config.scheduler.ppo_epochs * _forward(model, prompt + _longest(config) / 2)
+    """Useful FLOPs: three forward passes a token, two where the weights are frozen, whatever is computed again."""
+    passes = 2 if config.lora.rank else 3
+    flops = passes * _rollouts(config) * config.scheduler.ppo_epochs * _forward(model, prompt + _longest(config) / 2)
     return flops / (config.mesh.learner * where.chip.flops * TRAIN)
 
 
@@ -110,7 +118,8 @@ def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, 
 
     A device sends weights twice and gradients once a micro-batch, and the activations of a divided layer."""
     m = config.mesh
-    spread = (m.fsdp - 1) / m.fsdp * parameters(model) / m.tensor * (2 * BF16 + BF16)
+    trained = _trained(config, model)
+    spread = (m.fsdp - 1) / m.fsdp / m.tensor * (2 * BF16 * parameters(model) + BF16 * trained)
     seconds = batches * spread / (where.link(m.fsdp * m.tensor) * LINKS)
     tokens = config.batch.rows // m.shards * config.batch.tokens
     if m.tensor > 1:  # two sums a layer, forward, again and backward; a sum sends twice its bytes
@@ -120,7 +129,7 @@ def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, 
         head = 3 * tokens * m.fsdp * model.embed * BF16
         seconds += batches * head / (where.link(m.fsdp * m.tensor) * LINKS)
     if m.data > 1:
-        held = parameters(model) / (m.fsdp * m.tensor) * activations.SIZES[config.optimizer.sums_dtype]
+        held = trained / (m.fsdp * m.tensor) * activations.SIZES[config.optimizer.sums_dtype]
         seconds += batches * 2 * (m.data - 1) / m.data * held / (where.link(m.learner) * LINKS)
     return seconds
 
@@ -131,6 +140,10 @@ def _publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
     if m.fsdp == 1 and not m.engine and m.replica == m.tensor:
         return parameters(model) / m.replica * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place
     got = parameters(model) * size / m.replica
+    if config.lora.rank:  # additions travel as float32; then matrices are read and written where they are
+        merged = parameters(model) / m.replica * (activations.SIZES[config.lora.base_dtype] + size)
+        got = 4 * _trained(config, model) / m.replica
+        return got / (where.link(m.fsdp * m.tensor) * LINKS) + merged / (where.chip.bandwidth * MEMORY)
     return got / (where.link(m.fsdp * m.tensor) * LINKS)
 
 

@@ -3,8 +3,9 @@
 A layer has leaves NAME_a [inputs, r] and NAME_b [r, outputs] beside a matrix NAME [inputs, outputs]. The learner adds
 scale (x A) B to x W. The engine has one matrix, W + scale A B, which `merged` computes.
 
-Invariant: a merged number is one rounded sum of W and of scale A B, each in float32 or wider. The sum over r is not
-divided over devices. So a merge at a publish and a merge of an export have the same bits.
+Invariant: a merged number is one rounded sum of W and of scale A B, each in float32 or wider. What else a program does
+changes no bit of it. So a merge at a publish and a merge of an export agree bit for bit in one layout. In another layout
+products of other shapes may be rounded otherwise.
 """
 
 from __future__ import annotations

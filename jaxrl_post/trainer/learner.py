@@ -303,7 +303,7 @@ class Learner:
         Raises:
           ValueError: the saved weights are additions to another base.
         """
-        shapes, mine = abstract(self.state), jax.device_get(self.state.params.get("base"))
+        shapes, mine = abstract(self.state), jax.jit(lora.digest)(self._base) if self._base else None
         for leaf in jax.tree.leaves(self.state):
             leaf.delete()
         self.state, self._step = read(shapes), step

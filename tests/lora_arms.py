@@ -1,0 +1,153 @@
+"""LoRA against an explicit full model: its gradient by W + scale A B and the chain rule, in numpy. Tests and shows use it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import gradient_arms as arms
+import jax
+import made_groups
+import numpy as np
+
+from jaxrl_post.algorithms import advantages
+from jaxrl_post.models import layer, lora
+from jaxrl_post.models.model_config import Lora
+from jaxrl_post.parallel import mesh
+from jaxrl_post.trainer.learner import Learner
+
+EVERY = ("q", "k", "v", "o", "gate", "up", "down")
+PLAIN = Lora(4, 8.0, EVERY)
+ROOTED = Lora(4, 8.0, EVERY, True)
+# Numbers of axes that a matrix contracts.
+INPUTS = dict(q=1, k=1, v=1, o=2, gate=1, up=1, down=1)
+
+
+def adapter(given: Lora, seed: int, dtype=np.float32) -> dict:
+    """Returns random A and B, neither of them 0, in host memory. Those of two seeds are near each other."""
+    noise = np.random.default_rng(0)
+    shapes = lora.abstract(lora.adapting(made_groups.MODEL, given)).adapter
+    drawn = jax.tree.map(lambda leaf: (0.1 * noise.standard_normal(leaf.shape)).astype(dtype), shapes)
+    return made_groups.moved(drawn, seed, 0.01)
+
+
+def flat(value: np.ndarray, inputs: int) -> np.ndarray:
+    """Returns a tensor as a matrix: its first axes against the others."""
+    return value.reshape(int(np.prod(value.shape[:inputs])), -1)
+
+
+def scale(given: Lora) -> float:
+    """Returns alpha / r, or alpha / sqrt(r), as the papers say."""
+    return given.alpha / (given.rank**0.5 if given.rslora else given.rank)
+
+
+def merged(base: dict, added: dict, given: Lora) -> dict:
+    """Returns W + scale A B in numpy, matrix by matrix."""
+    layers = {}
+    for number, weights in base["layers"].items():
+        own = layers[number] = dict(weights)
+        for name in given.targets:
+            a, b = (np.asarray(added["layers"][number][f"{name}_{part}"]) for part in "ab")
+            product = flat(a, INPUTS[name]) @ flat(b, 1)
+            own[name] = np.asarray(own[name]) + scale(given) * product.reshape(own[name].shape)
+    return {**base, "layers": layers}
+
+
+def chained(gradient: dict, added: dict, given: Lora) -> dict:
+    """Returns the gradients of A and B from those of the merged matrices: dA = scale G B', dB = scale A' G."""
+    out: dict = {"layers": {}}
+    for number, own in added["layers"].items():
+        leaves = out["layers"][number] = {}
+        for name in given.targets:
+            a, b = own[f"{name}_a"], own[f"{name}_b"]
+            slope = scale(given) * flat(np.asarray(gradient["layers"][number][name]), INPUTS[name])
+            leaves[f"{name}_a"] = (slope @ flat(b, 1).T).reshape(a.shape)
+            leaves[f"{name}_b"] = (flat(a, INPUTS[name]).T @ slope).reshape(b.shape)
+    return out
+
+
+@functools.cache
+def explicit(given: Lora) -> dict:
+    """Returns the gradient of the additions by the explicit model, in float64."""
+    groups, a = made_groups.groups(), arms.algorithm()
+    values = [advantages.grpo(one.rewards, one.scored, np.array([len(r) for r in one.rollouts])) for one in groups]
+    with arms.precision(np.float64):
+        base = made_groups.weights(0, np.float64)
+        old, policy, reference = (merged(base, adapter(given, seed, np.float64), given) for seed in (1, 2, 3))
+        full = made_groups.plain_gradient(
+            jax.tree.map(jax.numpy.asarray, policy),
+            made_groups.MODEL,
+            groups,
+            values,
+            old,
+            jax.tree.map(jax.numpy.asarray, reference),
+            mode="token-mean",
+            low=a.clip_ratio_low,
+            high=a.clip_ratio_high,
+            kl_coef=a.kl_loss_coef,
+            entropy_coef=a.entropy_coef,
+            max_tokens=arms.MAX_TOKENS,
+            temperature=0.8,
+        )
+        return chained(jax.device_get(full), adapter(given, 2, np.float64), given)
+
+
+def learner(given: Lora, dtype=np.float32, *, kind=arms.Uncommitted, **more) -> Learner:
+    """Returns a learner of additions to the weights of seed 0. The reference has additions too."""
+    model, made = lora.adapting(made_groups.MODEL, given), dataclasses.replace
+    algorithm = made(arms.algorithm(), **more.pop("changes", {}))
+    return kind(
+        model,
+        made_groups.weights(0, dtype),
+        mesh.make_mesh(*more.pop("sizes", (1, 1, 1))),
+        adapter=adapter(given, 1, dtype),
+        reference=adapter(given, 3, dtype),
+        algorithm=algorithm,
+        optimizer=more.pop("optimizer", arms.config.OptimizerConfig()),
+        batch=arms.config.BatchConfig(rows=4, tokens=48, head_chunk=64),
+        temperature=0.8,
+        steps=10,
+        max_tokens=arms.MAX_TOKENS,
+        compute_dtype=np.dtype(dtype).name,
+        **more,
+    )
+
+
+def gap(given: Lora, dtype=np.float32, **more) -> float:
+    """Returns the largest distance of a leaf's gradient from `explicit`, in relative 2-norm."""
+    groups = made_groups.groups()
+    with arms.precision(dtype):
+        one = learner(given, dtype, **more)
+        one.prepare(groups)
+        one._old.settle(one.logprobs)
+        one._old.committed = True  # as if a commit had moved the policy, so that ratios are not 1
+        moved = mesh.put(adapter(given, 2, dtype), jax.tree.map(lambda x: x.sharding, one.state.params["policy"]))
+        one.state = dataclasses.replace(one.state, params={**one.state.params, "policy": moved})
+        one.accumulate(groups)
+        found = jax.device_get(one.gradient())
+    return arms.worst(found, explicit(given))
+
+
+def planted(fault: str, monkeypatch) -> None:
+    """Plants a mistake into the learner's additions."""
+    if fault == "scale":
+        monkeypatch.setattr(Lora, "scale", property(lambda self: 2 * scale(self)))
+    elif fault == "rslora":
+        monkeypatch.setattr(Lora, "scale", property(lambda self: self.alpha / self.rank))
+    elif fault == "transposed":
+        plain = layer.Layer._product
+
+        def product(self, name, x):
+            b = getattr(self, f"{name}_b")
+            value = b[...]
+            b.set_value(value.reshape(-1, value.shape[0]).T.reshape(value.shape))
+            out = plain(self, name, x)
+            b.set_value(value)
+            return out
+
+        monkeypatch.setattr(layer.Layer, "_product", product)
+    else:
+        raise ValueError(fault)
+
+
+FAULTS = ("scale", "rslora", "transposed")

@@ -1,0 +1,78 @@
+"""PEFT's files: written and read alike, and refused where they say what is not computed here.
+
+That peft itself loads them is shown by scripts/shows/lora.py, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import lora_arms
+import made_groups
+import numpy as np
+import pytest
+
+from jaxrl_post.models import lora, peft, tensor_file
+from jaxrl_post.models.model_config import Lora
+
+GIVEN = Lora(4, 8.0, ("q", "o", "down"), True)
+MODEL = lora.adapting(made_groups.MODEL, GIVEN)
+
+
+@pytest.fixture
+def written(tmp_path):
+    peft.save(tmp_path / "adapter", MODEL, lora_arms.adapter(GIVEN, 0), base="/where/the/base/is")
+    return tmp_path / "adapter"
+
+
+def test_what_was_written_is_read_bit_for_bit(written):
+    found = peft.load(written, MODEL)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(lora_arms.adapter(GIVEN, 0)), strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+    assert peft.read(written) == (GIVEN, "/where/the/base/is")
+
+
+def test_tensors_have_pefts_names_and_shapes(written):
+    """lora_A.weight is [r, inputs], and lora_B.weight @ lora_A.weight is what is added to the file's [outputs, inputs]."""
+    entries = tensor_file.entries(written / peft.TENSORS)
+    m, a = made_groups.MODEL, lora_arms.adapter(GIVEN, 0)["layers"]["1"]
+    stem = "base_model.model.model.layers.1.self_attn.o_proj"
+    first, second = (tensor_file.read(entries[f"{stem}.lora_{part}.weight"]) for part in "AB")
+    assert first.shape == (4, m.heads * m.head_dim) and second.shape == (m.embed, 4)
+    merged = lora_arms.flat(a["o_a"], 2) @ lora_arms.flat(a["o_b"], 1)
+    np.testing.assert_allclose(second @ first, merged.T, rtol=1e-5, atol=1e-7)
+    told = json.loads((written / peft.CONFIG).read_text())
+    assert told["target_modules"] == ["q_proj", "o_proj", "down_proj"] and told["use_rslora"] is True
+    assert (told["r"], told["lora_alpha"], told["lora_dropout"], told["bias"]) == (4, 8.0, 0.0, "none")
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (dict(use_dora=True), "use_dora=True is not supported"),
+        (dict(bias="all"), "bias='all' is not one of none"),
+        (dict(rank_pattern={"q_proj": 8}), "rank_pattern=.* is not supported"),
+        (dict(modules_to_save=["lm_head"]), "modules_to_save=.* is not supported"),
+        (dict(peft_type="IA3"), "peft_type='IA3' is not one of LORA"),
+        (dict(r=8), "it has rank=8, and lora.rank means 4; the nearest valid lora.rank is 8"),
+        (dict(use_rslora=False), "it has rslora=False"),
+        (dict(lora_alpha="big"), "lora_alpha must be a number"),
+    ],
+)
+def test_other_adapters_are_refused(written, change, sentence):
+    told = json.loads((written / peft.CONFIG).read_text())
+    (written / peft.CONFIG).write_text(json.dumps(told | change))
+    with pytest.raises(ValueError, match=sentence):
+        peft.load(written, MODEL)
+
+
+def test_other_tensors_are_refused(written, tmp_path):
+    other = lora.adapting(made_groups.MODEL, GIVEN._replace(targets=("q", "o")))
+    with pytest.raises(ValueError, match="it has targets=.*down_proj"):
+        peft.load(written, other)
+    with pytest.raises(ValueError, match="no adapter_config.json in it"):
+        peft.load(tmp_path, MODEL)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="it exists and holds no adapter_config.json"):
+        peft.save(tmp_path / "other", MODEL, lora_arms.adapter(GIVEN, 0), base="")
