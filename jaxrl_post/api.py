@@ -81,6 +81,8 @@ def train(
                 values, overrides, stack, run_dir=str(folder), resumes="allowed" if resume else "", handed=handed
             )
             turn(run)
+            run.mirror.finished()
+            attempts.ending(0)
             stack.close()  # a mirror commits the logs once they are closed
             run.mirror.check()
             exit_code = 0

@@ -56,7 +56,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxrl_post import evaluation, loop
-from jaxrl_post.buckets.mirror import Behind
+from jaxrl_post.buckets.followers import Behind
 from jaxrl_post.buckets.record import Taken
 from jaxrl_post.buckets.store import Unreachable
 from jaxrl_post.checkpoint import log_marks, unsaved
@@ -374,6 +374,8 @@ def _ended(arguments: Sequence[str]) -> int:
                 run.began = BEGAN
                 with losses():
                     turn(run)
+                    run.mirror.finished()
+                attempts.ending(0)
                 stack.close()  # a mirror commits the logs once they are closed
                 run.mirror.check()
         except (

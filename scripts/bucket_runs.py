@@ -109,10 +109,12 @@ class BucketRuns(Runs):
                 if reason := signed_files.damage(place, signed_files.read_key(folder / "checkpoints")):
                     out.append(f"commit {step}, {place.name}: {reason}")
                     continue
-                try:
-                    log_marks.check_reach(folder, host_state.read_state(place / "host" / "process_0")["marks"])
-                except ValueError as error:
-                    out.append(f"commit {step}, {place.name}: {error}")
+                for state in sorted((place / "host").glob("process_*")):
+                    logs = folder / state.name if (folder / state.name).is_dir() else folder
+                    try:
+                        log_marks.check_reach(logs, host_state.read_state(state)["marks"])
+                    except ValueError as error:
+                        out.append(f"commit {step}, {place.name}: {error}")
             out += [f"commit {step} has no step"] * (not places)
         return out
 

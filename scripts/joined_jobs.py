@@ -29,7 +29,14 @@ Variables = dict[str, str]
 
 
 def run(
-    root: Path, launcher: str, processes: int, place: Path, options: Sequence[str], cache: Path, most_restarts: int = 0
+    root: Path,
+    launcher: str,
+    processes: int,
+    place: Path,
+    options: Sequence[str],
+    cache: Path,
+    most_restarts: int = 0,
+    run_dir: str = "",
 ) -> int:
     """Runs `python -m jaxrl_post.main --run-dir=PLACE --resume` as one job, and returns its exit code.
 
@@ -38,6 +45,7 @@ def run(
     Args:
       options: more arguments of the command.
       cache: the compilation cache of all processes.
+      run_dir: of the run, instead of PLACE.
     """
     from jaxrl_post.launch import local_job
 
@@ -46,7 +54,7 @@ def run(
         variables | more | {"PROCESS_LOG": f"{place}.{index}.log"}
         for index, variables in enumerate(environments(launcher, processes))
     ]
-    command = [sys.executable, "-m", "jaxrl_post.main", *options, f"--run-dir={place}", "--resume"]
+    command = [sys.executable, "-m", "jaxrl_post.main", *options, f"--run-dir={run_dir or place}", "--resume"]
     return local_job.run_job([*_TO_LOG, *command], given, most_restarts)
 
 

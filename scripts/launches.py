@@ -32,6 +32,7 @@ FILES = ("--env=JAXRL_MODELS=/mnt/models", "--env=JAXRL_DATA=/mnt/data")
 RUN_DIR = "--run-dir=/mnt/runs/first"
 SEVEN, THREE = "--config=configs/gsm8k_qwen2_5_7b.py", "--config=configs/gsm8k_qwen3.py"
 GKE = (IMAGE, *FILES, RUN_DIR, "--claim=shared")
+BUCKET = (IMAGE, *FILES, "--run-dir=gs://my-bucket/runs/first", "--claim=shared")
 VM = (IMAGE, *FILES, RUN_DIR, "--project=my-project", "--zone=us-east5-b")
 KEYS = ("--secret=HF_TOKEN=keys/hf", "--secret=WANDB_API_KEY=keys/wandb", "--config.logger.wandb=online")
 WIDE = ("--config.mesh.fsdp=32", "--config.batch.rows=32")
@@ -54,7 +55,7 @@ LAUNCHES: Mapping[str, tuple[str, ...]] = {
     "gke-gpu-4-a3-ultra": (
         *("--target=gke-gpu", f"{THREE}:32b-4x8xh100", "--slice=8xh200", "--nodes=4", *GKE, "--queue=gpu"),
     ),
-    "gke-gpu-2-a4": ("--target=gke-gpu", f"{SEVEN}:8xh100", "--slice=8xb200", "--nodes=2", *GKE, *TWO_A3),
+    "gke-gpu-2-a4": ("--target=gke-gpu", f"{SEVEN}:8xh100", "--slice=8xb200", "--nodes=2", *BUCKET, *TWO_A3),
     "slurm-2-8xh100": (
         *("--target=slurm", f"{SEVEN}:8xh100", "--slice=8xh100", "--nodes=2", *FILES, *TWO_A3, "--partition=h100"),
         *("--run-dir=/lustre/runs/first", "--secret=WANDB_API_KEY=/home/me/.secrets/wandb", "--hours=24"),
@@ -128,8 +129,8 @@ MISFITS: Mapping[str, Misfit] = {
     "folder of one host": Misfit(
         of="gke-tpu-v5e-16", more=("--run-dir=runs/first",), said="write --run-dir=/mnt/first"
     ),
-    "bucket of several hosts": Misfit(
-        of="gke-tpu-v5e-16", more=("--run-dir=gs://my-bucket/first",), said="example /mnt/my-bucket/first"
+    "bucket without a name": Misfit(
+        of="gke-tpu-v5e-16", more=("--run-dir=gs://my-bucket",), said="is no place in a bucket"
     ),
     "disk that no pod has": Misfit(of="gke-tpu-v5e-16", less=("--claim",), said="write --claim=CLAIM"),
     "files of this machine": Misfit(of="gke-tpu-v5e-16", less=("--env",), said="lies on this machine alone"),

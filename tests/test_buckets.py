@@ -18,7 +18,8 @@ import faulty_proxy
 
 from jaxrl_post.buckets import files, record, tree
 from jaxrl_post.buckets.address import Address, parse
-from jaxrl_post.buckets.mirror import Behind, Mirror
+from jaxrl_post.buckets.followers import Behind
+from jaxrl_post.buckets.mirror import Mirror
 from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.buckets.store import Changed, Unreachable
 
@@ -223,13 +224,13 @@ def test_a_folder_comes_back_as_it_was_and_only_new_pieces_are_uploaded(server, 
     (folder / "checkpoints" / "step_000004.part").mkdir()
     (folder / "checkpoints" / "step_000004.part" / "arrays").write_bytes(b"half")
     uploads = tree.Uploads(objects, 1)
-    found = uploads.tree(folder, tmp_path / "linked")
+    found = uploads.part(folder, tmp_path / "linked").files
     assert sorted(found) == ["checkpoints/step_000003/arrays", "empty", "log.jsonl"] and tree.newest(found) == 3
     before = objects.names(tree.PIECES)
     assert len(before) == 2 + 3  # of equal pieces there is one: 100 equal bytes, their end, and the log's
     with open(folder / "log.jsonl", "ab") as log:
         log.write(b"x" * 10)
-    later = uploads.tree(folder, tmp_path / "linked")
+    later = uploads.part(folder, tmp_path / "linked").files
     assert len(set(objects.names(tree.PIECES)) - {*before}) == 1  # the log's last piece
     name = tree.write(objects, 1, later)
     assert tree.read(objects, name) == later
@@ -241,7 +242,7 @@ def test_a_folder_comes_back_as_it_was_and_only_new_pieces_are_uploaded(server, 
 def test_a_damaged_piece_is_never_used(server, open_at, tmp_path):
     objects, folder = open_at(server), tmp_path / "run"
     _step(folder, 1)
-    found = tree.Uploads(objects, 1).tree(folder, tmp_path / "linked")
+    found = tree.Uploads(objects, 1).part(folder, tmp_path / "linked").files
     (piece,) = tree.names(found)
     objects.write(piece, b"half")
     with pytest.raises(tree.Damaged, match="are not those that were written"):
@@ -322,7 +323,7 @@ def test_a_bucket_that_stays_lost_is_said_at_the_end(server, open_at, tmp_path):
 def test_a_holder_that_lost_the_run_writes_no_more(server, open_at, tmp_path, monkeypatch):
     monkeypatch.setattr(record, "RENEWED_S", 0.1)
     objects, folder = open_at(server), tmp_path / "run"
-    _step(folder, 1)
+    folder.mkdir()
     with Mirror(objects, record.take(objects, print), print) as mirror:
         mirror.begin(folder)
         monkeypatch.setattr(record, "_ended", lambda holder: True)

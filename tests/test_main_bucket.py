@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 import test_main_resume
 from test_main import go
@@ -15,12 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import bucket_server
 
+from jaxrl_post import __main__ as commands
 from jaxrl_post import main
 from jaxrl_post.buckets import objects, record
 from jaxrl_post.buckets.address import parse
 from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.commands import fetch
-from jaxrl_post.launch import bucket_run, program_cache
+from jaxrl_post.launch import bucket_status, program_cache
 from jaxrl_post.launch.fault_points import Planted
 
 here, whole = test_main_resume.here, test_main_resume.whole  # fixtures
@@ -90,12 +90,20 @@ def test_a_run_that_fails_goes_on_elsewhere_and_ends_as_the_local_one(
     monkeypatch.delenv("JAXRL_FAULT")
     now = record.read(_objects(url))
     assert [one.step for one in now.commits][:1] == [2] and now.holder == {}
+    told = bucket_status.status(url)
+    assert (told.state, told.saved, told.steps, told.restarts) == ("ended with exit code 1", 2, STEPS, 0)
     machine()
     capsys.readouterr()
     assert go(here, f"--run-dir={url}", "--resume", *flags) == 0
     assert "goes on after step 2\n" in capsys.readouterr().out
     now = record.read(_objects(url))
     assert now.commits[0].step == STEPS and now.holder == {} and now.term == 2
+    assert commands.main(["launch", f"--status={url}"]) == 0
+    said = capsys.readouterr().out
+    assert f"{url}: finished; step {STEPS} of {STEPS}, newest checkpoint {STEPS}, last sign of life " in said
+    assert (
+        "attempts 2, restarts 1\n" in said and "exit code 1: its process" in said and "exit code 0: its process" in said
+    )
     assert fetch.main([url, str(tmp_path / "back")]) == 0
     assert f"saved up to step {STEPS}\n" in capsys.readouterr().out
     (tmp_path / "back" / ".lock").write_text("")  # of one machine
@@ -120,15 +128,6 @@ def test_a_run_that_cannot_start_leaves_nothing(here, machine, bucket, tmp_path,
     assert all(name.startswith(record.NAME) for name in _objects(url).names(""))
     assert record.read(_objects(url)).holder == {}
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_a_job_of_several_processes_is_refused_before_anything_is_written(here, machine, bucket, monkeypatch, capsys):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(
-        ValueError, match="a job of 2 processes cannot write a run to a bucket yet: mount it on every host"
-    ):
-        bucket_run.opened(f"{bucket}/runs/two", "", None, print)
-    assert _objects(f"{bucket}/runs/two").names("") == []
 
 
 def test_a_scheme_that_nothing_reads_is_refused(here, capsys):

@@ -71,16 +71,3 @@ def _check_scheme(scheme: str, text: str, flag: str) -> None:
             f"{flag}={text[:200]!r}: nothing here reads {scheme}://; write gs:// (pip install 'jaxrl_post[gcs]'), s3:// "
             "('jaxrl_post[s3]'), az:// ('jaxrl_post[azure]') or a scheme of fsspec"
         )
-
-
-def refuse_several(address: Address, processes: int, flag: str) -> None:
-    """Refuses the run of a bucket for a job of several processes.
-
-    Raises:
-      ValueError: with the path of a mounted bucket.
-    """
-    if processes > 1:
-        raise ValueError(
-            f"{flag}={address}: a job of {processes} processes cannot write a run to a bucket yet: mount it on every host "
-            f"and name the local path, for example /mnt/{address.bucket}/{address.name}"
-        )

@@ -39,10 +39,12 @@ class Taken(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A state of the run's folder. `tree`: the object that lists it. `step`: the newest saved one, 0 without any."""
+    """A state of the run's folder. `tree`: the object that lists it. `step`: the newest saved one, 0 without any. `at`:
+    when it was committed, in UNIX seconds."""
 
     tree: str
     step: int
+    at: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,9 @@ def read(objects: Objects) -> State:
         return State(generation=found.generation)
     try:
         told = json.loads(found.data)
-        commits = tuple(Commit(tree=str(one["tree"]), step=int(one["step"])) for one in told["commits"])
+        commits = tuple(
+            Commit(tree=str(one["tree"]), step=int(one["step"]), at=float(one["at"])) for one in told["commits"]
+        )
         return State(
             term=int(told["term"]),
             holder=dict(told["holder"]),
@@ -174,7 +178,7 @@ def _written(objects: Objects, over: State, term: int, holder: Mapping, commits:
         "term": term,
         "holder": dict(holder),
         "until": until,
-        "commits": [{"tree": one.tree, "step": one.step} for one in commits],
+        "commits": [{"tree": one.tree, "step": one.step, "at": one.at} for one in commits],
     }
     generation = objects.replace(NAME, json.dumps(told, indent=1).encode("utf-8"), over.generation)
     return State(term=term, holder=holder, until=until, commits=commits, generation=generation)

@@ -33,6 +33,7 @@ def remove_unused(own: Path, lock: str) -> None:
     """Removes the folders below `own` with a file `lock` that no process has locked."""
     for old in own.iterdir():
         if (old / lock).is_file():
-            with contextlib.suppress(BlockingIOError), open(old / lock, "a", encoding="utf-8") as file:
+            # Another process has locked it, or removes it too.
+            with contextlib.suppress(OSError), open(old / lock, "r+", encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(old)

@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrl_post.buckets.objects import Objects
@@ -31,21 +32,44 @@ _STEP = re.compile(r"step_([0-9]{6,18})")
 Tree = dict[str, list[str]]  # names of pieces by file, in order
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Files of a run in one folder at one moment, and the steps that were saved there."""
+
+    files: Tree
+    steps: frozenset[int]
+
+
 class Damaged(ValueError):
     """A tree or a piece is missing, or has other bytes than were written."""
 
 
 def steps(folder: Path) -> list[int]:
     """Returns the numbers of the steps saved below a run's folder, in order."""
-    place = folder / _STEPS
+    return _numbers(folder / _STEPS)
+
+
+def _numbers(place: Path) -> list[int]:
     names = [path.name for path in place.iterdir()] if place.is_dir() else []
     return sorted(int(found[1]) for name in names if (found := _STEP.fullmatch(name)))
 
 
 def newest(tree: Tree) -> int:
     """Returns the number of the newest step that a tree has, 0 without any."""
-    found = (_STEP.fullmatch(part) for name in tree for part in name.split("/")[1:2] if name.startswith(_STEPS))
-    return max((int(one[1]) for one in found if one), default=0)
+    return max(map(_step_of, tree), default=0)
+
+
+def joined(parts: Iterable[Part]) -> Tree:
+    """Returns the tree of a run whose processes have a folder each: all files, and the steps that every folder has."""
+    every = list(parts)
+    whole = frozenset.intersection(*(one.steps for one in every))
+    return {name: pieces for one in every for name, pieces in one.files.items() if _step_of(name) in (0, *whole)}
+
+
+def _step_of(name: str) -> int:
+    """Returns the number of the step that a file belongs to, 0 for none."""
+    found = _STEP.fullmatch(name.split("/")[1]) if name.startswith(_STEPS) else None
+    return int(found[1]) if found else 0
 
 
 def _files(folder: Path, linked: Path) -> Iterator[tuple[str, Path]]:
@@ -83,11 +107,12 @@ class Uploads:
         """Takes note of trees whose pieces are in the bucket and stay there."""
         self._there |= {_digest_of(name): name for tree in trees for name in names(tree)}
 
-    def tree(self, folder: Path, linked: Path) -> Tree:
-        """Uploads every piece of the folder that the bucket lacks, and returns its tree.
+    def part(self, folder: Path, linked: Path, mine: Callable[[str], bool] = lambda name: True) -> Part:
+        """Uploads every piece of the folder that the bucket lacks, and returns what it has.
 
         Args:
           linked: a folder for links to the checkpoints, on the same disk.
+          mine: says by its name whether a file is wanted.
 
         Raises:
           OSError: a file went while it was read, for example with a pruned step.
@@ -97,10 +122,18 @@ class Uploads:
         if (folder / _STEPS).is_dir():
             left_out = shutil.ignore_patterns("*.part", "*.gone")
             shutil.copytree(folder / _STEPS, linked, copy_function=os.link, ignore=left_out)
+        saved = frozenset(_numbers(linked))
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as pool:
-            found = {name: self._pieces(path, pool) for name, path in _files(folder, linked)}
+            found = {name: self._pieces(path, pool) for name, path in _files(folder, linked) if mine(name)}
         shutil.rmtree(linked, ignore_errors=True)
-        return found
+        return Part(files=found, steps=saved)
+
+    def keep(self, trees: Iterable[Tree]) -> None:
+        """Forgets all pieces but those of these trees: others may be deleted from the bucket."""
+        self._there = {}
+        self.found(trees)
+        there = {*self._there.values()}
+        self._seen = {path: seen for path, seen in self._seen.items() if there >= {*seen[1]}}
 
     def forget(self, gone: set[str]) -> None:
         """Takes back pieces that are deleted from the bucket."""

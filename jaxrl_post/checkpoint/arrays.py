@@ -85,25 +85,30 @@ def holders(named: Mapping[str, Any]) -> set[int]:
 
 
 def checkpointer(named: Mapping[str, Any]) -> ocp.Checkpointer:
+    """Returns what reads and writes these arrays. Only processes that have a device of the arrays take part."""
+    active = holders(named)
+    among = ocp.options.MultiprocessingOptions(
+        primary_host=min(active), active_processes=None if len(active) == jax.process_count() else active
+    )
+    return ocp.Checkpointer(handler(named, among), multiprocessing_options=among)
+
+
+def handler(named: Mapping[str, Any], among: ocp.options.MultiprocessingOptions) -> ocp.PyTreeCheckpointHandler:
     """Returns what reads and writes these arrays, with a bound on bytes in flight: twice the largest, or an eighth.
 
-    Orbax would copy all of them to host memory at once. The bound holds in each process, for bytes of whole arrays. Only
-    processes that have a device of the arrays take part.
+    Orbax would copy all of them to host memory at once. The bound holds in each process, for bytes of whole arrays.
+
+    Args:
+      among: the process that writes what is to be written once. None: every process.
     """
-    active = holders(named)
-    all_of_them = len(active) == jax.process_count()
-    among = ocp.options.MultiprocessingOptions(
-        primary_host=min(active), active_processes=None if all_of_them else active
-    )
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in named.values()]
     most = max(2 * max(sizes, default=0), sum(sizes) // 8, SPARE) / 10**9
-    handler = ocp.PyTreeCheckpointHandler(
+    return ocp.PyTreeCheckpointHandler(
         save_concurrent_gb=most,
         restore_concurrent_gb=most,
         save_device_host_concurrent_gb=most,
         multiprocessing_options=among,
     )
-    return ocp.Checkpointer(handler, multiprocessing_options=among)
 
 
 def named(tree: Any) -> dict[str, Any]:

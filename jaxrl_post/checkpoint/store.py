@@ -10,7 +10,7 @@ Invariants:
 - A step is written under another name and then renamed. Before it is deleted it is renamed too. So a kill at any
   moment leaves only whole steps, and leftovers with names of their own.
 
-There is no pickle. All processes of a job share one POSIX file system.
+There is no pickle. All processes of a job share one POSIX file system, or each has a disk of its own (disks.py).
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
-from jaxrl_post.checkpoint.arrays import SPARE, OnHost, Saved, checkpointer, holders, kinds, named, on_host, views
+from jaxrl_post.checkpoint.arrays import SPARE, OnHost, Saved, kinds, named
+from jaxrl_post.checkpoint.disks import Disks, OneDisk
 from jaxrl_post.checkpoint.host_state import read_state, write_state
 from jaxrl_post.checkpoint.signed_files import (
     ABOUT,
-    HASHES,
     KEY,
     MANIFEST,
     UNSIGNED,
@@ -44,7 +43,6 @@ from jaxrl_post.checkpoint.signed_files import (
     read_key,
 )
 
-_FILE = 1 << 26  # bytes of one file of arrays. Each process holds one in memory until it is full.
 _FAILURES = (OSError, ValueError)  # Orbax raises the latter where the disk is full
 
 
@@ -66,6 +64,7 @@ class Checkpoints:
       share: returns process 0's text on every process, and waits for all of them. In a job of one process it returns
         the text itself.
       any_of: returns the text of the first process that has one, on every process, or an empty text.
+      disks: one for all processes, or one for each.
     """
 
     def __init__(
@@ -78,10 +77,11 @@ class Checkpoints:
         any_of: Callable[[str], str] = str,
         max_failures: int = 3,
         reach: Callable[[str], None] = lambda point: None,
+        disks: Disks | None = None,
     ):
         assert keep_last >= 2, f"keep_last={keep_last} leaves nothing to fall back on"
         self._folder, self._keep, self._say = Path(folder), keep_last, say
-        self._share, self._any_of = share, any_of
+        self._share, self._any_of, self._disks = share, any_of, disks or OneDisk()
         self._most, self._failed, self._reach = max_failures, 0, reach
 
     def save(self, step: int, arrays: Any, host: Mapping, about: Mapping) -> None:
@@ -149,29 +149,23 @@ class Checkpoints:
     def _save(self, step: int, given: Mapping[str, Any], host: Mapping, about: Mapping) -> None:
         first, path = jax.process_index() == 0, self._folder / _name(step)
         part = path.with_name(f"{path.name}.part")
-        if first:
+        if self._disks.writes:
             assert not path.exists(), f"{path} was saved before"
             _remove(part)
             part.mkdir(parents=True)
         self._share("")
-        if jax.process_index() in (here := holders(given)):
-            with checkpointer(given) as writer:
-                # Of several processes, Orbax takes arrays of one process alone from host memory only.
-                alone = jax.process_count() > len(here) == 1
-                leaves = dict(on_host(given).named) if alone else views(given)
-                asked = ocp.args.PyTreeSave(leaves, ocdbt_target_data_file_size=_FILE)
-                writer.save(part.absolute() / "arrays", args=asked)
+        self._disks.write(part / "arrays", given)
         self._reach("mid_save")
         write_state(part / "host" / f"process_{jax.process_index()}", host)
         self._share("")
         if first:
             _write_json(part / ABOUT, {**about, "step": step, "arrays": kinds(given)})
         own = hashed(part, jax.process_index())
-        if not first:
-            _write_json(part / f"{HASHES}{jax.process_index()}", own)
+        self._disks.bring(part, own)
         self._share("")
         if first:
             _write_json(part / MANIFEST, manifest(part, step, self._key(), own))
+        if self._disks.writes:
             os.replace(part, path)
             self._reach("after_save")
             _settle(self._folder)
@@ -192,7 +186,7 @@ class Checkpoints:
 
     def _newest(self) -> Saved | None:
         first = jax.process_index() == 0
-        refusal = self._share(self._prepare() if first else "")
+        refusal = self._share(self._prepare() if self._disks.writes else "")
         if refusal:
             raise ValueError(refusal)
         while number := self._share(str(max(self.steps(), default="")) if first else ""):
@@ -204,7 +198,7 @@ class Checkpoints:
                 mine = jax.process_index() if about.get("processes") == jax.process_count() else 0
                 state = path / "host" / f"process_{mine}"
                 return Saved(step=int(number), path=path, about=about, host=read_state(state) if state.is_dir() else {})
-            if first:
+            if self._disks.writes:
                 self._put_aside(path, reason)
         refusal = self._share(self._all_damaged() if first else "")
         if refusal:
@@ -314,8 +308,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Deletes all but the newest `keep_last` steps. Steps with a missing or cut file are left alone."""
-        key = self._key()
-        whole = [step for step in self.steps() if not damage(self._folder / _name(step), key, contents=False)]
+        whole = [step for step in self.steps() if self._disks.whole(self._folder / _name(step), self._key)]
         for step in whole[: -self._keep]:
             path = self._folder / _name(step)
             gone = path.with_name(f"{path.name}.gone")

@@ -33,8 +33,8 @@ them. --dry-run stops before that. A value stands behind a space or behind "=".
 --port N                     of a local job, by which its processes meet; 12400
 --spot                       capacity that may be taken away
 
---status FOLDER              launches nothing: says from a run's folder alone how far it came, how old that is, and how
-                             each attempt ended
+--status FOLDER              launches nothing: says from a run's folder, or gs://BUCKET/NAME, alone how far it came, how
+                             old that is, and how each attempt ended
 
 The exit code is 1, with one sentence, where something does not fit. docs/run_on_gcp.md and docs/run_on_slurm.md show all.
 """
@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
+from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.commands.arguments import Arguments, answered, number, whole
 from jaxrl_post.json_text import shown
 
@@ -66,10 +67,10 @@ def main(arguments: Sequence[str]) -> int:
 def _act(flags: argparse.Namespace) -> int:
     if not flags.status:
         return _launch(flags)
-    from jaxrl_post.launch import attempts
+    from jaxrl_post.launch import attempts, bucket_status
 
-    configs.refuse_url(flags.status, "--status")
-    print(attempts.status(flags.status))
+    configs.check_place(flags.status, "--status", bucket=True)
+    print((bucket_status if is_bucket(flags.status) else attempts).status(flags.status))
     return 0
 
 

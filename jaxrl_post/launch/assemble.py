@@ -22,6 +22,7 @@ import jax
 
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
+from jaxrl_post.buckets.followers import Follower
 from jaxrl_post.buckets.mirror import Mirror, Nowhere
 from jaxrl_post.checkpoint import store
 from jaxrl_post.checkpoint.background import Background
@@ -131,7 +132,7 @@ class Run:
     about: dict
     faults: FaultPoints
     parent: branches.Parent | None = None
-    mirror: Mirror | Nowhere = field(default_factory=Nowhere)
+    mirror: Mirror | Follower | Nowhere = field(default_factory=Nowhere)
     meter: BiasMeter = field(default_factory=BiasMeter)
     evaluations: list[evaluation.Evaluation] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -206,7 +207,8 @@ def begin(
     malloc.return_large_blocks()
     processes.start(os.environ)
     liveness.join(attempts.end)
-    run_dir, mirror = bucket_run.opened(run_dir, resumes, stack, say)
+    opened = bucket_run.opened(run_dir, resumes, stack, say)
+    run_dir, disks = opened.run_dir, opened.disks
     recorded = folder.recorded(run_dir) if resumes else {}
     config = configs.resolve(given, overrides, platform=jax.default_backend(), recorded=recorded)
     loggers.check(config.logger)
@@ -220,19 +222,20 @@ def begin(
     say("\n".join(filter(None, (chosen, words))))
     since = folder.first_missing(Path(run_dir or config.run_dir))
     if resumes:
-        place, new = folder.take_up(run_dir, must_exist=resumes == "required")
+        place, new = folder.take_up(run_dir, resumes == "required", disks)
     else:
-        place, new = folder.make(run_dir, config.run_dir, config.name, config.seed), True
-    run_lock.hold(place, stack)  # a folder that another job holds is not ours to remove
+        place, new = folder.make(run_dir, config.run_dir, config.name, config.seed, disks), True
+    run_lock.hold(place, stack, disks)  # a folder that another job holds is not ours to remove
     try:
         with starting(config, place):
-            run = build(config, start, devices, place, new, stack, why=why, taken=taken)
-            run.mirror = mirror
-            mirror.begin(place)
+            run = build(config, start, devices, folder.Found(place, new, disks), stack, why=why, taken=taken)
+            run.mirror = opened.mirror
+            run.mirror.begin(place)
+            stack.push(lambda kind, *_: attempts.ending(1) if kind is not None else None)  # before the last commit
             return run
     except (ValueError, OSError, Stopped):
         stack.close()
-        if new and jax.process_index() == 0:
+        if new and disks.writes:
             folder.remove(place, since)
         raise
 
@@ -266,8 +269,7 @@ def build(
     config: configs.Config,
     start: inputs.Inputs,
     devices: parts.DevicePlan,
-    place: Path,
-    new: bool,
+    found: folder.Found,
     stack: contextlib.ExitStack,
     past: Past | None = None,
     why: dict | None = None,
@@ -276,9 +278,9 @@ def build(
     """Builds every part, once. Checkpoints and graders come first: they need no device and may refuse.
 
     `past`: what a run that is turned again has in their place. `why`: how the mode was chosen."""
-    mine, watch, faults = folder.own(place), Stopwatch(), FaultPoints(os.environ)
+    place, mine, watch, faults = found.place, folder.own(found.place), Stopwatch(), FaultPoints(os.environ)
     parent, start = branches.ordered(taken, place, start)
-    kept = past or begun(config, start, devices, place, new, why, faults, stack, taken)
+    kept = past or begun(config, start, devices, found, why, faults, stack, taken)
     more = [] if past else run_writers.further_rows(config, place, mine, stack)
     history = History(epochs=config.history.epochs, max_bytes=config.history.max_bytes)
     scheduler = recorded_scheduler(config, start, history, mine, stack)
@@ -312,16 +314,15 @@ def begun(
     config: configs.Config,
     start: inputs.Inputs,
     devices: parts.DevicePlan,
-    place: Path,
-    new: bool,
+    found: folder.Found,
     why: dict | None,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
     taken: branches.Branch | None,
 ) -> Past:
     """Opens the run's checkpoints and starts its graders. Both may refuse; then the attempt begins."""
-    mine = folder.own(place)
-    about, saves, saved = checkpoints(config, start, place, mine, new, why, faults, stack, taken)
+    place, mine = found.place, folder.own(found.place)
+    about, saves, saved = checkpoints(config, start, found, mine, why, faults, stack, taken)
     past = Past(about, saves, saved, *graders.both(config, start, devices, mine, stack))
     attempts.begin(place, jax.process_index(), jax.process_count(), processes.share_text)
     return past
@@ -330,15 +331,15 @@ def begun(
 def checkpoints(
     config: configs.Config,
     start: inputs.Inputs,
-    place: Path,
+    found: folder.Found,
     mine: Path,
-    new: bool,
     why: dict | None,
     faults: FaultPoints,
     stack: contextlib.ExitStack,
     taken: branches.Branch | None,
 ) -> tuple[dict, Background, store.Saved | None]:
     """Opens the run's checkpoints: what they must agree with, where they lie, and the one to resume from, if any."""
+    place = found.place
     if taken and jax.process_index() == 0:
         branches.write(place, taken.parent)
     about = resume.about(config, start, resume.versions()) | ({"auto": why} if why else {})
@@ -350,10 +351,11 @@ def checkpoints(
         say=say,
         share=processes.share_text,
         any_of=processes.any_text,
+        disks=found.disks,
     )
-    if not new:
+    if not found.new:
         branches.check_begun(place, saves.steps())
-    saved = taken.saved if taken else None if new else resume.point(saves, place, mine, about, say)
+    saved = taken.saved if taken else None if found.new else resume.point(saves, place, mine, about, say)
     return about, stack.enter_context(Background(saves, malloc.give_back)), saved
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxrl_post.checkpoint import log_marks, unsaved
@@ -23,10 +23,21 @@ from jaxrl_post.json_text import read_object
 
 NAME = "attempts"
 _FEW = 8  # processes whose exit codes are told one by one
-_open: list[tuple[Path, int]] = []  # the note of this process's present attempt: its file and number
 
 
 # ---- written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """The present attempt of this process. `code`: the exit code that is noted, None before its end."""
+
+    file: Path
+    number: int
+    code: int | None = None
+
+
+_open: list[Present] = []
 
 
 def begin(place: Path, index: int, processes: int, share: Callable[[str], str]) -> None:
@@ -41,24 +52,38 @@ def begin(place: Path, index: int, processes: int, share: Callable[[str], str]) 
     number = int(share(str(1 + max((one.number for one in _read(place)), default=0)) if index == 0 else ""))
     file = place / NAME / f"process_{index}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    _open[:] = [(file, number)]
+    _open[:] = [Present(file=file, number=number)]
     about = {"process": index, "processes": processes, "host": socket.gethostname(), "pid": os.getpid()}
     _append(file, {"event": "start", "attempt": number, "time": time.time()} | about)
+
+
+def ending(code: int) -> None:
+    """Notes how this process is about to end, while its folder can still be committed to a bucket. `end` may correct it."""
+    if _open and _open[0].code is None:
+        _note(_open[0], code, "")
+        _open[0] = replace(_open[0], code=code)
 
 
 def end(code: int, why: str = "") -> None:
     """Notes that this process ends with an exit code. Only the first call after `begin` notes anything.
 
     Where the note cannot be written, one line says so, and the process ends as it would have."""
-    if not _open:
-        return
-    file, number = _open.pop()
-    if not file.parent.is_dir():  # the run could not start, and its folder was removed
+    if _open and (present := _open.pop()).code != code:
+        _note(present, code, why)
+
+
+def _note(present: Present, code: int, why: str) -> None:
+    if not present.file.parent.is_dir():  # the run could not start, and its folder was removed
         return
     try:
-        _append(file, {"event": "end", "attempt": number, "time": time.time(), "code": code, "why": why})
+        _append(
+            present.file, {"event": "end", "attempt": present.number, "time": time.time(), "code": code, "why": why}
+        )
     except OSError as error:
-        print(f"the end of attempt {number} could not be noted in {file}: {error.strerror}", file=sys.stderr)
+        print(
+            f"the end of attempt {present.number} could not be noted in {present.file}: {error.strerror}",
+            file=sys.stderr,
+        )
 
 
 def _append(file: Path, note: dict) -> None:
@@ -125,18 +150,30 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Who may write a run in a bucket. `live`: whether the lease has not ended. `committed_s`: seconds since the newest
+    commit, None without one."""
+
+    holder: str
+    live: bool
+    committed_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """What a run's folder says of the run.
 
     `step`: the last finished one. `steps`: how many it shall make, None before its config.json is there. `saved`: the newest
-    checkpoint's step, None without one. `age_s`: seconds since the last sign of life, None without one."""
+    checkpoint's step, None without one. `age_s`: seconds since the last sign of life, None without one. `lease`: of a run
+    in a bucket."""
 
-    folder: Path
+    folder: Path | str
     attempts: tuple[Attempt, ...]
     step: int
     steps: int | None
     saved: int | None
     age_s: float | None
+    lease: Lease | None = None
 
     @property
     def restarts(self) -> int:
@@ -145,10 +182,12 @@ class Status:
     @property
     def state(self) -> str:
         """Says what became of the newest attempt: it runs, has finished, was killed, or ended with an exit code."""
+        if self.lease is not None and self.lease.live:
+            return f"running, written by {self.lease.holder}"
         if not self.attempts:
             return "no attempt is noted"
         last = self.attempts[-1].processes
-        codes, lives = [one.code for one in last], [one.lives for one in last if one.code is None]
+        codes, lives = [one.code for one in last], [self._lives(one) for one in last if one.code is None]
         if any(lives):
             return "running" if len(lives) == len(last) else "ending"
         if any(one is None for one in lives):
@@ -158,14 +197,20 @@ class Status:
         errors = sorted({code for code in codes if code})
         return f"ended with exit code {errors[0]}" if errors else "killed"
 
+    def _lives(self, process: Process) -> bool | None:
+        """Returns whether a process of the newest attempt is there; None where nobody knows."""
+        return process.lives if self.lease is None or process.code is not None else self.lease.live
+
     def __str__(self) -> str:
         of = "" if self.steps is None else f" of {self.steps}"
         saved = "no checkpoint" if self.saved is None else f"newest checkpoint {self.saved}"
         age = "no sign of life" if self.age_s is None else f"last sign of life {_span(self.age_s)} ago"
         lines = [f"{self.folder}: {self.state}; step {self.step}{of}, {saved}, {age}"]
+        if self.lease is not None and self.lease.committed_s is not None:
+            lines.append(f"committed {_span(self.lease.committed_s)} ago")
         lines.append(f"attempts {len(self.attempts)}, restarts {self.restarts}")
         for number, attempt in enumerate(self.attempts, start=1):
-            lines += _lines(attempt, newest=number == len(self.attempts))
+            lines += _lines(attempt, self._lives if number == len(self.attempts) else lambda process: False)
         return "\n".join(lines)
 
 
@@ -239,26 +284,26 @@ def _notes(file: Path) -> Iterator[dict]:
             yield note
 
 
-def _lines(attempt: Attempt, newest: bool) -> list[str]:
-    """Returns a line of an attempt, and a line of each reason."""
+def _lines(attempt: Attempt, lives: Callable[[Process], bool | None]) -> list[str]:
+    """Returns a line of an attempt, and a line of each reason. `lives`: whether a process without an end is there."""
     begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(attempt.begun))
     lasted = "" if attempt.ended is None else f", {_span(attempt.ended - attempt.begun)}"
     few = "" if len(attempt.processes) == attempt.of else f", {len(attempt.processes)} of them began"
     by: dict[str, list[int]] = {}
     for one in attempt.processes:
-        by.setdefault(_outcome(one, newest), []).append(one.index)
+        by.setdefault(_outcome(one, lives), []).append(one.index)
     told = "; ".join(f"{word}: {_indices(indices, attempt.of)}" for word, indices in by.items())
     reasons = dict.fromkeys(one.why for one in attempt.processes if one.why)
     head = f"  {attempt.number}  {begun}{lasted}, processes {attempt.of}{few}; {told}"
     return [head, *(f"     {why}" for why in reasons)]
 
 
-def _outcome(process: Process, newest: bool) -> str:
+def _outcome(process: Process, lives: Callable[[Process], bool | None]) -> str:
     """Says how a process ended. Without an end it lives only in the newest attempt."""
     if process.code is not None:
         return f"exit code {process.code}"
-    lives = process.lives if newest else False
-    return "killed" if lives is False else "running" if lives else "no end noted"
+    there = lives(process)
+    return "killed" if there is False else "running" if there else "no end noted"
 
 
 def _indices(indices: list[int], of: int) -> str:

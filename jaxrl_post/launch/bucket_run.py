@@ -2,66 +2,125 @@
 
 Everything else of a run knows the local folder only. Its scratch folder lies below the system's folder for temporary
 files (TMPDIR). It is made anew at every start, from the newest commit that is whole. Those of starts that have ended are removed.
+
+In a job of several processes each has a scratch folder of its own. Process 0 takes the run for all. Then each fetches the
+same commit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from jaxrl_post.buckets import record, tree
-from jaxrl_post.buckets.address import Address, is_bucket, parse, refuse_several
+from jaxrl_post.buckets.address import Address, is_bucket, parse
+from jaxrl_post.buckets.followers import Alone, Follower, Followers
 from jaxrl_post.buckets.mirror import Mirror, Nowhere
 from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.buckets.scratch import own_folder, remove_unused
+from jaxrl_post.checkpoint.disks import ONE_DISK, Disks, OwnDisks
 from jaxrl_post.config import refuse_url
-from jaxrl_post.launch import run_lock
+from jaxrl_post.launch import agreed, run_lock
 
 _TRIES = 5  # to read a commit before a run that goes on replaces it
 
 
-def opened(
-    run_dir: str, resumes: str, stack: contextlib.ExitStack, say: Callable[[str], object]
-) -> tuple[str, Mirror | Nowhere]:
-    """Returns the local folder of a run, and what mirrors it: `run_dir` itself and nothing, unless it is a URL.
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The local folder of a run, what mirrors it, and on which disks the processes of the job have it."""
 
-    The run of a bucket is taken for this process until `stack` closes.
+    run_dir: str
+    mirror: Mirror | Follower | Nowhere
+    disks: Disks
+
+
+def opened(run_dir: str, resumes: str, stack: contextlib.ExitStack, say: Callable[[str], object]) -> Opened:
+    """Returns where a run works. All processes of the job call it.
+
+    The run of a bucket is taken for this job until `stack` closes.
 
     Args:
       resumes: as command_line.Flags.resume.
 
     Raises:
-      ValueError: another process writes the run, it is there or is not there, it is damaged, or the job has several
-        processes.
+      ValueError: another job writes the run, it is there or is not there, or it is damaged.
       Unreachable: the bucket does not answer.
     """
     if not is_bucket(run_dir):
         refuse_url(run_dir, "--run-dir")
-        return run_dir, Nowhere()
+        return Opened(run_dir=run_dir, mirror=Nowhere(), disks=ONE_DISK)
     flag = "--resume" if resumes == "required" else "--run-dir"
-    address = parse(run_dir, flag)
-    refuse_several(address, jax.process_count(), flag)
-    objects = Objects(address)
+    objects = agreed.everywhere(lambda: Objects(parse(run_dir, flag)))
+    processes, index = jax.process_count(), jax.process_index()
+    held = agreed.everywhere(lambda: _taken(objects, resumes, say) if index == 0 else None)
+    state = _state(agreed.told(_text(held.state) if held is not None else ""))
+    mirror = stack.enter_context(_mirror(objects, held, state, say))
+    place = _scratch(objects.address, f"{state.term:06d}" + (f"-{index}" if processes > 1 else ""))
+    kept = agreed.everywhere(lambda: _fetched(objects, state.commits, place, say))
+    first = agreed.told(newest := next(iter(kept), ""))
+    agreed.everywhere(lambda: _check_same(objects.address, newest, first))
+    mirror.found(kept)
+    say(
+        f"{objects.address} is mirrored from {place}; a kill loses what came after its newest commit, which is computed again"
+    )
+    return Opened(
+        run_dir=str(place), mirror=mirror, disks=OwnDisks(agreed.board("step")) if processes > 1 else ONE_DISK
+    )
+
+
+def _taken(objects: Objects, resumes: str, say: Callable[[str], object]) -> record.Held:
+    """Takes the run for this job. Errors are those of `opened`."""
     there = record.read(objects).commits
     if there and not resumes:
         raise ValueError(
-            f"--run-dir={address} holds a run already: a run is never written over; name a new place, or continue it by --resume"
+            f"--run-dir={objects.address} holds a run already: a run is never written over; name a new place, or continue it "
+            "by --resume"
         )
     if resumes == "required":
-        _check_there(address, there)
-    held = record.take(objects, say)
-    mirror = stack.enter_context(Mirror(objects, held, say))
+        _check_there(objects.address, there)
+    return record.take(objects, say)
+
+
+def _check_same(address: Address, newest: str, first: str) -> None:
+    if newest != first:
+        raise ValueError(f"{address}: a commit that process 0 reads is damaged here; start again")
+
+
+def _mirror(
+    objects: Objects, held: record.Held | None, state: record.State, say: Callable[[str], object]
+) -> Mirror | Follower:
+    """Returns what commits the run, or in other processes than 0 what uploads their part of it."""
+    processes = jax.process_count()
+    board = agreed.board("bucket")
+    if held is None:
+        return Follower(objects, state.term, board, jax.process_index(), processes)
+    return Mirror(objects, held, say, others=Followers(board, processes) if processes > 1 else Alone())
+
+
+def _scratch(address: Address, name: str) -> Path:
+    """Returns the path of a scratch folder that is not there. Those of starts that have ended are removed."""
     own = own_folder(address)
     remove_unused(own, run_lock.NAME)
-    place = own / f"{held.state.term:06d}"
+    place = own / name
     shutil.rmtree(place, ignore_errors=True)
-    mirror.found(_fetched(objects, held.state.commits, place, say))
-    say(f"{address} is mirrored from {place}; a kill loses what came after its newest commit, which is computed again")
-    return str(place), mirror
+    return place
+
+
+def _text(state: record.State) -> str:
+    return json.dumps({"term": state.term, "commits": [[one.tree, one.step] for one in state.commits]})
+
+
+def _state(text: str) -> record.State:
+    told = json.loads(text)
+    commits = tuple(record.Commit(tree=tree, step=step) for tree, step in told["commits"])
+    return record.State(term=told["term"], commits=commits)
 
 
 def fetch(text: str, folder: Path) -> int:
@@ -103,9 +162,14 @@ def config_folder(run_dir: str, must_exist: bool) -> str:
     commits = record.read(objects).commits
     if must_exist:
         _check_there(objects.address, commits)
-    place = own_folder(objects.address) / "config"
-    shutil.rmtree(place, ignore_errors=True)
-    _fetched(objects, commits, place, lambda line: None, lambda name: name == "config.json")
+    own = own_folder(objects.address)  # other processes of this machine may do the same now
+    place = own / f"config-{commits[0].tree.rpartition('/')[2] if commits else 'none'}"
+    if not place.is_dir():
+        part = Path(tempfile.mkdtemp(dir=own, prefix="config.part-"))
+        _fetched(objects, commits, part, lambda line: None, lambda name: name == "config.json")
+        with contextlib.suppress(OSError):  # another one was faster
+            part.rename(place)
+        shutil.rmtree(part, ignore_errors=True)
     return str(place)
 
 

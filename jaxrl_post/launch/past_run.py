@@ -17,6 +17,7 @@ from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import identity, store
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch import assemble, build, compile_guard, inputs, malloc, resume
+from jaxrl_post.launch.run_folder import Found
 from jaxrl_post.rewards import digest, records
 from jaxrl_post.telemetry.journal import Journaled, read_journal
 from jaxrl_post.telemetry.rollout_names import Name
@@ -143,7 +144,7 @@ def opened(
         rewards=Graded(_scores(logs, "rewards.jsonl", marks), shuffled),
         judge=Graded(_scores(logs, "eval_rewards.jsonl", marks), None),
     )
-    return assemble.build(config, start, devices, place, saved is None, stack, past)
+    return assemble.build(config, start, devices, Found(place=place, new=saved is None), stack, past)
 
 
 def restored(run: assemble.Run, ids: Sequence[RolloutId]) -> dict[RolloutId, int]:

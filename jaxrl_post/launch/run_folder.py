@@ -1,7 +1,7 @@
 """The folder of a run: made new and never written over, or found again to resume its run.
 
 In a job of several processes, process 0 makes the folder and shares its path. Each process then writes below process_K,
-so that their files can be compared byte by byte.
+so that their files can be compared byte by byte. Where processes have disks of their own, each makes a folder.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from jaxrl_post import json_text
+from jaxrl_post.checkpoint.disks import ONE_DISK, Disks
 from jaxrl_post.config import Config, fields
 from jaxrl_post.launch import run_lock
-from jaxrl_post.parallel.processes import share_text
+from jaxrl_post.parallel.processes import any_text, share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(
@@ -30,23 +31,25 @@ _EARLY = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Found:
-    """The folder of a run. `new`: it was made just now."""
+    """The folder of a run. `new`: it was made just now. `disks`: where the processes of the job have it."""
 
     place: Path
     new: bool
+    disks: Disks = ONE_DISK
 
 
-def make(exact: str, parent: str, name: str, seed: int) -> Path:
-    """Makes `exact` if given, else parent/NAME-SEED-NNN with the next free number. Every process gets the same path.
+def make(exact: str, parent: str, name: str, seed: int, disks: Disks = ONE_DISK) -> Path:
+    """Makes `exact` if given, else parent/NAME-SEED-NNN with the next free number. On one disk all get the same path.
 
     Raises:
       ValueError: `exact` exists and is not an empty folder, or none can be made there.
     """
-    return _first_finds(
+    return _found(
         lambda: _exact(Path(exact)) if exact else _numbered(Path(parent), f"{name}-{seed}"),
         f"--run-dir={exact}" if exact else f"run_dir={parent}",
+        disks,
     ).place
 
 
@@ -66,7 +69,7 @@ def remove(place: Path, since: Path | None) -> None:
             above = above.parent
 
 
-def take_up(exact: str, must_exist: bool) -> tuple[Path, bool]:
+def take_up(exact: str, must_exist: bool, disks: Disks = ONE_DISK) -> tuple[Path, bool]:
     """Finds the folder of a run to resume. Returns it, and whether it was made just now.
 
     Args:
@@ -75,7 +78,7 @@ def take_up(exact: str, must_exist: bool) -> tuple[Path, bool]:
     Raises:
       ValueError: the folder is missing, belongs to something else, or cannot be made or read.
     """
-    found = _first_finds(lambda: _there(Path(exact), must_exist), f"--run-dir={exact}")
+    found = _found(lambda: _there(Path(exact), must_exist), f"--run-dir={exact}", disks)
     return found.place, found.new
 
 
@@ -141,25 +144,32 @@ def own(folder: Path) -> Path:
     return mine
 
 
-def _first_finds(look: Callable[[], Found], named: str) -> Found:
-    """Returns on all processes what process 0 found.
+def _found(look: Callable[[], Found], named: str, disks: Disks) -> Found:
+    """Returns what this process found on its own disk, or what process 0 found on the disk of all.
 
     Raises:
-      ValueError: process 0 refused the folder, or the system refused process 0.
+      ValueError: a process refused its folder, or the system refused that process.
     """
-    text = ""
-    if jax.process_index() == 0:
-        try:
-            text = json.dumps(asdict(look()), default=str)
-        except ValueError as error:
-            text = json.dumps({"refusal": str(error)})
-        except OSError as error:
-            reason = f"{error.strerror or error} ({error.filename})"
-            text = json.dumps({"refusal": f"{named}: {reason}: name a place where a folder can be made"})
-    found = json.loads(share_text(text))
-    if "refusal" in found:
-        raise ValueError(found["refusal"])
-    return Found(place=Path(found["place"]), new=found["new"])
+    told = _looked(look, named) if disks.writes else ""
+    if not disks.own:
+        told = json.loads(share_text(json.dumps(told)))
+    elif refusal := any_text(told if isinstance(told, str) else ""):
+        told = refusal
+    if isinstance(told, str):
+        raise ValueError(told)
+    return Found(place=Path(told["place"]), new=told["new"])
+
+
+def _looked(look: Callable[[], Found], named: str) -> dict | str:
+    """Returns what was found, as JSON has it, or why the folder is refused."""
+    try:
+        found = look()
+        return {"place": str(found.place), "new": found.new}
+    except ValueError as error:
+        return str(error)
+    except OSError as error:
+        reason = f"{error.strerror or error} ({error.filename})"
+        return f"{named}: {reason}: name a place where a folder can be made"
 
 
 def _there(path: Path, must_exist: bool) -> Found:

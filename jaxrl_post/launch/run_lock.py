@@ -1,7 +1,7 @@
 """The lock of a run's folder: one job at a time writes there. It ends with its process, however that ends.
 
-Process 0 of a job holds it for all. The file `.lock` names the holder's host and process while it is held. The kernel
-releases the lock with the process, so a killed run leaves none behind.
+Process 0 of a job holds it for all, or each process that of its own disk. The file `.lock` names the holder's host and
+process while it is held. The kernel releases the lock with the process, so a killed run leaves none behind.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-import jax
-
-from jaxrl_post.parallel.processes import share_text
+from jaxrl_post.checkpoint.disks import ONE_DISK, Disks
+from jaxrl_post.parallel.processes import any_text
 
 NAME = ".lock"
 
 
-def hold(folder: Path, stack: contextlib.ExitStack) -> None:
+def hold(folder: Path, stack: contextlib.ExitStack, disks: Disks = ONE_DISK) -> None:
     """Locks the folder for this job until `stack` closes.
 
     Raises:
       ValueError: another process holds it, or the folder cannot be written.
     """
     refusal = ""
-    if jax.process_index() == 0:
+    if disks.writes:
         try:
             stack.enter_context(_held(folder))
         except BlockingIOError:
@@ -40,7 +39,7 @@ def hold(folder: Path, stack: contextlib.ExitStack) -> None:
             refusal = (
                 f"{folder} cannot be written: {error.strerror or error} ({error.filename}); name a --run-dir that can"
             )
-    refusal = share_text(refusal)
+    refusal = any_text(refusal)
     if refusal:
         raise ValueError(refusal)
 

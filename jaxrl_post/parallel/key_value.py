@@ -6,12 +6,14 @@ Needs joined processes (processes.start). jax has no public name for the store.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import jax
 from jax._src import distributed
 
 _PREFIX = "jaxrl_post/"
 LIMIT_S = 86400.0  # of a meeting; a watchdog ends a start that hangs earlier
+_PART = 1 << 20  # characters of one message
 _ROUNDS = itertools.count()  # a meeting has a name that is used once, and all processes count alike
 
 
@@ -69,6 +71,41 @@ def meet(limit_s: float = LIMIT_S) -> None:
         distributed.global_state.client.wait_at_barrier(f"{_PREFIX}meet/{next(_ROUNDS)}", int(limit_s * 1000))
     except RuntimeError as error:
         raise TimeoutError(f"not all processes of the job have compiled their programs within {limit_s:g} s") from error
+
+
+@dataclass(frozen=True)
+class Board:
+    """Texts of any length under keys that begin with a name of their own. Each is put once, and may be removed."""
+
+    name: str
+
+    def put(self, key: str, text: str) -> None:
+        """Puts a text under a key."""
+        parts = [text[first : first + _PART] for first in range(0, len(text), _PART)]
+        for number, part in enumerate(parts):
+            put(f"{self.name}/{key}/{number}", part)
+        put(f"{self.name}/{key}/parts", str(len(parts)))
+
+    def get(self, key: str, limit_s: float) -> str:
+        """Returns the text that some process puts under the key.
+
+        Raises:
+          TimeoutError: none did within `limit_s` seconds.
+        """
+        parts = int(get(f"{self.name}/{key}/parts", limit_s))
+        return "".join(get(f"{self.name}/{key}/{number}", limit_s) for number in range(parts))
+
+    def remove(self, key: str) -> None:
+        """Removes a text that every process has read."""
+        drop(f"{self.name}/{key}/")
+
+    def meet(self, key: str, limit_s: float) -> bool:
+        """Returns whether every process of the job came here within `limit_s` seconds. A key is used once."""
+        try:
+            distributed.global_state.client.wait_at_barrier(f"{_PREFIX}{self.name}/{key}", int(limit_s * 1000))
+        except RuntimeError:
+            return False
+        return True
 
 
 def coordinator() -> str:

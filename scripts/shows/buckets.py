@@ -6,6 +6,9 @@ eight each in its part of the steps. It is resumed as on another machine. After 
 without the product's resume.
 
 Then the bucket is lost for 60 s, a second run asks for a run that goes on, and a run is taken away from its holder.
+
+A job of two processes follows, through the same network. It is killed six times: one process, the other, or both at once. It
+begins again by itself each time, and ends as the local job, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from pathlib import Path
 
 import bucket_server
 import faulty_proxy
+import joined_jobs
+from bucket_jobs import ALL, BucketJobs, Kill
 from bucket_runs import BucketRuns
-from killed import LIMIT_S, Runs
+from killed import LIMIT_S, Runs, differences
 
-MINUTES = 12.0
+MINUTES = 20.0
 SEEDS = tuple(range(10))
 STARTING = 2  # runs killed while they start; each of the others is killed in its own part of the steps
 STEPS, EVERY = 30, 2
@@ -36,6 +41,22 @@ COMMAND = [
     "--config.eval.prompts=4",
     "--config.eval.every=10",
 ]
+PROCESSES, JOB_STEPS = 2, 12
+JOB = [
+    "--config=configs/demo_sharded.py",
+    f"--config.steps={JOB_STEPS}",
+    "--config.mesh.data=1",
+    "--config.mesh.fsdp=2",
+    "--config.scheduler.prompts=8",
+    "--config.scheduler.group_size=4",
+    "--config.engine.slots=8",
+    "--config.engine.prompt_rows=0",
+    "--config.eval.prompts=4",
+    "--config.eval.every=0",
+    "--config.eval.samples=1",
+    "--config.checkpoint.every=1",
+]
+KILLS = tuple(Kill(process=who, step=step) for who, step in ((ALL, 0), (1, 1), (0, 3), (ALL, 5), (1, 7), (0, 9)))
 ONE_MACHINE = (".lock",)  # files that no bucket has
 
 
@@ -49,6 +70,8 @@ def show(record) -> None:
         with bucket_server.proxy(server, SHARE) as faulty:
             _killed(record, BucketRuns(record, here, COMMAND, STEPS, server, faulty))
             _faults(record, bucket_server.faults(faulty))
+        with bucket_server.proxy(server, SHARE, seed=1) as faulty:
+            _job(record, BucketRuns(record, here, JOB, JOB_STEPS, server, faulty))
         _lost(record, BucketRuns(record, here, COMMAND, STEPS, server, bucket_server.free_port()), server)
         _leases(record, BucketRuns(record, here, [*COMMAND, f"--config.steps={LONG}"], LONG, server, server))
 
@@ -93,6 +116,29 @@ def _faults(record, done: dict[str, int]) -> None:
     share = sum(done.get(kind, 0) for kind in faulty_proxy.KINDS) / done["calls"]
     record.figure("faults.calls", done["calls"])
     record.figure("faults.share", round(share, 4), at_least=0.04, at_most=0.06)
+
+
+def _job(record, runs: BucketRuns) -> None:
+    """Runs a job of several processes on this machine's disk, and in the bucket, where it is killed again and again."""
+    from jaxrl_post.launch import bucket_status
+
+    jobs = BucketJobs(runs, PROCESSES, JOB)
+    begun = time.monotonic()
+    code = joined_jobs.run(runs.root, "kubernetes", PROCESSES, runs.here / "job", JOB, runs.here / "cache-job")
+    record.figure("job.local_seconds", round(time.monotonic() - begun, 1))
+    record.figure("job.local_exit_code", code, equals=0)
+    begun = time.monotonic()
+    if record.figure("job.exit_code", jobs.ended("killed-job", KILLS), equals=0) != 0:
+        raise RuntimeError(joined_jobs.said(runs.here / "killed-job"))
+    record.figure("job.seconds", round(time.monotonic() - begun, 1))
+    record.figure("job.committed_at_each_kill", jobs.found)
+    record.figure("job.half_written", [one for found in jobs.damages for one in found], equals=[])
+    told = bucket_status.status(runs.url("killed-job"))
+    print(told, flush=True)
+    record.figure("job.restarts_that_the_bucket_knows", told.restarts, at_least=len(KILLS) - 1)
+    back = runs.fetched("killed-job")
+    found = [one for one in differences(runs.here / "job", back, JOB_STEPS) if one not in ONE_MACHINE]
+    record.figure("job.what_differs", found, equals=[])
 
 
 def _lost(record, runs: BucketRuns, server: int) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxrl_post.buckets.address import is_bucket, parse, refuse_several
+from jaxrl_post.buckets.address import is_bucket, parse
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.chips import Slice
 
@@ -87,7 +87,7 @@ class Rendered:
 
 
 def check(request: Request) -> None:
-    """Refuses names that no target takes, and the run folder of a bucket where several processes would write it.
+    """Refuses names that no target takes.
 
     Raises:
       ValueError: one sentence with flag, value and a valid choice.
@@ -99,7 +99,7 @@ def check(request: Request) -> None:
             f"valid name is {near}"
         )
     if is_bucket(request.run_dir):
-        refuse_several(parse(request.run_dir, "--run-dir"), request.processes, "--run-dir")
+        parse(request.run_dir, "--run-dir")
     for name in (*request.environment, *request.secrets):
         if not _VARIABLE.fullmatch(name):
             raise ValueError(
