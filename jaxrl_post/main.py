@@ -18,7 +18,8 @@ first, then in the working directory. One on the command line is looked for in t
 differ. --run-dir=FOLDER --resume starts the run if the folder has none, so that one command can be repeated until the
 run ends.
 
-FOLDER may be gs://BUCKET/NAME or s3://BUCKET/NAME. Then the run works in a folder of this machine, and is committed to the bucket after every save.
+FOLDER may be gs://BUCKET/NAME or s3://BUCKET/NAME. Then the run works in a folder of this machine, and is committed to the
+bucket after every save.
 
 --branch=RUN@STEP begins a new run from a checkpoint of RUN, the newest one without @STEP. Weights, moments, the position
 in the data and the history are RUN's. Options may differ; without --config they are RUN's. RUN is only read.
