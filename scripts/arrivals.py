@@ -2,11 +2,12 @@
 
 Each process writes FILE.N.jsonl, a line for each publish. The line has the seconds, the bytes of the weights in the
 engine's dtype, and the number of pieces that the engine holds in this process. It also has the number of pieces that
-differ in a bit from what the learner has there.
+differ in a bit from what the learner has there. A process without devices that generate holds no piece.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -32,7 +33,7 @@ def run(file: str, arguments: list[str]) -> int:
         pieces, differing = _compared(arrived, new)
         line = {
             "seconds": seconds,
-            "bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(arrived)),
+            "bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arrived)),
             "pieces": pieces,
             "differing": differing,
         }
@@ -50,16 +51,35 @@ def _compared(arrived, new) -> tuple[int, int]:
     """
     import jax
 
-    from jaxrl_post.parallel import processes
-
     pieces = differing = 0
     with jax.transfer_guard("allow"):
         for leaf, own in zip(jax.tree.leaves(arrived), jax.tree.leaves(new), strict=True):
-            whole = processes.whole(own).astype(leaf.dtype)
-            for shard in leaf.addressable_shards:
+            whole = _on_host(own).astype(leaf.dtype)
+            for shard in leaf.addressable_shards if isinstance(leaf, jax.Array) else ():
                 pieces += 1
                 differing += jax.device_get(shard.data).tobytes() != whole[shard.index].tobytes()
     return pieces, differing
+
+
+def _on_host(own):
+    """Returns the learner's array on every host. Where whole hosts learn, process 0 tells it to the others."""
+    import jax
+    import numpy as np
+
+    from jaxrl_post.parallel import mesh, processes
+
+    there = own.sharding.mesh
+    if len(mesh.processes(there)) == jax.process_count():
+        return processes.whole(own)
+    held = processes.gathered(own, own.dtype) if mesh.is_here(there) else np.empty(own.shape, own.dtype)
+    return _told().share_array(held)
+
+
+@functools.cache
+def _told():
+    from jaxrl_post.parallel import relay
+
+    return relay.Relays().open("arrivals", 0)
 
 
 if __name__ == "__main__":

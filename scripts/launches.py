@@ -94,7 +94,7 @@ MISFITS: Mapping[str, Misfit] = {
         said="only data may cross the network between slices",
     ),
     "replica across slices": Misfit(
-        of="gke-tpu-v5p-64",
+        of="tpu-vm-v5p-64",
         more=(
             *("--slice=v5p-8", "--nodes=3", "--config.mesh.fsdp=4", "--config.mesh.tensor=1", "--config.mesh.engine=8"),
             *("--config.mesh.engine_tensor=8", "--config.batch.rows=4", "--config.scheduler.name=pipeline"),

@@ -49,18 +49,18 @@ def run(root: Path, command: Sequence[str], *, processes: int, devices: int, tim
             raise RuntimeError(f"a process of the run exited {process.returncode}:\n{text[-4000:]}")
 
 
-def compare(record, one: Path, two: Path, steps: int) -> None:
+def compare(record, one: Path, two: Path, steps: int, prefix: str = "") -> None:
     """Writes figures of two processes' folders: decisions, rollouts, evaluations and deterministic metrics, byte for
-    byte.
+    byte. `prefix`: of the figures' names.
     """
     same = (one / "scheduler_log.jsonl").read_bytes() == (two / "scheduler_log.jsonl").read_bytes()
-    record.figure("processes_scheduler_log_equal", same, equals=True)
+    record.figure(f"{prefix}processes_scheduler_log_equal", same, equals=True)
     for name in ("rollouts", "evaluations"):
-        record.figure(f"processes_{name}_equal", same_files(one / name, two / name), equals=True)
+        record.figure(f"{prefix}processes_{name}_equal", same_files(one / name, two / name), equals=True)
     rows = [_deterministic(process / "metrics.jsonl") for process in (one, two)]
-    record.figure("processes_deterministic_metrics_equal", rows[0] == rows[1], equals=True)
-    record.figure("num_metric_rows", len(rows[0]), at_least=steps)
-    record.figure("num_decisions", len((one / "scheduler_log.jsonl").read_text().splitlines()))
+    record.figure(f"{prefix}processes_deterministic_metrics_equal", rows[0] == rows[1], equals=True)
+    record.figure(f"{prefix}num_metric_rows", len(rows[0]), at_least=steps)
+    record.figure(f"{prefix}num_decisions", len((one / "scheduler_log.jsonl").read_text().splitlines()))
 
 
 def same_files(one: Path, two: Path) -> bool:

@@ -27,7 +27,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "scripts/shows/modes.py:_verified": "one experiment: a run, then every rollout again from the start",
     "scripts/shows/placements.py:_round": "one round of the simulator, every part built once",
     "scripts/shows/spec_equality.py:_arms": "the table of arms that are compared",
-    "scripts/shows/two_process_split.py:show": "a show reads from top to bottom as one experiment",
 }
 RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "name": "a file's recipe has one, a second run of it gets another by --config.name",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -427,6 +428,22 @@ def test_a_forecast_by_hand():
 def test_a_measured_save_sets_the_grace_period():
     code, out, _ = launches.printed([*launches.LAUNCHES["gke-tpu-v5e-16"], "--save-seconds=300", "--dry-run"])
     assert code == 0 and "terminationGracePeriodSeconds: 380" in out and "of 300 s (measured)" in out  # 41.3 s a step
+
+
+def test_hours_and_cost_are_those_of_the_simulated_step():
+    """By hand from the printed seconds; the grace period has room for a step of the roofline, 41.3 s here."""
+    code, out, _ = launches.printed([*launches.LAUNCHES["gke-tpu-v5e-16"], "--price=1.5", "--dry-run"])
+    assert code == 0
+    (told,) = re.findall(r"An optimizer step takes ([\d.]+) s by simulation of the scheduler \(sync\), predicted", out)
+    ((steps, step, saves, save, hours),) = re.findall(
+        r"(\d+) steps of ([\d.]+) s and (\d+) saves of (\d+) s .*: ([\d.]+) hours, predicted, not measured", out
+    )
+    assert step == told and 30 < float(step) < 41.3
+    assert float(hours) == pytest.approx((int(steps) * float(step) + int(saves) * float(save)) / 3600, abs=0.06)
+    ((chip_hours, dollars),) = re.findall(r"= ([\d.]+) chip-hours x \$1.5 = \$([\d.]+)", out)
+    assert float(chip_hours) == pytest.approx(16 * float(hours), abs=0.9)
+    assert float(dollars) == pytest.approx(1.5 * float(chip_hours), abs=0.1)
+    assert "terminationGracePeriodSeconds: 150" in out
 
 
 def test_a_request_knows_the_config_as_its_processes_will():

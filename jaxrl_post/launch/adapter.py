@@ -31,8 +31,8 @@ def refuse_whole_hosts(given: LoraConfig) -> None:
     """
     if given.rank:
         raise ValueError(
-            f"lora.rank={given.rank} does not work where whole hosts learn and whole hosts generate: use mesh.layout=shared, "
-            "or numbers of devices that give every host both roles"
+            f"lora.rank={given.rank} does not work where whole hosts learn and whole hosts generate; the nearest valid "
+            "mesh.engine is 0"
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_post.config import Config
 from jaxrl_post.data.chat import Chat
@@ -17,7 +18,6 @@ from jaxrl_post.data.turns import Wording
 from jaxrl_post.engine.host.turns import Turns
 from jaxrl_post.launch.handed import Handed
 from jaxrl_post.launch.sources import as_they_are
-from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards.environments import path_of
 from jaxrl_post.rewards.environments.conversations import Conversations, Log, TurnScores
@@ -76,11 +76,15 @@ def started(config: Config, handed: Handed, printed: Printed | None, workers: in
 
 
 def scores(
-    config: Config, start: Any, mesh: jax.sharding.Mesh, mine: Path, stack: contextlib.ExitStack
+    config: Config,
+    start: Any,
+    share: Callable[[np.ndarray], np.ndarray] | None,
+    mine: Path,
+    stack: contextlib.ExitStack,
 ) -> tuple[TurnScores, TurnScores]:
     """Starts the environment's processes, and returns what scores training and evaluation.
 
-    In a job of several processes, process 0 plays and shares what it finds.
+    In a job of several processes, process 0 plays and shares what it finds by `share`.
     """
     pool = None
     if jax.process_index() == 0:
@@ -93,7 +97,7 @@ def scores(
         parser=config.environment.tool_calls,
         max_turns=config.environment.max_turns,
         logs={purpose: _log(file, stack) for purpose, file in files.items()},
-        share=functools.partial(processes.share, mesh=mesh) if jax.process_count() > 1 else None,
+        share=share,
     )
     shuffled = config.seed if config.reward.shuffle else None
     return TurnScores(conversations, "train", shuffled), TurnScores(conversations, "eval")

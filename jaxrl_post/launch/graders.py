@@ -32,7 +32,7 @@ def both(
 ) -> tuple[Pool, Pool] | tuple[TurnScores, TurnScores]:
     """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
     if config.environment.name:
-        return environments.scores(config, start, devices.first, mine, stack)
+        return environments.scores(config, start, _sharing(devices), mine, stack)
     grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"))
     of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
     rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)

@@ -118,6 +118,22 @@ def choose(config: Config, job: Job) -> dict:
     return {"chosen": chosen["options"], "modes": modes, "left_out": left_out, "chips": chips}
 
 
+def seconds(config: Config, job: Job) -> tuple[Config, float]:
+    """Returns the config with a definite mode, and the predicted seconds of an optimizer step.
+
+    Raises:
+      ValueError: `auto` has no mode to choose, or options of the config contradict each other.
+    """
+    if config.scheduler.name == "auto":
+        why = choose(config, job)
+        (found,) = (mode["seconds"] for mode in why["modes"] if mode["options"] == why["chosen"])
+        return concrete(config, why["chosen"]), found
+    over = config.scheduler.over if config.scheduler.name in ("tail_batching", "rollpacker") else 0.0
+    period = math.ceil(1 / (over - 1)) + 1 if over > 1 else 1
+    part, small = _part(config, job)
+    return config, _tried(part(config), small, Candidate(options={}, config=config, period=period))[0]
+
+
 def candidates(config: Config) -> tuple[list[Candidate], dict[str, str]]:
     """Returns the candidates, the simplest first, and the reasons why other modes are none."""
     most, found, left_out = config.scheduler.max_staleness, [], {}

@@ -11,6 +11,7 @@ import math
 import jax
 
 from jaxrl_post.config import Config
+from jaxrl_post.engine.step_cost import DecodeCost
 from jaxrl_post.launch import activations, adapter
 from jaxrl_post.launch.chips import Slice
 from jaxrl_post.models import decoder, lora
@@ -40,10 +41,36 @@ def seconds(config: Config, model: decoder.ModelConfig, where: Slice, prompt: in
         "train": _train(config, model, where, prompt),
         "collectives of decode": _decode_sums(config, model),
         "collectives of training": train_collectives(config, model, where, _micro_batches(config, prompt)),
-        "publish": _publish(config, model, where),
+        "publish": publish(config, model, where),
         "host": _host(config),
     }
     return parts | {"all": sum(parts.values())}
+
+
+def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> DecodeCost:
+    """Returns the seconds of an engine step of all replicas together, by rows and context of the fullest one.
+
+    Args:
+      prompt: tokens of a prompt.
+    """
+    ways, size, steps = config.mesh.replica, activations.SIZES[config.engine.dtype], config.engine.steps_per_dispatch
+    memory, arithmetic = where.chip.bandwidth * MEMORY * ways, where.chip.flops * PREFILL * ways
+    return DecodeCost(
+        weights_s=size * parameters(model) / memory,
+        token_s=2 * model.layers * model.kv_heads * model.head_dim * size / memory,
+        row_s=2 * parameters(model) / arithmetic,
+        fixed_s=(2 * model.layers * SUM_S if ways > 1 else 0.0) + DISPATCH_S / steps,
+        request_s=SLOT_S * config.replicas / steps,
+        prefill_s=_forward(model, prompt) / prompt / arithmetic,
+        source=f"roofline of {where.name}",
+    )
+
+
+def trained_token(config: Config, model: decoder.ModelConfig, where: Slice, tokens: float) -> float:
+    """Returns the seconds of a token of a sequence of `tokens` tokens in an optimizer step, links included."""
+    flops = 3 * config.scheduler.ppo_epochs * _forward(model, tokens) / tokens
+    links = train_collectives(config, model, where, config.scheduler.ppo_epochs)
+    return flops / (config.mesh.learner * where.chip.flops * TRAIN) + links / (config.batch.rows * config.batch.tokens)
 
 
 def parameters(model: decoder.ModelConfig) -> int:
@@ -134,8 +161,10 @@ def train_collectives(config: Config, model: decoder.ModelConfig, where: Slice, 
     return seconds
 
 
-def _publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
-    """Each device gets its part of a replica's weights, less what it has. The nearest copy is of fsdp x tensor devices."""
+def publish(config: Config, model: decoder.ModelConfig, where: Slice) -> float:
+    """Returns the seconds in which new weights reach the engine.
+
+    Each device gets its part of a replica's weights, less what it has. The nearest copy is of fsdp x tensor devices."""
     m, size = config.mesh, activations.SIZES[config.engine.dtype]
     if m.fsdp == 1 and not m.engine and m.replica == m.tensor:
         return parameters(model) / m.replica * (4 + size) / (where.chip.bandwidth * MEMORY)  # a cast in place

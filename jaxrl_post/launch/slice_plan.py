@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxrl_post.config import Config
-from jaxrl_post.launch import build, chips, device_less, memory_plan, roofline
+from jaxrl_post.launch import build, chips, device_less, memory_plan, roofline, slice_trial
 from jaxrl_post.launch.chips import MIB, Slice
 from jaxrl_post.launch.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
@@ -194,14 +194,19 @@ def _divisors(number: int) -> list[int]:
 
 
 def text(config: Config, model: decoder.ModelConfig, name: str, say: Callable[[str], object]) -> None:
-    """Says the plan for the slice of that name. Raises as `say_plan` does, and where there is no such slice."""
-    say_plan(config, model, chips.read(name), say)
+    """Says the plan for the slice of that name, and the seconds of a step by simulation.
+
+    Raises as `say_plan` does, and where there is no such slice.
+    """
+    where = chips.read(name)
+    parts = say_plan(config, model, where, say)
+    say("\n".join(slice_trial.of(config, model, where, parts["all"]).lines))
 
 
 def say_plan(
     config: Config, model: decoder.ModelConfig, where: Slice, say: Callable[[str], object]
 ) -> dict[str, float]:
-    """Says the plan, and returns the predicted seconds of an optimizer step by part.
+    """Says the plan, and returns the predicted seconds of an optimizer step by part, by the roofline alone.
 
     Raises:
       ValueError: a mesh of another size, or a run that does not fit, with the nearest setting that does.

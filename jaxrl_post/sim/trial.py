@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxrl_post import loop
-from jaxrl_post.config import Config, EvalConfig, SchedulerConfig
+from jaxrl_post.config import Config, EvalConfig, SchedulerConfig, WatchdogConfig
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.forecast import Cost, ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Pace, Split
@@ -122,7 +122,8 @@ def _alone(config: Config, rounds: int) -> Config:
     """Returns the config of a short run without evaluation, loans and filters."""
     waves = SchedulerConfig().max_waves
     scheduler = replace(config.scheduler, lend=0.0, filter_groups=False, max_waves=waves)
-    return replace(config, steps=rounds * scheduler.updates, scheduler=scheduler, eval=EvalConfig(prompts=0))
+    quiet = dict(eval=EvalConfig(prompts=0), watchdog=WatchdogConfig())
+    return replace(config, steps=rounds * scheduler.updates, scheduler=scheduler, **quiet)
 
 
 def _pace(config: Config, job: Job) -> Pace | None:

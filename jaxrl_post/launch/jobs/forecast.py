@@ -1,6 +1,6 @@
 """What a job will take: hours, money, chips against a quota, and the seconds that a stopped job needs to save.
 
-Invariant: nothing is measured here. Seconds of a step are the roofline's (launch/roofline.py), and every line says that.
+Invariant: nothing is measured here. Seconds of a step are predicted (launch/slice_trial.py), and every line says that.
 """
 
 from __future__ import annotations
@@ -40,13 +40,21 @@ class Forecast:
         return min(max(ASK_S * math.ceil(wanted / ASK_S), LEAST_S), MOST_S)
 
 
-def of(config: Config, model: decoder.ModelConfig, step_s: float, hosts: int, save_s: float | None = None) -> Forecast:
+def of(
+    config: Config,
+    model: decoder.ModelConfig,
+    step_s: float,
+    hosts: int,
+    save_s: float | None = None,
+    slow_s: float = 0.0,
+) -> Forecast:
     """Returns the forecast of a run.
 
     Args:
       step_s: predicted seconds of an optimizer step.
       hosts: that write a save together.
       save_s: measured seconds of a save (`timing_s/save_checkpoint` of metrics.jsonl); None: predict.
+      slow_s: seconds of a slow step, for which the grace period has room.
     """
     moments = activations.SIZES[config.optimizer.moments_dtype]
     size = roofline.parameters(model) * (4 + 2 * moments)
@@ -56,7 +64,7 @@ def of(config: Config, model: decoder.ModelConfig, step_s: float, hosts: int, sa
         steps=config.steps,
         save_s=size / hosts / WRITTEN if save_s is None else save_s,
         saves=math.ceil(config.steps / every) if every else 0,
-        between_s=step_s * config.scheduler.updates,
+        between_s=max(step_s, slow_s) * config.scheduler.updates,
         measured=save_s is not None,
     )
 

@@ -18,7 +18,7 @@ import jax
 from jaxrl_post import config as configs
 from jaxrl_post.buckets.address import is_bucket
 from jaxrl_post.config import Config, fields
-from jaxrl_post.launch import command_line, inputs, memory_plan, slice_plan
+from jaxrl_post.launch import command_line, inputs, memory_plan, slice_plan, slice_trial
 from jaxrl_post.launch.jobs import forecast, gke, local, planned_devices, roles, slurm, tpu_vm
 from jaxrl_post.launch.jobs import request as requests
 from jaxrl_post.launch.jobs.request import SHARED, Rendered, Request
@@ -139,7 +139,10 @@ def _planned(
     parts = slice_plan.say_plan(config, model, where, say)
     near = ("ICI", "DCN") if where.chip.grids else ("NVLink", "network")
     say(roles.table(hosts, *near))
-    found = forecast.of(config, model, parts["all"], where.hosts, terms.save_s)
+    step = slice_trial.of(config, model, where, parts["all"])
+    say("\n".join(step.lines))
+    # Rollouts may grow: the roofline's are of half the longest, whatever was seen.
+    found = forecast.of(config, model, step.step_s, where.hosts, terms.save_s, slow_s=parts["all"])
     for line in forecast.lines(found, where, terms.price):
         say(line)
     return found

@@ -1,0 +1,83 @@
+"""The split layout over whole processes: two learn and two generate. All decide alike, and a killed job ends as another."""
+
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_main_pipeline import FLAGS
+from test_main_resume import here  # noqa: F401  (a fixture)
+
+from jaxrl_post.launch import attempts
+from jaxrl_post.telemetry import metrics, rollout_log
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import joined_jobs  # noqa: E402
+import killed  # noqa: E402
+import processes  # noqa: E402
+
+STEPS = 3
+OPTIONS = (
+    *FLAGS,
+    f"--config.steps={STEPS}",
+    "--config.mesh.fsdp=2",
+    "--config.mesh.engine=2",
+    "--config.eval.prompts=2",
+    "--config.eval.samples=1",
+    "--config.speculation.drafter=ours",
+)
+
+
+def run(folder: Path, place: Path, most_restarts: int = 0, *more: str) -> int:
+    options = [f"--config={folder / 'toy.py'}", *OPTIONS, *more]
+    return joined_jobs.run(ROOT, "explicit", 4, place, options, place.parent / "cache", most_restarts)
+
+
+@pytest.fixture(scope="module")
+def whole(here):  # noqa: F811
+    """The job that nothing happens to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # the programs of all jobs are the same
+        assert run(here, here / "hosts") == 0, joined_jobs.said(here / "hosts")
+        yield here / "hosts"
+
+
+@pytest.mark.extended
+@pytest.mark.slow  # five starts of a process
+def test_processes_of_either_role_decide_alike(here, whole):  # noqa: F811
+    """They agree in everything, and with one process of four devices in the decisions, tokens and log-probs of step 1."""
+    mine, alone = [whole / f"process_{index}" for index in range(4)], here / "one_process"
+    rows = [[metrics.deterministic(row) for row in metrics.read(of / "metrics.jsonl")] for of in mine]
+    assert len(rows[0]) == STEPS + 2 and all(other == rows[0] for other in rows)
+    assert max(row["off_policy/max"] for row in rows[0] if "off_policy/max" in row) > 0, (
+        "all weights came between rounds"
+    )
+    for other in mine[1:]:
+        assert (other / "scheduler_log.jsonl").read_bytes() == (mine[0] / "scheduler_log.jsonl").read_bytes()
+        assert processes.same_files(mine[0] / "rollouts", other / "rollouts")
+        assert processes.same_files(mine[0] / "evaluations", other / "evaluations")
+    command = ["-m", "jaxrl_post.main", f"--config={here / 'toy.py'}", *OPTIONS, f"--run-dir={alone}"]
+    processes.run(ROOT, command, processes=1, devices=4)
+    assert processes.first_round(mine[0] / "scheduler_log.jsonl") == processes.first_round(
+        alone / "scheduler_log.jsonl"
+    )
+    first = [rollout_log.read(sorted((of / "rollouts").glob("*.npz"))[0]) for of in (mine[0], alone)]
+    for one, two in zip(*([r for group in groups for r in group.rollouts] for groups in first), strict=True):
+        assert one.id == two.id and np.array_equal(one.tokens, two.tokens)
+        assert np.array_equal(one.logprobs, two.logprobs)
+
+
+@pytest.mark.extended
+@pytest.mark.slow  # eight starts of a process
+@pytest.mark.parametrize("lost", [1, 3], ids=["learns", "generates"])
+def test_a_killed_process_of_either_role_changes_no_bit(here, whole, lost):  # noqa: F811
+    again, left = here / f"hosts_without_{lost}", []
+    threading.Thread(target=joined_jobs.kill, args=(again, [(lost, 1)], left), daemon=True).start()
+    assert run(here, again, 1) == 0, joined_jobs.said(again)
+    before, after = attempts.status(again).attempts
+    assert [one.code for one in before.processes] == [None if one.index == lost else 42 for one in before.processes]
+    assert [one.code for one in after.processes] == [0] * 4 and len(left) == 1
+    assert killed.differences(whole, again, STEPS) == []
