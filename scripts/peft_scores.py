@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import peft
 import torch
@@ -19,7 +20,7 @@ def main(base: str, adapter: str, texts: str, out: str, weights: str = "") -> No
     model = peft.PeftModel.from_pretrained(open_(base, dtype=torch.float32), adapter)
     model.eval()
     found = {"logprobs": [], "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)}}
-    for prompt, answer in json.load(open(texts)):
+    for prompt, answer in json.loads(Path(texts).read_text()):
         ids = torch.tensor([prompt + answer])
         with torch.no_grad():
             logits = model(ids).logits[0, len(prompt) - 1 : -1].double()
@@ -27,7 +28,7 @@ def main(base: str, adapter: str, texts: str, out: str, weights: str = "") -> No
     if weights:
         own, theirs = open_(weights, dtype=torch.float32).state_dict(), model.merge_and_unload().state_dict()
         found["unmerged"] = max((own[name] - theirs[name]).abs().max().item() for name in theirs)
-    json.dump(found, open(out, "w"))
+    Path(out).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
