@@ -151,3 +151,15 @@ def planted(fault: str, monkeypatch) -> None:
 
 
 FAULTS = ("scale", "rslora", "transposed")
+
+
+def trained_base_is_found() -> bool:
+    """Plants a step that moves the base too. Returns whether the saved digest then refuses the base."""
+    one = learner(PLAIN)
+    saved = jax.tree.map(np.array, jax.device_get(one.state))
+    one._base = jax.tree.map(lambda leaf: leaf * np.float32(1 + 2**-22), one._base)
+    try:
+        one.restore(lambda shapes: jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), saved, shapes), 1)
+    except ValueError as error:
+        return "another base" in str(error)
+    return False

@@ -48,8 +48,8 @@ def load(path: str | Path, overrides: Sequence[str] = (), **options: Any) -> Pol
     """Opens a policy.
 
     Args:
-      path: a Hugging Face directory, a llama2.c file, a directory of PEFT whose base is here, RUN for the policy that a
-        run ended with, or RUN@STEP for the weights of a saved step. Low-rank additions are merged.
+      path: a Hugging Face directory, a llama2.c file, or a directory of PEFT whose base is here. RUN is the policy that
+        a run ended with, RUN@STEP that of a saved step. Low-rank additions are merged.
       overrides: options of a config as `a.b=value`, for example "engine.max_length=4096" or "mesh.tensor=2".
       options: the same as keywords, with "__" for each dot.
 

@@ -22,7 +22,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxrl_post import config
 from jaxrl_post.algorithms import advantages, credit
@@ -33,8 +32,9 @@ from jaxrl_post.trainer import compiled_programs, programs
 from jaxrl_post.trainer import lent_devices as guests
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import packing as door
+from jaxrl_post.trainer.first_state import first_state, placement
 from jaxrl_post.trainer.old_logprobs import OldLogprobs
-from jaxrl_post.trainer.state import TrainState, abstract, frozen, is_abstract, owned, struct
+from jaxrl_post.trainer.state import TrainState, abstract, frozen, is_abstract, owned
 from jaxrl_post.trainer.update_gate import Gate
 from jaxrl_post.types import Group, Rollout, RolloutId
 
@@ -95,12 +95,12 @@ class Learner:
         form["attention"] = attention
         self._recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, temperature=temperature, **form)
         self._max_tokens = max_tokens
-        self._shardings, decayed = _placement(model, mesh)
+        self._shardings, decayed = placement(model, mesh)
         self._optimizer = optimizers.optimizer(optimizer, decayed, steps)
         self._base, weights = ({}, params) if model.lora is None else (frozen(params, self._shardings.base), adapter)
         homes = lora.trained(self._shardings)
         self._reference = None if reference is None else self._policy(owned(reference, homes))
-        self.state = self._first_state(owned(weights, homes))
+        self.state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
         self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         self._guest = guests.Guest(lent, model, host=mesh) if lent else None
         self._old = OldLogprobs(algorithm)
@@ -350,28 +350,6 @@ class Learner:
             self._algorithm.kl_loss_coef > 0 or not self._algorithm.use_kl_in_reward
         )
 
-    def _first_state(self, policy: Any) -> TrainState:
-        one, transform = meshes.replicated(self._mesh), self._optimizer.transform
-        shapes = jax.eval_shape(transform.init, policy)
-        homes = optax.tree_utils.tree_map_params(
-            transform,
-            lambda _, sharding: sharding,
-            shapes,
-            lora.trained(self._shardings),
-            transform_non_params=lambda _: one,
-        )
-        which = jax.jit(lora.digest, out_shardings=one)
-        if is_abstract(policy):
-            base = {"base": jax.ShapeDtypeStruct((2,), np.uint32, sharding=one)} if self._base else {}
-            return TrainState(
-                params={"policy": policy} | base,
-                opt_state=jax.tree.map(struct, shapes, homes),
-                step=jax.ShapeDtypeStruct((), np.int32, sharding=one),
-            )
-        moments = jax.jit(transform.init, out_shardings=homes)(policy)
-        base = {"base": which(self._base)} if self._base else {}
-        return TrainState(params={"policy": policy} | base, opt_state=moments, step=meshes.put(np.int32(0), one))
-
     def _begin_round(self) -> None:
         """Discards what was prepared for the last round."""
         self._old.begin_round()
@@ -420,17 +398,6 @@ class Learner:
             out |= _spread("critic/advantages", values)
             out |= _spread("critic/rewards", np.array([given.reward for _, given in self._seen]))
         return out | (mismatch(self._old.pairs) if self._old.pairs else {})
-
-
-def _placement(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
-    """Returns the sharding of every leaf of a policy, and which trained weights decay. Additions all do, as in PEFT."""
-    if model.lora is None:
-        axes = decoder.axes(model)
-        return meshes.param_shardings(mesh, axes, "learner"), optimizers.matrices(axes)
-    axes = lora.axes(model)
-    homes = (meshes.param_shardings(mesh, part, "learner") for part in (axes.base, axes.adapter))
-    where = lora.Adapted(*homes, model.lora)
-    return where, jax.tree.map(lambda _: True, where.adapter)
 
 
 def _rollouts(groups: Sequence[Group]) -> list[Rollout]:

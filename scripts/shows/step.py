@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import peers
 from record import Missing, Record
 
 MINUTES = 12.0
@@ -52,7 +53,7 @@ def show(record: Record) -> None:
             f"step: the peers' benchmarks {scripts} are missing; set JAXRL_DATA to the folder of real inputs, "
             f"they lie next to it"
         )
-    pythons = {peer: _environment(record.root, peer) for peer in PEERS}
+    pythons = {peer: peers.environment(record.root, peer, wanted) for peer, wanted in PEERS.items()}
     rounds = []
     for number in range(ROUNDS):
         turns = [lambda: _ours(record)] + [
@@ -96,15 +97,6 @@ def _peer(root: Path, python: Path, script: Path) -> dict:
     told = json.loads(done.stdout.splitlines()[-1])
     names = ("rollout_s", "train_s", "step_s", "peak_rss_mib", "compile_est_s", "tokens_per_step")
     return {name: told[name] for name in names}
-
-
-def _environment(root: Path, peer: str) -> Path:
-    """Returns the Python of a peer's environment. Makes it where it is not there or has other versions."""
-    place = root / ".cache" / "peers" / peer
-    python, done = place / "bin" / "python", place / "requirements.txt"
-    wanted = "\n".join(PEERS[peer])
-    if done.is_file() and done.read_text() == wanted:
-        return python
     print(f"making {place} with {'; '.join(PEERS[peer])}", flush=True)
     found = subprocess.run(
         ["sh", "scripts/find_python.sh"], cwd=root, env={**os.environ, "WANTED": "3.11"}, text=True, capture_output=True
