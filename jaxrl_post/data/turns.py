@@ -43,14 +43,17 @@ class Wording:
           last: the id that ended the turn. If the template writes it behind the turn, it is not repeated.
 
         Raises:
-          ValueError: the template refuses the messages, or leaves the turn out.
+          ValueError: the template refuses the messages or leaves the turn out, or nothing follows.
         """
         text = self.chat.render([*before, {"role": "assistant", "content": _MARK}, *messages])
         _, mark, rest = text.rpartition(_MARK)
         if not mark:
             raise ValueError("the chat template leaves out what the assistant said before a tool or a user answers")
         end = self.words.decode([last], skip_special=False)
-        return self.words.encode(rest.removeprefix(end), special=False)
+        ids = self.words.encode(rest.removeprefix(end), special=False)
+        if not ids:
+            raise ValueError("nothing follows the turn: neither messages nor the head of another turn")
+        return ids
 
     def whole(self, messages: Sequence[Mapping]) -> list[int]:
         """Returns the ids of a conversation tokenised once, with all that the template writes behind its last message."""
