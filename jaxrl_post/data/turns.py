@@ -3,9 +3,9 @@
 The chat template renders the conversation with a mark in place of the last turn. The text behind the mark is what follows
 the turn. It is tokenised alone and appended.
 
-Invariant: sampled ids are never decoded and tokenised again. Where each turn of a template begins or ends with a special
-token, the result equals the whole conversation tokenised once, if the sampled ids are those that the tokenizer gives. A
-policy may sample other ids for the same text; then they stay, and the two differ.
+Invariant: sampled ids are never decoded and tokenised again. Where a template separates turns by special tokens, the
+result equals the whole conversation tokenised once. A policy may sample other ids than the tokenizer gives for the same
+text. Then its own ids stay, and the two differ.
 """
 
 from __future__ import annotations
