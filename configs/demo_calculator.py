@@ -32,7 +32,7 @@ def get_config():
     c.sampling.max_tokens = 48
     c.scheduler.prompts, c.scheduler.group_size = 24, 8
 
-    c.optimizer.lr, c.optimizer.b1, c.optimizer.eps, c.optimizer.max_grad_norm = 2.5e-3, 0.9, 0.1, 0.0
+    c.optimizer.lr, c.optimizer.b1, c.optimizer.eps, c.optimizer.max_grad_norm = 1e-2, 0.9, 0.1, 0.0
     c.batch.rows, c.batch.tokens, c.batch.head_chunk = 16, 128, 2048
 
     c.data.train, c.data.size = "task:calculator", 2048

@@ -67,6 +67,7 @@ CONFIG_ORDER = (  # each imports only those before it
     "generation",
     "training",
     "monitoring",
+    "scoring",
     "schema",
     "elsewhere",
     "reader",

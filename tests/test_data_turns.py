@@ -42,30 +42,8 @@ SPECIAL = [
     *("[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 ]
 WORDS = [
-    "the",
-    "sum",
-    "of",
-    "12",
-    "and",
-    "7",
-    "is",
-    "nineteen",
-    "so",
-    "I",
-    "call",
-    "a",
-    "tool;",
-    "result:",
-    "3.5",
-    "naïve",
-    "café",
-    "日本",
-    '{"a":',
-    "[1,",
-    "2]}",
-    "\n\n",
-    "",
-    "ok",
+    *("the", "sum", "of", "12", "and", "7", "is", "nineteen", "so", "I", "call", "a", "tool;", "result:", "3.5"),
+    *("naïve", "café", "日本", '{"a":', "[1,", "2]}", "\n\n", "", "ok"),
 ]
 
 
@@ -192,6 +170,13 @@ def test_a_template_that_drops_the_turn_is_refused():
     chat = Chat(template="{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
     with pytest.raises(ValueError, match="leaves out what the assistant said"):
         Wording(chat, bpe("</s>")).observed([], [{"role": "user", "content": "x"}], 0)
+
+
+def test_a_turn_that_nothing_follows_is_refused():
+    """A conversation would else go on with the same tokens for ever."""
+    chat = Chat(template=PLAIN, tokens={"eos_token": "</s>"})
+    with pytest.raises(ValueError, match="nothing follows the turn"):
+        Wording(chat, bpe("</s>")).observed([{"role": "user", "content": "x"}], [], 1)
 
 
 def test_tools_reach_the_template():

@@ -184,14 +184,16 @@ def test_restart_from_a_saved_state_changes_nothing(shared, plain, stop, tmp_pat
     assert same(plain, on) and same(plain, resumed) and clocks == again
 
 
-def _candidates_of_all_turns(monkeypatch):
+def _observed_token_ends_a_rollout(monkeypatch):
     monkeypatch.setattr(sequence, "last_turn", lambda sampled: 0)
 
 
-def _observed_token_lost(monkeypatch):
+def _another_token_observed(monkeypatch):
     whole = Rollout.extended
     monkeypatch.setattr(
-        Rollout, "extended", lambda self, tokens, clock, **how: whole(self, list(tokens)[1:], clock, **how)
+        Rollout,
+        "extended",
+        lambda self, tokens, clock, **how: whole(self, [(token + 1) % 40 for token in tokens], clock, **how),
     )
 
 
@@ -205,9 +207,7 @@ def _noise_begins_again(monkeypatch):
     monkeypatch.setattr(Turns, "_continued", continued)
 
 
-@pytest.mark.parametrize("fault", [_candidates_of_all_turns, _observed_token_lost, _noise_begins_again])
+@pytest.mark.parametrize("fault", [_observed_token_ends_a_rollout, _another_token_observed, _noise_begins_again])
 def test_planted_faults_are_found(shared, plain, fault, monkeypatch):
     fault(monkeypatch)
-    engine = conversing(shared)
-    again = [dataclasses.replace(r, prefix=plain[r.rollout_id], prefix_mode="verify") for r in ASKED]
-    assert not same(plain, lab.run(engine, again))
+    assert not same(plain, lab.run(conversing(shared), ASKED))

@@ -112,7 +112,6 @@ _SIZES = (
         when="environment.name!=",
         need=lambda strings, name: not strings,
         says="{sampling.stop_strings} cannot end the turns of a conversation: name tokens in sampling.stop_ids",
-        nearest=lambda strings, name: (),
     ),
     relation(
         "scheduler.group_size",

@@ -3,9 +3,9 @@
 The chat template renders the conversation with a mark in place of the last turn. The text behind the mark is what follows
 the turn. It is tokenised alone and appended.
 
-Invariant: sampled ids are never decoded and tokenised again. Where each turn of a template begins or ends with a special
-token, the result equals the whole conversation tokenised once, if the sampled ids are those that the tokenizer gives. A
-policy may sample other ids for the same text; then they stay, and the two differ.
+Invariant: sampled ids are never decoded and tokenised again. Where a template separates turns by special tokens, the
+result equals the whole conversation tokenised once. A policy may sample other ids than the tokenizer gives for the same
+text. Then its own ids stay, and the two differ.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ class Wording:
           last: the id that ended the turn. If the template writes it behind the turn, it is not repeated.
 
         Raises:
-          ValueError: the template refuses the messages, or leaves the turn out.
+          ValueError: the template refuses the messages or leaves the turn out, or nothing follows.
         """
         text = self.chat.render([*before, {"role": "assistant", "content": _MARK}, *messages])
         _, mark, rest = text.rpartition(_MARK)
         if not mark:
             raise ValueError("the chat template leaves out what the assistant said before a tool or a user answers")
         end = self.words.decode([last], skip_special=False)
-        return self.words.encode(rest.removeprefix(end), special=False)
+        ids = self.words.encode(rest.removeprefix(end), special=False)
+        if not ids:
+            raise ValueError("nothing follows the turn: neither messages nor the head of another turn")
+        return ids
 
     def whole(self, messages: Sequence[Mapping]) -> list[int]:
         """Returns the ids of a conversation tokenised once, with all that the template writes behind its last message."""

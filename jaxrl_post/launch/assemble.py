@@ -104,8 +104,7 @@ class Run:
     """Every part of a run.
 
     `evaluator` is the engine itself, a second engine where training rollouts come from the data, or None without
-    evaluation. `turns`: the engine as the ring sees it, whose rollouts are whole conversations where there is an environment.
-    `mine`: the folder that this process writes to. `traces`: what listens to the ring from its start to its
+    evaluation. `mine`: the folder that this process writes to. `traces`: what listens to the ring from its start to its
     end. `saved`: the checkpoint that the run resumes from, if any. `about`: what a checkpoint must agree with. `began`: when
     the run did, by time.monotonic(). `parent`: the checkpoint of another run that this one began from, if any. `mirror`: what
     commits the folder to a bucket.
@@ -120,7 +119,6 @@ class Run:
     learner: Learner
     engine: Any
     evaluator: RowEngine | Elastic | None
-    turns: Any
     scheduler: Recorder
     rewards: Any
     judge: Any
@@ -152,6 +150,11 @@ class Run:
     def records(self) -> list[Any]:
         """Parts that record scored groups: the history, and the drafting of each row engine."""
         return [self.history, *(engine.drafting for engine in self.engines if isinstance(engine, (RowEngine, Elastic)))]
+
+    @functools.cached_property
+    def turns(self) -> Any:
+        """The engine as the ring sees it: where there is an environment, its rollouts are whole conversations."""
+        return environments.conversing(self.config, self.engine, self.rewards)
 
     @property
     def conversations(self) -> list[Any]:
@@ -298,7 +301,6 @@ def build(
         learner=learner,
         engine=engine,
         evaluator=evaluator,
-        turns=environments.conversing(config, engine, kept.rewards),
         scheduler=scheduler,
         history=history,
         traces=run_writers.drawn_traces(config, learner, watch, mine, stack),

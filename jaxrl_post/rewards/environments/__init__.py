@@ -1,4 +1,4 @@
-"""Environments: what answers a policy between its turns, and their scores.
+"""Environments: what speaks between the turns of a policy, and scores the conversation.
 
 An environment is a class, or a function without required arguments that returns an object, with two methods:
 

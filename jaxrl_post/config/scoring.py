@@ -1,0 +1,95 @@
+"""The options of what scores rollouts: an environment of conversations, or reward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of
+
+_CONVERSES = "environment.name!="
+_GRADED, _NOT_GRADED = "environment.name=", "the environment scores its conversations"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """An environment, which speaks between the turns of the policy and scores the conversation (docs/environments.md)."""
+
+    name: str = file_path(
+        "",
+        doc="A built-in name, or an import path `package.module:name` or `file.py:name`. Empty: one turn, no environment.",
+    )
+    arguments: Mapping[str, Any] = mapping(used_when=_CONVERSES, doc="What the environment is made with.")
+    workers: int = at_least(1, 1, unit="processes", used_when=_CONVERSES, doc="Processes that play environments.")
+    timeout_s: float = at_least(
+        10.0, 0.01, unit="seconds", used_when=_CONVERSES, doc="After this long a step of an environment is stopped."
+    )
+    max_turns: int = at_least(
+        8, 1, unit="turns", used_when=_CONVERSES, doc="A conversation ends with its turn of this number."
+    )
+    delay: int = at_least(
+        16,
+        0,
+        unit="engine steps",
+        used_when=_CONVERSES,
+        doc="From the end of a turn to the next one. The run waits for an environment that is later.",
+    )
+    tool_calls: str = one_of(
+        "none", "none", "hermes", "llama3", "mistral", used_when=_CONVERSES, doc="How tool calls are read from a turn."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Graders, which run in processes of their own."""
+
+    functions: tuple[str, ...] = file_path(
+        ("jaxrl_post.rewards.math:exact",),
+        used_when=_GRADED,
+        why=_NOT_GRADED,
+        doc="Import paths `package.module:function` or `file.py:function`.",
+    )
+    weights: tuple[float, ...] = any_of_type(
+        (), used_when=_GRADED, why=_NOT_GRADED, doc="Weight of each function in the sum. Empty: all 1."
+    )
+    workers: int = at_least(1, 1, unit="processes", used_when=_GRADED, why=_NOT_GRADED, doc="Processes that grade.")
+    timeout_s: float = at_least(
+        10.0, 0.01, unit="seconds", used_when=_GRADED, why=_NOT_GRADED, doc="After this long a grader is stopped."
+    )
+    test_limit_s: float = at_least(
+        0.0,
+        0.0,
+        unit="CPU seconds",
+        used_when=f"reward.adaptive_limit=false and {_GRADED}",
+        doc="What a judged program may take for one test. 0: half of `timeout_s`.",
+    )
+    adaptive_limit: bool = any_of_type(
+        False,
+        used_when=_GRADED,
+        why=_NOT_GRADED,
+        doc="Whether the limit follows what right programs took, from 2 to 30 CPU seconds, as in RollPacker. "
+        "A run then repeats itself from its journal only.",
+    )
+    sandbox: str = one_of(
+        "auto",
+        "auto",
+        "none",
+        "basic",
+        "strict",
+        used_when=_GRADED,
+        why=_NOT_GRADED,
+        doc="How judged programs are confined. strict: in namespaces of their own; basic: by Landlock and seccomp; "
+        "auto: strict where the host gives it, else basic. A level that the host lacks is refused.",
+    )
+    shuffle: bool = any_of_type(
+        False,
+        used_when="algorithm.adv_estimator!=ones",
+        why="the advantage 'ones' reads no reward",
+        doc="Whether the scores of a group change hands at random: a control that must learn nothing.",
+    )
+
+    @property
+    def limit_s(self) -> float:
+        """CPU seconds that a test may take at most."""
+        return 30.0 if self.adaptive_limit else self.test_limit_s or self.timeout_s / 2
