@@ -95,6 +95,20 @@ def ones(
 ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "opo": opo, "maxrl": maxrl, "ones": ones}
 
 
+def remax(
+    rewards: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]], baseline: float
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns the return from each token on, minus the greedy rollout's reward (ReMax, arXiv 2310.10505; as verl).
+
+    Args:
+      rewards, masks: one vector per sampled rollout of a group. The mask of an unscored rollout is False everywhere.
+      baseline: the reward of the group's greedy rollout.
+    """
+    return [
+        np.where(mask, _returns(reward, mask, 1.0) - baseline, 0.0) for reward, mask in zip(rewards, masks, strict=True)
+    ]
+
+
 def reinforce_plus_plus(
     rewards: Sequence[Float[np.ndarray, " _"]],
     masks: Sequence[Bool[np.ndarray, " _"]],
