@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_post.algorithms import advantages
+from jaxrl_post.algorithms import advantages, credit
 
 REWARDS = np.array([1, 0, 0, 1, 1], np.float32)
 ALL = np.ones(5, bool)
@@ -54,6 +54,15 @@ def test_maxrl_by_hand():
     np.testing.assert_array_equal(advantages.maxrl(np.zeros(5, np.float32), ALL, LENGTHS), np.zeros(5))  # no success
     with pytest.raises(ValueError, match="needs rewards of at least 0, got -1.0"):
         advantages.maxrl(np.float32([1, -1]), np.ones(2, bool), np.ones(2, int))
+
+
+def test_remax_is_the_return_minus_the_greedy_reward():
+    """Rewards of a KL in the reward and of an end: returns 0.9, 1.0; the unscored rollout gets nothing."""
+    rewards = [np.array([-0.1, 7.0, 1.0]), np.array([0.25]), np.array([5.0])]
+    masks = [np.array([True, False, True]), np.array([True]), np.array([False])]
+    got = advantages.remax(rewards, masks, 0.75)
+    for one, want in zip(got, ([0.15, 0.0, 0.25], [-0.5], [0.0]), strict=True):
+        np.testing.assert_allclose(one, want, atol=1e-12)
 
 
 ROUND = [np.array([0.0, 1.0, 2.0]), np.array([4.0]), np.array([9.0, 9.0])]  # per token; the last rollout is unscored
@@ -123,4 +132,4 @@ def test_names_are_those_of_the_config():
     from jaxrl_post.config import AlgorithmConfig
 
     choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata}
-    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | set(advantages.WHOLE_ROUND)
+    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | credit.WHOLE_ROUND | {"remax"}

@@ -139,7 +139,7 @@ def reinforce_plus_plus_baseline(
     whitening. verl takes a mean of 0 there.
     """
     live = np.array([bool(mask.any()) for mask in masks])
-    sums = np.array([_finite(reward, mask).sum() for reward, mask in zip(rewards, masks, strict=True)])
+    sums = np.array([finite(reward, mask).sum() for reward, mask in zip(rewards, masks, strict=True)])
     centred = np.zeros(len(masks))
     for group in np.unique(groups[live]):
         members = live & (groups == group)
@@ -165,7 +165,7 @@ def whiten(
 
 
 def _returns(rewards: np.ndarray, mask: np.ndarray, gamma: float) -> np.ndarray:
-    values, after = _finite(rewards, mask), 0.0
+    values, after = finite(rewards, mask), 0.0
     out = np.zeros(mask.shape)
     for t in reversed(range(mask.size)):
         if mask[t]:
@@ -174,8 +174,12 @@ def _returns(rewards: np.ndarray, mask: np.ndarray, gamma: float) -> np.ndarray:
     return out
 
 
-def _finite(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns the rewards, with 0 outside the mask."""
+def finite(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns the rewards, with 0 outside the mask.
+
+    Raises:
+      ValueError: a reward inside the mask is not finite.
+    """
     return np.where(mask, _refused_unless_finite(np.where(mask, rewards.astype(float), 0.0)), 0.0)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxrl_post.algorithms.advantages import whiten
+from jaxrl_post.algorithms.advantages import finite, whiten
 
 Vector = Float[np.ndarray, " T"]
 Estimate = tuple[Vector, Vector]
@@ -70,7 +70,7 @@ def estimate(
       rewards, values, masks: one vector per rollout. The mask of an unscored rollout is False everywhere.
     """
     found = [
-        LEVELS[level](np.where(mask, reward, 0.0), value.astype(float), mask, gamma, lam)
+        LEVELS[level](finite(reward, mask), value.astype(float), mask, gamma, lam)
         for reward, value, mask in zip(rewards, values, masks, strict=True)
     ]
     return whiten([advantages for advantages, _ in found], masks), [returns for _, returns in found]

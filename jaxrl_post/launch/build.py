@@ -108,6 +108,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
     make: Callable[..., Learner] = Learner
     if devices.engine and devices.on_whole_hosts:
         adapters.refuse_whole_hosts(config.lora)
+        critic_start.refuse_whole_hosts(config)
         make = functools.partial(learner_hosts.learner, devices.relays)
     model = adapters.adapting(config.lora, model)
     return make(

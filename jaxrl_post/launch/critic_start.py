@@ -31,6 +31,23 @@ def critic(config: Config, model: decoder.ModelConfig, params: Any, mesh: jax.sh
     return Critic(model, start, mesh, settings=config.critic, optimizer=config.optimizer, steps=config.steps)
 
 
+def refuse_whole_hosts(config: Config) -> None:
+    """Refuses a critic where whole processes learn and whole processes generate.
+
+    Raises:
+      ValueError: the run has a critic, or moves the coefficient of the KL.
+    """
+    for name, set_here in (
+        (f"algorithm.adv_estimator={config.algorithm.adv_estimator!r}", config.algorithm.needs_critic),
+        (f"algorithm.kl_target={config.algorithm.kl_target}", config.algorithm.kl_target > 0),
+    ):
+        if set_here:
+            raise ValueError(
+                f"{name} keeps state that processes without the learner's devices do not have, and with this mesh.engine "
+                "whole processes generate; the nearest valid mesh.engine is 0"
+            )
+
+
 def check(config: Config, model: decoder.ModelConfig) -> None:
     """Refuses a folder that is not there, or whose decoder has another shape than the policy's.
 
