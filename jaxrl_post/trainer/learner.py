@@ -29,7 +29,7 @@ from jaxrl_post.algorithms.kl_controller import KlController
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import compiled_programs, programs
+from jaxrl_post.trainer import compiled_programs, placement, programs
 from jaxrl_post.trainer import lent_devices as guests
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import packing as door
@@ -92,14 +92,13 @@ class Learner:
             own devices (trainer/lent_devices.py).
         """
         for one in (mesh, lent) if lent else (mesh,):
-            _check(model, one, algorithm, batch, reference)
+            placement.check(model, one, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
         form = dict(remat=remat_policy if remat else None, scan_layers=scan_layers, dtype=compute_dtype)
         form["attention"] = attention
         self._recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, temperature=temperature, **form)
-        self._max_tokens = max_tokens
-        self._shardings, decayed = _placement(model, mesh)
-        self._critic = critic or NoCritic()
+        self._critic, self._max_tokens, self._step = critic or NoCritic(), max_tokens, 0
+        self._shardings, decayed = placement.of_policy(model, mesh)
         self._optimizer = optimizers.optimizer(optimizer, decayed, steps, first=self._critic.warmup_steps)
         self._base, weights = ({}, params) if model.lora is None else (frozen(params, self._shardings.base), adapter)
         homes = lora.trained(self._shardings)
@@ -112,7 +111,6 @@ class Learner:
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # a result of the program that was launched last
-        self._step = 0
         self._begin_round()
         self._begin_step()
 
@@ -437,38 +435,5 @@ class Learner:
         return out | (mismatch(self._old.pairs) if self._old.pairs else {})
 
 
-def _placement(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
-    """Returns the sharding of every leaf of a policy, and which trained weights decay. Additions all do, as in PEFT."""
-    if model.lora is None:
-        axes = decoder.axes(model)
-        return meshes.param_shardings(mesh, axes, "learner"), optimizers.matrices(axes)
-    axes = lora.axes(model)
-    homes = (meshes.param_shardings(mesh, part, "learner") for part in (axes.base, axes.adapter))
-    where = lora.Adapted(*homes, model.lora)
-    return where, jax.tree.map(lambda _: True, where.adapter)
-
-
 def _rollouts(groups: Sequence[Group]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group.rollouts]
-
-
-def _check(
-    model: decoder.ModelConfig,
-    mesh: jax.sharding.Mesh,
-    algorithm: config.AlgorithmConfig,
-    batch: config.BatchConfig,
-    reference: Any,
-) -> None:
-    meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
-    ways = meshes.replicas(mesh)
-    if batch.rows % ways:
-        raise ValueError(
-            f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
-            f"value is {-(-batch.rows // ways) * ways}"
-        )
-    if algorithm.needs_reference and reference is None:
-        raise ValueError(
-            f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
-            f"{algorithm.use_kl_in_reward} needs a reference model and none was given; the nearest valid "
-            f"values are 0 and False"
-        )
