@@ -1,7 +1,7 @@
 """Generalized advantage estimation (GAE): advantages and returns from rewards and a critic's values. Host code.
 
 Two levels: of a token, where every sampled token is an action, and of a turn, where a run of sampled tokens is one.
-Tokens outside the mask (observed, not sampled) are skipped: values and advantages are carried over them.
+Tokens outside the mask (observed, not sampled) are skipped. The next token is then the next one of the mask.
 
 Invariant: a rollout's result depends on that rollout alone. Only `estimate` whitens, over all tokens of a round.
 """

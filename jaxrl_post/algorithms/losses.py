@@ -158,9 +158,9 @@ def dppo_kl(
 ) -> Losses:
     """Returns the same as `dppo_tv` with a binary KL in the place of the difference of probabilities.
 
-    It is KL(old || new) of "this token or any other", which must be at most clip_ratio_high where A > 0 and the
-    probability has risen, and at most clip_ratio_low where A <= 0 and it has fallen. 1e-8 is added to the probability
-    of any other token. As verl.
+    It is KL(old || new) of "this token or any other". Where A > 0 and the probability has risen, it must be at most
+    clip_ratio_high. Where A <= 0 and the probability has fallen, it must be at most clip_ratio_low. 1e-8 is added to
+    the probability of any other token. As verl.
     """
     _assert_alike(logprobs, old_logprobs, advantages)
     new, old = jax.lax.stop_gradient((jnp.exp(logprobs), jnp.exp(old_logprobs)))
