@@ -206,6 +206,40 @@ def test_clipped_value_by_hand(value, loss, clipped, grad):
     np.testing.assert_allclose(free, row((value - 2) ** 2 / 2), rtol=1e-5)
 
 
+def test_topr_and_gpg_by_hand():
+    """Log pi = log r - 1. Gains keep weight 1; of losses, 2 is cut to 1 and 0.5 stays."""
+    ratios, a = [2.0, 0.5, 2.0, 0.5], [1, 1, -1, -1]
+    logps = np.log(ratios) - 1
+    loss, indicators = at("topr", ratios, a)
+    np.testing.assert_allclose(loss, row(*(-np.array([1, 1, -1, -0.5]) * logps)), rtol=1e-6)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(0, 0, 1, 0))
+    np.testing.assert_allclose(slope("topr", ratios, a), row(-1, -1, 1, 0.5), rtol=1e-6)
+    np.testing.assert_allclose(at("gpg", ratios, a)[0], row(*(-np.array(a) * logps)), rtol=1e-6)
+    np.testing.assert_allclose(slope("gpg", ratios, a), row(-1, -1, 1, 1), rtol=1e-6)
+
+
+def test_luspo_is_gspo_times_the_length():
+    ratios, a = [1.1, 1.4, 0.9], [2, 2, 2]
+    one, many = (at(name, ratios, a) for name in ("gspo", "luspo"))
+    np.testing.assert_allclose(many[0], 3 * one[0], rtol=1e-6)
+    np.testing.assert_array_equal(many[1]["actor/pg_clipfrac"], one[1]["actor/pg_clipfrac"])
+
+
+def test_vespo_by_hand():
+    """W = 1.1 * 1.4 = 1.54. A gain: W^2 e^(3 (1 - W)); a loss: W^3 e^(2 (1 - W)). At W = 1 the weight is 1."""
+    w, logps = 1.54, np.log([1.1, 1.4]) - 1
+    for sign, weight in ((1, w**2 * np.exp(3 * (1 - w))), (-1, w**3 * np.exp(2 * (1 - w)))):
+        np.testing.assert_allclose(at("vespo", [1.1, 1.4], [sign] * 2)[0], row(*(-sign * weight * logps)), rtol=1e-5)
+        np.testing.assert_allclose(slope("vespo", [1.1, 1.4], [sign] * 2), row(*[-sign * weight] * 2), rtol=1e-5)
+    np.testing.assert_allclose(slope("vespo", [2.0, 0.5], [1, 1]), row(-1, -1), rtol=1e-5)
+
+
+def test_a_sequences_length_leaves_out_what_is_masked_and_other_segments():
+    mask = jnp.asarray([[1, 1, 0, 1, 0, 1, 0]], bool)
+    segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 0]])
+    np.testing.assert_array_equal(losses.sequence_length(mask, segments), [[2, 2, 2, 2, 2, 2, 0]])
+
+
 def test_sapo_by_hand():
     """At r = 1 the gate is 2 / tau and its slope 1; at r = 2, tau = 1, A = 1: 4 sigmoid(1)."""
     loss, indicators = at("sapo", [1.0, 1.0, 2.0, 2.0], [1, -2, 1, -1])

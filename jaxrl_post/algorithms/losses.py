@@ -171,6 +171,74 @@ def dppo_kl(
     return _trusted(logprobs, old_logprobs, advantages, jnp.where(advantages > 0, rises, falls), algorithm)
 
 
+def gpg(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs: the plain policy gradient (GPG, arXiv 2504.02546; as verl). Nothing is clipped."""
+    _assert_alike(logprobs, old_logprobs, advantages)
+    return -advantages * logprobs, {}
+
+
+def topr(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs where A > 0, else -A logprobs sg(min(r, 1)) (TOPR, arXiv 2503.14286, equation 8).
+
+    Gains are supervised, whoever sampled them. Losses fade as they become rare. As ROLL, which looks at the reward's
+    sign in the place of the advantage's.
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
+    weight = jnp.where(advantages > 0, 1.0, jnp.minimum(ratio, 1.0))
+    return -advantages * weight * logprobs, {"actor/pg_clipfrac": ((advantages <= 0) & (ratio > 1)).astype(ratio.dtype)}
+
+
+def luspo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns gspo's loss times the length of the sequence, so that long ones do not count less (LUSPO, as TRL)."""
+    losses, indicators = gspo(logprobs, old_logprobs, advantages, mask, segment_ids, algorithm)
+    return losses * sequence_length(mask, segment_ids).astype(losses.dtype), indicators
+
+
+def vespo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs sg(W^k e^(l (1 - W))), W the product of the sequence's ratios (VESPO, arXiv 2602.10693).
+
+    k and l are 2 and 3 where A > 0, else 3 and 2, as TRL has them. log W is clamped to +-20. The weight is 1 at W = 1
+    and vanishes on both sides. The paper's old policy is the engine's, which is prox_logp_method "rollout".
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    length = sequence_length(mask, segment_ids).astype(logprobs.dtype)
+    total = jnp.clip(
+        sequence_mean(logprobs - old_logprobs, mask, segment_ids) * length, -LOG_RATIO_BOUND, LOG_RATIO_BOUND
+    )
+    power, decay = (jnp.where(advantages > 0, *pair).astype(total.dtype) for pair in ((2.0, 3.0), (3.0, 2.0)))
+    weight = jax.lax.stop_gradient(jnp.exp(power * total + decay * (1.0 - jnp.exp(total))))
+    return -advantages * weight * logprobs, {}
+
+
 def sft(
     logprobs: Float[Array, "B T"],
     old_logprobs: Float[Array, "B T"] | None,
@@ -195,6 +263,10 @@ LOSSES = {
     "geo_mean": geo_mean,
     "dppo_tv": dppo_tv,
     "dppo_kl": dppo_kl,
+    "gpg": gpg,
+    "topr": topr,
+    "luspo": luspo,
+    "vespo": vespo,
     "sft": sft,
 }
 NEEDS_OLD_LOGPROBS = {name: name != "sft" for name in LOSSES}
@@ -230,6 +302,11 @@ def sequence_mean(
     same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]
     total = jnp.sum(jnp.where(same, values[:, None, :], 0.0), axis=-1)
     return total / jnp.maximum(jnp.sum(same, axis=-1, dtype=jnp.int32), 1).astype(values.dtype)
+
+
+def sequence_length(mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Returns, at each token, the number of masked tokens of its segment of the row."""
+    return jnp.sum((segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :], axis=-1, dtype=jnp.int32)
 
 
 def k1(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:

@@ -250,7 +250,7 @@ _HISTORY = (
 _WHITENED = (
     relation(
         "scheduler.stream",
-        when="algorithm.adv_estimator=reinforce_plus_plus*",
+        when="algorithm.adv_estimator=reinforce_plus_plus*|lite_ppo|gpg",
         need=lambda stream: stream == 0,
         says="{algorithm.adv_estimator} whitens over all tokens of a round, which {scheduler.stream} hands on in pieces",
         nearest=lambda stream: 0,

@@ -9,7 +9,8 @@ from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_pat
 _RATIOS = "algorithm.loss_mode!=sft"
 _NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
 _REWARDED = "algorithm.adv_estimator!=ones"
-_POSITIVE = "the advantage 'ones' is never negative"
+_NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
+_POSITIVE = "the other advantages are never negative"
 _NO_REWARD = "the advantage 'ones' reads no reward"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
@@ -31,6 +32,9 @@ class AlgorithmConfig:
         "maxrl",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
+        "grpo_passk",
+        "lite_ppo",
+        "gpg",
         "remax",
         "gae",
         "gae_turn",
@@ -61,6 +65,10 @@ class AlgorithmConfig:
         "geo_mean",
         "dppo_tv",
         "dppo_kl",
+        "gpg",
+        "topr",
+        "luspo",
+        "vespo",
         "sft",
         doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO.",
     )
@@ -76,20 +84,20 @@ class AlgorithmConfig:
     clip_ratio_low: float = at_least(
         0.2,
         0.0,
-        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo|geo_mean|dppo* and {_REWARDED}",
+        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo|luspo|geo_mean|dppo* and {_NEGATIVE}",
         why=_POSITIVE,
         doc="The ratio is clipped below 1 minus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_high: float = at_least(
         0.2,
         0.0,
-        used_when="algorithm.loss_mode=vanilla|gspo|cispo|geo_mean|dppo*",
+        used_when="algorithm.loss_mode=vanilla|gspo|luspo|cispo|geo_mean|dppo*",
         doc="The ratio is clipped above 1 plus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_c: float = at_least(
         0.0,
         0.0,
-        used_when=f"algorithm.loss_mode=dppo* or algorithm.loss_mode=vanilla and {_REWARDED}",
+        used_when=f"algorithm.loss_mode=dppo* or algorithm.loss_mode=vanilla and {_NEGATIVE}",
         why=_POSITIVE,
         doc="Dual clip: the largest ratio of a token with a negative advantage. 0: off, else above 1; 3 is usual. With "
         "dppo the largest ratio of any token; 20 is usual.",
@@ -100,7 +108,7 @@ class AlgorithmConfig:
     tau_neg: float = at_least(
         1.05,
         1e-3,
-        used_when=f"algorithm.loss_mode=sapo and {_REWARDED}",
+        used_when=f"algorithm.loss_mode=sapo and {_NEGATIVE}",
         why=_POSITIVE,
         doc="Temperature of the gate where the advantage is not positive.",
     )
@@ -170,8 +178,8 @@ class AlgorithmConfig:
         "recompute",
         "rollout",
         "loglinear",
-        used_when=_RATIOS,
-        why="supervised training has no use for old log-probs",
+        used_when=f"algorithm.loss_mode!=sft|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
+        why="the others have no use for old log-probs",
         doc="What gives pi_old: the learner's own pass, the engine's log-probs, or a point between both by how old a token is "
         "(A-3PO).",
     )
