@@ -240,6 +240,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
         "meter": run.meter.state_dict(),
         "observers": observe.state_dict(),
         "gate": run.learner.gate.state_dict(),
+        "kl": run.learner.kl.state_dict(),
         "conversations": [part.state_dict() for part in run.conversations],
         "marks": log_marks.marks(run.mine),
     }

@@ -93,7 +93,7 @@ def again(one: Learner, dtype, **changes) -> Learner:
         one._begin_round()
         one._begin_step()
         start = mesh.put(made_groups.weights(0, dtype), jax.tree.map(lambda x: x.sharding, one.params))
-        one.state = dataclasses.replace(one.state, params={"policy": start})
+        one.state = dataclasses.replace(one.state, params={**one.state.params, "policy": start})
     return one
 
 
@@ -103,13 +103,16 @@ def shift(one: Learner, dtype) -> None:
     one._old.committed = True
     policy = made_groups.moved(made_groups.weights(0, dtype), 1)
     placed = mesh.put(policy, jax.tree.map(lambda x: x.sharding, one.params))
-    one.state = dataclasses.replace(one.state, params={"policy": placed})
+    one.state = dataclasses.replace(one.state, params={**one.state.params, "policy": placed})
 
 
-def plain_gradient(groups, dtype=np.float32, *, mode="token-mean", temperature=0.8, loss_mode="vanilla"):
-    """The same from tests/made_groups.py: no packing, no chunks, no sums; one division per formula."""
-    a = algorithm(mode)
-    values = [
+def plain_gradient(
+    groups, dtype=np.float32, *, mode="token-mean", temperature=0.8, loss_mode="vanilla", given=None, values=None
+):
+    """The same from tests/made_groups.py: no packing, no chunks, no sums; one division per formula. `given`: its bounds and
+    coefficients count. `values`: advantages by group and rollout; None: those of GRPO."""
+    a = given or algorithm(mode)
+    values = values or [
         advantages.grpo(group.rewards, group.scored, np.array([len(r) for r in group.rollouts])) for group in groups
     ]
     with precision(dtype):

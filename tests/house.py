@@ -62,6 +62,7 @@ CONFIG_ORDER = (  # each imports only those before it
     "local_path",
     "relations",
     "scheduling",
+    "estimators",
     "learning",
     "rules",
     "generation",

@@ -106,6 +106,19 @@ def plain_policy_loss(loss_mode: str, logps, gap, mask, a, low: float, high: flo
     if loss_mode == "sapo":
         tau = jnp.where(a > 0, 1.0, 1.05)
         return -a * 4 / tau / (1 + jnp.exp(-tau * (ratio - 1)))
+    if loss_mode == "geo_mean":  # the sequence's product of bounded ratios, to the power of one over its length
+        sign = jnp.sign(a)
+        held = sign * jnp.minimum(sign * gap, sign * jnp.clip(gap, -low, high))
+        product = jnp.prod(jnp.where(mask, jnp.exp(held), 1.0), axis=1, keepdims=True)
+        return jnp.broadcast_to(-a * product ** (1 / jnp.maximum(mask.sum(1, keepdims=True), 1)), gap.shape)
+    if loss_mode in ("dppo_tv", "dppo_kl"):
+        new, before = jnp.exp(jax.lax.stop_gradient(logps)), jnp.exp(jax.lax.stop_gradient(logps - gap))
+        if loss_mode == "dppo_tv":
+            rises, falls = new - before > high, before - new > low
+        else:
+            kl = before * jnp.log(before / new) + (1 - before) * jnp.log((1 - before) / (1 - new))
+            rises, falls = (kl > high) & (new > before), (kl > low) & (new < before)
+        return -a * jax.lax.stop_gradient(ratio) * logps * (1 - jnp.where(a > 0, rises, falls))
     return -jnp.minimum(ratio * a, jnp.clip(ratio, 1 - low, 1 + high) * a)
 
 

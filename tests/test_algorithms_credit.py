@@ -95,6 +95,49 @@ def test_whole_round_advantages_see_every_group():
     assert alone[0][0].advantages[0] == pytest.approx(np.sqrt(0.5))
 
 
+def test_remax_by_hand():
+    """The last rollout is greedy: its reward, with its penalty for length, is taken from the others', and it is gone."""
+    given = [group(lengths=(2, 4, 8), rewards=(1.0, 0.0, 1.0), scored=(1, 1, 1))]
+    (trained,) = credit.trained(given, AlgorithmConfig(adv_estimator="remax"))
+    assert [r.id.sample for r in trained.rollouts] == [0, 1] and trained.rewards.tolist() == [1.0, 0.0]
+    credits, _ = credit.assign(
+        given, AlgorithmConfig(adv_estimator="remax", overlong_buffer=4), max_tokens=LIMIT, old={}, reference={}
+    )
+    assert {id.sample for id in credits} == {0, 1}
+    np.testing.assert_allclose(credits[given[0].rollouts[0].id].advantages, [0.5, 0.5])  # 1 - (1 - 0.5)
+    np.testing.assert_allclose(credits[given[0].rollouts[1].id].advantages, [-0.5] * 4)
+    assert [own.weight for own in credits.values()] == [1, 1]
+
+
+def test_remax_without_its_baseline_trains_nothing():
+    given = [group(lengths=(2, 4, 8), rewards=(1.0, 0.0, np.nan), scored=(1, 1, 0))]
+    credits, _ = credit.assign(given, AlgorithmConfig(adv_estimator="remax"), max_tokens=LIMIT, old={}, reference={})
+    assert [own.weight for own in credits.values()] == [0, 0] and [own.count for own in credits.values()] == [0, 0]
+    assert not any(own.advantages.any() for own in credits.values())
+    assert credit.trained(given, AlgorithmConfig()) is given
+
+
+@pytest.mark.parametrize("estimator", ["gae", "gae_turn"])
+def test_gae_has_values_and_returns_and_whitened_advantages(estimator):
+    """Values of 0.5 everywhere, lambda and gamma 1: returns are the rewards, advantages rewards - 0.5, whitened."""
+    given = [group(lengths=(2, 4), rewards=(1.0, 0.0), scored=(1, 1))]
+    values = {r.id: np.full(len(r), 0.5, np.float32) for r in given[0].rollouts}
+    credits, _ = credit.assign(
+        given, AlgorithmConfig(adv_estimator=estimator), max_tokens=LIMIT, old={}, reference={}, values=values
+    )
+    one, two = (credits[r.id] for r in given[0].rollouts)
+    np.testing.assert_allclose(one.returns, [1.0, 1.0])
+    np.testing.assert_allclose(two.returns, np.zeros(4))
+    plain = np.array([0.5, 0.5, -0.5, -0.5, -0.5, -0.5])
+    white = (plain - plain.mean()) / np.sqrt(plain.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.concatenate([one.advantages, two.advantages]), white)
+    seen = [(r, credits[r.id]) for r in given[0].rollouts]
+    told = credit.spreads(seen)
+    assert told["critic/values/mean"] == 0.5 and told["critic/returns/mean"] == pytest.approx(1 / 3)
+    assert told["critic/vf_explained_var"] == pytest.approx(0.0, abs=1e-4)
+    assert credit.spreads([]) == {}
+
+
 def test_corrections_by_hand():
     """rho is 4 and 1/2 a token, over 1 and 2 tokens; the engine's log-probs are -1."""
     given = [group(lengths=(1, 2), rewards=(1.0, 0.0), scored=(1, 1))]

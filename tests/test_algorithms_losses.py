@@ -128,6 +128,118 @@ def test_cispo_by_hand():
     np.testing.assert_allclose(grad, row(-2.2, -2.6, 0.8, 1.3), rtol=1e-6)
 
 
+LOG = AlgorithmConfig(loss_mode="geo_mean", clip_ratio_low=0.4, clip_ratio_high=0.2)
+
+
+def test_geo_mean_by_hand():
+    """Log-ratios 0.1 and 0.6. A gain: the second is held at 0.2, so the mean is 0.15. A loss: neither is below -0.4."""
+    ratios = np.exp([0.1, 0.6])
+    loss, indicators = at("geo_mean", ratios, [2, 2], LOG)
+    np.testing.assert_allclose(loss, row(*[-2 * np.exp(0.15)] * 2), rtol=1e-6)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(0, 1))
+    np.testing.assert_allclose(slope("geo_mean", ratios, [2, 2], LOG), row(-2 * np.exp(0.15), 0), rtol=1e-5)
+    loss, indicators = at("geo_mean", ratios, [-2, -2], LOG)
+    np.testing.assert_allclose(loss, row(*[2 * np.exp(0.35)] * 2), rtol=1e-6)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(0, 0))
+    loss, _ = at("geo_mean", np.exp([-0.1, -0.8]), [-2, -2], LOG)  # held at -0.4: the mean is -0.25
+    np.testing.assert_allclose(loss, row(*[2 * np.exp(-0.25)] * 2), rtol=1e-6)
+    np.testing.assert_allclose(at("geo_mean", np.exp([-0.8]), [2], LOG)[0], row(-2 * np.exp(-0.8)), rtol=1e-6)
+
+
+def of_probabilities(name, new, old, advantages, algorithm):
+    """Loss, indicators and slope per log-prob, at these probabilities of one sequence."""
+
+    def loss(logps):
+        before = jnp.log(row(*old))
+        return losses.LOSSES[name](logps, before, row(*advantages), *one_row(before), algorithm)
+
+    logps = jnp.log(row(*new))
+    return (*loss(logps), jax.grad(lambda x: loss(x)[0].sum())(logps))
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
+def test_a_token_leaves_dppo_only_in_the_direction_of_its_advantage(name):
+    """0.5 -> 0.8 moves by 0.3, a binary KL of 0.223; 0.5 -> 0.6 by 0.1, a KL of 0.0204."""
+    given = AlgorithmConfig(loss_mode=name, clip_ratio_low=0.15, clip_ratio_high=0.15)
+    new, old, a = [0.8, 0.8, 0.2, 0.2, 0.6, 0.4], [0.5] * 6, [2, -2, 2, -2, 2, -2]
+    loss, indicators, grad = of_probabilities(name, new, old, a, given)
+    outside = np.array([1, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(*outside))
+    ratio = np.array(new) / 0.5
+    want = -np.array(a) * ratio * (1 - outside)
+    np.testing.assert_allclose(loss, row(*(want * np.log(new))), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(grad, row(*want), rtol=1e-5, atol=1e-7)  # the ratio is a weight
+
+
+def test_the_bounds_of_dppo_are_two_and_of_the_named_divergence():
+    tv = AlgorithmConfig(loss_mode="dppo_tv", clip_ratio_low=0.25, clip_ratio_high=0.35)
+    cut = of_probabilities("dppo_tv", [0.8, 0.2], [0.5, 0.5], [1, -1], tv)[1]["actor/pg_clipfrac"]
+    np.testing.assert_array_equal(cut, row(0, 1))
+    kl = AlgorithmConfig(loss_mode="dppo_kl", clip_ratio_low=0.22, clip_ratio_high=0.23)  # around 0.2231
+    cut = of_probabilities("dppo_kl", [0.8, 0.2], [0.5, 0.5], [1, -1], kl)[1]["actor/pg_clipfrac"]
+    np.testing.assert_array_equal(cut, row(0, 1))
+
+
+def test_dppo_cuts_the_weight_at_c():
+    given = AlgorithmConfig(loss_mode="dppo_tv", clip_ratio_low=1.0, clip_ratio_high=1.0, clip_ratio_c=3.0)
+    loss, indicators, _ = of_probabilities("dppo_tv", [0.4, 0.2], [0.1, 0.1], [1, 1], given)
+    np.testing.assert_allclose(loss, row(-3 * np.log(0.4), -2 * np.log(0.2)), rtol=1e-5)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac_lower"], row(1, 0))
+
+
+@pytest.mark.parametrize(
+    "value, loss, clipped, grad",
+    [
+        (1.5, 0.125, 0, -0.5),  # within 0.6 of the old value 1: half of the square of 0.5
+        (3.0, 0.5, 0, 1.0),  # past the return 2: the value held at 1.6 is nearer, so the free loss counts
+        (1.9, 0.08, 1, 0.0),  # moved far towards the return: held at 1.6, half of 0.16, and no gradient
+        (0.1, 1.805, 0, -1.9),  # moved away from it: held at 0.4, which is nearer
+    ],
+)
+def test_clipped_value_by_hand(value, loss, clipped, grad):
+    got, indicators = losses.clipped_value(row(value), row(1.0), row(2.0), 0.6)
+    np.testing.assert_allclose(got, row(loss), rtol=1e-5)
+    assert float(indicators["critic/vf_clipfrac"][0, 0]) == clipped
+    found = jax.grad(lambda v: losses.clipped_value(v, row(1.0), row(2.0), 0.6)[0].sum())(row(value))
+    np.testing.assert_allclose(found, row(grad), rtol=1e-5)
+    free = losses.clipped_value(row(value), row(1.0), row(2.0), 0.0)[0]
+    np.testing.assert_allclose(free, row((value - 2) ** 2 / 2), rtol=1e-5)
+
+
+def test_topr_and_gpg_by_hand():
+    """Log pi = log r - 1. Gains keep weight 1; of losses, 2 is cut to 1 and 0.5 stays."""
+    ratios, a = [2.0, 0.5, 2.0, 0.5], [1, 1, -1, -1]
+    logps = np.log(ratios) - 1
+    loss, indicators = at("topr", ratios, a)
+    np.testing.assert_allclose(loss, row(*(-np.array([1, 1, -1, -0.5]) * logps)), rtol=1e-6)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(0, 0, 1, 0))
+    np.testing.assert_allclose(slope("topr", ratios, a), row(-1, -1, 1, 0.5), rtol=1e-6)
+    np.testing.assert_allclose(at("gpg", ratios, a)[0], row(*(-np.array(a) * logps)), rtol=1e-6)
+    np.testing.assert_allclose(slope("gpg", ratios, a), row(-1, -1, 1, 1), rtol=1e-6)
+
+
+def test_luspo_is_gspo_times_the_length():
+    ratios, a = [1.1, 1.4, 0.9], [2, 2, 2]
+    one, many = (at(name, ratios, a) for name in ("gspo", "luspo"))
+    np.testing.assert_allclose(many[0], 3 * one[0], rtol=1e-6)
+    np.testing.assert_array_equal(many[1]["actor/pg_clipfrac"], one[1]["actor/pg_clipfrac"])
+
+
+def test_vespo_by_hand():
+    """W = 1.1 * 1.4 = 1.54. A gain: W^2 e^(3 (1 - W)); a loss: W^3 e^(2 (1 - W)). At W = 1 the weight is 1."""
+    w, logps = 1.54, np.log([1.1, 1.4]) - 1
+    for sign, weight in ((1, w**2 * np.exp(3 * (1 - w))), (-1, w**3 * np.exp(2 * (1 - w)))):
+        np.testing.assert_allclose(at("vespo", [1.1, 1.4], [sign] * 2)[0], row(*(-sign * weight * logps)), rtol=1e-5)
+        np.testing.assert_allclose(slope("vespo", [1.1, 1.4], [sign] * 2), row(*[-sign * weight] * 2), rtol=1e-5)
+    np.testing.assert_allclose(slope("vespo", [2.0, 0.5], [1, 1]), row(-1, -1), rtol=1e-5)
+
+
+def test_a_sequences_length_leaves_out_what_is_masked_and_other_segments():
+    mask = jnp.asarray([[1, 1, 0, 1, 0, 1, 0]], bool)
+    segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 0]])
+    np.testing.assert_array_equal(losses.sequence_length(mask, segments), [[2, 2, 2, 2, 2, 2, 0]])
+
+
 def test_sapo_by_hand():
     """At r = 1 the gate is 2 / tau and its slope 1; at r = 2, tau = 1, A = 1: 4 sigmoid(1)."""
     loss, indicators = at("sapo", [1.0, 1.0, 2.0, 2.0], [1, -2, 1, -1])

@@ -20,6 +20,7 @@ from config_arms import PIPE, SUPERVISED, TAIL, given
 from jaxrl_post import config as configs
 from jaxrl_post import loop, simulate
 from jaxrl_post.algorithms import credit
+from jaxrl_post.algorithms.kl_controller import KlController
 from jaxrl_post.config import fields
 from jaxrl_post.parallel import mesh
 from jaxrl_post.scheduler.decision_log import Recorder
@@ -32,6 +33,7 @@ from jaxrl_post.types import Finish
 STEP, LIMIT, ROWS, TOKENS = 3, 20, 8, 32
 ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms choose are in _CHOSEN
     "gamma": ("0.9",),
+    "lam": ("0.5",),
     "loss_agg_mode": ("seq-mean-token-sum", "prompt-mean"),
     "clip_ratio_low": ("0.05",),
     "clip_ratio_high": ("0.05",),
@@ -42,6 +44,8 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "kl_loss_coef": ("0.3",),
     "use_kl_in_reward": ("true",),
     "kl_coef": ("0.5",),
+    "kl_target": ("0.1",),
+    "kl_horizon": ("7",),
     "entropy_coef": ("0.1",),
     "rollout_is": ("token", "sequence"),
     "rollout_is_threshold": ("[1.01]",),
@@ -56,7 +60,7 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
 }
 _CHOSEN = ("adv_estimator", "loss_mode")
 _ESTIMATORS = fields.members(configs.AlgorithmConfig)["adv_estimator"][1].metadata["choices"]
-_LOSSES = ("vanilla", "gspo", "cispo", "sapo")
+_LOSSES = ("vanilla", *fields.members(configs.AlgorithmConfig)["loss_mode"][1].metadata["choices"][1:-1])
 _EXTRA = (
     "rollout_is=token",
     "rollout_is=span",
@@ -80,7 +84,8 @@ def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
     ]
     extras = [(f"algorithm.loss_mode={loss}", f"algorithm.{extra}") for loss in losses for extra in _EXTRA]
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
-    return [*pairs, *extras, *supervised, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
+    moved = ("algorithm.use_kl_in_reward=true", "algorithm.kl_target=0.1")
+    return [*pairs, *extras, *supervised, moved, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
 
 
 def _groups() -> list:
@@ -106,7 +111,7 @@ def _near(seed: int, scale: float) -> dict:
     return {r.id: r.logprobs + scale * rng.standard_normal(len(r)).astype(np.float32) for r in ROLLOUTS}
 
 
-OLD, REFERENCE, POLICY = _near(1, 0.9), _near(2, 0.9), _near(3, 0.9)
+OLD, REFERENCE, POLICY, VALUES = _near(1, 0.9), _near(2, 0.9), _near(3, 0.9), _near(4, 0.9)
 
 
 @pytest.fixture
@@ -131,10 +136,13 @@ def _effect(config: configs.Config) -> list:
     a = config.algorithm
     old = OldLogprobs(a)
     old.committed, old.of = True, OLD
-    credits, _ = credit.assign(GROUPS, a, max_tokens=LIMIT, old=OLD, reference=REFERENCE)
-    how = dict(rows=ROWS, tokens=TOKENS)
+    given = dict(old=OLD, reference=REFERENCE, values=VALUES if a.needs_critic else None)
+    credits, found = credit.assign(GROUPS, a, max_tokens=LIMIT, **given)
+    trained, controller = credit.trained(GROUPS, a), KlController(a)
+    controller.update(found.kls)
+    how = dict(rows=ROWS, tokens=TOKENS, critic=a.needs_critic)
     (batch,), _ = packing.pack(
-        GROUPS,
+        trained,
         credits,
         old_logprobs=old.for_loss(ROLLOUTS),
         ref_logprobs=REFERENCE if a.needs_reference else None,
@@ -142,7 +150,7 @@ def _effect(config: configs.Config) -> list:
         prox_weights=old.prox_weights(ROLLOUTS, STEP),
         **how,
     )
-    (placed,), _ = packing.pack(GROUPS, credits, old_logprobs=POLICY, corrected=a.corrects_rollouts, **how)
+    (placed,), _ = packing.pack(trained, credits, old_logprobs=POLICY, corrected=a.corrects_rollouts, **how)
     policy, batch = jnp.asarray(placed.old_logprobs), jax.tree.map(jnp.asarray, batch)
     total, (count, *_) = programs.numerator(policy, batch, _recipe(a))
     per_token, _ = programs.losses.LOSSES[a.loss_mode](
@@ -157,6 +165,7 @@ def _effect(config: configs.Config) -> list:
         int(count),
         np.asarray(per_token * batch.loss_mask).tobytes(),
         gate.lets(pairs, versions, STEP),
+        controller.value,
     ]
 
 

@@ -144,6 +144,22 @@ def test_moments_sums_stack_and_offload_by_hand():
     assert found["activations of layers, offloaded"] == 2 * memory_plan.kept_by_policy(away, TINY)["full"]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_critic_is_what_its_arrays_are(tied):
+    """A decoder of its own has weights, moments and a gradient, and no head. A value head is of no size."""
+    model = dataclasses.replace(TINY, tied=tied)
+    given = config("algorithm.adv_estimator=gae")
+    params = decoder.abstract(model)
+    critic = build.learner(given, model, params, build.device_plan(given)).state.params["critic"]
+    size = sum(4 * leaf.size for leaf in jax.tree.leaves(critic["trunk"]))
+    got = table("algorithm.adv_estimator=gae", model=model)
+    assert got["weights (critic, float32)"] == got["gradient of the critic (float32)"] == size
+    assert got["optimizer of the critic (two moments, float32)"] == 2 * size
+    plain = table(model=model)
+    assert got["all"] == plain["all"] + 4 * size
+    assert table("algorithm.adv_estimator=gae", "critic.trunk=policy", model=model) == plain
+
+
 def test_a_split_head_needs_less():
     split, whole = (
         table("mesh.fsdp=4", "batch.rows=4", f"batch.split_head={s}")["activations (estimate)"] for s in ("yes", "no")

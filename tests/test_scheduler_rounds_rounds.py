@@ -63,6 +63,13 @@ def score(group, accuracy):
     )
 
 
+def test_the_last_sample_of_a_group_has_the_law_of_the_baseline():
+    greedy = dataclasses.replace(SAMPLING, temperature=0.0)
+    asked = make(ToyPrompts(8), baseline=greedy).admit(FREE, 0)
+    assert len(asked) == 12 and all((r.sampling is greedy) == (r.rollout_id.sample == 2) for r in asked)
+    assert all(request.sampling is SAMPLING for request in make(ToyPrompts(8)).admit(FREE, 0))
+
+
 def drive(scheduler, accuracy, order):
     """Completes in a random order, scores in a random order; the batches, and how every group ended."""
     rng, batches, counts, waiting, admitted = np.random.default_rng(order), [], Counter(), [], []

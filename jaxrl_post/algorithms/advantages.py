@@ -84,6 +84,21 @@ def maxrl(
     return dr_grpo(rewards, scored, lengths) / (values.mean() + EPSILON if values.size else 1.0)
 
 
+def grpo_passk(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
+    """Returns (best - second best) / (std + 1e-6) for the best rollout, 0 for all others (arXiv 2503.19595; as verl).
+
+    std has n-1. Of equal ones the first is the best, and gets 0. Fewer than two scored rollouts give 0.
+    """
+    values = _scored(rewards, scored)
+    out = np.zeros(rewards.shape)
+    if values.size >= 2:
+        second, best = np.sort(values)[-2:]
+        out[np.flatnonzero(scored)[np.argmax(values)]] = (best - second) / (values.std(ddof=1) + EPSILON)
+    return out
+
+
 def ones(
     rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
 ) -> Float[np.ndarray, " G"]:
@@ -92,7 +107,29 @@ def ones(
     return scored.astype(float)
 
 
-ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "opo": opo, "maxrl": maxrl, "ones": ones}
+ADVANTAGES = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "opo": opo,
+    "maxrl": maxrl,
+    "grpo_passk": grpo_passk,
+    "ones": ones,
+}
+
+
+def remax(
+    rewards: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]], baseline: float
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns the return from each token on, minus the greedy rollout's reward (ReMax, arXiv 2310.10505; as verl).
+
+    Args:
+      rewards, masks: one vector per sampled rollout of a group. The mask of an unscored rollout is False everywhere.
+      baseline: the reward of the group's greedy rollout.
+    """
+    return [
+        np.where(mask, _returns(reward, mask, 1.0) - baseline, 0.0) for reward, mask in zip(rewards, masks, strict=True)
+    ]
 
 
 def reinforce_plus_plus(
@@ -124,16 +161,60 @@ def reinforce_plus_plus_baseline(
     R_i is the sum of the rollout's rewards. gamma is not read. A group with one scored rollout gets 0 before
     whitening. verl takes a mean of 0 there.
     """
+    _, centred, _ = _centred(rewards, masks, groups)
+    return whiten([np.full(mask.shape, value) for value, mask in zip(centred, masks, strict=True)], masks)
+
+
+def lite_ppo(
+    rewards: Sequence[Float[np.ndarray, " _"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
+    groups: Int[np.ndarray, " n"],
+    gamma: float,
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns (R_i - mean of its group) / (std of the round + 1e-6), std with n-1 (LitePPO, arXiv 2508.08221).
+
+    TRL calls it scale_rewards="batch". The std is of all rewards, not of their differences to the mean. gamma is not
+    read.
+    """
+    sums, centred, live = _centred(rewards, masks, groups)
+    scale = sums[live].std(ddof=1) + EPSILON if live.sum() > 1 else 1.0
+    return [np.where(mask, value / scale, 0.0) for value, mask in zip(centred, masks, strict=True)]
+
+
+def gpg(
+    rewards: Sequence[Float[np.ndarray, " _"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
+    groups: Int[np.ndarray, " n"],
+    gamma: float,
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns a (R_i - mean of its group), a = rollouts / rollouts with R != 0 (GPG, arXiv 2504.02546; as verl).
+
+    a makes up for groups that have no gradient. It is of the whole round. gamma is not read.
+    """
+    sums, centred, live = _centred(rewards, masks, groups)
+    scale = live.sum() / max(int(np.count_nonzero(sums[live])), 1)
+    return [np.where(mask, value * scale, 0.0) for value, mask in zip(centred, masks, strict=True)]
+
+
+def _centred(
+    rewards: Sequence[np.ndarray], masks: Sequence[np.ndarray], groups: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the sum of each rollout's rewards, that minus its group's mean, and which rollouts count at all."""
     live = np.array([bool(mask.any()) for mask in masks])
-    sums = np.array([_finite(reward, mask).sum() for reward, mask in zip(rewards, masks, strict=True)])
+    sums = np.array([finite(reward, mask).sum() for reward, mask in zip(rewards, masks, strict=True)])
     centred = np.zeros(len(masks))
     for group in np.unique(groups[live]):
         members = live & (groups == group)
         centred[members] = sums[members] - sums[members].mean()
-    return whiten([np.full(mask.shape, value) for value, mask in zip(centred, masks, strict=True)], masks)
+    return sums, centred, live
 
 
-WHOLE_ROUND = {"reinforce_plus_plus": reinforce_plus_plus, "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline}
+WHOLE_ROUND = {
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "lite_ppo": lite_ppo,
+    "gpg": gpg,
+}
 
 
 def whiten(
@@ -151,7 +232,7 @@ def whiten(
 
 
 def _returns(rewards: np.ndarray, mask: np.ndarray, gamma: float) -> np.ndarray:
-    values, after = _finite(rewards, mask), 0.0
+    values, after = finite(rewards, mask), 0.0
     out = np.zeros(mask.shape)
     for t in reversed(range(mask.size)):
         if mask[t]:
@@ -160,8 +241,12 @@ def _returns(rewards: np.ndarray, mask: np.ndarray, gamma: float) -> np.ndarray:
     return out
 
 
-def _finite(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Returns the rewards, with 0 outside the mask."""
+def finite(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns the rewards, with 0 outside the mask.
+
+    Raises:
+      ValueError: a reward inside the mask is not finite.
+    """
     return np.where(mask, _refused_unless_finite(np.where(mask, rewards.astype(float), 0.0)), 0.0)
 
 

@@ -16,17 +16,18 @@ The order is:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_post.algorithms import advantages, correction
+from jaxrl_post.algorithms import advantages, correction, gae
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
 from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.types import Finish, Group, Rollout, RolloutId
 
 LogProbs = Mapping[RolloutId, np.ndarray]
+WHOLE_ROUND = {*advantages.WHOLE_ROUND, *gae.LEVELS}  # estimators that see all rollouts of a round at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Credit:
     - count: what the rollout adds to the divisor of the sum.
     - correction float[T]: a further weight of each token in the policy loss, or None where the run has no correction.
     - reward: with every penalty.
+    - values, returns float[T]: the critic's at the start of the round, and what it learns; None without a critic.
     """
 
     advantages: np.ndarray
@@ -45,6 +47,8 @@ class Credit:
     count: int
     correction: np.ndarray | None
     reward: float
+    values: np.ndarray | None = None
+    returns: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +66,24 @@ class Found:
 
 
 def assign(
-    groups: Sequence[Group], algorithm: AlgorithmConfig, *, max_tokens: int, old: LogProbs, reference: LogProbs
+    groups: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    *,
+    max_tokens: int,
+    old: LogProbs,
+    reference: LogProbs,
+    values: LogProbs | None = None,
 ) -> tuple[dict[RolloutId, Credit], Found]:
-    """Returns the credit of every rollout, and the facts for `describe`.
+    """Returns the credit of every rollout that `trained` leaves, and the facts for `describe`.
 
     Args:
       groups: whole groups. Where the advantage is one of WHOLE_ROUND, all groups of the round.
       max_tokens: the longest rollout that the run allows.
       old, reference: log-probs over the rollout by rollout id, where the config needs them.
+      values: the critic's, over the rollout by rollout id, where the config has a critic.
     """
+    greedy = [_greedy_reward(group, algorithm, max_tokens) for group in groups]
+    groups = trained(groups, algorithm)
     penalties = [_penalties(group, algorithm, max_tokens) for group in groups]
     drift = {r.id: _kl(r, algorithm, old, reference) for group in groups for r in group.rollouts}
     rewards = [
@@ -80,25 +93,46 @@ def assign(
         ]
         for group, penalty in zip(groups, penalties, strict=True)
     ]
-    estimated = _advantages(groups, rewards, algorithm)
+    estimated, returns = _advantages(groups, rewards, algorithm, greedy, values or {})
     corrected, seen = _corrections(groups, algorithm, old)
     credits = {}
-    for group, values, owned in zip(groups, estimated, rewards, strict=True):
+    for group, made, owned in zip(groups, estimated, rewards, strict=True):
         lengths = _lengths(group, algorithm.overlong_filtering)
         weights, counts = AGGREGATIONS[algorithm.loss_agg_mode](lengths, max_tokens)
         for i, rollout in enumerate(group.rollouts):
             credits[rollout.id] = Credit(
-                advantages=values[i],
+                advantages=made[i],
                 weight=float(weights[i]) if lengths[i] else 0.0,
                 count=int(counts[i]),
                 correction=corrected.get(rollout.id),
                 reward=float(owned[i].sum()),
+                values=(values or {}).get(rollout.id),
+                returns=returns.get(rollout.id),
             )
     return credits, Found(
         corrections=seen,
         kls=_kls(groups, algorithm, drift),
         penalties=np.concatenate([penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]),
     )
+
+
+def trained(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Sequence[Group]:
+    """Returns the groups without rollouts that only serve as a baseline: ReMax's greedy one, the last of its group.
+
+    Where the baseline has no score, its group is unscored as a whole.
+    """
+    if algorithm.adv_estimator != "remax":
+        return groups
+    return [
+        replace(
+            group,
+            rollouts=group.rollouts[:-1],
+            rewards=group.rewards[:-1],
+            scored=group.scored[:-1] & group.scored[-1],
+            components={name: values[:-1] for name, values in group.components.items()},
+        )
+        for group in groups
+    ]
 
 
 def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, float]:
@@ -122,6 +156,32 @@ def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, fl
             "reward/overlong/share": float(np.mean(np.array(penalties) < 0)),
         }
     return out
+
+
+def spreads(seen: Sequence[tuple[Rollout, Credit]]) -> dict[str, float]:
+    """Returns mean, max and min of advantages and rewards of scored rollouts, under verl's names.
+
+    With a critic, also those of its values and returns over sampled tokens, and critic/vf_explained_var.
+    """
+    if not seen:
+        return {}
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(credit, name)[rollout.sampled] for rollout, credit in seen]).astype(float)
+
+    out = _spread("critic/advantages", joined("advantages"))
+    out |= _spread("critic/rewards", np.array([credit.reward for _, credit in seen]))
+    if seen[0][1].returns is None:
+        return out
+    values, returns = joined("values"), joined("returns")
+    out |= _spread("critic/values", values) | _spread("critic/returns", returns)
+    return out | {"critic/vf_explained_var": gae.explained_variance(values, returns)}
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """Returns verl's three statistics (mean, max, min), or an empty dict for no values."""
+    found = {"mean": values.mean(), "max": values.max(), "min": values.min()} if values.size else {}
+    return {f"{name}/{statistic}": float(value) for statistic, value in found.items()}
 
 
 def overlong(tokens: int, algorithm: AlgorithmConfig, max_tokens: int) -> float:
@@ -155,29 +215,58 @@ def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np
     return values
 
 
+def _greedy_reward(group: Group, algorithm: AlgorithmConfig, max_tokens: int) -> float:
+    """Returns the reward of ReMax's greedy rollout, with its penalty for length; 0 for any other estimator."""
+    if algorithm.adv_estimator != "remax" or not group.scored[-1]:
+        return 0.0
+    return float(group.rewards[-1]) + overlong(len(group.rollouts[-1]), algorithm, max_tokens)
+
+
 def _advantages(
-    groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]], algorithm: AlgorithmConfig
-) -> list[list[np.ndarray]]:
-    """Returns float[T] per group and rollout."""
-    if algorithm.adv_estimator in advantages.WHOLE_ROUND:
-        masks = [
-            rollout.sampled & scored
-            for group in groups
-            for rollout, scored in zip(group.rollouts, group.scored, strict=True)
-        ]
-        owners = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-        flat = iter(
-            advantages.WHOLE_ROUND[algorithm.adv_estimator](
-                [reward for owned in rewards for reward in owned], masks, owners, algorithm.gamma
-            )
-        )
-        return [[next(flat) for _ in group.rollouts] for group in groups]
-    estimate = advantages.ADVANTAGES[algorithm.adv_estimator]
+    groups: Sequence[Group],
+    rewards: Sequence[Sequence[np.ndarray]],
+    algorithm: AlgorithmConfig,
+    greedy: Sequence[float],
+    values: LogProbs,
+) -> tuple[list[list[np.ndarray]], dict[RolloutId, np.ndarray]]:
+    """Returns float[T] per group and rollout, and by rollout id the returns that a critic learns."""
+    if algorithm.adv_estimator in WHOLE_ROUND:
+        return _of_the_round(groups, rewards, algorithm, values)
     out = []
-    for group, owned in zip(groups, rewards, strict=True):
-        values = estimate(np.array([reward.sum() for reward in owned]), group.scored, _lengths(group, False))
-        out.append([np.where(r.sampled, value, 0.0) for r, value in zip(group.rollouts, values, strict=True)])
-    return out
+    for group, owned, baseline in zip(groups, rewards, greedy, strict=True):
+        masks = [rollout.sampled & scored for rollout, scored in zip(group.rollouts, group.scored, strict=True)]
+        if algorithm.adv_estimator == "remax":
+            out.append(advantages.remax(owned, masks, baseline))
+            continue
+        estimate = advantages.ADVANTAGES[algorithm.adv_estimator]
+        found = estimate(np.array([reward.sum() for reward in owned]), group.scored, _lengths(group, False))
+        out.append([np.where(r.sampled, value, 0.0) for r, value in zip(group.rollouts, found, strict=True)])
+    return out, {}
+
+
+def _of_the_round(
+    groups: Sequence[Group], rewards: Sequence[Sequence[np.ndarray]], algorithm: AlgorithmConfig, values: LogProbs
+) -> tuple[list[list[np.ndarray]], dict[RolloutId, np.ndarray]]:
+    """Returns the same for an estimator of WHOLE_ROUND."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    masks = [r.sampled & scored for group in groups for r, scored in zip(group.rollouts, group.scored, strict=True)]
+    flat = [reward for owned in rewards for reward in owned]
+    returns: dict[RolloutId, np.ndarray] = {}
+    if algorithm.adv_estimator in gae.LEVELS:
+        found, learned = gae.estimate(
+            algorithm.adv_estimator,
+            flat,
+            [values[rollout.id] for rollout in rollouts],
+            masks,
+            algorithm.gamma,
+            algorithm.lam,
+        )
+        returns = {rollout.id: one for rollout, one in zip(rollouts, learned, strict=True)}
+    else:
+        owners = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+        found = advantages.WHOLE_ROUND[algorithm.adv_estimator](flat, masks, owners, algorithm.gamma)
+    each = iter(found)
+    return [[next(each) for _ in group.rollouts] for group in groups], returns
 
 
 def _trained(group: Group, filtering: bool) -> np.ndarray:

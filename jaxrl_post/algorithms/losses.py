@@ -105,6 +105,140 @@ def sapo(
     return -advantages * jax.nn.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau), {}
 
 
+def geo_mean(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A exp(mean log r) per sequence, log r held per token (GMPO, arXiv 2507.20673, equation 4; as verl).
+
+    Where A > 0, log r is at most clip_ratio_high, else at least -clip_ratio_low. The bounds are of logarithms. A is the
+    mean over the sequence. Each token carries the loss of its sequence, so that equal weights within a sequence give
+    the gradient of the geometric mean. verl takes the mean over sequences. Here loss_agg_mode decides.
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    gap = log_ratio(logprobs, old_logprobs)
+    held = jnp.where(advantages > 0, gap > algorithm.clip_ratio_high, gap < -algorithm.clip_ratio_low)
+    bound = jnp.where(advantages > 0, algorithm.clip_ratio_high, -algorithm.clip_ratio_low).astype(gap.dtype)
+    mean = sequence_mean(jnp.where(held, bound, gap), mask, segment_ids)
+    gain = sequence_mean(advantages, mask, segment_ids)
+    return -gain * jnp.exp(mean), {"actor/pg_clipfrac": held.astype(gap.dtype)}
+
+
+def dppo_tv(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs sg(min(r, c)) inside a trust region of probabilities, else 0 (DPPO, arXiv 2602.04879).
+
+    Outside is a token with A > 0 whose probability has risen by more than clip_ratio_high, or with A <= 0 whose
+    probability has fallen by more than clip_ratio_low. c is clip_ratio_c; 0 is no bound. The paper's old policy is the
+    engine's, which is prox_logp_method "rollout". As verl, whose c is 20.
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    moved = jax.lax.stop_gradient(jnp.exp(logprobs) - jnp.exp(old_logprobs))
+    outside = jnp.where(advantages > 0, moved > algorithm.clip_ratio_high, moved < -algorithm.clip_ratio_low)
+    return _trusted(logprobs, old_logprobs, advantages, outside, algorithm)
+
+
+def dppo_kl(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns the same as `dppo_tv` with a binary KL in the place of the difference of probabilities.
+
+    It is KL(old || new) of "this token or any other". Where A > 0 and the probability has risen, it must be at most
+    clip_ratio_high. Where A <= 0 and the probability has fallen, it must be at most clip_ratio_low. 1e-8 is added to
+    the probability of any other token. As verl.
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    new, old = jax.lax.stop_gradient((jnp.exp(logprobs), jnp.exp(old_logprobs)))
+    others = (1.0 - old) * jnp.log((1.0 - old + 1e-8) / (1.0 - new + 1e-8))
+    divergence = old * (old_logprobs - jax.lax.stop_gradient(logprobs)) + others
+    rises = (divergence > algorithm.clip_ratio_high) & (new > old)
+    falls = (divergence > algorithm.clip_ratio_low) & (new < old)
+    return _trusted(logprobs, old_logprobs, advantages, jnp.where(advantages > 0, rises, falls), algorithm)
+
+
+def gpg(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs: the plain policy gradient (GPG, arXiv 2504.02546; as verl). Nothing is clipped."""
+    _assert_alike(logprobs, old_logprobs, advantages)
+    return -advantages * logprobs, {}
+
+
+def topr(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs where A > 0, else -A logprobs sg(min(r, 1)) (TOPR, arXiv 2503.14286, equation 8).
+
+    Gains are supervised, whoever sampled them. Losses fade as they become rare. As ROLL, which looks at the reward's
+    sign in the place of the advantage's.
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
+    weight = jnp.where(advantages > 0, 1.0, jnp.minimum(ratio, 1.0))
+    return -advantages * weight * logprobs, {"actor/pg_clipfrac": ((advantages <= 0) & (ratio > 1)).astype(ratio.dtype)}
+
+
+def luspo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns gspo's loss times the length of the sequence, so that long ones do not count less (LUSPO, as TRL)."""
+    losses, indicators = gspo(logprobs, old_logprobs, advantages, mask, segment_ids, algorithm)
+    return losses * sequence_length(mask, segment_ids).astype(losses.dtype), indicators
+
+
+def vespo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs sg(W^k e^(l (1 - W))), W the product of the sequence's ratios (VESPO, arXiv 2602.10693).
+
+    k and l are 2 and 3 where A > 0, else 3 and 2, as TRL has them. log W is clamped to +-20. The weight is 1 at W = 1
+    and vanishes on both sides. The paper's old policy is the engine's, which is prox_logp_method "rollout".
+    """
+    _assert_alike(logprobs, old_logprobs, advantages)
+    length = sequence_length(mask, segment_ids).astype(logprobs.dtype)
+    total = jnp.clip(
+        sequence_mean(logprobs - old_logprobs, mask, segment_ids) * length, -LOG_RATIO_BOUND, LOG_RATIO_BOUND
+    )
+    power, decay = (jnp.where(advantages > 0, *pair).astype(total.dtype) for pair in ((2.0, 3.0), (3.0, 2.0)))
+    weight = jax.lax.stop_gradient(jnp.exp(power * total + decay * (1.0 - jnp.exp(total))))
+    return -advantages * weight * logprobs, {}
+
+
 def sft(
     logprobs: Float[Array, "B T"],
     old_logprobs: Float[Array, "B T"] | None,
@@ -121,8 +255,36 @@ def sft(
     return -logprobs, {}
 
 
-LOSSES = {"vanilla": vanilla, "gspo": gspo, "cispo": cispo, "sapo": sapo, "sft": sft}
-NEEDS_OLD_LOGPROBS = {"vanilla": True, "gspo": True, "cispo": True, "sapo": True, "sft": False}
+LOSSES = {
+    "vanilla": vanilla,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "geo_mean": geo_mean,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+    "gpg": gpg,
+    "topr": topr,
+    "luspo": luspo,
+    "vespo": vespo,
+    "sft": sft,
+}
+NEEDS_OLD_LOGPROBS = {name: name != "sft" for name in LOSSES}
+
+
+def clipped_value(
+    values: Float[Array, "B T"], old_values: Float[Array, "B T"], returns: Float[Array, "B T"], clip: float
+) -> Losses:
+    """Returns max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2) / 2, the critic's loss (as verl).
+
+    The clipping is that of PPO's reference code (openai/baselines, ppo2). With clip 0 it is (V - G)^2 / 2.
+    """
+    _assert_alike(values, old_values, returns)
+    free = (values - returns) ** 2
+    held = jnp.clip(values, old_values - clip, old_values + clip) if clip > 0 else values
+    bound = (held - returns) ** 2
+    clipped = bound > free
+    return jnp.where(clipped, bound, free) / 2, {"critic/vf_clipfrac": clipped.astype(values.dtype)}
 
 
 def log_ratio(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -140,6 +302,11 @@ def sequence_mean(
     same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]
     total = jnp.sum(jnp.where(same, values[:, None, :], 0.0), axis=-1)
     return total / jnp.maximum(jnp.sum(same, axis=-1, dtype=jnp.int32), 1).astype(values.dtype)
+
+
+def sequence_length(mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Returns, at each token, the number of masked tokens of its segment of the row."""
+    return jnp.sum((segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :], axis=-1, dtype=jnp.int32)
 
 
 def k1(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -179,6 +346,20 @@ def _clipped(
     bound = -advantages * jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)
     clipped = bound > free
     return jnp.where(clipped, bound, free), {"actor/pg_clipfrac": clipped.astype(ratio.dtype)}
+
+
+def _trusted(
+    logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array, outside: jax.Array, algorithm: AlgorithmConfig
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns DPPO's loss, 0 outside of the trust region, with verl's two indicators."""
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
+    most = algorithm.clip_ratio_c or jnp.inf
+    losses = jnp.where(outside, 0.0, -advantages * jnp.minimum(ratio, most) * logprobs)
+    cut = (ratio > most) & ~outside
+    return losses, {
+        "actor/pg_clipfrac": outside.astype(losses.dtype),
+        "actor/pg_clipfrac_lower": cut.astype(losses.dtype),
+    }
 
 
 def _assert_alike(*arrays: jax.Array) -> None:

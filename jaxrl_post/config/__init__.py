@@ -7,6 +7,7 @@
   rules        the options that may contradict each other, of runs
   learning     the same, of training
   scheduling   the same, shared by runs and the simulator
+  estimators   the same, of a critic and of a greedy baseline
   generation, training, monitoring, schema   the options, by section
   elsewhere    what options of verl, TRL and OpenRLHF are called here: errors and docs/coming_from.md
   reader       defaults, files and overrides become one frozen Config
@@ -30,7 +31,7 @@ from jaxrl_post.config.schema import (
     PolicyConfig,
     RewardConfig,
 )
-from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, LoraConfig, OptimizerConfig
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, CriticConfig, LoraConfig, OptimizerConfig
 
 __all__ = [
     "AlarmConfig",
@@ -38,6 +39,7 @@ __all__ = [
     "BatchConfig",
     "CheckpointConfig",
     "Config",
+    "CriticConfig",
     "DataConfig",
     "EngineConfig",
     "EvalConfig",

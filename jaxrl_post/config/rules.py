@@ -7,6 +7,7 @@ nearest valid value. Nothing here imports the schema: options are named by secti
 
 from __future__ import annotations
 
+from jaxrl_post.config.estimators import ESTIMATORS
 from jaxrl_post.config.learning import LEARNING
 from jaxrl_post.config.relations import relation
 from jaxrl_post.config.scheduling import SCHEDULING
@@ -115,7 +116,7 @@ _SIZES = (
     ),
     relation(
         "scheduler.group_size",
-        when="algorithm.adv_estimator!=ones|reinforce_plus_plus",
+        when="algorithm.adv_estimator!=ones|reinforce_plus_plus|gae*",
         need=lambda size: size >= 2,
         says="{algorithm.adv_estimator} compares the rollouts of a group: {scheduler.group_size} must be at least 2",
     ),
@@ -248,7 +249,7 @@ _HISTORY = (
 _WHITENED = (
     relation(
         "scheduler.stream",
-        when="algorithm.adv_estimator=reinforce_plus_plus*",
+        when="algorithm.adv_estimator=reinforce_plus_plus*|lite_ppo|gpg",
         need=lambda stream: stream == 0,
         says="{algorithm.adv_estimator} whitens over all tokens of a round, which {scheduler.stream} hands on in pieces",
         nearest=lambda stream: 0,
@@ -340,4 +341,16 @@ _PARTS = (
     ),
 )
 
-RUN = (*_SIZES, *_STEPS, *_LOANS, *_HISTORY, *_WHITENED, *SCHEDULING, *_DEVICES, *_SLEEP, *LEARNING, *_PARTS)
+RUN = (
+    *_SIZES,
+    *_STEPS,
+    *_LOANS,
+    *_HISTORY,
+    *_WHITENED,
+    *ESTIMATORS,
+    *SCHEDULING,
+    *_DEVICES,
+    *_SLEEP,
+    *LEARNING,
+    *_PARTS,
+)

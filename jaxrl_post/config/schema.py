@@ -15,7 +15,7 @@ from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_pat
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.monitoring import AlarmConfig, LoggerConfig, WatchdogConfig
 from jaxrl_post.config.scoring import EnvironmentConfig, RewardConfig
-from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, LoraConfig, OptimizerConfig
+from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, CriticConfig, LoraConfig, OptimizerConfig
 
 _FILES = "data.train!=task:* or eval.prompts>0 and eval.data!= and eval.data!=task:*"
 _EVALUATED = "eval.prompts>0"
@@ -225,6 +225,7 @@ class Config:
     sampling: SamplingConfig = SamplingConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig = LoraConfig()
     batch: BatchConfig = BatchConfig()

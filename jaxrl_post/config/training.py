@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxrl_post.config.fields import any_of_type, at_least, input_path, one_of, switch
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, one_of, switch
 
 _RATIOS = "algorithm.loss_mode!=sft"
 _NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
 _REWARDED = "algorithm.adv_estimator!=ones"
-_POSITIVE = "the advantage 'ones' is never negative"
+_NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
+_POSITIVE = "the other advantages are never negative"
 _NO_REWARD = "the advantage 'ones' reads no reward"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
@@ -31,14 +32,45 @@ class AlgorithmConfig:
         "maxrl",
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
+        "grpo_passk",
+        "lite_ppo",
+        "gpg",
+        "remax",
+        "gae",
+        "gae_turn",
         "ones",
-        doc="How rewards become advantages.",
+        doc="How rewards become advantages. gae and gae_turn train a critic. remax takes the last rollout of a group "
+        "greedily, as its baseline.",
     )
     gamma: float = at_least(
-        1.0, 0.0, 1.0, used_when="algorithm.adv_estimator=reinforce_plus_plus", doc="Discount of the return per token."
+        1.0,
+        0.0,
+        1.0,
+        used_when="algorithm.adv_estimator=reinforce_plus_plus|gae*",
+        doc="Discount of the return per token, or per turn with gae_turn.",
+    )
+    lam: float = at_least(
+        1.0,
+        0.0,
+        1.0,
+        used_when="algorithm.adv_estimator=gae*",
+        doc="GAE's lambda: 1 sums rewards to the end, 0 looks at the next value alone.",
     )
     loss_mode: str = one_of(
-        "vanilla", "vanilla", "gspo", "cispo", "sapo", "sft", doc="The policy loss. `vanilla` is PPO's clipped loss."
+        "vanilla",
+        "vanilla",
+        "gspo",
+        "cispo",
+        "sapo",
+        "geo_mean",
+        "dppo_tv",
+        "dppo_kl",
+        "gpg",
+        "topr",
+        "luspo",
+        "vespo",
+        "sft",
+        doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO.",
     )
     loss_agg_mode: str = one_of(
         "token-mean",
@@ -52,19 +84,23 @@ class AlgorithmConfig:
     clip_ratio_low: float = at_least(
         0.2,
         0.0,
-        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo and {_REWARDED}",
+        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo|luspo|geo_mean|dppo* and {_NEGATIVE}",
         why=_POSITIVE,
-        doc="The ratio is clipped below 1 minus this.",
+        doc="The ratio is clipped below 1 minus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_high: float = at_least(
-        0.2, 0.0, used_when="algorithm.loss_mode=vanilla|gspo|cispo", doc="The ratio is clipped above 1 plus this."
+        0.2,
+        0.0,
+        used_when="algorithm.loss_mode=vanilla|gspo|luspo|cispo|geo_mean|dppo*",
+        doc="The ratio is clipped above 1 plus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_c: float = at_least(
         0.0,
         0.0,
-        used_when=f"algorithm.loss_mode=vanilla and {_REWARDED}",
+        used_when=f"algorithm.loss_mode=dppo* or algorithm.loss_mode=vanilla and {_NEGATIVE}",
         why=_POSITIVE,
-        doc="Dual clip: the largest ratio of a token with a negative advantage. 0: off, else above 1; 3 is usual.",
+        doc="Dual clip: the largest ratio of a token with a negative advantage. 0: off, else above 1; 3 is usual. With "
+        "dppo the largest ratio of any token; 20 is usual.",
     )
     tau_pos: float = at_least(
         1.0, 1e-3, used_when="algorithm.loss_mode=sapo", doc="Temperature of the gate where the advantage is positive."
@@ -72,7 +108,7 @@ class AlgorithmConfig:
     tau_neg: float = at_least(
         1.05,
         1e-3,
-        used_when=f"algorithm.loss_mode=sapo and {_REWARDED}",
+        used_when=f"algorithm.loss_mode=sapo and {_NEGATIVE}",
         why=_POSITIVE,
         doc="Temperature of the gate where the advantage is not positive.",
     )
@@ -93,6 +129,20 @@ class AlgorithmConfig:
     )
     kl_coef: float = at_least(
         0.001, 0.0, used_when="algorithm.use_kl_in_reward=true", doc="Weight of the KL in the reward."
+    )
+    kl_target: float = at_least(
+        0.0,
+        0.0,
+        unit="nats per token",
+        used_when="algorithm.use_kl_in_reward=true",
+        doc="The KL to which `kl_coef` is moved after every optimizer step, as InstructGPT's. 0: it stays.",
+    )
+    kl_horizon: float = at_least(
+        10000.0,
+        1.0,
+        unit="rollouts",
+        used_when="algorithm.kl_target>0",
+        doc="Over so many rollouts `kl_coef` changes by a fifth at most.",
     )
     entropy_coef: float = at_least(0.0, 0.0, doc="Weight of the entropy bonus in the loss. 0: none.")
     rollout_is: str = one_of(
@@ -128,8 +178,8 @@ class AlgorithmConfig:
         "recompute",
         "rollout",
         "loglinear",
-        used_when=_RATIOS,
-        why="supervised training has no use for old log-probs",
+        used_when=f"algorithm.loss_mode!=sft|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
+        why="the others have no use for old log-probs",
         doc="What gives pi_old: the learner's own pass, the engine's log-probs, or a point between both by how old a token is "
         "(A-3PO).",
     )
@@ -168,6 +218,11 @@ class AlgorithmConfig:
     overlong_filtering: bool = any_of_type(
         False, doc="Whether rollouts that are cut at sampling.max_tokens leave the loss. They stay in the baseline."
     )
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether advantages come from a critic's values."""
+        return self.adv_estimator.startswith("gae")
 
     @property
     def needs_reference(self) -> bool:
@@ -250,6 +305,52 @@ class LoraConfig:
     )
     adapter: str = input_path(
         "", used_when=_ADDED, doc="A directory of PEFT to start from. Empty: A is random and B is 0, as in PEFT."
+    )
+
+
+_CRITIC = "algorithm.adv_estimator=gae*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The critic of algorithm.adv_estimator gae and gae_turn: a value of the state before every token."""
+
+    trunk: str = one_of(
+        "own",
+        "own",
+        "policy",
+        used_when=_CRITIC,
+        doc="What the scalar head reads. own: a decoder of its own, of the policy's shape. policy: the policy's last layer, "
+        "whose weights then learn values too.",
+    )
+    path: str = file_path(
+        "",
+        used_when=f"{_CRITIC} and critic.trunk=own",
+        doc="A Hugging Face directory with the weights that the decoder starts from. Empty: the policy's. The head starts "
+        "at 0.",
+    )
+    lr: float = at_least(
+        1e-4, 0.0, used_when=_CRITIC, doc="As optimizer.lr. All else is as the section optimizer says."
+    )
+    warmup_steps: int = at_least(
+        0,
+        0,
+        unit="optimizer steps",
+        used_when=_CRITIC,
+        doc="The policy stands still over these first steps, and the critic alone learns.",
+    )
+    cliprange_value: float = at_least(
+        0.5,
+        0.0,
+        unit="reward",
+        used_when=_CRITIC,
+        doc="A value is clipped to this distance from that of the round's start, where the loss is then larger. 0: off.",
+    )
+    loss_coef: float = at_least(
+        0.5,
+        0.0,
+        used_when=f"{_CRITIC} and critic.trunk=policy",
+        doc="Weight of the critic's loss in the gradient of the policy's weights.",
     )
 
 

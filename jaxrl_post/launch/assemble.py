@@ -381,7 +381,13 @@ def recorded_scheduler(
     """Builds the scheduler, with its decision log around it."""
     replica = functools.partial(parts.replica, config, start.model, start.cost)
     scheduler = registry.made(
-        config, start.train, start.sampling, history.of, replica, parts.pace(config, replica, start.cost)
+        config,
+        start.train,
+        start.sampling,
+        history.of,
+        replica,
+        parts.pace(config, replica, start.cost),
+        inputs.baseline_law(config, start.sampling),
     )
     if config.engine.layouts:
         scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
@@ -408,6 +414,7 @@ def restore(run: Run, saved: store.Saved) -> None:
     run.history.load_state_dict(saved.host["history"])
     run.meter.load_state_dict(saved.host["meter"])
     run.learner.gate.load_state_dict(saved.host["gate"])
+    run.learner.kl.load_state_dict(saved.host["kl"])
     for engine, state in zip(run.engines, host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
     for part, state in zip(run.conversations, host.get("conversations", ()), strict=True):

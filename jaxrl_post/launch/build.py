@@ -26,7 +26,7 @@ from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.kernels import choice, hardware
 from jaxrl_post.launch import adapter as adapters
-from jaxrl_post.launch import malloc, memory_plan
+from jaxrl_post.launch import critic_start, malloc, memory_plan
 from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
@@ -108,6 +108,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
     make: Callable[..., Learner] = Learner
     if devices.engine and devices.on_whole_hosts:
         adapters.refuse_whole_hosts(config.lora)
+        critic_start.refuse_whole_hosts(config)
         make = functools.partial(learner_hosts.learner, devices.relays)
     model = adapters.adapting(config.lora, model)
     return make(
@@ -120,6 +121,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         temperature=config.sampling.temperature,
         steps=config.steps,
         max_tokens=config.sampling.max_tokens,
+        critic=critic_start.critic(config, model, params, devices.learner) if config.algorithm.needs_critic else None,
         remat=config.model.remat,
         remat_policy=config.model.remat_policy,
         scan_layers=config.model.scan_layers,

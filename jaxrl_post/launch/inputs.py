@@ -202,6 +202,11 @@ def sampling_law(config: Config, words: tokenizer.Tokenizer) -> Sampling:
     return sampling
 
 
+def baseline_law(config: Config, law: Sampling) -> Sampling | None:
+    """Returns how the last rollout of a group is drawn where it serves as a baseline (ReMax): greedily. Else None."""
+    return dataclasses.replace(law, temperature=0.0) if config.algorithm.adv_estimator == "remax" else None
+
+
 def _check_demonstrations(
     config: Config, train: Sequence[Prompt], words: tokenizer.Tokenizer, taught: Mapping[str, Sequence[int]]
 ) -> None:

@@ -118,6 +118,8 @@ def memory(
     m, shapes = config.mesh, decoder.abstract(model)
     homes = _homes(model, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor")
     learner, layers = _elements(shapes, homes), _elements(shapes["layers"], homes["layers"])
+    apart = config.algorithm.needs_critic and config.critic.trunk == "own"
+    critic = learner - _elements(shapes.get("head", {}), homes.get("head", {})) if apart else 0
     option = "engine_tensor" if m.engine_tensor else "tensor"
     engine = _homes(model, _mesh(config.replicas, 1, m.replica), "engine", option)
     trained = _additions(config, model) if config.lora.rank else learner
@@ -129,6 +131,7 @@ def memory(
         Item(Kind.WEIGHTS, f"{'additions' if config.lora.rank else 'weights'} (learner, float32)", 4 * trained),
         Item(Kind.MOMENTS, f"optimizer (two moments, {moments})", 2 * _bytes(moments) * trained),
         Item(Kind.GRADIENT, f"gradient ({sums})", _bytes(sums) * trained),
+        *_critic(config, critic),
         Item(
             Kind.GRADIENT,
             f"gradient of lent devices, as it is added ({sums})",
@@ -183,6 +186,16 @@ def kept_by_policy(config: Config, model: decoder.ModelConfig) -> dict[str, int]
     """Returns the bytes that all layers keep on a device for the backward pass, by model.remat_policy in words."""
     held = activations.kept(config, model, config.mesh.shards)
     return {"all (no remat)" if name == activations.OFF else name: size for name, size in held.items()}
+
+
+def _critic(config: Config, elements: int) -> tuple[Item, ...]:
+    """Returns what a critic with a decoder of its own holds. Its micro-batches come after the policy's, in their room."""
+    moments, sums = config.optimizer.moments_dtype, config.optimizer.sums_dtype
+    return (
+        Item(Kind.WEIGHTS, "weights (critic, float32)", 4 * elements),
+        Item(Kind.MOMENTS, f"optimizer of the critic (two moments, {moments})", 2 * _bytes(moments) * elements),
+        Item(Kind.GRADIENT, f"gradient of the critic ({sums})", _bytes(sums) * elements),
+    ) * (elements > 0)
 
 
 def _waiting(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:

@@ -55,9 +55,16 @@ class Ledger:
         sampling: Sampling,
         max_tokens: int,
         placement: Placement,
+        baseline: Sampling | None = None,
     ):
+        """Begins with the first prompt.
+
+        Args:
+          baseline: how the last rollout of each group is drawn, where that serves as the others' baseline (ReMax).
+        """
         self._prompts, self._run_seed, self._group_size = prompts, run_seed, group_size
         self._sampling, self._max_tokens, self._placement = sampling, max_tokens, placement
+        self._baseline = baseline
         self._state = self.State()
         self._open: dict[tuple[int, str], Open] = {}  # in order of admission
         self._whole: list[Open] = []  # complete, and not requested for scoring; in order of completion
@@ -93,12 +100,16 @@ class Ledger:
                 prompt=opened.prompt,
                 seed=id.seed(),
                 max_tokens=self._max_tokens,
-                sampling=self._sampling,
+                sampling=self._law(id.sample),
                 prefix=opened.prefixes.get(id.sample),
                 prefix_mode=prefix_mode,
             )
             for id in ids
         ]
+
+    def _law(self, sample: int) -> Sampling:
+        last = sample == self._group_size - 1
+        return self._baseline if last and self._baseline is not None else self._sampling
 
     def _only(self, opened: Open, others: Mapping[tuple[int, str], Open]) -> Open:
         """Returns the group.

@@ -83,6 +83,7 @@ def made(
     past: Pasts,
     replica: Callable[[], ReplicaCapacity],
     pace: Pace | None = None,
+    baseline: Sampling | None = None,
 ) -> Ledger | Lending | Overlapped:
     """Builds the scheduler of a run.
 
@@ -93,6 +94,7 @@ def made(
       past: maps a prompt id to its records in the history, newest first.
       replica: returns slots, KV capacity and step cost of one replica. Only placements and loans that forecast call it.
       pace: how long an optimizer step takes the learner. None: learner and engine share devices.
+      baseline: how the last rollout of each group is drawn. None: as all others.
     """
     s = config.scheduler
     scheduler = SCHEDULERS[s.name](
@@ -100,6 +102,7 @@ def made(
         run_seed=config.seed,
         group_size=s.group_size,
         sampling=sampling,
+        baseline=baseline,
         max_tokens=config.sampling.max_tokens,
         filter_groups=s.filter_groups,
         max_waves=s.max_waves,

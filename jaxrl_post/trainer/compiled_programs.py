@@ -33,10 +33,12 @@ class Shapes:
     reference: bool
     corrected: bool
     prox: bool
+    critic: bool = False
 
     def batch(self, mesh: jax.sharding.Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
-        return self._placed(mesh, old=self.old, reference=self.reference, corrected=self.corrected, prox=self.prox)
+        there = dict(old=self.old, reference=self.reference, corrected=self.corrected)
+        return self._placed(mesh, **there, prox=self.prox, critic=self.critic)
 
     def bare(self, mesh: jax.sharding.Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch that is only scored, placed on `mesh`."""
@@ -116,7 +118,7 @@ def adding(
     recipe = dataclasses.replace(recipe, mesh=mesh)
     policy = jax.tree.map(struct, policy, shardings)
     shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
-    grads = _homes(lora.trained(shardings), recipe)
+    grads = homes(lora.trained(shardings), recipe)
     home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=grads)
     sums = jax.tree.map(struct, shape, home)
     start = jax.ShapeDtypeStruct((), bool, sharding=one)
@@ -135,7 +137,7 @@ def adding(
     }
 
 
-def _homes(shardings: Any, recipe: programs.Recipe) -> Any:
+def homes(shardings: Any, recipe: programs.Recipe) -> Any:
     """Returns the shardings of Sums.grads, from those of the trained weights."""
     if not recipe.scan:
         return shardings

@@ -1,4 +1,4 @@
-"""The state that a learner begins with: where its weights and moments lie, and which of them decay."""
+"""The state that a learner begins with."""
 
 from __future__ import annotations
 
@@ -8,21 +8,9 @@ import jax
 import numpy as np
 import optax
 
-from jaxrl_post.models import decoder, lora
+from jaxrl_post.models import lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import optimizer as optimizers
-from jaxrl_post.trainer.state import TrainState, is_abstract, struct
-
-
-def placement(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
-    """Returns the sharding of every leaf of a policy, and which trained weights decay. Additions all do, as in PEFT."""
-    if model.lora is None:
-        axes = decoder.axes(model)
-        return meshes.param_shardings(mesh, axes, "learner"), optimizers.matrices(axes)
-    axes = lora.axes(model)
-    homes = (meshes.param_shardings(mesh, part, "learner") for part in (axes.base, axes.adapter))
-    where = lora.Adapted(*homes, model.lora)
-    return where, jax.tree.map(lambda _: True, where.adapter)
+from jaxrl_post.trainer.state import TrainState, is_abstract, moments
 
 
 def first_state(
@@ -36,17 +24,11 @@ def first_state(
       shardings: of `weights`.
     """
     one = meshes.replicated(mesh)
-    shapes = jax.eval_shape(transform.init, weights)
-    homes = optax.tree_utils.tree_map_params(
-        transform, lambda _, sharding: sharding, shapes, shardings, transform_non_params=lambda _: one
-    )
+    state = moments(transform, weights, shardings, one)
     if is_abstract(weights):
         which = {"base": jax.ShapeDtypeStruct((2,), np.uint32, sharding=one)} if base else {}
-        return TrainState(
-            params={"policy": weights} | which,
-            opt_state=jax.tree.map(struct, shapes, homes),
-            step=jax.ShapeDtypeStruct((), np.int32, sharding=one),
-        )
-    which = {"base": jax.jit(lora.digest, out_shardings=one)(base)} if base else {}
-    moments = jax.jit(transform.init, out_shardings=homes)(weights)
-    return TrainState(params={"policy": weights} | which, opt_state=moments, step=meshes.put(np.int32(0), one))
+        step = jax.ShapeDtypeStruct((), np.int32, sharding=one)
+    else:
+        which = {"base": jax.jit(lora.digest, out_shardings=one)(base)} if base else {}
+        step = meshes.put(np.int32(0), one)
+    return TrainState(params={"policy": weights} | which, opt_state=state, step=step)

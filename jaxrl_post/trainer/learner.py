@@ -24,15 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_post import config
-from jaxrl_post.algorithms import advantages, credit
+from jaxrl_post.algorithms import credit
+from jaxrl_post.algorithms.kl_controller import KlController
 from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import compiled_programs, programs
+from jaxrl_post.trainer import compiled_programs, placement, programs
 from jaxrl_post.trainer import lent_devices as guests
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import packing as door
-from jaxrl_post.trainer.first_state import first_state, placement
+from jaxrl_post.trainer.critic import Critic, NoCritic
+from jaxrl_post.trainer.first_state import first_state
 from jaxrl_post.trainer.old_logprobs import OldLogprobs
 from jaxrl_post.trainer.state import TrainState, abstract, frozen, is_abstract, owned
 from jaxrl_post.trainer.update_gate import Gate
@@ -62,6 +64,7 @@ class Learner:
         steps: int,
         max_tokens: int,
         reference: Any = None,
+        critic: Critic | None = None,
         remat: bool = False,
         remat_policy: str = "full",
         scan_layers: str = "auto",
@@ -82,6 +85,7 @@ class Learner:
           steps: commits of the whole run, for the schedule.
           max_tokens: longest rollout of the run, for seq-mean-token-sum-norm and for the length penalty.
           reference: frozen weights in one of the forms of `params`, or None. With lora: additions to the same base.
+          critic: of the same mesh, where the advantage needs one.
           remat, remat_policy, scan_layers: as config.PolicyConfig declares them.
           compute_dtype: of activations. Weights stay float32 or wider; gradient sums and moments, as `optimizer` says.
           attention: the devices' kernel for packed rows, or None for the jnp form (trainer/attention.py).
@@ -89,26 +93,25 @@ class Learner:
             own devices (trainer/lent_devices.py).
         """
         for one in (mesh, lent) if lent else (mesh,):
-            _check(model, one, algorithm, batch, reference)
+            placement.check(model, one, algorithm, batch, reference)
         self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
         form = dict(remat=remat_policy if remat else None, scan_layers=scan_layers, dtype=compute_dtype)
         form["attention"] = attention
         self._recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, temperature=temperature, **form)
-        self._max_tokens = max_tokens
-        self._shardings, decayed = placement(model, mesh)
-        self._optimizer = optimizers.optimizer(optimizer, decayed, steps)
+        self._critic, self._max_tokens, self._step = critic or NoCritic(), max_tokens, 0
+        self._shardings, decayed = placement.of_policy(model, mesh)
+        self._optimizer = optimizers.optimizer(optimizer, decayed, steps, first=self._critic.warmup_steps)
         self._base, weights = ({}, params) if model.lora is None else (frozen(params, self._shardings.base), adapter)
         homes = lora.trained(self._shardings)
         self._reference = None if reference is None else self._policy(owned(reference, homes))
-        self.state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
-        self.gate = Gate(algorithm.min_ess, algorithm.max_rollout_kl)
+        self._state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
+        self.gate, self.kl = Gate(algorithm.min_ess, algorithm.max_rollout_kl), KlController(algorithm)
         self._guest = guests.Guest(lent, model, host=mesh) if lent else None
         self._old = OldLogprobs(algorithm)
         self._shapes = self._micro_batch(np.dtype(jnp.promote_types(compute_dtype, jnp.float32)))
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # a result of the program that was launched last
-        self._step = 0
         self._begin_round()
         self._begin_step()
 
@@ -121,7 +124,17 @@ class Learner:
             reference=self._kl_in_loss,
             corrected=self._algorithm.corrects_rollouts,
             prox=self._algorithm.prox_logp_method == "loglinear",
+            critic=self._critic.there,
         )
+
+    @property
+    def state(self) -> TrainState:
+        """Returns weights and optimizer's state of policy and critic, and the step."""
+        return self._critic.joined(self._state)
+
+    @state.setter
+    def state(self, whole: TrainState) -> None:
+        self._state = self._critic.taken(whole)
 
     @property
     def step(self) -> int:
@@ -140,7 +153,7 @@ class Learner:
 
         Trained weights are invalid after the next commit.
         """
-        return self._policy(self.state.params["policy"])
+        return self._policy(self._state.params["policy"])
 
     def _policy(self, weights: Any) -> Any:
         """Returns the policy that has these trained weights."""
@@ -154,9 +167,9 @@ class Learner:
         """
         made = dict(shapes=self._shapes, recipe=self._recipe, measures=self._of_advantages)
         where = self._mesh, self._shardings
-        own = compiled_programs.learning(self.state, self.params, *where, optimizer=self._optimizer, **made)
+        own = compiled_programs.learning(self._state, self.params, *where, optimizer=self._optimizer, **made)
         lent = compiled_programs.lending(own, self.params, self._guest, **made) if self._guest else {}
-        return own | lent
+        return own | lent | self._critic.jitted(own, self._mesh, self._shapes, self._recipe)
 
     def compile(self) -> None:
         """Compiles every program for the run's one batch shape, and empties the sums. Later calls do nothing."""
@@ -172,6 +185,7 @@ class Learner:
             self._guest.compiled(lent, self._programs["join"])
         if not is_abstract(self.state):
             self._sums = self._programs["zeros"]()
+            self._critic.begin(self._programs)
             if self._guest:
                 self._guest.rehearse(self.params, self._sums)
 
@@ -198,25 +212,27 @@ class Learner:
         commit. That commit computes the old log-probs of all other groups before it changes the weights.
 
         Raises:
-          ValueError: the round already has groups, and the advantage is whitened over the whole round.
+          ValueError: the round already has groups, and the advantage is computed over the whole round.
         """
         self.compile()
         if not groups:
             return
         if self._old.committed:
             self._begin_round()
-        if self._credits and self._algorithm.adv_estimator in advantages.WHOLE_ROUND:
+        if self._credits and self._algorithm.adv_estimator in credit.WHOLE_ROUND:
             raise ValueError(
                 f"learner: algorithm.adv_estimator={self._algorithm.adv_estimator!r} whitens over all tokens of "
                 "a round and this round's groups came in pieces; the nearest valid scheduler.stream is 0"
             )
         door.check_lengths(groups, self._batch.tokens)
-        self._old.prepare(groups, self.logprobs)
+        trained = credit.trained(groups, self._algorithm)
+        self._old.prepare(trained, self.logprobs)
         if self._reference is not None:
-            self._ref.update(self._scored(groups, self._reference))
-        credits, found = credit.assign(
-            groups, self._algorithm, max_tokens=self._max_tokens, old=self._old.of, reference=self._ref
-        )
+            self._ref.update(self._scored(trained, self._reference))
+        algorithm, known = self.kl.applied(self._algorithm), dict(old=self._old.of, reference=self._ref)
+        if self._critic.there:
+            known["values"] = self._over(trained, self._critic.values(self.params))
+        credits, found = credit.assign(groups, algorithm, max_tokens=self._max_tokens, **known)
         self._credits.update(credits)
         self._found.append(found)
 
@@ -233,6 +249,7 @@ class Learner:
         self.compile()
         if not groups:
             return
+        groups = credit.trained(groups, self._algorithm)
         for rollout in _rollouts(groups):
             if rollout.id not in self._credits:
                 raise ValueError(
@@ -266,7 +283,9 @@ class Learner:
                 results.append(self._guest.add(program, self.params, batch, at_start))
                 self._lent_batches += 1
                 continue
-            self._sums, logps = self._programs[program](self.params, self._sums, self._put(batch), start)
+            placed = self._put(batch)
+            self._sums, logps = self._programs[program](self.params, self._sums, placed, start)
+            self._sums = self._critic.accumulate(self.params, self._sums, placed)
             results.append(logps)
             self._newest = logps
         self._old.accumulated(groups, results, places)
@@ -275,7 +294,9 @@ class Learner:
 
     @property
     def _of_advantages(self) -> bool:
-        """Returns whether every term of the loss is a multiple of the advantage."""
+        """Returns whether every term of the loss is a multiple of the advantage. A critic's loss is not."""
+        if self._critic.there:
+            return False
         a = self._algorithm
         return a.loss_mode != "sft" and a.entropy_coef == 0 and not (self._kl_in_loss and a.kl_loss_coef > 0)
 
@@ -330,11 +351,14 @@ class Learner:
         lets = self.gate.lets(self._old.pairs, [r.versions[r.sampled] for r, _ in self._seen], self._step)
         if not lets:
             self._sums = self._programs["zeros"]()
-        self.state, self._sums, metrics = self._programs["commit"](self.state, self._sums)
+            self._critic.begin(self._programs)
+        learned = self._critic.commit(self._state.step)
+        self._state, self._sums, metrics = self._programs["commit"](self._state, self._sums)
         self._step += 1
         self._newest = metrics["actor/grad_norm"]
         self._old.committed = True
-        metrics = {**metrics, **self._host_metrics()}
+        metrics = {**metrics, **learned, **self._host_metrics()}
+        self.kl.update([kl for piece in self._found for kl in piece.kls])
         if self.gate.watches:
             metrics["training/gated_updates"] = float(not lets)
         self._begin_step()
@@ -378,55 +402,28 @@ class Learner:
             ref_logprobs=self._ref if self._kl_in_loss else None,
             corrected=self._algorithm.corrects_rollouts,
             prox_weights=self._old.prox_weights(rollouts, self._step),
+            critic=self._critic.there,
         )
 
     def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:
         """Returns log-probs of every rollout under `policy`, on the host."""
+        return self._over(groups, lambda batch: self._programs["score"](policy, batch))
+
+    def _over(self, groups: Sequence[Group], run: Callable[[door.Batch], Any]) -> dict[RolloutId, np.ndarray]:
+        """Returns what `run` computes of each token, float[T] on the host, by rollout id."""
         batches, places = door.pack(
             groups, None, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype
         )
-        results = [self._programs["score"](policy, self._put(batch)) for batch in batches]
-        return door.answers(jax.device_get(results), places)
+        return door.answers(jax.device_get([run(self._put(batch)) for batch in batches]), places)
 
     def _host_metrics(self) -> dict[str, float]:
         out = {"training/packed_fill_ratio": self._filled / self._room if self._room else 0.0}
-        out |= credit.describe(self._found, self._algorithm)
+        out |= credit.describe(self._found, self.kl.applied(self._algorithm))
         if self._guest:
             out["training/lent_micro_batches"] = float(self._lent_batches)
-        if self._seen:
-            values = np.concatenate([given.advantages[rollout.sampled] for rollout, given in self._seen])
-            out |= _spread("critic/advantages", values)
-            out |= _spread("critic/rewards", np.array([given.reward for _, given in self._seen]))
+        out |= credit.spreads(self._seen)
         return out | (mismatch(self._old.pairs) if self._old.pairs else {})
 
 
 def _rollouts(groups: Sequence[Group]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group.rollouts]
-
-
-def _spread(name: str, values: np.ndarray) -> dict[str, float]:
-    """Returns verl's three statistics (mean, max, min), or an empty dict for no values."""
-    found = {"mean": values.mean(), "max": values.max(), "min": values.min()} if values.size else {}
-    return {f"{name}/{statistic}": float(value) for statistic, value in found.items()}
-
-
-def _check(
-    model: decoder.ModelConfig,
-    mesh: jax.sharding.Mesh,
-    algorithm: config.AlgorithmConfig,
-    batch: config.BatchConfig,
-    reference: Any,
-) -> None:
-    meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
-    ways = meshes.replicas(mesh)
-    if batch.rows % ways:
-        raise ValueError(
-            f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
-            f"value is {-(-batch.rows // ways) * ways}"
-        )
-    if algorithm.needs_reference and reference is None:
-        raise ValueError(
-            f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
-            f"{algorithm.use_kl_in_reward} needs a reference model and none was given; the nearest valid "
-            f"values are 0 and False"
-        )

@@ -19,20 +19,24 @@ from jaxrl_post.config import OptimizerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What one step applies, in order: `clip` to the gradient and its norm, `transform`, `rate`."""
+    """What one step applies, in order: `clip` to the gradient and its norm, `transform`, `rate`.
+
+    `first`: the first step that moves weights and moments.
+    """
 
     clip: Callable[[Any, Any], Any]
     transform: optax.GradientTransformation
     rate: Callable[[Any], jax.Array]
+    first: int = 0
 
 
-def optimizer(given: OptimizerConfig, decayed: Any, steps: int) -> Optimizer:
-    """Returns the optimizer of a run of `steps` steps. `decayed`: as for `transform`.
+def optimizer(given: OptimizerConfig, decayed: Any, steps: int, first: int = 0) -> Optimizer:
+    """Returns the optimizer of a run of `steps` steps. `decayed`: as for `transform`; `first`: as in Optimizer.
 
     Raises:
       ValueError: the warm-up is longer than the run.
     """
-    return Optimizer(clip=clipping(given), transform=transform(given, decayed), rate=rate(given, steps))
+    return Optimizer(clip=clipping(given), transform=transform(given, decayed), rate=rate(given, steps), first=first)
 
 
 def rate(optimizer: OptimizerConfig, steps: int) -> Callable[[Any], jax.Array]:

@@ -61,6 +61,7 @@ class Batch:
     - loss_weights, floating: factor of the token's loss in the sum
     - loss_counts, int32: the loss is divided by their sum. A rollout's count stands at its first trained token.
     - corrections, floating: further weights of the policy's loss
+    - values, returns, floating: of a critic, before the token
     - prox_weights, floating: how far old_logprobs (then the engine's) are moved towards the learner's
       (algorithms/correction.py)
     - the others, floating
@@ -127,6 +128,7 @@ def pack(
     ref_logprobs: Mapping[RolloutId, np.ndarray] | None = None,
     corrected: bool = False,
     prox_weights: Mapping[RolloutId, np.ndarray] | None = None,
+    critic: bool = False,
     dtype: Any = np.float32,
 ) -> tuple[list[Batch], list[Place]]:
     """Returns micro-batches of static shape [rows, tokens] that hold every rollout of `groups` once, whole.
@@ -135,7 +137,7 @@ def pack(
       credits: each rollout's advantages, weight and count for the loss, by id. None: no mask is set, the batch is only
         scored.
       old_logprobs, ref_logprobs, prox_weights: per rollout float[T] over its tokens; None where the run has none.
-      corrected: whether credits hold corrections.
+      corrected, critic: whether credits hold corrections, and a critic's values and returns.
       dtype: of the floating leaves.
     Returns:
       the batches, and the place of each rollout, in the order of groups and rollouts. A rollout of weight 0 (for
@@ -156,6 +158,7 @@ def pack(
         ref_logprobs is not None,
         corrected,
         prox_weights is not None,
+        critic,
     )
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     given = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "prox_weights": prox_weights}
@@ -202,10 +205,18 @@ def check_lengths(groups: Sequence[Group], tokens: int) -> Int[np.ndarray, " n"]
 
 
 def blank(
-    rows: int, tokens: int, dtype: Any, *, old: bool, reference: bool, corrected: bool, prox: bool = False
+    rows: int,
+    tokens: int,
+    dtype: Any,
+    *,
+    old: bool,
+    reference: bool,
+    corrected: bool,
+    prox: bool = False,
+    critic: bool = False,
 ) -> Batch:
     """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox))
+    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox, critic))
 
 
 def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
@@ -222,7 +233,7 @@ def _refuse_unfinished(rollout: Rollout) -> None:
 
 
 def _empty(
-    rows: int, tokens: int, dtype, old: bool, reference: bool, corrected: bool, prox: bool
+    rows: int, tokens: int, dtype, old: bool, reference: bool, corrected: bool, prox: bool, critic: bool
 ) -> dict[str, np.ndarray]:
     def filled(value, kind):
         return np.full((rows, tokens), value, kind)
@@ -244,6 +255,8 @@ def _empty(
         ("ref_logprobs", reference),
         ("corrections", corrected),
         ("prox_weights", prox),
+        ("values", critic),
+        ("returns", critic),
     ):
         if there:
             arrays[name] = filled(0, dtype)
@@ -263,11 +276,12 @@ def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout
 
 
 def _credit(arrays: dict[str, np.ndarray], row: int, tail: slice, sampled: np.ndarray, credit: Credit) -> None:
-    """Writes a rollout's mask, weights, count, advantages and corrections for the loss."""
+    """Writes a rollout's mask, weights, count, advantages, corrections, values and returns for the loss."""
     arrays["loss_mask"][row, tail] = sampled
     arrays["loss_weights"][row, tail] = np.where(sampled, credit.weight, 0.0)
     if sampled.any():
         arrays["loss_counts"][row, tail.start + int(np.argmax(sampled))] = credit.count
     arrays["advantages"][row, tail] = np.where(sampled, credit.advantages, 0.0)
-    if credit.correction is not None:
-        arrays["corrections"][row, tail] = np.where(sampled, credit.correction, 0.0)
+    for name, values in (("corrections", credit.correction), ("values", credit.values), ("returns", credit.returns)):
+        if values is not None:
+            arrays[name][row, tail] = np.where(sampled, values, 0.0)

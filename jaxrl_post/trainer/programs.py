@@ -10,7 +10,7 @@ Invariant: `Sums` holds plain sums over micro-batches and devices (the compiler 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,14 +125,22 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
     The first token of a row gets 0. The first token of a later segment is computed from the last token of the segment
     before. Neither value has a meaning, and no mask is ever set there.
     """
-    B, T = batch.tokens.shape
     policy = lora.whole(policy)
+    h = hidden(policy, recipe.model, batch, recipe)
+    with jax.named_scope("logprobs"):
+        results = _laws(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
+        return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
+
+
+def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe) -> Float[Array, "B T D"]:
+    """Returns the last layer's normed output at every token of a packed batch."""
+    B, T = batch.tokens.shape
     attend = attention.packed(batch.segment_ids, recipe.heads, recipe.attention)
     # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
     # a copy of every activation.
     h, _ = decoder.hidden(
-        policy,
-        recipe.model,
+        params,
+        model,
         batch.tokens.reshape(B * T),
         batch.positions.reshape(B * T),
         attend,
@@ -144,11 +152,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         row_major=recipe.row_major,
         paired=recipe.paired,
     )
-    h = jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
-
-    with jax.named_scope("logprobs"):
-        results = _laws(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
-        return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
+    return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
 
 
 def _laws(policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe) -> tuple[jax.Array, jax.Array]:
@@ -215,9 +219,15 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
 
 def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
     """Returns zeros of the shape that `accumulate` adds to. Arguments are arrays or ShapeDtypeStructs."""
-    grads, (count, tokens, by_count, by_token, _) = jax.eval_shape(lambda p, b: _slope(p, b, recipe), policy, batch)
+    grads, (*counted, _) = jax.eval_shape(lambda p, b: _slope(p, b, recipe), policy, batch)
+    return zeros(grads, counted, recipe)
+
+
+def zeros(grads: Any, counted: Sequence[Any], recipe: Recipe) -> Sums:
+    """Returns zeros from the shapes of a gradient, and of (count, tokens, by_count, by_token)."""
     if recipe.sums != jnp.float32:
         grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, recipe.sums), grads)
+    count, tokens, by_count, by_token = counted
     shapes = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -228,7 +238,12 @@ def accumulate(
     """Returns `sums` plus one micro-batch, and the log-probs of its tokens. `at_start` is as in `numerator`."""
     grads, (count, tokens, by_count, by_token, logps) = _slope(policy, batch, recipe, at_start)
     added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
-    return jax.tree.map(lambda total, one: (total + one).astype(total.dtype), sums, added), logps
+    return plus(sums, added), logps
+
+
+def plus(sums: Any, added: Any) -> Any:
+    """Returns the sum of two trees, in the dtypes of the first."""
+    return jax.tree.map(lambda total, one: (total + one).astype(total.dtype), sums, added)
 
 
 def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Any, tuple]:
@@ -238,7 +253,12 @@ def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> 
         return numerator(lora.with_trained(policy, weights), batch, recipe, at_start)
 
     grads, rest = jax.grad(loss, has_aux=True)(lora.trained(policy))
-    return (grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.scan else grads), rest
+    return in_sums(grads, recipe), rest
+
+
+def in_sums(grads: Any, recipe: Recipe) -> Any:
+    """Returns a gradient by trained weights in the form of Sums.grads."""
+    return grads | {"layers": layer_loop.stacked(grads["layers"])} if recipe.scan else grads
 
 
 def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any) -> tuple[Sums, Float[Array, "B T"]]:
@@ -252,16 +272,16 @@ def measure(policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
 
 def divided(sums: Sums, recipe: Recipe) -> Any:
     """Returns the gradient of the loss, a tree like the trained weights, or zeros where nothing was counted."""
-    return _mean(_by_layer(sums.grads, recipe), sums.count)
+    return mean(by_layer(sums.grads, recipe), sums.count)
 
 
-def _mean(grads: Any, count: Any) -> Any:
+def mean(grads: Any, count: Any) -> Any:
     """Returns `grads` divided by `count`, or by 1 where it is 0, in float32 or wider."""
     wide = jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), grads)
     return jax.tree.map(lambda g: g / jnp.maximum(count, 1).astype(g.dtype), wide)
 
 
-def _by_layer(grads: Any, recipe: Recipe) -> Any:
+def by_layer(grads: Any, recipe: Recipe) -> Any:
     """Returns a tree like the params from one in the form of Sums.grads.
 
     A barrier keeps each layer's slices apart from what uses them. Else XLA fuses several layers into one kernel. A
@@ -282,31 +302,15 @@ def commit(
     bit, and the step still counts. "training/skip_reason" says why: 0 not skipped,
     1 no token was counted, 2 the gradient is not finite.
     """
-    policy = state.params["policy"]
     with jax.named_scope("commit"):
-        # Of stacked sums: one reduction for each name, not one for each layer.
-        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(_mean(sums.grads, sums.count))))
+        norm = gradient_norm(sums)
         sound = jnp.isfinite(norm) & (sums.count > 0)
-        grads = optimizer.clip(divided(sums, recipe), norm)
-        updates, moments = optimizer.transform.update(grads, state.opt_state, policy)
-        lr = optimizer.rate(state.step)
-        moved = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), policy, updates)
-
-        def keep(new, old):
-            return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
-
-        after = TrainState(
-            params={**state.params, "policy": keep(moved, policy)},
-            opt_state=keep(moments, state.opt_state),
-            step=state.step + 1,
+        grads, moves = divided(sums, recipe), sound & (state.step >= optimizer.first)
+        policy, moments, lr = stepped(
+            state.params["policy"], state.opt_state, grads, norm, moves, state.step, optimizer
         )
-        metrics = {
-            name: value / jnp.maximum(sums.count, 1).astype(value.dtype) for name, value in sums.by_count.items()
-        }
-        metrics |= {
-            name: value / jnp.maximum(sums.tokens, 1).astype(value.dtype) for name, value in sums.by_token.items()
-        }
-        metrics |= {
+        after = TrainState(params={**state.params, "policy": policy}, opt_state=moments, step=state.step + 1)
+        metrics = means(sums) | {
             "actor/grad_norm": norm,
             "actor/lr": lr,
             "training/skipped_updates": 1 - sound.astype(jnp.int32),
@@ -314,3 +318,30 @@ def commit(
             "training/trained_tokens": sums.tokens,
         }
         return after, jax.tree.map(jnp.zeros_like, sums), metrics
+
+
+def gradient_norm(sums: Sums) -> Float[Array, ""]:
+    """Returns the 2-norm of the divided gradient. Of stacked sums: one reduction for each name, not for each layer."""
+    return jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(mean(sums.grads, sums.count))))
+
+
+def stepped(
+    weights: Any, opt_state: Any, grads: Any, norm: Any, moves: Any, step: Any, optimizer: Optimizer
+) -> tuple[Any, Any, Any]:
+    """Returns weights and optimizer's state after one step, and its rate. Where not `moves`, both keep every bit."""
+    updates, moments = optimizer.transform.update(optimizer.clip(grads, norm), opt_state, weights)
+    lr = optimizer.rate(step)
+    moved = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), weights, updates)
+
+    def keep(new, old):
+        return jax.tree.map(lambda a, b: jnp.where(moves, a, b), new, old)
+
+    return keep(moved, weights), keep(moments, opt_state), lr
+
+
+def means(sums: Sums) -> dict[str, jax.Array]:
+    """Returns the sums' metrics, each divided by its count."""
+    out = {name: value / jnp.maximum(sums.count, 1).astype(value.dtype) for name, value in sums.by_count.items()}
+    return out | {
+        name: value / jnp.maximum(sums.tokens, 1).astype(value.dtype) for name, value in sums.by_token.items()
+    }

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl_post.parallel import mesh as meshes
 
@@ -22,8 +23,8 @@ class TrainState:
     """The weights, the optimizer's state, and the step.
 
     - params: {"policy": the trained weights}; beside adapters also {"base": uint32[2]}, which tells the frozen base from
-      others (models/lora.py); a critic would be a further entry
-    - opt_state: optax's, sharded like the weights that each part belongs to
+      others (models/lora.py); with a critic also {"critic": tree} (trainer/critic.py)
+    - opt_state: optax's, sharded like the weights that each part belongs to; with a critic by the names of params
     - step: int32, optimizer steps taken or skipped
 
     A reference model is a constant and not part of the state.
@@ -87,3 +88,17 @@ def owned(tree: Any, shardings: Any) -> Any:
 
         return jax.jit(lambda t: jax.tree.map(wide, t), out_shardings=shardings)(tree)
     return jax.tree.map(host, tree, shardings)
+
+
+def moments(transform: optax.GradientTransformation, weights: Any, shardings: Any, rest: jax.sharding.Sharding) -> Any:
+    """Returns the optimizer's first state, each part sharded like the weights it belongs to, all others as `rest`.
+
+    ShapeDtypeStructs stay shapes.
+    """
+    shapes = jax.eval_shape(transform.init, weights)
+    homes = optax.tree_utils.tree_map_params(
+        transform, lambda _, sharding: sharding, shapes, shardings, transform_non_params=lambda _: rest
+    )
+    if is_abstract(weights):
+        return jax.tree.map(struct, shapes, homes)
+    return jax.jit(transform.init, out_shardings=homes)(weights)

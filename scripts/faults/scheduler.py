@@ -180,4 +180,15 @@ FAULTS = (
             "test_pipelined_steps_by_hand",
         ),
     ),
+    *in_file(
+        "jaxrl_post/scheduler/ledger.py",
+        (
+            "first_sample_is_greedy",
+            "Ledger._law",
+            "self._group_size - 1",
+            "0",
+            "the first rollout of a group is drawn as its baseline",
+            "test_the_last_sample_of_a_group_has_the_law_of_the_baseline",
+        ),
+    ),
 )

@@ -295,7 +295,7 @@ _INERT = (
     ),
     _override(
         "a clip that no advantage reaches",
-        r"algorithm\.clip_ratio_low=0\.1 would be ignored: .*the advantage 'ones' is never negative",
+        r"algorithm\.clip_ratio_low=0\.1 would be ignored: .*the other advantages are never negative",
         *("algorithm.adv_estimator=ones", "algorithm.clip_ratio_low=0.1"),
     ),
     _override(

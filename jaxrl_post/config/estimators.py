@@ -1,0 +1,35 @@
+"""The relations of estimators of advantages that need more than the rewards of a group: a critic, a greedy rollout.
+
+Each entry names the options, what must hold of their values, the sentence that refuses them, and where there is one the
+nearest valid value. Options are named by section and name (relations.py).
+"""
+
+from __future__ import annotations
+
+from jaxrl_post.config.relations import relation
+
+ESTIMATORS = (
+    relation(
+        "scheduler.stream",
+        when="algorithm.adv_estimator=gae*",
+        need=lambda stream: stream == 0,
+        says="{algorithm.adv_estimator} needs a critic's values of a whole round before its first gradient, and {scheduler.stream} "
+        "hands it on in pieces",
+        nearest=lambda stream: 0,
+    ),
+    relation(
+        "critic.warmup_steps",
+        "steps",
+        need=lambda warmup, steps: warmup < steps,
+        says="{critic.warmup_steps} leaves the policy no step of {steps}",
+        nearest=lambda warmup, steps: steps - 1,
+    ),
+    relation(
+        "scheduler.over_samples",
+        when="algorithm.adv_estimator=remax",
+        need=lambda over: over == 1,
+        says="algorithm.adv_estimator='remax' needs the greedy rollout of every group, and {scheduler.over_samples} drops the "
+        "slowest ones",
+        nearest=lambda over: 1.0,
+    ),
+)

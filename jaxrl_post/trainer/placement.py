@@ -1,0 +1,50 @@
+"""Where the weights of a policy lie on the learner's mesh, and what a mesh must divide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxrl_post import config
+from jaxrl_post.models import decoder, lora
+from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.trainer import optimizer as optimizers
+
+
+def of_policy(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any, Any]:
+    """Returns the sharding of every leaf of a policy, and which trained weights decay. Additions all do, as in PEFT."""
+    if model.lora is None:
+        axes = decoder.axes(model)
+        return meshes.param_shardings(mesh, axes, "learner"), optimizers.matrices(axes)
+    axes = lora.axes(model)
+    homes = (meshes.param_shardings(mesh, part, "learner") for part in (axes.base, axes.adapter))
+    where = lora.Adapted(*homes, model.lora)
+    return where, jax.tree.map(lambda _: True, where.adapter)
+
+
+def check(
+    model: decoder.ModelConfig,
+    mesh: jax.sharding.Mesh,
+    algorithm: config.AlgorithmConfig,
+    batch: config.BatchConfig,
+    reference: Any,
+) -> None:
+    """Refuses a mesh that cannot divide the model or its micro-batch, and a KL term without a reference.
+
+    Raises:
+      ValueError: one sentence with the nearest valid value.
+    """
+    meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
+    ways = meshes.replicas(mesh)
+    if batch.rows % ways:
+        raise ValueError(
+            f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
+            f"value is {-(-batch.rows // ways) * ways}"
+        )
+    if algorithm.needs_reference and reference is None:
+        raise ValueError(
+            f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
+            f"{algorithm.use_kl_in_reward} needs a reference model and none was given; the nearest valid "
+            f"values are 0 and False"
+        )
