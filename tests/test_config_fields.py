@@ -13,12 +13,14 @@ from jaxrl_post.sim import settings
 
 OPTIONS = [*fields.options(config.Config), *fields.options(settings.Simulation)]
 NAMES = [option.name for option in fields.options(config.Config)]
+GAE = ("algorithm.adv_estimator=gae",)
+ENVIRONMENT = ("environment.name=jaxrl_post.rewards.environments.calculator:Calculator",)
 NO_NUMBER = (
     "seed",
     "workload.tv",
     "sampling.temperature",
     "eval.temperature",
-)  # and what algorithm and optimizer have no unit for
+)  # and what algorithm, optimizer, critic and lora have no unit for
 
 
 def named(override: str) -> str:
@@ -38,9 +40,11 @@ def test_every_option_says_what_it_does():
 
 
 def test_every_number_has_a_unit():
-    """But for factors of the algorithm and the optimizer, which are plain numbers."""
+    """But for factors of the algorithm, the optimizer, the critic and LoRA, which are plain numbers."""
     bare = {option.name for option in OPTIONS if option.kind in (int, float) and not option.about.unit}
-    assert {name for name in bare if not name.startswith(("algorithm.", "optimizer."))} == set(NO_NUMBER)
+    assert {name for name in bare if not name.startswith(("algorithm.", "optimizer.", "critic.", "lora."))} == set(
+        NO_NUMBER
+    )
     assert not [option.name for option in OPTIONS if option.name.endswith("_s") and "seconds" not in option.about.unit]
 
 
@@ -95,6 +99,7 @@ def test_alternatives_bind_weaker_than_conjunctions():
     [
         ("a=x|y", "a is 'x' or 'y'"),
         ("a!=x", "a is not 'x'"),
+        ("a=v|x|y|z", "a is one of 'v', 'x', 'y', 'z'"),
         ("a!=x|y", "a is none of 'x', 'y'"),
         ("a>0", "a is above 0"),
         ("a=task:*", "a begins with 'task:'"),
@@ -257,6 +262,51 @@ IGNORED = [
     ("history.max_bytes=9", ("history.epochs=0",), ()),
     ("logger.project=p", (), ("logger.wandb=offline",)),
     ("logger.name=n", (), ("logger.wandb=offline",)),
+    ("algorithm.lam=0.9", (), GAE),
+    ("algorithm.kl_target=0.1", (), ("algorithm.use_kl_in_reward=true",)),
+    (
+        "algorithm.kl_horizon=99",
+        ("algorithm.use_kl_in_reward=true",),
+        ("algorithm.use_kl_in_reward=true", "algorithm.kl_target=0.1"),
+    ),
+    ("critic.trunk=policy", ("algorithm.adv_estimator=remax",), GAE),
+    ("critic.path=m", (*GAE, "critic.trunk=policy"), GAE),
+    ("critic.lr=0.5", (), ("algorithm.adv_estimator=gae_turn",)),
+    ("critic.warmup_steps=2", (), GAE),
+    ("critic.cliprange_value=0.1", (), GAE),
+    ("critic.loss_coef=0.1", GAE, (*GAE, "critic.trunk=policy")),
+    *[
+        (option, (), ("lora.rank=4",))
+        for option in (
+            "lora.alpha=8",
+            "lora.targets=['q_proj']",
+            "lora.rslora=true",
+            "lora.base_dtype=bfloat16",
+            "lora.adapter=a",
+        )
+    ],
+    *[
+        (option, ENVIRONMENT, ())
+        for option in (
+            "reward.functions=['a.b:c']",
+            "reward.weights=[2]",
+            "reward.workers=2",
+            "reward.timeout_s=60",
+            "reward.sandbox=none",
+        )
+    ],
+    ("reward.adaptive_limit=true", ENVIRONMENT, ("reward.timeout_s=60",)),
+    *[
+        (option, (), ENVIRONMENT)
+        for option in (
+            "environment.arguments.size=4",
+            "environment.workers=2",
+            "environment.timeout_s=60",
+            "environment.max_turns=2",
+            "environment.delay=4",
+            "environment.tool_calls=hermes",
+        )
+    ],
 ]
 
 

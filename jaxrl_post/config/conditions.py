@@ -45,7 +45,7 @@ class Term:
         if self.values[0].endswith("*"):
             return f"{name} {'begins' if self.sign == '=' else 'does not begin'} with {self.values[0][:-1]!r}"
         if self.sign == "=":
-            return f"{name} is {' or '.join(texts)}"
+            return f"{name} is {' or '.join(texts)}" if len(texts) < 4 else f"{name} is one of {', '.join(texts)}"
         return f"{name} is not {texts[0]}" if len(texts) == 1 else f"{name} is none of {', '.join(texts)}"
 
 

@@ -11,7 +11,7 @@ from jaxrl_post.config.relations import relation
 ESTIMATORS = (
     relation(
         "scheduler.stream",
-        when="algorithm.adv_estimator=gae*",
+        when="algorithm.adv_estimator=gae|gae_turn",
         need=lambda stream: stream == 0,
         says="{algorithm.adv_estimator} needs a critic's values of a whole round before its first gradient, and {scheduler.stream} "
         "hands it on in pieces",

@@ -15,7 +15,7 @@ from jaxrl_post.config import fields
 from jaxrl_post.config.schema import Config
 
 PACKAGE = Path(__file__).resolve().parents[1]
-_SCHEMA = ("generation", "training", "schema")
+_SCHEMA = ("generation", "training", "monitoring", "scoring", "schema")
 _WHOLE = ("config", "c")  # names without a type that are taken for a whole Config
 _Scope = dict[str, str]  # a name, or an attribute `.name` -> the section that it holds; "" is the whole Config
 

@@ -87,10 +87,11 @@ def ignored(option: fields.Option, names: Names) -> str:
     """Returns the sentence that refuses a value which nothing would read."""
     used = option.about.used_when
     facts = " and ".join(map(names.fact, used.names))
+    other = names.shown(used.names[0]) if len(used.names) == 1 else "one of these"
     why = f" ({option.about.why})" if option.about.why else ""
     return (
         f"{names.fact(option.name)} would be ignored: it is read only where {used.words(names.shown)}{why}, and here "
-        f"{facts}; leave it at {option.default!r} or change {' or '.join(map(names.shown, used.names))}"
+        f"{facts}; leave it at {option.default!r} or change {other}"
     )
 
 

@@ -116,7 +116,7 @@ _SIZES = (
     ),
     relation(
         "scheduler.group_size",
-        when="algorithm.adv_estimator!=ones|reinforce_plus_plus|gae*",
+        when="algorithm.adv_estimator!=ones|reinforce_plus_plus|gae|gae_turn",
         need=lambda size: size >= 2,
         says="{algorithm.adv_estimator} compares the rollouts of a group: {scheduler.group_size} must be at least 2",
     ),
@@ -324,6 +324,7 @@ _PARTS = (
     relation(
         "reward.timeout_s",
         "reward.limit_s",
+        when="environment.name=",
         need=lambda timeout, limit: timeout >= limit,
         says="{reward.timeout_s} ends a grader before the program that it judges reaches its limit of {!reward.limit_s} s "
         "(reward.test_limit_s, reward.adaptive_limit)",

@@ -10,7 +10,7 @@ _RATIOS = "algorithm.loss_mode!=sft"
 _NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
 _REWARDED = "algorithm.adv_estimator!=ones"
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
-_POSITIVE = "the other advantages are never negative"
+_POSITIVE = "others are never negative"
 _NO_REWARD = "the advantage 'ones' reads no reward"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
@@ -46,14 +46,14 @@ class AlgorithmConfig:
         1.0,
         0.0,
         1.0,
-        used_when="algorithm.adv_estimator=reinforce_plus_plus|gae*",
+        used_when="algorithm.adv_estimator=reinforce_plus_plus|gae|gae_turn",
         doc="Discount of the return per token, or per turn with gae_turn.",
     )
     lam: float = at_least(
         1.0,
         0.0,
         1.0,
-        used_when="algorithm.adv_estimator=gae*",
+        used_when="algorithm.adv_estimator=gae|gae_turn",
         doc="GAE's lambda: 1 sums rewards to the end, 0 looks at the next value alone.",
     )
     loss_mode: str = one_of(
@@ -84,20 +84,20 @@ class AlgorithmConfig:
     clip_ratio_low: float = at_least(
         0.2,
         0.0,
-        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo|luspo|geo_mean|dppo* and {_NEGATIVE}",
+        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo|luspo|geo_mean|dppo_tv|dppo_kl and {_NEGATIVE}",
         why=_POSITIVE,
         doc="The ratio is clipped below 1 minus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_high: float = at_least(
         0.2,
         0.0,
-        used_when="algorithm.loss_mode=vanilla|gspo|luspo|cispo|geo_mean|dppo*",
+        used_when="algorithm.loss_mode=vanilla|gspo|luspo|cispo|geo_mean|dppo_tv|dppo_kl",
         doc="The ratio is clipped above 1 plus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_c: float = at_least(
         0.0,
         0.0,
-        used_when=f"algorithm.loss_mode=dppo* or algorithm.loss_mode=vanilla and {_NEGATIVE}",
+        used_when=f"algorithm.loss_mode=dppo_tv|dppo_kl or algorithm.loss_mode=vanilla and {_NEGATIVE}",
         why=_POSITIVE,
         doc="Dual clip: the largest ratio of a token with a negative advantage. 0: off, else above 1; 3 is usual. With "
         "dppo the largest ratio of any token; 20 is usual.",
@@ -308,7 +308,7 @@ class LoraConfig:
     )
 
 
-_CRITIC = "algorithm.adv_estimator=gae*"
+_CRITIC = "algorithm.adv_estimator=gae|gae_turn"
 
 
 @dataclass(frozen=True, kw_only=True)
