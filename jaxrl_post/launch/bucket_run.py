@@ -59,7 +59,8 @@ def opened(run_dir: str, resumes: str, stack: contextlib.ExitStack, say: Callabl
     flag = "--resume" if resumes == "required" else "--run-dir"
     objects = agreed.everywhere(lambda: Objects(parse(run_dir, flag)))
     processes, index = jax.process_count(), jax.process_index()
-    held = agreed.everywhere(lambda: _taken(objects, resumes, say) if index == 0 else _reached(objects))
+    agreed.everywhere(lambda: record.read(objects))  # where one process cannot, none takes the run
+    held = agreed.everywhere(lambda: _taken(objects, resumes, say) if index == 0 else None)
     state = _state(agreed.told(_text(held.state) if held is not None else ""))
     mirror = stack.enter_context(_mirror(objects, held, state, say))
     place = _scratch(objects.address, f"{state.term:06d}" + (f"-{index}" if processes > 1 else ""))
@@ -86,11 +87,6 @@ def _taken(objects: Objects, resumes: str, say: Callable[[str], object]) -> reco
     if resumes == "required":
         _check_there(objects.address, there)
     return record.take(objects, say)
-
-
-def _reached(objects: Objects) -> None:
-    """Reads the bucket, so that a process that cannot refuses at the start. Errors are those of `opened`."""
-    record.read(objects)
 
 
 def _check_same(address: Address, newest: str, first: str) -> None:
