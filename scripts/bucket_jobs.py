@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -22,10 +21,11 @@ ALL = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """Which process is killed (ALL: every one), and the step that is committed then. Step 0: while the job starts."""
+    """Which process gets a signal (ALL: every one), and the step that is committed then. Step 0: while the job starts."""
 
     process: int
     step: int
+    by: int = signal.SIGKILL
 
 
 class BucketJobs:
@@ -67,31 +67,24 @@ class BucketJobs:
             time.sleep(noise.random() * _LATER_S)
             for index, number in there.items():
                 if kill.process in (index, ALL):
-                    os.kill(number, signal.SIGKILL)
+                    os.kill(number, kill.by)
             self.found.append(max(self.runs.steps(name), default=0))
             self.damages.append(self.runs.damages(name) if self.found[-1] else [])
             before = there
 
     def _numbers(self, name: str, before: dict[int, int]) -> dict[int, int]:
         """Returns the processes of the present attempt by their index, once all of them have begun."""
+        from jaxrl_post.launch import attempts
+
         found = {}
-        for file in Path(os.environ["TMPDIR"]).glob(f"*/{name}-*/*/attempts/process_*.jsonl"):
-            index = int(file.stem.removeprefix("process_"))
-            started = [
-                note["pid"] for line in file.read_bytes().splitlines() if (note := json.loads(line))["event"] == "start"
-            ]
-            if file.parent.parent.name.endswith(f"-{index}") and started and _lives(started[-1]):
-                found[index] = started[-1]
+        for place in Path(os.environ["TMPDIR"]).glob(f"*/{name}-*/*-*"):
+            index = int(place.name.rpartition("-")[2]) if place.name.rpartition("-")[2].isdecimal() else ALL
+            noted = attempts.status(place).attempts if (place / attempts.NAME).is_dir() else ()
+            found |= {
+                one.index: one.pid for last in noted[-1:] for one in last.processes if one.index == index and one.lives
+            }
         fresh = not {*found.values()} & {*before.values()}
         return found if len(found) == self._processes and fresh else {}
 
 
 _HANDED = ("STORAGE_EMULATOR_HOST", "TMPDIR")
-
-
-def _lives(number: int) -> bool:
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    return True

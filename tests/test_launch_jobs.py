@@ -22,7 +22,7 @@ import launches  # noqa: E402
 
 from jaxrl_post.commands import launch  # noqa: E402
 from jaxrl_post.config import load, resolve  # noqa: E402
-from jaxrl_post.launch import chips, device_less, inputs, local_job, roofline  # noqa: E402
+from jaxrl_post.launch import chips, device_less, inputs, local_job, roofline, stop_signal  # noqa: E402
 from jaxrl_post.launch.jobs import forecast, gke, local, manifest, plan, planned_devices, roles  # noqa: E402
 from jaxrl_post.launch.jobs import request as requests  # noqa: E402
 from jaxrl_post.parallel import mesh as meshes  # noqa: E402
@@ -420,6 +420,12 @@ def test_a_forecast_by_hand():
     assert found.saves == 6 and found.hours == pytest.approx((174 * 100 + 6 * found.save_s) / 3600)
     assert found.grace_s == 10 * int(np.ceil((100 * config.scheduler.updates + found.save_s + 30) / 10))
     assert forecast.of(config, model, 0.1, 8, save_s=1.0).grace_s == forecast.LEAST_S
+    uploaded = forecast.of(config, model, 100.0, where.hosts, uploads=True)
+    assert (uploaded.upload_s, uploaded.hours) == (found.save_s, found.hours)
+    assert uploaded.grace_s == 10 * int(np.ceil((100 * config.scheduler.updates + 2 * found.save_s + 30) / 10))
+    assert (
+        stop_signal.limit({stop_signal.GRANTED: str(forecast.LEAST_S)}) >= stop_signal.LIMIT_S
+    )  # what a process takes
     assert forecast.of(config, model, 9e9, 8).grace_s == forecast.MOST_S
     _, chip_hours, grace = forecast.lines(found, where, 2.0)
     assert f"= ${32 * found.hours * 2:,.2f}" in chip_hours and f"{found.grace_s} s" in grace

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import test_main_resume
+import test_main_stop
 from test_main import go
-from test_main_resume import FLAGS, STEPS, same_run
+from test_main_resume import FLAGS, STEPS, resume, same_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -22,6 +24,7 @@ from jaxrl_post.buckets.objects import Objects
 from jaxrl_post.commands import fetch
 from jaxrl_post.launch import bucket_status, program_cache
 from jaxrl_post.launch.fault_points import Planted
+from jaxrl_post.trainer.learner import Learner
 
 here, whole = test_main_resume.here, test_main_resume.whole  # fixtures
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -116,6 +119,24 @@ def test_a_run_that_fails_goes_on_elsewhere_and_ends_as_the_local_one(
     assert go(here, f"--run-dir={url}", *FLAGS) == 1
     assert "holds a run already: a run is never written over" in capsys.readouterr().err
     assert record.read(_objects(url)).term == 2  # a refused run takes nothing
+
+
+@pytest.mark.extended
+def test_a_run_that_is_stopped_saves_uploads_and_goes_on_elsewhere(here, whole, machine, bucket, tmp_path, capsys):
+    """At a step that the config would not save."""
+    url = f"{bucket}/runs/stopped"
+    assert test_main_stop.signalled(here, url, signal.SIGTERM, Learner, "commit", 1) == 42
+    assert "stopped after step 1, which is saved" in capsys.readouterr().out
+    now, told = record.read(_objects(url)), bucket_status.status(url)
+    assert [one.step for one in now.commits][:1] == [1] and now.holder == {}
+    assert (told.state, told.saved, told.attempts[0].processes[0].code) == ("ended with exit code 42", 1, 42)
+    assert told.attempts[0].processes[0].why.startswith("SIGTERM: stopped after step 1, which is saved")
+    machine()
+    assert resume(here, url) == 0
+    assert "goes on after step 1\n" in capsys.readouterr().out
+    assert fetch.main([url, str(tmp_path / "back")]) == 0
+    (tmp_path / "back" / ".lock").write_text("")  # of one machine
+    same_run(whole, tmp_path / "back")
 
 
 def test_a_run_that_cannot_start_leaves_nothing(here, machine, bucket, tmp_path, capsys):

@@ -59,6 +59,7 @@ def opened(run_dir: str, resumes: str, stack: contextlib.ExitStack, say: Callabl
     flag = "--resume" if resumes == "required" else "--run-dir"
     objects = agreed.everywhere(lambda: Objects(parse(run_dir, flag)))
     processes, index = jax.process_count(), jax.process_index()
+    agreed.everywhere(lambda: record.read(objects))  # where one process cannot, none takes the run
     held = agreed.everywhere(lambda: _taken(objects, resumes, say) if index == 0 else None)
     state = _state(agreed.told(_text(held.state) if held is not None else ""))
     mirror = stack.enter_context(_mirror(objects, held, state, say))

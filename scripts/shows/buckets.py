@@ -7,13 +7,14 @@ without the product's resume.
 
 Then the bucket is lost for 60 s, a second run asks for a run that goes on, and a run is taken away from its holder.
 
-A job of two processes follows, through the same network. It is killed six times: one process, the other, or both at once. It
-begins again by itself each time, and ends as the local job, bit for bit.
+A job of two processes follows, through the same network. It is killed five times: one process, the other, or both at once.
+Then it gets a SIGTERM. It begins again by itself each time, and ends as the local job, bit for bit.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,10 @@ JOB = [
     "--config.eval.samples=1",
     "--config.checkpoint.every=1",
 ]
-KILLS = tuple(Kill(process=who, step=step) for who, step in ((ALL, 0), (1, 1), (0, 3), (ALL, 5), (1, 7), (0, 9)))
+KILLS = (
+    *(Kill(process=who, step=step) for who, step in ((ALL, 0), (1, 1), (0, 3), (ALL, 5), (1, 7))),
+    Kill(process=ALL, step=9, by=signal.SIGTERM),
+)
 ONE_MACHINE = (".lock",)  # files that no bucket has
 
 

@@ -20,7 +20,9 @@ ASK_S = 10  # the grace period is a multiple of it
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Predicted seconds of an optimizer step and of a save, and how many there are. `measured`: the save's were given."""
+    """Predicted seconds of an optimizer step and of a save, and how many there are.
+
+    `measured`: the save's were given. `upload_s`: of a save's upload to a bucket, which holds up the end of a run alone."""
 
     step_s: float
     steps: int
@@ -28,6 +30,7 @@ class Forecast:
     saves: int
     between_s: float
     measured: bool
+    upload_s: float = 0.0
 
     @property
     def hours(self) -> float:
@@ -35,8 +38,11 @@ class Forecast:
 
     @property
     def grace_s(self) -> int:
-        """Returns seconds for the work until the next publish, a save there, and a margin."""
-        wanted = self.between_s + self.save_s + MARGIN_S
+        """Returns seconds for the work until the next publish, a save there, its upload, and a margin.
+
+        A process learns them by JAXRL_GRACE_S, and has all but MARGIN_S of launch/stop_signal.py for its end.
+        """
+        wanted = self.between_s + self.save_s + self.upload_s + MARGIN_S
         return min(max(ASK_S * math.ceil(wanted / ASK_S), LEAST_S), MOST_S)
 
 
@@ -47,6 +53,7 @@ def of(
     hosts: int,
     save_s: float | None = None,
     slow_s: float = 0.0,
+    uploads: bool = False,
 ) -> Forecast:
     """Returns the forecast of a run.
 
@@ -55,17 +62,19 @@ def of(
       hosts: that write a save together.
       save_s: measured seconds of a save (`timing_s/save_checkpoint` of metrics.jsonl); None: predict.
       slow_s: seconds of a slow step, for which the grace period has room.
+      uploads: whether the run lies in a bucket.
     """
     moments = activations.SIZES[config.optimizer.moments_dtype]
     size = roofline.parameters(model) * (4 + 2 * moments)
-    every = config.checkpoint.every
+    every, written_s = config.checkpoint.every, size / hosts / WRITTEN
     return Forecast(
         step_s=step_s,
         steps=config.steps,
-        save_s=size / hosts / WRITTEN if save_s is None else save_s,
+        save_s=written_s if save_s is None else save_s,
         saves=math.ceil(config.steps / every) if every else 0,
         between_s=max(step_s, slow_s) * config.scheduler.updates,
         measured=save_s is not None,
+        upload_s=written_s if uploads else 0.0,
     )
 
 
@@ -76,7 +85,8 @@ def lines(found: Forecast, where: Slice, price: float) -> list[str]:
         f"{found.steps} steps of {found.step_s:.1f} s and {found.saves} saves of {found.save_s:.0f} s ({save}): "
         f"{found.hours:.1f} hours, predicted, not measured",
         f"{where.chips} chips x {found.hours:.1f} hours = {where.chips * found.hours:,.1f} chip-hours",
-        f"Grace period after a signal: {found.grace_s} s",
+        f"Grace period after a signal: {found.grace_s} s"
+        + (f", of which an upload may take {found.upload_s:.0f} s" if found.upload_s else ""),
     ]
     if price:
         out[1] += f" x ${price:g} = ${where.chips * found.hours * price:,.2f}"

@@ -142,7 +142,8 @@ def _planned(
     step = slice_trial.of(config, model, where, parts["all"])
     say("\n".join(step.lines))
     # Rollouts may grow: the roofline's are of half the longest, whatever was seen.
-    found = forecast.of(config, model, step.step_s, where.hosts, terms.save_s, slow_s=parts["all"])
+    uploads = is_bucket(request.run_dir)
+    found = forecast.of(config, model, step.step_s, where.hosts, terms.save_s, slow_s=parts["all"], uploads=uploads)
     for line in forecast.lines(found, where, terms.price):
         say(line)
     return found
