@@ -18,12 +18,14 @@ class BucketRuns(Runs):
     """Runs in a bucket, each start with scratch folders of its own, as on another machine.
 
     Args:
-      server: port of the bucket's server. through: port through which runs reach it.
+      server: port of the bucket's server. through: port through which runs reach it. scheme: gs or s3.
     """
 
-    def __init__(self, record, here: Path, arguments: Sequence[str], last: int, server: int, through: int):
+    def __init__(
+        self, record, here: Path, arguments: Sequence[str], last: int, server: int, through: int, scheme: str = "gs"
+    ):
         super().__init__(record, here, arguments, last)
-        self._server, self.through = server, through
+        self._server, self.through, self._scheme = server, through, scheme
         self._scratch = here  # of the newest start
 
     def begun(self, name: str) -> list[str]:
@@ -31,14 +33,12 @@ class BucketRuns(Runs):
         return [*self._command, f"--run-dir={self.url(name)}"]
 
     def url(self, name: str) -> str:
-        return f"gs://{bucket_server.BUCKET}/runs/{name}"
+        return f"{self._scheme}://{bucket_server.BUCKET}/runs/{name}"
 
     def environment(self) -> dict[str, str]:
         self._scratch = Path(tempfile.mkdtemp(dir=self.here))
-        return super().environment() | {
-            "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{self.through}",
-            "TMPDIR": str(self._scratch),
-        }
+        there = bucket_server.environment(self._scheme, self.through)
+        return super().environment() | there | {"TMPDIR": str(self._scratch)}
 
     def ended(self, name: str) -> tuple[str, float]:
         """Begins or resumes a run and waits for its end. Returns what it said, and its seconds."""
@@ -78,14 +78,14 @@ class BucketRuns(Runs):
 
         objects = self.objects(name)
         kept = {one.tree: tree.read(objects, one.tree) for one in record.read(objects).commits}
-        return len(tree.garbage({*objects.names("")} - {record.NAME}, kept))
+        return len(tree.garbage({*objects.names(tree.PIECES), *objects.names(tree.TREES)}, kept))
 
     def objects(self, name: str):
         """Returns a run's objects, reached without the proxy."""
         from jaxrl_post.buckets.address import parse
         from jaxrl_post.buckets.objects import Objects
 
-        os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{self._server}"
+        os.environ.update(bucket_server.environment(self._scheme, self._server))
         return Objects(parse(self.url(name), "name"))
 
     def steps(self, name: str) -> list[int]:

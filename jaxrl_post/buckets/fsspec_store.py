@@ -23,7 +23,8 @@ from jaxrl_post.buckets.address import EXTRAS, Address
 from jaxrl_post.buckets.store import Changed, Found, Lost, Missing
 
 _TIMES_S = (5.0, 30.0)  # of one request: to connect, and between two parts of an answer
-_CALL_S, _SLOWEST = 60.0, 100_000  # of one attempt: seconds, and bytes a second of what it moves beside them
+_CALL_S, _SLOWEST = 20.0, 100_000  # of one attempt: seconds, and bytes a second of what it moves beside them
+_LISTING = 10_000_000  # bytes that a listing may move
 _LATER = (408, 429, 500, 502, 503, 504)  # statuses after which a call is tried again
 _FINAL = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.EISDIR} | {
     getattr(errno, "EREMCHG", errno.EINVAL),  # another region or endpoint
@@ -181,7 +182,7 @@ class FsspecStore:
     def _below(self, folder: str) -> list[dict[str, Any]]:
         """Returns what the store says of the objects and folders directly below a folder."""
         with contextlib.suppress(Missing):
-            found = self._asked("_ls", folder, detail=True)
+            found = self._asked("_ls", folder, size=_LISTING, detail=True)
             return [one for one in found if one["name"].rstrip("/") != folder.rstrip("/")]
         return []
 
@@ -208,7 +209,8 @@ class FsspecStore:
         except self._cuts as error:
             raise self._failure(error, False) from error
         except self._refusals as error:
-            raise self._failure(error, getattr(error, "status_code", None) not in _LATER) from error
+            status = getattr(error, "status_code", None)
+            raise Missing(_one_line(error)) if status == 404 else self._failure(error, status not in _LATER) from error
 
     def _failure(self, error: BaseException, final: bool) -> Exception:
         if final:

@@ -9,6 +9,8 @@ Then the bucket is lost for 60 s, a second run asks for a run that goes on, and 
 
 A job of two processes follows, through the same network. It is killed five times: one process, the other, or both at once.
 Then it gets a SIGTERM. It begins again by itself each time, and ends as the local job, bit for bit.
+
+Two more runs lie in s3://, in moto's emulator, whose record is a sequence of objects. They are killed and resumed in the same way.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import bucket_server
@@ -28,8 +31,9 @@ from bucket_jobs import ALL, BucketJobs, Kill
 from bucket_runs import BucketRuns
 from killed import LIMIT_S, Runs, differences
 
-MINUTES = 20.0
+MINUTES = 24.0
 SEEDS = tuple(range(10))
+S3_SEEDS = (10, 11)
 STARTING = 2  # runs killed while they start; each of the others is killed in its own part of the steps
 STEPS, EVERY = 30, 2
 LONG = 400  # steps of a run that is still going on when another one asks for it
@@ -72,40 +76,63 @@ def show(record) -> None:
         local.finish("cold")  # fills the compilation cache
         record.figure("local_run.seconds", round(local.finish("whole")[1], 2))
         with bucket_server.proxy(server, SHARE) as faulty:
-            _killed(record, BucketRuns(record, here, COMMAND, STEPS, server, faulty))
+            _killed(record, BucketRuns(record, here, COMMAND, STEPS, server, faulty), SEEDS, STARTING)
             _faults(record, bucket_server.faults(faulty))
         with bucket_server.proxy(server, SHARE, seed=1) as faulty:
             _job(record, BucketRuns(record, here, JOB, JOB_STEPS, server, faulty))
         _lost(record, BucketRuns(record, here, COMMAND, STEPS, server, bucket_server.free_port()), server)
         _leases(record, BucketRuns(record, here, [*COMMAND, f"--config.steps={LONG}"], LONG, server, server))
+        _in_s3(record, here)
 
 
-def _killed(record, runs: BucketRuns) -> None:
+def _in_s3(record, here: Path) -> None:
+    """Kills and resumes runs whose folder is in s3://."""
+    with bucket_server.emulator("s3") as server, bucket_server.proxy(server, SHARE) as faulty:
+        runs = BucketRuns(record, here, COMMAND, STEPS, server, faulty, "s3")
+        resumed, _ = _resumed(record, runs, S3_SEEDS, 0, "s3_")
+        done = bucket_server.faults(faulty)
+    share = sum(done.get(kind, 0) for kind in faulty_proxy.KINDS) / done["calls"]
+    record.figure("s3_kills.resumed_from_a_commit", resumed, at_least=1)
+    record.figure("s3_faults.calls", done["calls"])
+    record.figure("s3_faults.share", round(share, 4), at_least=0.03, at_most=0.07)
+
+
+def _killed(record, runs: BucketRuns, seeds: Sequence[int], starting: int) -> None:
     """Kills a run for each seed, looks at what is committed, and resumes it."""
     _, seconds = runs.ended("undisturbed")
     record.figure("run_in_a_bucket.seconds", round(seconds, 2))
     record.figure("run_in_a_bucket.what_differs", _differs(runs, "undisturbed"), equals=[])
+    resumed, orphans = _resumed(record, runs, seeds, starting)
+    record.figure("kills.resumed_from_a_commit", resumed, at_least=5)
+    record.figure("kills.within_an_upload", orphans, at_least=2)
+
+
+def _resumed(record, runs: BucketRuns, seeds: Sequence[int], starting: int, prefix: str = "") -> tuple[int, int]:
+    """Kills and resumes runs. Returns how many were resumed from a commit, and how many were killed in an upload.
+
+    Args:
+      starting: so many are killed while they start. Each of the others is killed in its own part of the steps.
+    """
     orphans, resumed = 0, 0
-    for seed in SEEDS:
-        name, noise = f"killed-{seed}", random.Random(seed)
-        if seed < STARTING:
+    for number, seed in enumerate(seeds):
+        name, noise, of = f"killed-{seed}", random.Random(seed), f"{prefix}kill_{seed}"
+        if number < starting:
             killed = runs.killed_after(name, noise.random() * 8)
         else:
-            part = (seed - STARTING + noise.random()) / (len(SEEDS) - STARTING)
+            part = (number - starting + noise.random()) / (len(seeds) - starting)
             killed = runs.killed_at_step(name, step := 1 + int(part * (STEPS - 2)), noise.random())
-            record.figure(f"kill_{seed}.step", step)
-        record.figure(f"kill_{seed}.killed", killed, equals=True)
+            record.figure(f"{of}.step", step)
+        record.figure(f"{of}.killed", killed, equals=True)
         found = runs.steps(name)
         orphans += bool(runs.orphans(name))
-        record.figure(f"kill_{seed}.committed_steps", found)
-        record.figure(f"kill_{seed}.half_written", runs.damages(name), equals=[])
+        record.figure(f"{of}.committed_steps", found)
+        record.figure(f"{of}.half_written", runs.damages(name), equals=[])
         said, _ = runs.ended(name)
         if found:
             resumed += 1
-            record.figure(f"kill_{seed}.chose_the_newest", f"goes on after step {found[0]}\n" in said, equals=True)
-        record.figure(f"kill_{seed}.what_differs", _differs(runs, name), equals=[])
-    record.figure("kills.resumed_from_a_commit", resumed, at_least=5)
-    record.figure("kills.within_an_upload", orphans, at_least=2)
+            record.figure(f"{of}.chose_the_newest", f"goes on after step {found[0]}\n" in said, equals=True)
+        record.figure(f"{of}.what_differs", _differs(runs, name), equals=[])
+    return resumed, orphans
 
 
 def _differs(runs: BucketRuns, name: str) -> list[str]:
