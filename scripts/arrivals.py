@@ -25,7 +25,7 @@ def run(file: str, arguments: list[str]) -> int:
 
     replace = WeightLayout.replace
 
-    def watched(layout: WeightLayout, old, new, owned):
+    def watched(layout: WeightLayout, old, new, owned=True):
         jax.block_until_ready(new)
         begun = time.perf_counter()
         arrived = jax.block_until_ready(replace(layout, old, new, owned))

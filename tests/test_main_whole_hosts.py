@@ -1,5 +1,6 @@
 """The split layout over whole processes: two learn and two generate. All decide alike, and a killed job ends as another."""
 
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -81,3 +82,21 @@ def test_a_killed_process_of_either_role_changes_no_bit(here, whole, lost):  # n
     assert [one.code for one in before.processes] == [None if one.index == lost else 42 for one in before.processes]
     assert [one.code for one in after.processes] == [0] * 4 and len(left) == 1
     assert killed.differences(whole, again, STEPS) == []
+
+
+@pytest.mark.extended
+@pytest.mark.slow  # four starts of a process
+def test_one_process_that_learns_saves_what_both_resume_from(here, whole):  # noqa: F811
+    """Two processes of two devices. Orbax takes weights of one process alone from host memory."""
+    first, again = here / "pair", here / "pair_resumed"
+    command = ["-m", "jaxrl_post.main", f"--config={here / 'toy.py'}", *OPTIONS, "--resume"]
+    processes.run(ROOT, [*command, f"--run-dir={first}"], processes=2, devices=2)
+    shutil.copytree(first, again)
+    for gone in (again / "checkpoints" / f"step_{STEPS:06d}", again / "policy"):
+        shutil.rmtree(gone)
+    (again / "summary.json").unlink()
+    processes.run(ROOT, [*command, f"--run-dir={again}"], processes=2, devices=2)
+    assert killed.differences(first, again, STEPS) == []
+    assert processes.same_files(first / "process_0" / "rollouts", first / "process_1" / "rollouts")
+    logs = [run / "scheduler_log.jsonl" for run in (first / "process_1", whole / "process_0")]
+    assert processes.first_round(logs[0]) == processes.first_round(logs[1])

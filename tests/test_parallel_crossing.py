@@ -153,3 +153,12 @@ def test_arrays_keep_their_bits_as_bytes():
     ]
     got = relay.unpacked(relay.packed(given))
     assert [(a.dtype, a.shape, a.tobytes()) for a in got] == [(a.dtype, a.shape, a.tobytes()) for a in given]
+
+
+def test_lending_between_processes_is_refused_in_one_sentence():
+    """One process learns and one generates: the lent devices would need weights of another process."""
+    learner, engine = meshes.make_split(1, 4, 1, 4, devices=planned_devices.local(2, 8))
+    with pytest.raises(
+        ValueError, match="scheduler.lend: each of 2 processes lends half .* the nearest valid lend is 0"
+    ):
+        meshes.divided(engine, 2, learner)

@@ -74,7 +74,8 @@ def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DeviceP
       devices: what is there; None: what jax sees.
 
     Raises:
-      ValueError: fewer devices are there than the learner, or the engine beside it, needs.
+      ValueError: fewer devices are there than the learner, or the engine beside it, needs. Or whole hosts learn and whole
+        hosts generate, which the run's additions or critic do not allow.
     """
     m, every = config.mesh, layouts(config)
     sizes = m.data, m.fsdp, m.tensor
@@ -88,7 +89,11 @@ def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DeviceP
             mesh = meshes.make_mesh(config.generating // layout.tensor, 1, layout.tensor, devices)
         return mesh if layout.devices == mesh.size else staying
 
-    return DevicePlan(learner=learner, engine={layout: mesh_of(layout) for layout in every}, lent=lent)
+    plan = DevicePlan(learner=learner, engine={layout: mesh_of(layout) for layout in every}, lent=lent)
+    if plan.on_whole_hosts:
+        adapters.refuse_whole_hosts(config.lora)
+        critic_start.refuse_whole_hosts(config)
+    return plan
 
 
 def layouts(config: Config) -> tuple[Layout, ...]:
@@ -107,8 +112,6 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
     """
     make: Callable[..., Learner] = Learner
     if devices.engine and devices.on_whole_hosts:
-        adapters.refuse_whole_hosts(config.lora)
-        critic_start.refuse_whole_hosts(config)
         make = functools.partial(learner_hosts.learner, devices.relays)
     model = adapters.adapting(config.lora, model)
     return make(
