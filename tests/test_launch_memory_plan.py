@@ -322,3 +322,30 @@ def test_the_drafters_tables_are_in_the_plan():
     assert got["drafting (tables of one replica)"] == 4 * (2 * 1024 + 4 * 256 + 3 * classes)
     assert got["all"] == sum(value for name, value in got.items() if name != "all")
     assert memory_plan.table(build.memory(config(), start))["drafting (tables of one replica)"] == 0
+
+
+@pytest.mark.parametrize("fsdp", [1, 2])
+def test_additions_are_counted_by_hand(fsdp):
+    """Moments, gradient and reference are those of A and B; the base is there once, and in the engine's layout where it differs."""
+    given = config(
+        f"mesh.fsdp={fsdp}",
+        "lora.rank=4",
+        "lora.targets=('q_proj','down_proj')",
+        "lora.base_dtype=bfloat16",
+        "engine.dtype=bfloat16",
+        "algorithm.kl_loss_coef=0.1",
+    )
+    m = TINY
+    q, down = m.embed * m.heads * m.head_dim, m.ffw * m.embed
+    # A of q and B of down have an axis of the model's width, which fsdp divides. The others lie whole on each device.
+    added = m.layers * 4 * ((m.embed + m.embed) // fsdp + m.heads * m.head_dim + m.ffw)
+    whole = sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(m)))
+    held = {item.what: item.bytes for item in memory_plan.memory(given, m)}
+    assert held["additions (learner, float32)"] == held["gradient (float32)"] == 4 * added
+    assert held["optimizer (two moments, float32)"] == 8 * added
+    assert held["weights (reference, float32)"] == 4 * added
+    case = "merge" if fsdp == 1 else "relayout and merge"
+    merged = m.layers * (q + down)
+    assert held[f"weights (engine, bfloat16, {case})"] == 2 * (merged if fsdp == 1 else whole)
+    assert held["matrices to be merged (engine, bfloat16)"] == (0 if fsdp == 1 else 2 * merged)
+    assert memory_plan.swap_case(given) == case

@@ -9,6 +9,7 @@ import made_groups
 import numpy as np
 import pytest
 
+from jaxrl_post import config
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.models.model_config import Lora
 from jaxrl_post.parallel import mesh as meshes
@@ -93,3 +94,11 @@ def test_a_digest_sees_every_bit_and_no_sharding():
 def test_targets_by_the_names_of_peft():
     assert lora.targets(("down_proj", "q_proj")) == ("q", "down")
     assert lora.targets(("all-linear",)) == lora_arms.EVERY
+
+
+def test_a_config_takes_the_same_names():
+    for names in [*((name,) for name in lora.MODULES), (lora.ALL,)]:
+        given = config.resolve({"model": {"preset": "tiny"}, "lora": {"rank": 2, "targets": names}})
+        assert lora.targets(given.lora.targets)
+    with pytest.raises(ValueError, match="lora.targets: 'q' is not one of q_proj"):
+        config.resolve({"model": {"preset": "tiny"}, "lora": {"rank": 2, "targets": ("q",)}})

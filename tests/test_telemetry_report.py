@@ -58,6 +58,10 @@ def test_a_swap_is_told_by_link():
         "process, and none through the host"
     )
     assert "shared; a publish writes nothing, and none" in report.swap({"case": "shared", "links": {"in place": 0}})
+    assert report.swap({"case": "relayout and merge", "links": {"between processes": 40}}) == (
+        "weights reach the engine: relayout and merge; a publish writes merged matrices in place, 40 bytes between "
+        "processes, and none through the host"
+    )
 
 
 def test_steps_add_up_by_their_seconds():

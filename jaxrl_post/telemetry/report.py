@@ -96,7 +96,8 @@ def text(shares: Mapping[str, float]) -> str:
 
 def swap(told: Mapping) -> str:
     """Returns how weights reach the engine and what that moves, as one line. `told`: a case, and bytes by link."""
-    moved = ", ".join(f"{count:,} bytes {link}" for link, count in told["links"].items() if count)
+    merged = ["merged matrices in place"] if told["case"].endswith("merge") else []
+    moved = ", ".join([*merged, *(f"{count:,} bytes {link}" for link, count in told["links"].items() if count)])
     return f"weights reach the engine: {told['case']}; a publish writes {moved or 'nothing'}, and none through the host"
 
 

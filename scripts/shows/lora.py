@@ -12,8 +12,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
-    sys.path[:0] = [str(record.root), str(record.root / "tests")]
+    sys.path[:0] = [str(record.root), str(record.root / "tests"), str(record.root / "scripts")]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         full = _run(record, place / "full", "demo")["eval"]
@@ -40,7 +42,7 @@ def show(record) -> None:
         _bits(record, place / "lora")
         _peft(record, place / "lora", place)
         _swap(record, place)
-    _gradients(record)
+    importlib.import_module("training_parity.lora").show(record)
 
 
 def _run(record, place: Path, config: str, *flags: str, env: dict | None = None) -> dict:
@@ -141,8 +143,6 @@ def _peft(record, run: Path, place: Path) -> None:
 
 def _planted(adapter: Path, target: Path, fault: str) -> Path:
     """Returns the adapter, or a copy with another scale, or with the columns of B in another order."""
-    import shutil
-
     import numpy as np
 
     from jaxrl_post.models import tensor_file
@@ -176,17 +176,3 @@ def _swap(record, place: Path) -> None:
     additions = sum(_bytes(kind) for name, kind in about.items() if name.startswith("params.policy."))
     record.figure("bytes_of_additions", additions)
     record.figure("swap_moves_additions_alone", moved["demo_lora"] == additions, equals=True)
-
-
-def _gradients(record) -> None:
-    import lora_arms
-    import numpy as np
-    import pytest
-
-    record.figure("gradient_gap_float32", lora_arms.gap(lora_arms.ROOTED), at_most=5e-6)
-    record.figure("gradient_gap_x64", lora_arms.gap(lora_arms.PLAIN, np.float64), at_most=1e-12)
-    for fault in lora_arms.FAULTS:
-        with pytest.MonkeyPatch.context() as patch:
-            lora_arms.planted(fault, patch)
-            record.figure(f"planted_{fault}", lora_arms.gap(lora_arms.ROOTED), at_least=1e-3)
-    record.figure("planted_trained_base_is_found", lora_arms.trained_base_is_found(), equals=True)

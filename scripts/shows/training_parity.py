@@ -11,7 +11,7 @@ import os
 import sys
 
 MINUTES = 4.0
-PARTS = ("ppo", "remax", "gmpo", "dppo")
+PARTS = ("ppo", "remax", "gmpo", "dppo", "lora")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
