@@ -193,5 +193,5 @@ def test_the_command_tells_the_status_of_a_folder_alone(tmp_path, capsys):
     assert commands.main(["launch", f"--status={tmp_path}"]) == 0
     told = capsys.readouterr().out
     assert "ended with exit code 42" in told and "attempts 1, restarts 0" in told and "a signal" in told
-    assert commands.main(["launch", "--status=s3://bucket/run"]) == 1
+    assert commands.main(["launch", "--status=https://host/run"]) == 1
     assert "--status" in capsys.readouterr().err
