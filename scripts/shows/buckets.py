@@ -48,7 +48,6 @@ COMMAND = [
 ]
 PROCESSES, JOB_STEPS = 2, 12
 JOB = [
-    "--config=configs/demo_sharded.py",
     f"--config.steps={JOB_STEPS}",
     "--config.mesh.data=1",
     "--config.mesh.fsdp=2",
@@ -153,9 +152,10 @@ def _job(record, runs: BucketRuns) -> None:
     """Runs a job of several processes on this machine's disk, and in the bucket, where it is killed again and again."""
     from jaxrl_post.launch import bucket_status
 
-    jobs = BucketJobs(runs, PROCESSES, JOB)
+    options = [f"--config={runs.root / 'configs' / 'demo_sharded.py'}", *JOB]
+    jobs = BucketJobs(runs, PROCESSES, options)
     begun = time.monotonic()
-    code = joined_jobs.run(runs.root, "kubernetes", PROCESSES, runs.here / "job", JOB, runs.here / "cache-job")
+    code = joined_jobs.run(runs.root, "kubernetes", PROCESSES, runs.here / "job", options, runs.here / "cache-job")
     record.figure("job.local_seconds", round(time.monotonic() - begun, 1))
     record.figure("job.local_exit_code", code, equals=0)
     begun = time.monotonic()
