@@ -63,7 +63,8 @@ def opened(run_dir: str, resumes: str, stack: contextlib.ExitStack, say: Callabl
     held = agreed.everywhere(lambda: _taken(objects, resumes, say) if index == 0 else None)
     state = _state(agreed.told(_text(held.state) if held is not None else ""))
     mirror = stack.enter_context(_mirror(objects, held, state, say))
-    place = _scratch(objects.address, f"{state.term:06d}" + (f"-{index}" if processes > 1 else ""))
+    name = f"{state.term:06d}-{index}" if processes > 1 else f"{state.term:06d}"
+    place = agreed.everywhere(lambda: _scratch(objects.address, name))
     kept = agreed.everywhere(lambda: _fetched(objects, state.commits, place, say))
     first = agreed.told(newest := next(iter(kept), ""))
     agreed.everywhere(lambda: _check_same(objects.address, newest, first))
