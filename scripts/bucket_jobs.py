@@ -68,6 +68,8 @@ class BucketJobs:
             for index, number in there.items():
                 if kill.process in (index, ALL):
                     os.kill(number, kill.by)
+            while any(map(joined_jobs.is_there, there.values())):  # they may still commit
+                time.sleep(_POLL_S)
             self.found.append(max(self.runs.steps(name), default=0))
             self.damages.append(self.runs.damages(name) if self.found[-1] else [])
             before = there

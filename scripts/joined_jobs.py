@@ -81,12 +81,13 @@ def kill(place: Path, kills: Sequence[tuple[int, int]], seconds: list[float]) ->
         numbers = {one.index: one.pid for one in there[-1].processes}
         os.kill(numbers.pop(lost), signal.SIGKILL)
         begun = time.monotonic()
-        while any(map(_is_there, numbers.values())):
+        while any(map(is_there, numbers.values())):
             time.sleep(0.02)
         seconds.append(time.monotonic() - begun)
 
 
-def _is_there(number: int) -> bool:
+def is_there(number: int) -> bool:
+    """Returns whether a process of this machine has not ended."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:
