@@ -5,12 +5,23 @@ The file system is one in memory, or one in memory with a planted fault. tests/t
 
 from __future__ import annotations
 
+import contextlib
+import random
+import socket
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import bucket_server
 
 from jaxrl_post.buckets import address, objects, record
 from jaxrl_post.buckets.address import Address, is_bucket, parse
@@ -88,6 +99,35 @@ def test_a_run_that_never_began_leaves_no_holder(opened):
     assert record.take(here, print).state.term == 1
 
 
+class Locked(Planted):
+    """Creates an object in one step, as a store does; the one in memory looks first."""
+
+    lock = threading.Lock()
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        with self.lock:
+            super().pipe_file(path, value, mode)
+
+
+def test_no_change_of_several_writers_is_lost(opened):
+    """Each of four writers adds to one number, and is late now and then."""
+
+    def add(seed: int) -> None:
+        here, noise = opened(Locked, patience_s=10.0), random.Random(seed)
+        for _ in range(15):
+            while True:
+                found = here.current(NAME)
+                time.sleep(noise.choice((0.0, 0.0, 0.002, 0.02)))
+                with contextlib.suppress(Changed):
+                    here.replace(NAME, str(int(found.data or 0) + 1).encode(), found.generation)
+                    break
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert int(opened(Locked).current(NAME).data) == 60
+    assert len(paths()) == 2
+
+
 class WritesOver(Planted):
     """Writes over what is there, whatever it is asked."""
 
@@ -147,6 +187,27 @@ def test_a_store_that_gives_no_answer_is_unreachable_in_time(opened, monkeypatch
     with pytest.raises(Unreachable, match=r"planted://bucket/runs/demo does not answer: \w+"):
         opened(Hangs, patience_s=0.3).read("a")
     assert time.monotonic() - begun < 1.4
+
+
+def test_a_server_that_accepts_and_says_nothing_is_unreachable_in_time(monkeypatch):
+    monkeypatch.setattr("jaxrl_post.buckets.fsspec_store._TIMES_S", (0.3, 0.3))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, value in bucket_server.environment("s3", silent.getsockname()[1]).items():
+            monkeypatch.setenv(name, value)
+        here, begun = Objects(Address(scheme="s3", bucket="bucket", name="runs/demo"), 0.2), time.monotonic()
+        with pytest.raises(Unreachable, match="s3://bucket/runs/demo does not answer: Read timeout"):
+            here.read("a")
+    assert time.monotonic() - begun < 10.0  # with the first import of the client
+
+
+def test_missing_credentials_are_refused_at_once(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(ValueError, match="s3://bucket/runs/demo: the bucket refuses: Unable to locate credentials"):
+        Objects(Address(scheme="s3", bucket="bucket", name="runs/demo")).read("a")
 
 
 class Cuts(Planted):
