@@ -55,6 +55,18 @@ def test_equal_rollouts_in_full_slots_by_hand(equal):
     )
 
 
+def test_two_epochs_train_twice_on_one_generation(equal):
+    """A round is then two optimizer steps, and takes one training more than a round of one."""
+    one, two = (
+        predicted(f"scheduler.ppo_epochs={epochs}", "eval.every=32", "checkpoint.every=32")[1].step_s
+        for epochs in (1, 2)
+    )
+    whole = PROMPT + LENGTH
+    flops = 3 * 1024 * (2 * 7615616512 * whole + 2 * 28 * 28 * 128 * whole**2)
+    train = flops / (8 * chips.read("8xh100").chip.flops * 0.45)
+    assert train < 2 * two - one < 1.5 * train
+
+
 def test_a_step_costs_no_less_than_its_parts_without_a_tail(equal):
     """What the roofline adds up for these lengths is within a few percent of what the trial finds: no slot ever waits."""
     config, found = predicted("sampling.max_tokens=256", "engine.max_length=768")

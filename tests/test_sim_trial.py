@@ -126,3 +126,10 @@ def test_no_lengths_is_one_sentence(tmp_path):
     (tmp_path / "x.parquet").write_text("")
     with pytest.raises(ValueError, match="must be a file that ends in .jsonl"):
         observed.read(str(tmp_path / "x.parquet"), 50)
+
+
+def test_a_limit_of_evaluations_does_not_stop_a_trial():
+    """A trial has no evaluation, so that an option which only evaluations read would be refused as ignored."""
+    plain, limited = resolved("eval.prompts=8"), resolved("eval.prompts=8", "watchdog.evaluate_s=3600.0")
+    found = [trial.run(config, job(lengths=((10, 10),) * 20), rounds=3) for config in (plain, limited)]
+    assert found[0] == found[1] and len(found[0].ends) == 3

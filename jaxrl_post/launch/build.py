@@ -29,8 +29,8 @@ from jaxrl_post.launch import adapter as adapters
 from jaxrl_post.launch import critic_start, malloc, memory_plan
 from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
+from jaxrl_post.parallel import key_value, relay
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.parallel import relay
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
 from jaxrl_post.trainer import whole_hosts as learner_hosts
@@ -273,6 +273,7 @@ def row_engine(
         swap_policy=SwapPolicy(config.engine.carry_over, config.engine.carry_share),
         device=device,
     )
+    key_value.meet()  # programs take unequal time to compile, and the first use of devices of several processes has a limit
     for line in references(start.model, mesh, layout, sizes):
         say(line)
     dropped = [size for size, kept in bit_probe.keep_equal_sizes(made).items() if not kept]

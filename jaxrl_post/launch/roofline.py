@@ -67,9 +67,9 @@ def engine_step(config: Config, model: decoder.ModelConfig, where: Slice, prompt
 
 
 def trained_token(config: Config, model: decoder.ModelConfig, where: Slice, tokens: float) -> float:
-    """Returns the seconds of a token of a sequence of `tokens` tokens in an optimizer step, links included."""
-    flops = 3 * config.scheduler.ppo_epochs * _forward(model, tokens) / tokens
-    links = train_collectives(config, model, where, config.scheduler.ppo_epochs)
+    """Returns the seconds of a token of a sequence of `tokens` tokens each time that it is trained on, links included."""
+    flops = _passes(config) * _forward(model, tokens) / tokens
+    links = train_collectives(config, model, where, 1)
     return flops / (config.mesh.learner * where.chip.flops * TRAIN) + links / (config.batch.rows * config.batch.tokens)
 
 
@@ -123,10 +123,19 @@ def _forward(model: decoder.ModelConfig, tokens: float) -> float:
 
 
 def _train(config: Config, model: decoder.ModelConfig, where: Slice, prompt: int) -> float:
-    """Useful FLOPs: three forward passes a token, two where the weights are frozen, whatever is computed again."""
-    passes = 2 if config.lora.rank else 3
-    flops = passes * _rollouts(config) * config.scheduler.ppo_epochs * _forward(model, prompt + _longest(config) / 2)
+    """Useful FLOPs, whatever is computed again."""
+    flops = (
+        _passes(config)
+        * _rollouts(config)
+        * config.scheduler.ppo_epochs
+        * _forward(model, prompt + _longest(config) / 2)
+    )
     return flops / (config.mesh.learner * where.chip.flops * TRAIN)
+
+
+def _passes(config: Config) -> int:
+    """Returns what a gradient costs in forward passes: three, or two where the weights are frozen."""
+    return 2 if config.lora.rank else 3
 
 
 def _decode_sums(config: Config, model: decoder.ModelConfig) -> float:
