@@ -21,8 +21,8 @@ from pathlib import Path
 MINUTES = 12.0
 
 LIMIT_S = 3000.0  # of one run, on a busy machine
-KILLS = (9, 23, 41)  # dispatches at which a run is killed, in the middle of conversations
-STEPS, EVERY = 6, 2
+KILLS = (12, 40)  # dispatches at which a run is killed, in the middle of conversations
+STEPS, EVERY = 4, 2
 KILLED = (
     "--config=configs/demo_calculator.py",
     f"--config.steps={STEPS}",
