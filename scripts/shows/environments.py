@@ -21,16 +21,19 @@ from pathlib import Path
 MINUTES = 12.0
 
 LIMIT_S = 3000.0  # of one run, on a busy machine
-KILLS = (12, 40)  # dispatches at which a run is killed, in the middle of conversations
+KILLS = (30, 60)  # dispatches at which a run is killed, in the middle of conversations
 STEPS, EVERY = 4, 2
 KILLED = (
     "--config=configs/demo_calculator.py",
     f"--config.steps={STEPS}",
     f"--config.checkpoint.every={EVERY}",
     "--config.scheduler.name=pipeline",
+    "--config.scheduler.max_staleness=2",
+    "--config.scheduler.ahead=8",
+    "--config.scheduler.max_unscored=24",
     "--config.scheduler.prompts=8",
     "--config.scheduler.group_size=4",
-    "--config.engine.slots=32",
+    "--config.engine.slots=16",
     "--config.engine.row_sizes=(64,)",
     "--config.eval.prompts=4",
     "--config.environment.delay=20",
