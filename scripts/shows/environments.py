@@ -243,8 +243,7 @@ def _faults(record) -> None:
         file, run = Path(folder) / "broken.py", Path(folder) / "run"
         file.write_text(BROKEN)
         more = ("--config.steps=3", "--config.eval.prompts=0", "--config.checkpoint.every=0")
-        own = (f"--config.environment.name={file}:Broken", "--config.environment.timeout_s=1.0")
-        own += ("--config.environment.arguments=default",)
+        own = (f"--config.environment.name={file}:Broken", "--config.environment.timeout_s=3.0")
         record.run(
             *("-m", "jaxrl_post.main", "--config=configs/demo_calculator.py", f"--run-dir={run}", *more, *own),
             timeout_s=LIMIT_S,
