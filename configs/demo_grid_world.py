@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 def get_config():
     c = default()
-    c.name, c.steps = "demo_grid_world", 30
+    c.name, c.steps = "demo_grid_world", 25
     c.model.path = str(HERE / "turns_policy")
 
     c.environment.name, c.environment.delay = "grid_world", 8
@@ -25,9 +25,9 @@ def get_config():
     c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 64, 80, 16, (64, 128)
     c.engine.steps_per_dispatch, c.engine.refill_slots = 4, 8
     c.sampling.max_tokens = 72
-    c.scheduler.prompts, c.scheduler.group_size = 16, 8
+    c.scheduler.prompts, c.scheduler.group_size = 12, 8
 
-    c.optimizer.lr, c.optimizer.b1, c.optimizer.eps, c.optimizer.max_grad_norm = 1e-2, 0.9, 0.1, 0.0
+    c.optimizer.lr = 1e-3
     c.batch.rows, c.batch.tokens, c.batch.head_chunk = 16, 128, 2048
 
     c.data.train, c.data.size = "task:grid_world", 100

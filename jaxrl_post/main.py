@@ -281,7 +281,8 @@ def examine(run: Run, version: int) -> None:
     )
     run.evaluations[1:] = [found]  # the first and the latest
     RolloutLog(run.mine / "evaluations").write(version, found.sampled + found.greedy)
-    counted = run.evaluator.metrics() | {f"eval/{name}": n for name, n in run.judge.metrics().items()}
+    judged = {f"eval/{name}": n for name, n in run.judge.metrics().items() if not metrics.is_timing(name)}
+    counted = run.evaluator.metrics() | judged
     run.writer.write(version, found.metrics() | {name: n for name, n in counted.items() if "timing_s/" not in name})
 
 

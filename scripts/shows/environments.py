@@ -21,16 +21,19 @@ from pathlib import Path
 MINUTES = 12.0
 
 LIMIT_S = 3000.0  # of one run, on a busy machine
-KILLS = (9, 23, 41)  # dispatches at which a run is killed, in the middle of conversations
-STEPS, EVERY = 6, 2
+KILLS = (30, 60)  # dispatches at which a run is killed, in the middle of conversations
+STEPS, EVERY = 4, 2
 KILLED = (
     "--config=configs/demo_calculator.py",
     f"--config.steps={STEPS}",
     f"--config.checkpoint.every={EVERY}",
     "--config.scheduler.name=pipeline",
+    "--config.scheduler.max_staleness=2",
+    "--config.scheduler.ahead=8",
+    "--config.scheduler.max_unscored=24",
     "--config.scheduler.prompts=8",
     "--config.scheduler.group_size=4",
-    "--config.engine.slots=32",
+    "--config.engine.slots=16",
     "--config.engine.row_sizes=(64,)",
     "--config.eval.prompts=4",
     "--config.environment.delay=20",
@@ -240,8 +243,7 @@ def _faults(record) -> None:
         file, run = Path(folder) / "broken.py", Path(folder) / "run"
         file.write_text(BROKEN)
         more = ("--config.steps=3", "--config.eval.prompts=0", "--config.checkpoint.every=0")
-        own = (f"--config.environment.name={file}:Broken", "--config.environment.timeout_s=1.0")
-        own += ("--config.environment.arguments=default",)
+        own = (f"--config.environment.name={file}:Broken", "--config.environment.timeout_s=3.0")
         record.run(
             *("-m", "jaxrl_post.main", "--config=configs/demo_calculator.py", f"--run-dir={run}", *more, *own),
             timeout_s=LIMIT_S,
