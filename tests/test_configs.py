@@ -31,6 +31,12 @@ PRESETS = {  # with what makes two steps of theirs short
     "gspo": ("--config.scheduler.mini_batches=2",),
     "cispo": ("--config.scheduler.mini_batches=2",),
     "sapo": ("--config.scheduler.mini_batches=1",),
+    "remax": (),
+    "gmpo": ("--config.scheduler.mini_batches=2",),
+    "dppo": ("--config.scheduler.mini_batches=2",),
+    "demo_ppo": ("--config.critic.warmup_steps=1",),
+    "ppo": ("--config.critic.warmup_steps=1", "--config.scheduler.mini_batches=1"),
+    "ppo_value_head": ("--config.critic.warmup_steps=1",),
 }
 
 
