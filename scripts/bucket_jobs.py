@@ -38,11 +38,14 @@ class BucketJobs:
     def __init__(self, runs: BucketRuns, processes: int, options: Sequence[str]):
         self.runs, self._processes, self._options = runs, processes, options
         self.damages: list[list[str]] = []  # what was wrong with the commits after each kill
+        self._scratch = Path()
         self.found: list[int] = []  # the newest committed step at each kill
 
     def ended(self, name: str, kills: Sequence[Kill] = ()) -> int:
         """Runs a job to its end and returns its exit code. Each attempt is killed as `kills` say, in order."""
-        os.environ |= {name: value for name, value in self.runs.environment().items() if name in _HANDED}
+        given = self.runs.environment()
+        variables = {name: given[name] for name in ("STORAGE_EMULATOR_HOST", "TMPDIR")}
+        self._scratch = Path(variables["TMPDIR"])
         killer = threading.Thread(target=self._kill, args=(name, kills, random.Random(len(kills))), daemon=True)
         killer.start()
         place = self.runs.here / name
@@ -55,6 +58,7 @@ class BucketJobs:
             self.runs.here / "cache-job",
             len(kills),
             self.runs.url(name),
+            variables,
         )
         killer.join(timeout=30)
         return code
@@ -79,7 +83,7 @@ class BucketJobs:
         from jaxrl_post.launch import attempts
 
         found = {}
-        for place in Path(os.environ["TMPDIR"]).glob(f"*/{name}-*/*-*"):
+        for place in self._scratch.glob(f"*/{name}-*/*-*"):
             index = int(place.name.rpartition("-")[2]) if place.name.rpartition("-")[2].isdecimal() else ALL
             noted = attempts.status(place).attempts if (place / attempts.NAME).is_dir() else ()
             found |= {
@@ -87,6 +91,3 @@ class BucketJobs:
             }
         fresh = not {*found.values()} & {*before.values()}
         return found if len(found) == self._processes and fresh else {}
-
-
-_HANDED = ("STORAGE_EMULATOR_HOST", "TMPDIR")

@@ -37,6 +37,7 @@ def run(
     cache: Path,
     most_restarts: int = 0,
     run_dir: str = "",
+    variables: Variables | None = None,
 ) -> int:
     """Runs `python -m jaxrl_post.main --run-dir=PLACE --resume` as one job, and returns its exit code.
 
@@ -46,13 +47,14 @@ def run(
       options: more arguments of the command.
       cache: the compilation cache of all processes.
       run_dir: of the run, instead of PLACE.
+      variables: of all processes.
     """
     from jaxrl_post.launch import local_job
 
-    more = {"JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
+    more = {"JAX_COMPILATION_CACHE_DIR": str(cache), "PYTHONPATH": str(root)} | (variables or {})
     given = [
-        variables | more | {"PROCESS_LOG": f"{place}.{index}.log"}
-        for index, variables in enumerate(environments(launcher, processes))
+        own | more | {"PROCESS_LOG": f"{place}.{index}.log"}
+        for index, own in enumerate(environments(launcher, processes))
     ]
     command = [sys.executable, "-m", "jaxrl_post.main", *options, f"--run-dir={run_dir or place}", "--resume"]
     return local_job.run_job([*_TO_LOG, *command], given, most_restarts)

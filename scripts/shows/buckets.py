@@ -79,6 +79,8 @@ def show(record) -> None:
             _faults(record, bucket_server.faults(faulty))
         with bucket_server.proxy(server, SHARE, seed=1) as faulty:
             _job(record, BucketRuns(record, here, JOB, JOB_STEPS, server, faulty))
+            done = bucket_server.faults(faulty)
+            record.figure("job.faults", sum(done.get(kind, 0) for kind in faulty_proxy.KINDS), at_least=20)
         _lost(record, BucketRuns(record, here, COMMAND, STEPS, server, bucket_server.free_port()), server)
         _leases(record, BucketRuns(record, here, [*COMMAND, f"--config.steps={LONG}"], LONG, server, server))
         _in_s3(record, here)
