@@ -164,7 +164,13 @@ def _planted(adapter: Path, target: Path, fault: str) -> Path:
 
 def _swap(record, place: Path) -> None:
     """Counts the bytes of a swap between devices of their own, with additions and in full."""
-    flags = ("--config.mesh.engine=1", "--config.steps=2", "--config.eval.prompts=0", "--config.checkpoint.every=0")
+    off = (
+        "--config.eval=default",
+        "--config.eval.prompts=0",
+        "--config.checkpoint=default",
+        "--config.checkpoint.every=0",
+    )
+    flags = ("--config.mesh.engine=1", "--config.steps=2", *off)
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     moved = {}
     for config in ("demo", "demo_lora"):
