@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from jaxrl_post import main
-from jaxrl_post.checkpoint import host_state
-from jaxrl_post.launch.fault_points import Planted
+from jaxrl_post.rewards.environments.conversations import TurnScores
 from jaxrl_post.telemetry import metrics, rollout_log
 from jaxrl_post.types import Finish
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = (
+    pytest.mark.extended
+)  # test_engine_host_turns.py and test_rewards_environments.py have the parts in the first tier
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
@@ -68,15 +69,24 @@ def test_turns_are_journaled_and_counted(whole):
     assert {record["reward"] for record in journal if record["done"]} <= {0.0, 1.0}
 
 
-def test_a_run_that_stops_between_two_turns_resumes_to_the_bit(whole, tmp_path, monkeypatch):
-    held = [
-        host_state.read_state(file.parent)["conversations"][1] for file in (whole / "checkpoints").rglob("state.json")
-    ]
-    assert any(state["requests"] for state in held), "no checkpoint has a conversation"
-    monkeypatch.setenv("JAXRL_FAULT", "commit:3:raise")
-    with pytest.raises(Planted):
+class Killed(BaseException):
+    """Not an Exception: nothing of the run may catch it."""
+
+
+def test_a_run_that_is_killed_resumes_to_the_bit(whole, tmp_path, monkeypatch):
+    """It dies where the ring asks for the scores of the ninth group of training; evaluation has asked for four before."""
+    real, calls = TurnScores.join, []
+
+    def dying(self, group):
+        calls.append(group)
+        if len(calls) == 13:
+            raise Killed
+        return real(self, group)
+
+    monkeypatch.setattr(TurnScores, "join", dying)
+    with pytest.raises(Killed):
         main.main([*FLAGS, f"--run-dir={tmp_path / 'again'}"])
-    monkeypatch.delenv("JAXRL_FAULT")
+    monkeypatch.undo()
     assert main.main([*FLAGS, "--resume", f"--run-dir={tmp_path / 'again'}"]) == 0
     files = ["rewards.jsonl", "eval_rewards.jsonl", "policy/model.safetensors", "scheduler_log.jsonl"]
     files += [file.relative_to(whole).as_posix() for file in (whole / "rollouts").glob("*")]

@@ -21,8 +21,8 @@ from pathlib import Path
 MINUTES = 12.0
 
 LIMIT_S = 3000.0  # of one run, on a busy machine
-KILLS = (30, 60)  # dispatches at which a run is killed, in the middle of conversations
-STEPS, EVERY = 4, 2
+KILLS = (30, 90)  # dispatches at which a run is killed, in the middle of conversations
+STEPS, EVERY = 8, 2
 KILLED = (
     "--config=configs/demo_calculator.py",
     f"--config.steps={STEPS}",
@@ -36,6 +36,7 @@ KILLED = (
     "--config.engine.slots=16",
     "--config.engine.row_sizes=(64,)",
     "--config.eval.prompts=4",
+    "--config.checkpoint.keep_last=5",
     "--config.environment.delay=20",
 )
 BROKEN = '''
