@@ -244,6 +244,8 @@ IGNORED = [
         )
         for more in (("data.train=a.jsonl", "eval.data=b.jsonl"), ("eval.data=b.jsonl",))
     ],
+    ("data.assistant_only_loss=true", SUPERVISED, ("data.train=a.jsonl", *SUPERVISED)),
+    ("data.assistant_only_loss=true", ("data.train=a.jsonl",), ("data.train=a.jsonl", *SUPERVISED)),
     ("data.overlong=cut", ("data.train=a.jsonl", *SUPERVISED, "eval.prompts=0"), ("data.train=a.jsonl", *SUPERVISED)),
     ("data.size=8", ("data.train=a.jsonl",), ()),
     ("data.task.more=1", ("data.train=a.jsonl", "eval.data=b.jsonl"), ("data.train=a.jsonl", "eval.data=task:sums")),

@@ -52,6 +52,14 @@ def test_config_runs(name, tmp_path):
     _runs(name, tmp_path, *more)
 
 
+def test_conversations_are_trained_on(tmp_path):
+    assert main.main([f"--config={CONFIGS / 'conversations_sft.py'}", f"--run-dir={tmp_path / 'run'}"]) == 0
+    losses = [
+        row["actor/pg_loss"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if "actor/pg_loss" in row
+    ]
+    assert len(losses) == 8 and losses[-1] < losses[0]
+
+
 @pytest.mark.parametrize("name", ["demo_tail_batching", "demo_rollpacker", "demo_partial"])
 def test_races_run(name, tmp_path):
     _runs(name, tmp_path, *(["--config.scheduler.stream=2"] if name == "demo_partial" else []))

@@ -38,6 +38,16 @@ def test_a_rollout_is_what_the_data_wrote():
     assert engine.metrics() == {"rows/num_demonstrated_tokens": 0}
 
 
+def test_tokens_that_are_only_shown_are_not_sampled():
+    mask = [True, False, True]
+    engine = Demonstrations(lambda prompt, seed: [4, 5, 0], slots=4, trained={PROMPTS[1].id: mask})
+    engine.submit([request(0), request(1)])
+    whole, part = engine.step()
+    assert whole.sampled.all() and part.sampled.tolist() == mask and part.tokens.tolist() == [4, 5, 0]
+    engine.submit([request(1)])
+    assert len(engine.park([request(1).rollout_id])[0]) == 0
+
+
 def test_finishes():
     engine = Demonstrations(lambda prompt, seed: prompt.tokens, slots=4)
     ends, stops = Sampling(eos_ids=(3,)), Sampling(stop_ids=(4,))

@@ -167,6 +167,8 @@ _TABLE: dict[str, dict[str, str]] = {
         "save_steps": "checkpoint.every",
         "save_total_limit": "checkpoint.keep_last",
         "resume_from_checkpoint": "--resume | --resume=RUN",
+        "assistant_only_loss": "data.assistant_only_loss | with a chat template that has generation marks",
+        "packing": "batch.rows batch.tokens | rows are always packed",
         "num_generations": "scheduler.group_size",
         "num_generations_eval": "eval.samples",
         "generation_batch_size": "scheduler.prompts scheduler.group_size | their product",

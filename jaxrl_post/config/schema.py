@@ -115,6 +115,12 @@ class DataConfig:
     chat: bool = any_of_type(
         False, used_when=_FILES, doc="Whether a text prompt becomes a user's message in the chat template."
     )
+    assistant_only_loss: bool = any_of_type(
+        False,
+        used_when="engine.name=demonstrations and data.train!=task:*",
+        doc="Whether every assistant's turn of `messages` is trained on, by the generation marks of the chat template. Else the "
+        "last turn is.",
+    )
     source: str = any_of_type("", used_when=_FILES, doc="Source of rows that name none.")
     overlong: str = one_of(
         "refuse",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from jaxrl_post.json_text import said, shown
 START_S = 60.0  # until a process is ready; importing is slow on a busy machine
 WALL_S = 9.0  # for one conversation; its bound of CPU time is reached long before, unless the machine is busy
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "TZ")  # of the environment: a template must not see keys and names of machines
 
 
@@ -122,6 +124,10 @@ class _Process:
         self._socket = self._child = self._words = self._end = None
 
 
+def _asked(messages: Sequence[Mapping], **how: bool) -> dict[str, Any]:
+    return {"messages": [dict(message) for message in messages], **how}
+
+
 def _ended(ours: socket.socket, child: subprocess.Popen, words: IO[bytes]) -> None:
     child.kill()
     child.wait()
@@ -152,7 +158,21 @@ class Chat:
         Raises:
           ValueError: the template has a mistake, refuses these messages, or needs more than the limits allow.
         """
-        return self._process.ask({"messages": [dict(message) for message in messages], "generation": generation})
+        return self._process.ask(_asked(messages, generation=generation, marks=False))
+
+    def marked(self, messages: Sequence[Mapping]) -> tuple[str, list[tuple[int, int]]]:
+        """Returns the text of a whole conversation, and start and end of each of its generation blocks, in characters.
+
+        Raises:
+          ValueError: as `render`, or the template marks nothing as generated.
+        """
+        if not _MARK.search(self.template):
+            raise ValueError(
+                "the chat template has no {% generation %} marks, which say what an assistant wrote; put one with marks "
+                "beside the tokenizer as chat_template.jinja (TRL ships some, named *_training.jinja)"
+            )
+        text, places = json.loads(self._process.ask(_asked(messages, generation=False, marks=True)))
+        return text, [(start, end) for start, end in places]
 
     def close(self) -> None:
         """Ends the process that renders. A further conversation starts another one."""

@@ -3,10 +3,11 @@
 A template comes from a downloaded file. It runs in jinja2's immutable sandbox, in a process without environment that may
 not write files, and whose address space, CPU time per conversation and output are bounded. The settings of jinja2 are
 those of transformers: trim_blocks, lstrip_blocks, loop controls, `tojson` without HTML escapes, `raise_exception`,
-`strftime_now`, and {% generation %} blocks, which are rendered like any text.
+`strftime_now`, and {% generation %} blocks, which are rendered like any text and whose places are known.
 
 Protocol, over the socket that is descriptor 0: a message is 4 bytes of length, then JSON. The first message is {template,
-tokens, now, tools}, each further one {messages, generation}. Every message is answered with a kind, 4 bytes of length and UTF-8.
+tokens, now, tools}, each further one {messages, generation, marks}. Every message is answered with a kind, 4 bytes of length
+and UTF-8. With `marks` this is JSON of the text and of the places of its generation blocks.
 """
 
 from __future__ import annotations
@@ -40,14 +41,31 @@ _MISTAKES = (
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %}...{% endgeneration %} marks what an assistant said; here the mark is dropped."""
+    """{% generation %}...{% endgeneration %} marks what an assistant said.
+
+    `written`: characters of the pieces before. `blocks`: start and text of each block so far. As AssistantTracker of
+    transformers.
+    """
 
     tags: ClassVar[set[str]] = {"generation"}
+
+    def __init__(self, environment):
+        super().__init__(environment)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets the blocks of the conversation before."""
+        self.written, self.blocks = 0, []
 
     def parse(self, parser):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
+        return jinja2.nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+    def _said(self, caller) -> str:
+        text = caller()
+        self.blocks.append((self.written, text))
+        return text
 
 
 def main() -> None:
@@ -61,6 +79,7 @@ def main() -> None:
         try:
             render = render or compiled(given["template"], given["now"])
             kind, text = TEXT, rendered(render, asked["messages"], asked["generation"], tokens, tools)
+            text = json.dumps([text, marks(render, text)]) if asked["marks"] else text
             text.encode()
         except MemoryError:
             kind, text = ERROR, f"it needs more than {BYTES >> 20} MiB of memory"
@@ -101,15 +120,30 @@ def rendered(
     Raises:
       ValueError: the text has more than LONGEST characters.
     """
-    pieces, size = [], 0
+    pieces, said = [], template.environment.extensions[_Generation.identifier]
+    said.begin()
     for piece in template.generate(
         messages=messages, add_generation_prompt=generation, tools=tools or None, documents=None, **tokens
     ):
         pieces.append(piece)
-        size += len(piece)
-        if size > LONGEST:
+        said.written += len(piece)
+        if said.written > LONGEST:
             raise ValueError(f"it writes more than {LONGEST} characters")
     return "".join(pieces)
+
+
+def marks(template: jinja2.Template, text: str) -> list[tuple[int, int]]:
+    """Returns start and end of each generation block in the text that was rendered last.
+
+    Raises:
+      ValueError: a block is not where it was written, as one inside of a macro.
+    """
+    out = []
+    for start, said in template.environment.extensions[_Generation.identifier].blocks:
+        if text[start : start + len(said)] != said:
+            raise ValueError("a generation block lies inside of a macro or a set block, so that its place is unknown")
+        out.append((start, start + len(said)))
+    return out
 
 
 def _raise(message: str):

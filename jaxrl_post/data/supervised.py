@@ -15,7 +15,7 @@ way, the row is refused. Refused too: an answer that is empty behind the templat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +31,17 @@ _ROLE = "assistant"
 _WHOLE = "whole conversation"
 
 
-def read(path: str | Path, columns: Columns) -> list[dict]:
-    """Returns the rows of a file, as Columns.row does, each with `demonstration`: what is trained on.
+def row(where: str, given: Any, columns: Columns) -> dict:
+    """Returns one row, as Columns.row does, with `demonstration`: what is trained on.
 
-    A demonstration is a text, an assistant's message, or None for a row of `text`, which is trained on as a whole.
+    It is a text, an assistant's message, or None for a row of `text`, which is trained on as a whole.
 
     Raises:
-      ValueError: no such file, or a row that is refused, with file and line.
+      ValueError: a row that is refused, with `where`.
     """
-    if not Path(path).is_file():
-        return prompts.read(path, columns)  # which says so
-    return [row(where, given, columns) for where, given in files.objects(path)]
-
-
-def row(where: str, given: Any, columns: Columns) -> dict:
-    """Returns one row; see `read`."""
     if not isinstance(given, dict):
         return columns.row(where, given)
-    _refuse_preferences(where, given)
+    refuse_preferences(where, given)
     name, completion = columns.first(given, "completion")
     if name:
         out = columns.row(where, given)
@@ -68,7 +61,18 @@ def row(where: str, given: Any, columns: Columns) -> dict:
     return out | {"demonstration": str(solution) if solution is not None else out["answer"]}
 
 
-def _refuse_preferences(where: str, given: Mapping) -> None:
+def read(path: str | Path, columns: Columns, each: Callable[[str, Any, Columns], dict] = row) -> list[dict]:
+    """Returns the rows of a file, as `each` reads one object of it.
+
+    Raises:
+      ValueError: no such file, or a row that is refused, with file and line.
+    """
+    if not Path(path).is_file():
+        return prompts.read(path, columns)  # which says so
+    return [each(where, given, columns) for where, given in files.objects(path)]
+
+
+def refuse_preferences(where: str, given: Mapping) -> None:
     """Refuses rows that compare or label completions: some of them must not be learnt."""
     both = [name for name in ("chosen", "rejected") if name in given]
     labelled = "completion" in given and isinstance(given.get("label"), bool)
@@ -238,8 +242,13 @@ def _closed(place: str, ids: list[int], words: Tokenizer) -> list[int]:
 def _check(place: str, id: str, ids: list[int], words: Tokenizer, most: int, where: str) -> None:
     if not words.decode([token for token in ids if token not in words.eos_ids]).strip():
         raise ValueError(f"{place}: the demonstration is empty: only an end token would be trained on")
-    if len(ids) > most:
+    check_length(id, len(ids), most, where)
+
+
+def check_length(id: str, tokens: int, most: int, where: str) -> None:
+    """Refuses a demonstration of more than `most` tokens."""
+    if tokens > most:
         raise ValueError(
-            f"data.train={where}: the demonstration of prompt {id!r} has {len(ids)} tokens with its end, more than "
-            f"sampling.max_tokens={most}; the nearest valid value is {len(ids)}"
+            f"data.train={where}: the demonstration of prompt {id!r} has {tokens} tokens with its end, more than "
+            f"sampling.max_tokens={most}; the nearest valid value is {tokens}"
         )

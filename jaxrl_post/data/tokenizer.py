@@ -62,6 +62,18 @@ class JsonTokenizer:
         Raises:
           ValueError: the text has a character that the vocabulary lacks, or the library fails on it.
         """
+        return self._encoded(text, special).ids
+
+    def located(self, text: str) -> list[tuple[int, int, int]]:
+        """Returns the tokens of a chat template's text, each with its start and end in characters.
+
+        Raises:
+          ValueError: as `encode`.
+        """
+        found = self._encoded(text, special=False)
+        return [(token, *place) for token, place in zip(found.ids, found.offsets, strict=True)]
+
+    def _encoded(self, text: str, special: bool) -> tokenizers.Encoding:
         with _Panics("the tokenizer fails on a text"):
             encoded = self.model.encode(text, add_special_tokens=special)
         unknown = getattr(self.model.model, "unk_token", None)
@@ -70,7 +82,7 @@ class JsonTokenizer:
             raise ValueError(
                 f"the tokenizer has no token for {text[start:end]!r} at character {start} of {text[:80]!r}"
             )
-        return encoded.ids
+        return encoded
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.model.decode([int(i) for i in ids], skip_special_tokens=skip_special)

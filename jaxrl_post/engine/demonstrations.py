@@ -8,6 +8,8 @@ allows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,13 +23,19 @@ class Demonstrations:
     """A protocols.Engine without a device.
 
     `write(prompt, seed uint32[2])` returns a solution's tokens with the end token. It must be a pure function of its
-    arguments. A step writes every waiting request. Log-probs and entropies are 0, and every token counts as sampled by
-    the present version."""
+    arguments. `trained`: which tokens of a solution are trained on, by prompt id, where not all are. A step writes every
+    waiting request. Log-probs and entropies are 0. A token that is trained on counts as sampled by the present version."""
 
     def __init__(
-        self, write: Callable[[Any, np.ndarray], Sequence[int]], *, slots: int, replicas: int = 1, version: int = 0
+        self,
+        write: Callable[[Any, np.ndarray], Sequence[int]],
+        *,
+        slots: int,
+        replicas: int = 1,
+        version: int = 0,
+        trained: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     ):
-        self._write, self._slots, self._replicas = write, slots, replicas
+        self._write, self._trained, self._slots, self._replicas = write, trained, slots, replicas
         self._version, self._clock, self._tokens = version, 0, 0
         self._waiting: dict[RolloutId, tuple[Request, np.ndarray]] = {}
 
@@ -96,9 +104,11 @@ class Demonstrations:
 
     def _rollout(self, request: Request, tokens: np.ndarray, finish: Finish, start: int) -> Rollout:
         """Returns a rollout of these tokens that started at clock `start`."""
-        return Rollout.written(
+        written = Rollout.written(
             request.rollout_id, request.prompt, tokens, finish, version=self._version, clocks=(start, self._clock)
         )
+        trained = self._trained.get(request.prompt.id)
+        return written if trained is None or not len(tokens) else replace(written, sampled=np.asarray(trained, bool))
 
     def swap(self, params: Any, version: int) -> None:
         """Stores the version alone, because solutions do not depend on weights.

@@ -19,7 +19,9 @@ def rows_for_all(config, start, devices, learner, history) -> tuple[Any, RowEngi
 
 def data_for_training(config, start, devices, learner, history) -> tuple[Any, RowEngine | None]:
     """Builds an engine that takes training rollouts from the data, and a row engine for evaluation, if there is any."""
-    engine = Demonstrations(start.write, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
+    engine = Demonstrations(
+        start.write, trained=start.trained, slots=config.engine.slots, replicas=config.replicas, version=learner.step
+    )
     return engine, parts.engine(config, start, devices, learner, history, say) if start.held_out else None
 
 

@@ -37,7 +37,8 @@ class Inputs:
     known.
     `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
     eval.prompts is 0.
-    `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `cost`: engine.cost_table, read,
+    `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `trained`: which of them are trained
+    on, by prompt id, where not all are. `cost`: engine.cost_table, read,
     or None where none is named. `adapter`: lora.adapter on this machine. `handed`: what a Python program gave beside the
     config. `notes`: lines on data that is not used as it is. `overlong`: prompts that were dropped or cut, by "train" and
     "eval". `chat`: the tokenizer's chat template, with the tools of an environment."""
@@ -53,6 +54,7 @@ class Inputs:
     longest_prompt: int
     write: Callable[[Prompt, np.ndarray], list[int]]
     cost: StepCost | None
+    trained: Mapping[str, Sequence[bool]] = field(default_factory=dict)
     adapter: str = ""
     handed: Handed = NOTHING
     notes: tuple[str, ...] = ()
@@ -155,6 +157,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         sampling=sampling,
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
         write=_writer(config, words, taught),
+        trained=rows.trained,
         cost=own.cost,
         adapter=config.lora.adapter,
         handed=handed,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, prompts, supervised, tokenizer
+from jaxrl_post.data import chat, conversations, prompts, supervised, tokenizer
 from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.data.overlong import DROP, Overlong
 from jaxrl_post.json_text import shown
@@ -24,12 +24,13 @@ from jaxrl_post.types import Prompt
 class Found:
     """Prompts in file order, and what of their data is not used as it is.
 
-    `taught`: of a supervised file the tokens that are trained on, by prompt id. `overlong`: prompts that were dropped or
-    cut.
+    `taught`: of a supervised file the tokens behind the prompt, by prompt id. `trained`: which of them are trained on, where
+    not all are. `overlong`: prompts that were dropped or cut.
     """
 
     prompts: tuple[Prompt, ...] = ()
     taught: Mapping[str, list[int]] = field(default_factory=dict)
+    trained: Mapping[str, list[bool]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     overlong: int = 0
 
@@ -54,12 +55,8 @@ def train(
     source, law = config.data.train, config.sampling
     split = "sft" if config.engine.name == "demonstrations" else "train"
     if split == "sft" and not source.startswith("task:"):
-        check_closable(words)
-        limit = config.engine.max_length - law.max_tokens
-        rows = _supervised(source, columns(config), handed)
-        _check_rows("data.train", source, rows)
-        found, taught = supervised.tokenised(rows, words, chat=template, limit=limit, most=law.max_tokens, where=source)
-        return Found(prompts=found, taught=taught)
+        fits = dict(chat=template, limit=config.engine.max_length - law.max_tokens, most=law.max_tokens, where=source)
+        return (_turns if config.data.assistant_only_loss else _answers)(config, words, handed, fits)
     rows = begins(_rows(config, source, split, config.data.size, config.data.task, handed))
     return _fitted(config, "data.train", source, rows, words, template)
 
@@ -91,6 +88,27 @@ def held_out(
     return Found(prompts=found.prompts[:size], notes=notes, overlong=found.overlong)
 
 
+def _answers(config: Config, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
+    """Returns rows of which one answer is trained on."""
+    check_closable(words)
+    rows = _supervised(config.data.train, columns(config), handed, supervised.row)
+    _check_rows("data.train", config.data.train, rows)
+    found, taught = supervised.tokenised(rows, words, **fits)
+    return Found(prompts=found, taught=taught)
+
+
+def _turns(config: Config, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
+    """Returns conversations of which every assistant's turn is trained on."""
+    rows = _supervised(config.data.train, columns(config), handed, conversations.row)
+    _check_rows("data.train", config.data.train, rows)
+    found, taught = conversations.tokenised(rows, words, **fits)
+    return Found(
+        prompts=found,
+        taught={id: one.tokens for id, one in taught.items()},
+        trained={id: one.trained for id, one in taught.items()},
+    )
+
+
 def columns(config: Config) -> Columns:
     """Returns how files are read.
 
@@ -109,7 +127,7 @@ def columns(config: Config) -> Columns:
 def _rows(config: Config, source: str, split: str, size: int, arguments: Mapping, handed: Handed) -> list[dict]:
     how, given = columns(config), handed.rows(source)
     if config.engine.name == "demonstrations" and not source.startswith("task:"):
-        return supervised.questions(_supervised(source, how, handed))
+        return supervised.questions(_supervised(source, how, handed, supervised.row))
     if given is None:
         return prompts.rows(source, seed=config.seed, split=split, size=size, arguments=arguments, columns=how)
     return handed_rows(source, given, how.row)
@@ -120,12 +138,12 @@ def handed_rows(source: str, given: Sequence[Any], read: Callable[[str, Any], di
     return [read(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
 
 
-def _supervised(source: str, how: Columns, handed: Handed) -> list[dict]:
-    """Rows of supervised training, of a file or handed over."""
+def _supervised(source: str, how: Columns, handed: Handed, each: Callable[[str, Any, Columns], dict]) -> list[dict]:
+    """Rows of supervised training, of a file or handed over, as `each` reads them."""
     given = handed.rows(source)
     if given is None:
-        return supervised.read(source, how)
-    return handed_rows(source, given, functools.partial(supervised.row, columns=how))
+        return supervised.read(source, how, each)
+    return handed_rows(source, given, functools.partial(each, columns=how))
 
 
 def _check_rows(option: str, source: str, rows: list[dict]) -> None:
