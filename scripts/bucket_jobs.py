@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -85,7 +86,9 @@ class BucketJobs:
         found = {}
         for place in self._scratch.glob(f"*/{name}-*/*-*"):
             index = int(place.name.rpartition("-")[2]) if place.name.rpartition("-")[2].isdecimal() else ALL
-            noted = attempts.status(place).attempts if (place / attempts.NAME).is_dir() else ()
+            noted: Sequence[attempts.Attempt] = ()
+            with contextlib.suppress(ValueError):  # it is being fetched
+                noted = attempts.status(place).attempts if (place / attempts.NAME).is_dir() else ()
             found |= {
                 one.index: one.pid for last in noted[-1:] for one in last.processes if one.index == index and one.lives
             }
