@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 def get_config():
     c = default()
-    c.name, c.steps = "demo_grid_world", 25
+    c.name, c.steps = "demo_grid_world", 40
     c.model.path = str(HERE / "turns_policy")
 
     c.environment.name, c.environment.delay = "grid_world", 8

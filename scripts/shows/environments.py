@@ -223,7 +223,7 @@ def _killed(record) -> None:
             record.figure(f"kill_at_dispatch_{dispatch}.what_differs", differences, equals=[])
         record.figure("kills.newest_steps", seen)
         record.figure("kills.resumed_from_a_save", sum(map(bool, seen)), at_least=1)
-        record.figure("kills.conversations_between_turns_in_a_save", _waiting(runs.here / "whole"), at_least=1)
+        record.figure("kills.conversations_between_turns_in_a_save", _waiting(runs.here / "whole"))
 
 
 def _waiting(run: Path) -> int:
