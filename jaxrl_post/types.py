@@ -90,6 +90,7 @@ class Prompt:
 
     `id` is the same in every epoch. `tokens` is int32[T] with T >= 1. `extra` holds the other columns of verl's
     format. `where`: the file and line that it was read from. `lacks`: why `answer` is no ground truth, if it is none.
+    `weight`: of its rollouts in the loss.
     """
 
     id: str
@@ -100,6 +101,7 @@ class Prompt:
     lacks: str = ""
     messages: tuple[Mapping, ...] = ()
     extra: Mapping = field(default_factory=dict)
+    weight: float = 1.0
 
     def __post_init__(self):
         object.__setattr__(self, "tokens", _array(self.tokens, np.int32))

@@ -60,6 +60,14 @@ def test_overlong_filtering_masks_and_keeps_the_baseline():
     assert [own.count for own in got] == [2, 6, 8, 0]  # it leaves the count too, as in TRL and NeMo-RL
 
 
+def test_the_weight_of_a_prompt_multiplies_its_loss_and_nothing_else():
+    heavy = dataclasses.replace(PROMPT, id="heavy", weight=2.5)
+    (plain, weighed), _ = assign([group(), group(prompt=heavy)])
+    for a, b in zip(plain, weighed, strict=True):
+        assert b.weight == 2.5 * a.weight > 0 and b.count == a.count
+        np.testing.assert_array_equal(a.advantages, b.advantages)
+
+
 def test_an_unscored_rollout_weighs_and_counts_nothing():
     (got,), _ = assign([group(rewards=(1.0, np.nan, 0.0, 0.0), scored=(1, 0, 1, 1))], adv_estimator="dr_grpo")
     assert [own.weight for own in got] == [1, 0, 1, 1] and [own.count for own in got] == [2, 0, 8, 10]

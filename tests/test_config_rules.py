@@ -106,6 +106,16 @@ from jaxrl_post.sim import settings
             ["algorithm.rollout_rs=token_k3", "algorithm.rollout_rs_threshold=[0.1,1]"],
             "algorithm.rollout_rs_threshold=(0.1, 1.0) must be [upper], above 0",
         ),
+        (["data.sources=['task:sums']", "data.weights=[1,2]"], "data.weights has 2 entries, data.sources 1"),
+        (["data.sources=['task:sums']", "data.weights=[0]"], "must all be finite and above 0"),
+        (
+            ["curriculum.skip_epochs=1", "curriculum.groups=3"],
+            "curriculum.groups=3 is more than history.epochs=2 keeps of a prompt; the nearest valid curriculum.groups is 2",
+        ),
+        (
+            ["curriculum.skip_epochs=1", "curriculum.solved=0.5", "curriculum.hopeless=0.5"],
+            "curriculum.hopeless=0.5 must be below curriculum.solved=0.5",
+        ),
         (["reward.weights=[1,2]"], "reward.weights has 2 entries, reward.functions 1"),
         (
             ["scheduler.name=tail_batching"],

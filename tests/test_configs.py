@@ -46,7 +46,9 @@ def test_preset_runs(name, tmp_path):
     _runs(name, tmp_path, *more, *(["--config.eval.every=2"] if more else []))
 
 
-@pytest.mark.parametrize("name", ["demo", "demo_sft", "demo_sharded", "demo_shuffled", "nucleus", "own"])
+@pytest.mark.parametrize(
+    "name", ["demo", "demo_curriculum", "demo_mixed", "demo_sft", "demo_sharded", "demo_shuffled", "nucleus", "own"]
+)
 def test_config_runs(name, tmp_path):
     more = ("--config.scheduler.group_size=1", "--config.optimizer.warmup_steps=1") if name == "demo_sft" else ()
     _runs(name, tmp_path, *more)

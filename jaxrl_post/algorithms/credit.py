@@ -35,7 +35,7 @@ class Credit:
     """The contribution of one rollout of T tokens.
 
     - advantages float[T]: 0 for tokens that were not sampled.
-    - weight: of each sampled token in the sum of the loss, 0 for a masked rollout.
+    - weight: of each sampled token in the sum of the loss, times the prompt's own weight; 0 for a masked rollout.
     - count: what the rollout adds to the divisor of the sum.
     - correction float[T]: a further weight of each token in the policy loss, or None where the run has no correction.
     - reward: with every penalty.
@@ -102,7 +102,7 @@ def assign(
         for i, rollout in enumerate(group.rollouts):
             credits[rollout.id] = Credit(
                 advantages=made[i],
-                weight=float(weights[i]) if lengths[i] else 0.0,
+                weight=float(weights[i]) * group.prompt.weight if lengths[i] else 0.0,
                 count=int(counts[i]),
                 correction=corrected.get(rollout.id),
                 reward=float(owned[i].sum()),

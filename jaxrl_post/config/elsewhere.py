@@ -48,7 +48,7 @@ _ITSELF = "weights and pages share the device by the memory plan; --dry-run prin
 # name -> options here, divided by spaces, and behind a bar a note
 _TABLE: dict[str, dict[str, str]] = {
     VERL: {
-        "data.train_files": "data.train | one file, or task:NAME",
+        "data.train_files": "data.train data.sources | one file, or task:NAME; of several files data.sources",
         "data.val_files": "eval.data | one file, or task:NAME",
         "data.prompt_key": "data.columns | {'prompt': NAME}",
         "data.reward_fn_key": "data.columns | {'source': NAME}",
@@ -142,6 +142,7 @@ _TABLE: dict[str, dict[str, str]] = {
     TRL: {
         "model_name_or_path": "model.path",
         "dataset_name": "data.train | a local file",
+        "datasets": "data.sources | local files",
         "output_dir": "run_dir",
         "run_name": "name",
         "max_steps": "steps",

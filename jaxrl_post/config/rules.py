@@ -316,6 +316,35 @@ _SLEEP = (
 
 _PARTS = (
     relation(
+        "data.weights",
+        "data.sources",
+        when="data.sources!=",
+        need=lambda weights, sources: len(weights) in (0, len(sources)),
+        says="data.weights has {#data.weights} entries, data.sources {#data.sources}: give none or one each",
+    ),
+    relation(
+        "data.weights",
+        when="data.sources!=",
+        need=lambda weights: all(0 < weight < float("inf") for weight in weights),
+        says="{data.weights} must all be finite and above 0: leave a source of weight 0 out of data.sources",
+    ),
+    relation(
+        "curriculum.groups",
+        "history.epochs",
+        when="curriculum.interest=variance|failure and history.epochs>0 or curriculum.skip_epochs>0 and history.epochs>0",
+        need=lambda groups, epochs: groups <= epochs,
+        says="{curriculum.groups} is more than {history.epochs} keeps of a prompt",
+        nearest=lambda groups, epochs: epochs,
+    ),
+    relation(
+        "curriculum.hopeless",
+        "curriculum.solved",
+        when="curriculum.skip_epochs>0",
+        need=lambda hopeless, solved: hopeless < solved,
+        says="{curriculum.hopeless} must be below {curriculum.solved}",
+        nearest=lambda hopeless, solved: 0.0,
+    ),
+    relation(
         "reward.weights",
         "reward.functions",
         need=lambda weights, functions: len(weights) in (0, len(functions)),

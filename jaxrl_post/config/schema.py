@@ -17,7 +17,10 @@ from jaxrl_post.config.monitoring import AlarmConfig, LoggerConfig, WatchdogConf
 from jaxrl_post.config.scoring import EnvironmentConfig, RewardConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, CriticConfig, LoraConfig, OptimizerConfig
 
-_FILES = "data.train!=task:* or eval.prompts>0 and eval.data!= and eval.data!=task:*"
+_FILES = "data.train!=task:* or data.sources!= or eval.prompts>0 and eval.data!= and eval.data!=task:*"
+_RECORDED = "engine.name=rows and history.epochs>0"
+_DRAWN = "curriculum.interest=variance|failure"
+_SKIPPED = "curriculum.skip_epochs>0"
 _EVALUATED = "eval.prompts>0"
 _GENERATES = "engine.name=rows or eval.prompts>0"
 
@@ -103,7 +106,20 @@ class MeshConfig:
 class DataConfig:
     """Prompts. Files for training and for evaluation are read alike."""
 
-    train: str = input_path("task:sums", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task.")
+    train: str = input_path(
+        "task:sums", used_when="data.sources=", doc="A JSONL or Parquet file, or `task:NAME` for a procedural task."
+    )
+    sources: tuple[str, ...] = file_path(
+        (),
+        used_when="engine.name=rows",
+        doc="Several such files or tasks instead of `train`, which are mixed. The name of each begins the ids of its prompts.",
+    )
+    weights: tuple[float, ...] = any_of_type(
+        (),
+        unit="shares",
+        used_when="data.sources!=",
+        doc="Weight of each source among the prompts of training. Empty: all alike.",
+    )
     format: str = one_of("verl", "verl", "trl", "slime", used_when=_FILES, doc="Whose column names the files have.")
     columns: Mapping[str, Any] = mapping(
         used_when=_FILES,
@@ -135,7 +151,8 @@ class DataConfig:
         4096, 1, unit="prompts", used_when="data.train=task:*", doc="Training prompts of a procedural task."
     )
     task: Mapping[str, Any] = mapping(
-        used_when="data.train=task:* or eval.prompts>0 and eval.data=task:*", doc="Arguments of the procedural task."
+        used_when="data.train=task:* and data.sources= or eval.prompts>0 and eval.data=task:*",
+        doc="Arguments of the procedural task.",
     )
 
 
@@ -149,7 +166,8 @@ class EvalConfig:
         doc="A file or `task:NAME`, as data.train. Empty: the training task, with prompts that training never draws.",
     )
     task: Mapping[str, Any] = mapping(
-        used_when="eval.prompts>0 and eval.data=task:* or eval.prompts>0 and eval.data= and data.train=task:*",
+        used_when="eval.prompts>0 and eval.data=task:* or eval.prompts>0 and eval.data= and data.train=task:* "
+        "and data.sources=",
         doc="Arguments of the procedural task. Empty: those of data.task.",
     )
     prompts: int = at_least(256, 0, unit="prompts", doc="Held-out prompts, or all of a smaller file. 0: no evaluation.")
@@ -212,6 +230,66 @@ class HistoryConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurriculumConfig:
+    """Which prompts of an epoch are drawn: by the success rates of their last groups, which the history holds."""
+
+    interest: str = one_of(
+        "all",
+        "all",
+        "variance",
+        "failure",
+        used_when=_RECORDED,
+        doc="Prompts are drawn in proportion to it, from the success rate p. variance: p(1-p). failure: 1-p. all: every prompt.",
+    )
+    share: float = at_least(
+        0.5,
+        0.01,
+        1.0,
+        unit="share of the prompts",
+        used_when=_DRAWN,
+        doc="Prompts that a pass through the data draws, of those that are not skipped.",
+    )
+    uniform: float = at_least(
+        0.1,
+        0.01,
+        1.0,
+        unit="share of the interest",
+        used_when=_DRAWN,
+        doc="What is spread evenly, so that every prompt may be drawn.",
+    )
+    weighted: bool = any_of_type(
+        False,
+        used_when=_DRAWN,
+        doc="Whether the loss of a prompt is multiplied by its importance weight. Else the weights are metrics alone.",
+    )
+    skip_epochs: int = at_least(
+        0,
+        0,
+        unit="epochs",
+        used_when=_RECORDED,
+        doc="For so many of its epochs a solved or hopeless prompt is skipped. 0: none is.",
+    )
+    solved: float = at_least(
+        1.0, 0.0, 1.0, unit="success rate", used_when=_SKIPPED, doc="From this mean reward on a prompt is solved."
+    )
+    hopeless: float = at_least(
+        0.0, 0.0, 1.0, unit="success rate", used_when=_SKIPPED, doc="Up to this mean reward a prompt is hopeless."
+    )
+    groups: int = at_least(
+        1,
+        1,
+        unit="groups",
+        used_when=f"{_DRAWN} or {_SKIPPED}",
+        doc="The last groups of a prompt that its success rate is taken from.",
+    )
+
+    @property
+    def used(self) -> bool:
+        """Whether passes are planned at all."""
+        return self.interest != "all" or self.skip_epochs > 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
@@ -236,6 +314,7 @@ class Config:
     lora: LoraConfig = LoraConfig()
     batch: BatchConfig = BatchConfig()
     data: DataConfig = DataConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     reward: RewardConfig = RewardConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     eval: EvalConfig = EvalConfig()

@@ -31,17 +31,20 @@ _TASK = "task:"
 class Prompts:
     """Random access by position; each epoch is a permutation of its own (grain MapDataset), or file order.
 
+    `name`: what tells the order from that of another source under the same seed.
+
     Raises:
       ValueError: no prompts.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool = True):
+    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool = True, name: str = ""):
         if not prompts:
             raise ValueError("there are no prompts: the data has no rows")
         self._prompts = tuple(prompts)
         order = grain.MapDataset.range(len(self._prompts))
         # grain's epoch e of seed s is its epoch 0 of seed s + e, so neighbouring run seeds would share their epochs
-        key = int.from_bytes(hashlib.blake2b(f"prompts{seed}".encode(), digest_size=4).digest(), "little")
+        text = f"prompts{seed}/{name}" if name else f"prompts{seed}"
+        key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
         self._order = (order.shuffle(seed=key) if shuffle else order).repeat()
         self._detour: Mapping[int, int] = {}
 

@@ -61,6 +61,7 @@ from jaxrl_post.parallel import key_value, liveness, processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards import math_algebra
 from jaxrl_post.scheduler import registry
+from jaxrl_post.scheduler.curriculum import Curricular
 from jaxrl_post.scheduler.decision_log import Recorder
 from jaxrl_post.telemetry import loggers
 from jaxrl_post.telemetry.length_bias import BiasMeter
@@ -380,9 +381,10 @@ def recorded_scheduler(
 ) -> Recorder:
     """Builds the scheduler, with its decision log around it."""
     replica = functools.partial(parts.replica, config, start.model, start.cost)
+    order = parts.curriculum(config, start.train, history)
     scheduler = registry.made(
         config,
-        start.train,
+        order or start.train,
         start.sampling,
         history.of,
         replica,
@@ -391,6 +393,8 @@ def recorded_scheduler(
     )
     if config.engine.layouts:
         scheduler = registry.planned(scheduler, parts.replicas(config, start.model, start.cost))
+    if order is not None:
+        scheduler = Curricular(scheduler, order)
     decisions = stack.enter_context(open(mine / "scheduler_log.jsonl", "a", buffering=1, encoding="utf-8"))
     return Recorder(scheduler, decisions.write)
 

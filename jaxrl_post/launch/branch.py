@@ -153,6 +153,11 @@ def opened(text: str, config: configs.Config, about: Mapping, say: Callable[[str
     same_order = saved.about["data"]["train"]["digest"] == about["data"]["train"]["digest"]
     open_groups = sorted(_positions(saved.host["scheduler"]))
     other = _other(saved, about, changes)
+    if other and (config.curriculum.used or "order" in saved.host["scheduler"]):
+        raise ValueError(
+            f"--branch={text}: {other[0]} changes, and the passes of a curriculum go on only where neither data nor rollouts "
+            "change; leave it, or begin a new run from the policy of this step"
+        )
     parent = Parent(
         run=str(run.absolute()),
         step=saved.step,

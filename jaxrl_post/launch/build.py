@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_post.config import Config
+from jaxrl_post.data.prompts import Prompts
 from jaxrl_post.engine import bit_probe, compiled, step_cost
 from jaxrl_post.engine import whole_hosts as engine_hosts
 from jaxrl_post.engine.elastic import Elastic
@@ -31,6 +32,7 @@ from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import key_value, relay
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.scheduler.curriculum import Choice, Curriculum
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
 from jaxrl_post.trainer import whole_hosts as learner_hosts
@@ -321,6 +323,24 @@ def drafter(config: Config, model: decoder.ModelConfig) -> Drafter:
     c = config.speculation
     size = sum(-(-part // wire.UPLOAD) * wire.UPLOAD for part in (_shared(config), c.prompt_entries))
     return DRAFTERS[c.drafter](vocab=model.vocab_size, width=c.width, entries=size, live=c.live_entries)
+
+
+def curriculum(config: Config, train: Prompts, history: History) -> Curriculum | None:
+    """Returns the order of prompts by their success rates, or None where the config has no curriculum."""
+    law = config.curriculum
+    if not law.used:
+        return None
+    choice = Choice(
+        interest=law.interest,
+        share=1.0 if law.interest == "all" else law.share,
+        uniform=law.uniform,
+        weighted=law.weighted,
+        skip_epochs=law.skip_epochs,
+        solved=law.solved,
+        hopeless=law.hopeless,
+        groups=law.groups,
+    )
+    return Curriculum(train, len(train), choice, config.seed, history.of)
 
 
 def drafting(config: Config, model: decoder.ModelConfig, history: History, layout: Layout) -> Drafting:

@@ -137,7 +137,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
     train, held_out, taught = rows.prompts, asked.prompts, rows.taught
     if template is not None:
         template.close()
-    shared = sorted({prompt.id for prompt in train} & {prompt.id for prompt in held_out})
+    shared = sorted(sources.trained_ids(rows) & {prompt.id for prompt in held_out})
     if shared:
         raise ValueError(
             f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
@@ -153,7 +153,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         tokenizer=words,
         files=tokenizer_files(place),
         held_out=held_out,
-        train=prompts.Prompts(train, config.seed),
+        train=sources.ordered(config, rows),
         sampling=sampling,
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
         write=_writer(config, words, taught),

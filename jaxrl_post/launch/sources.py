@@ -7,12 +7,13 @@ in `notes`. Refused: a bad row, and a source without prompts.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, conversations, prompts, supervised, tokenizer
+from jaxrl_post.data import chat, conversations, mixture, prompts, supervised, tokenizer
 from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.data.overlong import DROP, Overlong
 from jaxrl_post.json_text import shown
@@ -26,6 +27,7 @@ class Found:
 
     `taught`: of a supervised file the tokens behind the prompt, by prompt id. `trained`: which of them are trained on, where
     not all are. `overlong`: prompts that were dropped or cut.
+    `sizes`: how many prompts are of each source, by its name, in their order; empty where there is one source.
     """
 
     prompts: tuple[Prompt, ...] = ()
@@ -33,6 +35,7 @@ class Found:
     trained: Mapping[str, list[bool]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     overlong: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def as_they_are(rows: list[dict]) -> list[dict]:
@@ -52,6 +55,8 @@ def train(
     Raises:
       ValueError: a bad row, or no prompts at all.
     """
+    if config.data.sources:
+        return _mixed(config, words, template, handed, begins)
     source, law = config.data.train, config.sampling
     split = "sft" if config.engine.name == "demonstrations" else "train"
     if split == "sft" and not source.startswith("task:"):
@@ -59,6 +64,40 @@ def train(
         return (_turns if config.data.assistant_only_loss else _answers)(config, words, handed, fits)
     rows = begins(_rows(config, source, split, config.data.size, config.data.task, handed))
     return _fitted(config, "data.train", source, rows, words, template)
+
+
+def _mixed(
+    config: Config,
+    words: tokenizer.Tokenizer,
+    template: chat.Chat | None,
+    handed: Handed,
+    begins: Callable[[list[dict]], list[dict]],
+) -> Found:
+    """Returns the training prompts of all data.sources, one source after the other."""
+    parts = {}
+    for name, source in mixture.named(config.data.sources).items():
+        rows = begins(mixture.labelled(name, _rows(config, source, "train", config.data.size, {}, handed)))
+        parts[name] = _fitted(config, "data.sources", source, rows, words, template)
+    return Found(
+        prompts=tuple(prompt for part in parts.values() for prompt in part.prompts),
+        notes=tuple(note for part in parts.values() for note in part.notes),
+        overlong=sum(part.overlong for part in parts.values()),
+        sizes={name: len(part.prompts) for name, part in parts.items()},
+    )
+
+
+def ordered(config: Config, found: Found) -> prompts.Prompts:
+    """Returns the training prompts in the order of the run."""
+    if not found.sizes:
+        return prompts.Prompts(found.prompts, config.seed)
+    left = iter(found.prompts)
+    parts = {name: tuple(itertools.islice(left, size)) for name, size in found.sizes.items()}
+    return mixture.Mixture(parts, config.data.weights or [1.0] * len(parts), config.seed)
+
+
+def trained_ids(found: Found) -> set[str]:
+    """Returns the ids of training prompts, as their sources have them."""
+    return {prompt.id.partition("/")[2] if found.sizes else prompt.id for prompt in found.prompts}
 
 
 def held_out(
@@ -79,7 +118,7 @@ def held_out(
     if size == 0:
         return Found()
     source = _eval_source(config)
-    rows = _rows(config, source, "eval", size, config.eval.task or config.data.task, handed)
+    rows = _held_out_rows(config, source, size, handed)
     # What is dropped makes room for later rows.
     few = rows if config.data.overlong == DROP else rows[:size]
     found = _fitted(config, "eval.data", source, begins(few), words, template)
@@ -107,6 +146,15 @@ def _turns(config: Config, words: tokenizer.Tokenizer, handed: Handed, fits: dic
         taught={id: one.tokens for id, one in taught.items()},
         trained={id: one.trained for id, one in taught.items()},
     )
+
+
+def _held_out_rows(config: Config, source: str, size: int, handed: Handed) -> list[dict]:
+    """Returns rows for evaluation; those of several tasks in turn."""
+    if config.eval.data or not config.data.sources:
+        return _rows(config, source, "eval", size, config.eval.task or config.data.task, handed)
+    each = -(-size // len(config.data.sources))
+    parts = [_rows(config, task, "eval", each, {}, handed) for task in config.data.sources]
+    return [row for rows in zip(*parts, strict=True) for row in rows]
 
 
 def columns(config: Config) -> Columns:
@@ -169,7 +217,15 @@ def _fitted(
 
 
 def _eval_source(config: Config) -> str:
-    """eval.data, else the training task itself, which draws its held-out prompts apart."""
+    """eval.data, else the training tasks themselves, which draw their held-out prompts apart."""
+    files = [source for source in config.data.sources if not source.startswith("task:")]
+    if not config.eval.data and files:
+        raise ValueError(
+            f"eval.data is empty and {shown(files[0])} of data.sources is a file: name a file of held-out prompts, or set "
+            "eval.prompts=0"
+        )
+    if not config.eval.data and config.data.sources:
+        return ", ".join(config.data.sources)
     if not config.eval.data and not config.data.train.startswith("task:"):
         raise ValueError(
             f"eval.data is empty and data.train={config.data.train!r} is a file: name a file of held-out "

@@ -62,6 +62,7 @@ def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
     frac_reward_zero_std: share of groups whose scored accuracies are all equal. Groups without a score count too.
     response_length, prompt_length: tokens, with clip_ratio (share cut at the limit) and correct_mean (accuracy above
     0.5).
+    data/SOURCE/share, data/SOURCE/score/mean: share of the groups and mean reward of each source, where there are several.
     off_policy/{mean, max}: `version` minus the version of each sampled token. first_token_mean: of each first token.
     off_policy/share_N: share of tokens that are N steps old, if any token is older than 0.
 
@@ -79,6 +80,7 @@ def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
     out = {"training/epoch": float(max(rollout.id.epoch for rollout in rollouts))}
     out |= _spread("critic/score", rewards[scored]) | _spread("critic/rewards", rewards[scored])
     out |= _mean("reward/mean", rewards[scored]) | _components(groups) | _variation(groups)
+    out |= _sources(groups)
     out |= _spread("response_length", lengths) | _spread("prompt_length", prompts)
     out["response_length/clip_ratio"] = float(np.mean([rollout.finish is Finish.LENGTH for rollout in rollouts]))
     out |= _mean("response_length/correct_mean", lengths[right & scored])
@@ -109,6 +111,17 @@ def _components(groups: Sequence[Group]) -> dict[str, float]:
     for name in sorted({name for group in groups for name in group.components}):
         values = np.concatenate([group.components[name][group.scored] for group in groups if name in group.components])
         out |= _mean(f"reward/{name}/mean", values[~np.isnan(values)].astype(np.float64))
+    return out
+
+
+def _sources(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns share and mean reward of each source, or nothing where all groups are of one."""
+    known = sorted({group.prompt.source for group in groups})
+    out: dict[str, float] = {}
+    for source in known if len(known) > 1 else ():
+        own = [group for group in groups if group.prompt.source == source]
+        rewards = np.concatenate([group.rewards[group.scored] for group in own]).astype(np.float64)
+        out |= {f"data/{source}/share": len(own) / len(groups)} | _mean(f"data/{source}/score/mean", rewards)
     return out
 
 

@@ -229,6 +229,7 @@ def _prompt(prompt: Prompt) -> dict:
         "source": prompt.source,
         "messages": [dict(message) for message in prompt.messages],
         "extra": dict(prompt.extra),
+        **({"weight": prompt.weight} if prompt.weight != 1 else {}),
     }
 
 
