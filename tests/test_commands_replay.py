@@ -211,3 +211,6 @@ def test_what_is_not_replayed_is_one_sentence(run, names, tmp_path, capsys):
     (copy / "config.json").write_text(json.dumps(told | {"derived": told["derived"] | {"processes": 2}}))
     assert replay.main([str(copy), f"--rollout={names[0]}"]) == 1
     assert "was a job of 2 processes; only runs of one are replayed" in capsys.readouterr().err
+    (copy / "config.json").write_text(json.dumps(told | {"environment": told["environment"] | {"name": "calculator"}}))
+    assert replay.main([str(copy), f"--rollout={names[0]}"]) == 1
+    assert "is a run in the environment 'calculator'; only runs of one turn are replayed" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from jaxrl_post.launch import graders, inputs, reward_trial
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.types import Prompt
 
+ROOT = Path(__file__).resolve().parents[1]
 REWARDS = r"""
 from jaxrl_post.rewards import needs_no_truth
 
@@ -152,6 +154,8 @@ def test_the_command_prints_every_function_and_writes_nothing(here, capsys):
     assert said.err.count("error: ") == 1 and "fails: reward function" not in said.err.splitlines()[0][:20]
     assert "it fails: reward function" in said.out and "r.py:fails'" in said.err and "KeyError: 'x'" in said.err
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == before
+    assert commands.main(["reward_check", f"--config={ROOT / 'configs' / 'demo_calculator.py'}"]) == 1
+    assert "scored by the environment; only reward.functions are tried" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         commands.main(["reward_check", "--help"])
     assert end.value.code == 0 and "--rows=N" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jaxrl_post
 from jaxrl_post import main
 from jaxrl_post.rewards.environments.conversations import TurnScores
 from jaxrl_post.telemetry import metrics, rollout_log
@@ -43,6 +44,12 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("environments") / "whole"
     assert main.main([*FLAGS, f"--run-dir={folder}"]) == 0
     return folder
+
+
+def test_its_policy_has_no_reward_functions(whole):
+    """Those of the config's defaults would score something else than the run did."""
+    with pytest.raises(ValueError, match="the policy is of no run whose rewards could be used"):
+        jaxrl_post.evaluate(str(whole), [{"prompt": "1+1=", "answer": "2"}])
 
 
 def test_rollouts_are_whole_conversations(whole):

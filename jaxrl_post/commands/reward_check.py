@@ -61,6 +61,11 @@ def _tried(flags: argparse.Namespace, log: Path) -> list:
     from jaxrl_post.rewards.printed import Printed
 
     config = configs.resolve(configs.load(flags.config), flags.overrides, platform=jax.default_backend())
+    if config.environment.name:
+        raise ValueError(
+            f"reward_check: {flags.config} has environment.name={config.environment.name!r}, whose conversations "
+            "are scored by the environment; only reward.functions are tried"
+        )
     start = inputs.gather(config)
     prompts = list(itertools.islice(start.train, flags.rows))
     drawn = _sampled(config, prompts, flags.sampled) if flags.sampled else {}

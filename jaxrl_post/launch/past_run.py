@@ -1,8 +1,8 @@
 """A run at one of its saved steps, or at its beginning, built again so that its ring can be turned once more.
 
 Invariant: nothing in the run's folder is changed. Logs go to another folder, nothing is saved, and no reward is
-graded: scores come from the run's journal. Refused are changed data, jobs of several processes, and a rollout whose
-score the journal does not hold.
+graded: scores come from the run's journal. Refused are changed data, jobs of several processes, environments, and
+a rollout whose score the journal does not hold.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ def opened(
     processes = logs.derived.get("processes", 1)
     if processes != 1:
         raise ValueError(f"replay: {logs.folder} was a job of {processes} processes; only runs of one are replayed")
+    environment = logs.kept.get("environment", {}).get("name", "")
+    if environment:
+        raise ValueError(
+            f"replay: {logs.folder} is a run in the environment {environment!r}; only runs of one turn are replayed"
+        )
     malloc.return_large_blocks()
     config = config_after(logs, step)
     compile_guard.use_cache(os.environ)

@@ -188,9 +188,16 @@ def _options(told: Mapping, model: Mapping) -> dict[str, Any]:
         "sampling": dict(told["sampling"]),
         "mesh": {"tensor": tensor} if tensor <= jax.device_count() else {},
         "data": {name: told["data"][name] for name in _COLUMNS} | {"train": f"{OWN}rows"},
-        "reward": {name: value for name, value in told["reward"].items() if name in _GRADING},
+        "reward": _rewards(told),
         "eval": {"prompts": 0},
     }
+
+
+def _rewards(told: Mapping) -> dict[str, Any]:
+    """Returns the options of a run's rewards. A run in an environment has none: its scores are of conversations."""
+    if told.get("environment", {}).get("name"):
+        return {"functions": ()}
+    return {name: value for name, value in told["reward"].items() if name in _GRADING}
 
 
 def _defaults(place: Path) -> dict[str, Any]:
