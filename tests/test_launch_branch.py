@@ -115,6 +115,8 @@ def test_with_another_temperature_dropped_prompts_come_first(here, parent, capsy
         (["--branch=RUN@3", "--config.scheduler.name=sync", "--config.scheduler.prefix_mode=verify",
           "--config.scheduler.over=1", "--config.scheduler.mini_batches=2", "--config.steps=6", "--config.eval.every=0"],
          "step 3 lies within a round of 2 optimizer steps"),
+        (["--branch=RUN@2", "--config.curriculum.interest=variance"],
+         "curriculum.interest changes, and the passes of a curriculum go on only where neither data nor rollouts change"),
         (["--branch=RUN@2", "--config.model.preset=demo"], "model.preset \"tiny\" -> \"demo\": the weights of step 2"),
     ],
 )  # fmt: skip

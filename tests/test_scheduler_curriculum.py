@@ -232,6 +232,17 @@ def test_every_promise_holds_and_a_restart_at_any_point_changes_nothing(case):
         assert ends[0] == ends[1]
 
 
+def test_a_curriculum_that_is_not_saved_is_found(monkeypatch):
+    """The planted fault: a restart plans anew from what is known by then."""
+    case = dict(name="sync", interest="variance", share=0.3, skip=0, mixed=False, filtered=False, seed=1, count=24)
+    case |= dict(steps=8, every=3)
+    calm, _ = live_through(case, 0)
+    assert live_through(case, 3)[0].lines == calm.lines
+    monkeypatch.setattr(Curriculum, "load_state_dict", lambda self, state: None)
+    with pytest.raises((AssertionError, KeyError)):
+        assert live_through(case, 3)[0].lines == calm.lines
+
+
 def test_a_state_goes_on_as_the_curriculum_that_gave_it():
     history = History(epochs=1, max_bytes=1 << 20)
     one, two = (Curriculum(ToyPrompts(9), 9, Choice(interest="failure", share=0.5), 0, history.of) for _ in range(2))

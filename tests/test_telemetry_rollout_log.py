@@ -29,6 +29,7 @@ def made(seed: int) -> tuple[Group, ...]:
             source="s",
             messages=({"role": "user", "content": "2+2="},) if g else (),
             extra={"index": g, "level": [1.5, "x"]},
+            weight=(1.0, 2.5, 0.3)[g],
         )
         rollouts = tuple(rollout(random, prompt, sample, length) for sample, length in enumerate((4, 0, 7)[:size]))
         components = {"acc": random.random(size)} | ({"form": [np.nan] * size} if g == 2 else {})

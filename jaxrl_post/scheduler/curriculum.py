@@ -84,10 +84,6 @@ class Curriculum:
         weight = float(self._weights[position]) if self._choice.weighted else 1.0
         return epoch, dataclasses.replace(prompt, weight=weight)
 
-    def weight(self, position: int) -> float:
-        """Returns the importance weight of a position that was drawn."""
-        return float(self._weights[position])
-
     def _plan(self) -> None:
         """Appends the positions and weights of the next pass, which may be none where all prompts are skipped."""
         number = len(self._ends)

@@ -112,7 +112,12 @@ def _rollouts(record, seed: int, more: tuple[str, ...]) -> float:
     """Returns the rollouts until REWARD, between two evaluations by a straight line; all of the run if it is not reached."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        shared = ("--config.data.size=640", f"--config.eval.every={EVERY}", f"--config.seed={seed}")
+        shared = (
+            "--config.data.size=640",
+            "--config.eval.prompts=128",
+            f"--config.eval.every={EVERY}",
+            f"--config.seed={seed}",
+        )
         _run(record, "demo", place, *shared, f"--config.steps={STEPS}", *more)
         curve = [(row["step"], row[REWARD_IN]) for row in _rows(place) if REWARD_IN in row]
     for (before, low), (step, high) in itertools.pairwise(curve):
