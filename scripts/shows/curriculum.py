@@ -2,8 +2,9 @@
 
 1. configs/demo_mixed.py: the shares of the prompts that the run draws, against the standard error of independent draws.
 2. configs/demo_curriculum.py over two sources, once whole and once resumed in the middle: the same decisions and rollouts.
-3. configs/demo.py on 640 prompts, with and without sampling by p(1-p), at five seeds. Evaluations every five steps say
-   after how many rollouts the mean reward on held-out prompts reaches REWARD. The interval is a bootstrap over seeds.
+3. configs/demo.py at five seeds, with and without sampling by p(1-p). Half of the prompts are sums, and half are digits
+   to be sorted, which the policy never solves. Evaluations say after how many rollouts the mean reward on held-out
+   sums reaches REWARD. The interval is a bootstrap over seeds. On sums alone, all about as hard, there is little to gain.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import intervals
 MINUTES = 14.0
 LIMIT_S = 1800.0
 SEEDS = (0, 1, 2, 3, 4)
-REWARD = 0.85  # held-out, at temperature 1; the demo ends with 0.93
+REWARD = 0.8  # on held-out sums at temperature 1; the demo ends with 0.93
 REWARD_IN = "val-core/sums/acc/mean@4"
-STEPS, EVERY, PER_STEP = 100, 5, 64 * 8
+STEPS, EVERY, PER_STEP = 120, 5, 64 * 8
 DRAWN = 6400
+HALF = ("--config.data.sources=['task:sums','task:sorting']", "--config.data.size=320", "--config.eval.data=task:sums")
 CURRICULUM = (
     "--config.curriculum.interest=variance",
-    "--config.curriculum.share=0.5",
+    "--config.curriculum.share=0.4",
     "--config.curriculum.uniform=0.1",
     "--config.curriculum.groups=1",
 )
@@ -112,13 +114,8 @@ def _rollouts(record, seed: int, more: tuple[str, ...]) -> float:
     """Returns the rollouts until REWARD, between two evaluations by a straight line; all of the run if it is not reached."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        shared = (
-            "--config.data.size=640",
-            "--config.eval.prompts=128",
-            f"--config.eval.every={EVERY}",
-            f"--config.seed={seed}",
-        )
-        _run(record, "demo", place, *shared, f"--config.steps={STEPS}", *more)
+        shared = ("--config.eval.prompts=128", f"--config.eval.every={EVERY}", f"--config.seed={seed}")
+        _run(record, "demo", place, *HALF, *shared, f"--config.steps={STEPS}", *more)
         curve = [(row["step"], row[REWARD_IN]) for row in _rows(place) if REWARD_IN in row]
     for (before, low), (step, high) in itertools.pairwise(curve):
         if low < REWARD <= high:
