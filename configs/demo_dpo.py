@@ -25,7 +25,7 @@ def get_config():
 
     c.algorithm.adv_estimator, c.algorithm.loss_mode = "pairs", "dpo"
     c.algorithm.loss_agg_mode = "seq-mean-token-sum"
-    c.algorithm.beta, c.algorithm.label_smoothing = 0.2, 0.05
+    c.algorithm.dpo_beta, c.algorithm.label_smoothing = 0.2, 0.05
     c.optimizer.lr, c.optimizer.warmup_steps = 3e-4, 4
     c.batch.rows, c.batch.tokens, c.batch.head_chunk = 8, 240, 1920
 

@@ -12,7 +12,7 @@ from jaxrl_post.config import AlgorithmConfig
 
 
 def algorithm(loss: str, **changes) -> AlgorithmConfig:
-    given = dict(loss_mode=loss, adv_estimator="pairs", loss_agg_mode="seq-mean-token-sum", beta=0.3)
+    given = dict(loss_mode=loss, adv_estimator="pairs", loss_agg_mode="seq-mean-token-sum", dpo_beta=0.3)
     return AlgorithmConfig(**(given | changes))
 
 
@@ -31,8 +31,8 @@ def gradient(one, found, dtype=np.float32):
 def plain_losses(given: AlgorithmConfig, chosen, rejected, chosen_length, rejected_length):
     """Per pair, from the summed log-ratios, as TRL's dpo_trainer.py writes them."""
     if given.loss_mode == "ipo":
-        return (chosen / chosen_length - rejected / rejected_length - 1 / (2 * given.beta)) ** 2
-    z, s = given.beta * (chosen - rejected), given.label_smoothing
+        return (chosen / chosen_length - rejected / rejected_length - 1 / (2 * given.dpo_beta)) ** 2
+    z, s = given.dpo_beta * (chosen - rejected), given.label_smoothing
     return -jax.nn.log_sigmoid(z) * (1 - s) - jax.nn.log_sigmoid(-z) * s
 
 

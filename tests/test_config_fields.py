@@ -205,7 +205,7 @@ IGNORED = [
     ("algorithm.clip_ratio_high=0.1", SUPERVISED, ("algorithm.loss_mode=gspo",)),
     ("algorithm.clip_ratio_c=3", ("algorithm.loss_mode=gspo",), ()),
     ("algorithm.tau_pos=2", (), ("algorithm.loss_mode=sapo",)),
-    ("algorithm.beta=0.5", (), PAIRS),
+    ("algorithm.dpo_beta=0.5", (), PAIRS),
     ("algorithm.label_smoothing=0.1", (*PAIRS, "algorithm.loss_mode=ipo"), PAIRS),
     ("algorithm.tau_neg=2", ("algorithm.loss_mode=cispo",), ("algorithm.loss_mode=sapo",)),
     ("algorithm.clip_ratio_c=3", ("algorithm.adv_estimator=ones",), ()),

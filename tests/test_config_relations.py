@@ -57,7 +57,7 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "overlong_buffer": ("15",),
     "overlong_penalty": ("3",),
     "overlong_filtering": ("true",),
-    "beta": ("0.5",),
+    "dpo_beta": ("0.5",),
     "label_smoothing": ("0.2",),
 }
 _CHOSEN = ("adv_estimator", "loss_mode")
@@ -106,9 +106,7 @@ def _groups() -> list:
 
 
 GROUPS = _groups()
-PAIRED = [
-    dataclasses.replace(g, rollouts=g.rollouts[:2], rewards=g.rewards[:2], scored=g.scored[:2]) for g in GROUPS
-]
+PAIRED = [dataclasses.replace(g, rollouts=g.rollouts[:2], rewards=g.rewards[:2], scored=g.scored[:2]) for g in GROUPS]
 ROLLOUTS = [rollout for group in GROUPS for rollout in group.rollouts]
 
 

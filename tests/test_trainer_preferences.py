@@ -26,16 +26,16 @@ def test_the_gradient_is_that_of_the_loss(loss, more):
 @pytest.mark.parametrize("loss", preferences.PREFERENCES)
 def test_slopes_are_those_of_differences(loss):
     given, lengths, step = pairs.algorithm(loss, label_smoothing=0.1), np.array([3.0, 5.0]), 1e-5
-    of = lambda gaps: preferences.PREFERENCES[loss](gaps, lengths, given.beta, given.label_smoothing)[0]  # noqa: E731
+    of = lambda gaps: preferences.PREFERENCES[loss](gaps, lengths, given.dpo_beta, given.label_smoothing)[0]  # noqa: E731
     for gaps in ([0.0, 0.0], [2.0, -1.0], [-30.0, 40.0], [400.0, -900.0]):
-        _, slopes = preferences.PREFERENCES[loss](np.array(gaps), lengths, given.beta, given.label_smoothing)
+        _, slopes = preferences.PREFERENCES[loss](np.array(gaps), lengths, given.dpo_beta, given.label_smoothing)
         moved = [(of(np.array(gaps) + d) - of(np.array(gaps) - d)) / (2 * step) for d in step * np.eye(2)]
         np.testing.assert_allclose(slopes, moved, rtol=1e-4, atol=1e-8)
 
 
 def test_metrics_are_those_of_trl_by_hand():
     """Two pairs with masked tokens, and one that is unscored and in no mean."""
-    found, given = made_groups.groups(3, 2), pairs.algorithm("dpo", beta=0.5)
+    found, given = made_groups.groups(3, 2), pairs.algorithm("dpo", dpo_beta=0.5)
     rng = np.random.default_rng(1)
     old, ref = ({r.id: -rng.random(len(r)) for g in found for r in g.rollouts} for _ in range(2))
     _, facts = credit.assign(found, given, max_tokens=20, old=old, reference=ref)

@@ -156,7 +156,7 @@ def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, fl
         out |= {name: value for name, value in told.items() if used[name.split("/")[1][:10]] != "none"}
     if kls:
         out |= {"actor/reward_kl_penalty": float(np.mean(kls)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
-    out |= preferences.describe([pair for piece in found for pair in piece.compared], algorithm.beta)
+    out |= preferences.describe([pair for piece in found for pair in piece.compared], algorithm.dpo_beta)
     if algorithm.overlong_buffer and penalties:
         out |= {
             "reward/overlong/mean": float(np.mean(penalties)),

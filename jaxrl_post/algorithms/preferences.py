@@ -66,7 +66,9 @@ def compare(
         for side in (old, reference)
     )
     lengths = np.maximum([float(mask.sum()) for mask in masks], 1.0)
-    loss, slopes = PREFERENCES[algorithm.loss_mode](logps - known, lengths, algorithm.beta, algorithm.label_smoothing)
+    loss, slopes = PREFERENCES[algorithm.loss_mode](
+        logps - known, lengths, algorithm.dpo_beta, algorithm.label_smoothing
+    )
     return Compared(logps=logps, gaps=logps - known, loss=loss, slopes=slopes)
 
 

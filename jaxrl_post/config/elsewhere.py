@@ -180,7 +180,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "temperature": "sampling.temperature",
         "min_p": "| cut the law by sampling.top_p or sampling.top_k",
         "repetition_penalty": "| the policy's own law is sampled",
-        "beta": "algorithm.kl_loss_coef algorithm.beta | algorithm.beta with loss_mode 'dpo' or 'ipo'",
+        "beta": "algorithm.kl_loss_coef",
         "label_smoothing": "algorithm.label_smoothing",
         "precompute_ref_log_probs": "| computed at the start of each round",
         "epsilon": "algorithm.clip_ratio_low algorithm.clip_ratio_high",

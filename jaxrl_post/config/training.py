@@ -75,7 +75,7 @@ class AlgorithmConfig:
         "ipo",
         doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO. dpo and ipo compare pairs of preferences.",
     )
-    beta: float = at_least(
+    dpo_beta: float = at_least(
         0.1,
         1e-6,
         used_when="algorithm.loss_mode=dpo|ipo",
