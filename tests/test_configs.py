@@ -47,7 +47,19 @@ def test_preset_runs(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "demo_curriculum", "demo_mixed", "demo_sft", "demo_dpo", "demo_ipo", "demo_sharded", "demo_shuffled", "nucleus", "own"]
+    "name",
+    [
+        "demo",
+        "demo_curriculum",
+        "demo_mixed",
+        "demo_sft",
+        "demo_dpo",
+        "demo_ipo",
+        "demo_sharded",
+        "demo_shuffled",
+        "nucleus",
+        "own",
+    ],
 )
 def test_config_runs(name, tmp_path):
     size = {"demo_sft": 1, "demo_dpo": 2, "demo_ipo": 2}.get(name)
