@@ -11,6 +11,11 @@ PIPE = ("scheduler.name=pipeline", "scheduler.max_staleness=2")
 TAIL = ("scheduler.name=tail_batching", "scheduler.over=1.25")
 SUPERVISED = ("engine.name=demonstrations", "algorithm.loss_mode=sft", "algorithm.adv_estimator=ones")
 
+PAIRS = (
+    *("engine.name=preferences", "algorithm.loss_mode=dpo", "algorithm.adv_estimator=pairs"),
+    *("algorithm.loss_agg_mode=seq-mean-token-sum", "scheduler.group_size=2"),
+)
+
 
 def given(**changes) -> ml_collections.ConfigDict:
     """The default with a preset, and dotted names (a__b) changed."""

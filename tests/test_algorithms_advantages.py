@@ -156,4 +156,4 @@ def test_names_are_those_of_the_config():
     from jaxrl_post.config import AlgorithmConfig
 
     choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata}
-    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | credit.WHOLE_ROUND | {"remax"}
+    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | credit.WHOLE_ROUND | {"remax", "pairs"}

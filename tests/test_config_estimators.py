@@ -34,8 +34,8 @@ def test_the_greedy_rollout_may_not_lose_a_race():
 @pytest.mark.parametrize(
     "override, condition",
     [
-        ("critic.lr=1e-3", "algorithm.adv_estimator begins with 'gae'"),
-        ("algorithm.lam=0.9", "algorithm.adv_estimator begins with 'gae'"),
+        ("critic.lr=1e-3", "algorithm.adv_estimator is 'gae' or 'gae_turn'"),
+        ("algorithm.lam=0.9", "algorithm.adv_estimator is 'gae' or 'gae_turn'"),
         ("algorithm.kl_target=0.1", "algorithm.use_kl_in_reward is true"),
     ],
 )
@@ -48,3 +48,26 @@ def test_a_critic_needs_no_group_and_remax_does():
     assert "scheduler.group_size=1 must be at least 2" in refused(
         "algorithm.adv_estimator=remax", "scheduler.group_size=1"
     )
+
+
+PAIRS = [
+    *("engine.name=preferences", "algorithm.loss_mode=dpo", "algorithm.adv_estimator=pairs"),
+    *("algorithm.loss_agg_mode=seq-mean-token-sum", "scheduler.group_size=2"),
+]
+
+
+@pytest.mark.parametrize(
+    "override, end",
+    [
+        ("scheduler.group_size=4", "is no pair; the nearest valid scheduler.group_size is 2"),
+        ("scheduler.ppo_epochs=2", "the nearest valid scheduler.ppo_epochs is 1"),
+        ("scheduler.mini_batches=2", "the nearest valid scheduler.mini_batches is 1"),
+        ("algorithm.loss_agg_mode=token-mean", "the nearest valid algorithm.loss_agg_mode is 'seq-mean-token-sum'"),
+        ("engine.name=rows", "and 'rows' has other losses"),
+        ("algorithm.loss_mode=gpg", "and 'rows' has other losses"),
+        ("algorithm.adv_estimator=grpo", "and 'rows' has other losses"),
+    ],
+)
+def test_pairs_are_refused_with_what_does_not_compare(override, end):
+    assert refused(*PAIRS, override).endswith(end)
+    resolve(default(), ["model.preset=tiny", *PAIRS])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from config_arms import PIPE, SUPERVISED, TAIL, error, given
+from config_arms import PAIRS, PIPE, SUPERVISED, TAIL, error, given
 
 from jaxrl_post import config
 from jaxrl_post.config import conditions, fields
@@ -205,6 +205,8 @@ IGNORED = [
     ("algorithm.clip_ratio_high=0.1", SUPERVISED, ("algorithm.loss_mode=gspo",)),
     ("algorithm.clip_ratio_c=3", ("algorithm.loss_mode=gspo",), ()),
     ("algorithm.tau_pos=2", (), ("algorithm.loss_mode=sapo",)),
+    ("algorithm.dpo_beta=0.5", (), PAIRS),
+    ("algorithm.label_smoothing=0.1", (*PAIRS, "algorithm.loss_mode=ipo"), PAIRS),
     ("algorithm.tau_neg=2", ("algorithm.loss_mode=cispo",), ("algorithm.loss_mode=sapo",)),
     ("algorithm.clip_ratio_c=3", ("algorithm.adv_estimator=ones",), ()),
     (
@@ -351,4 +353,4 @@ def test_the_sentence_of_what_is_ignored():
     assert "scheduler.name is 'tail_batching' or 'rollpacker' (sync waits for all it launches" in error(
         "scheduler.over=2"
     )
-    assert "'sft' has no old log-probs" in error(*SUPERVISED, "algorithm.rollout_is=token")
+    assert "has no log-probs of an engine" in error(*SUPERVISED, "algorithm.rollout_is=token")

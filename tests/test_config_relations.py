@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import made_groups
 import numpy as np
 import pytest
-from config_arms import PIPE, SUPERVISED, TAIL, given
+from config_arms import PAIRS, PIPE, SUPERVISED, TAIL, given
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop, simulate
@@ -57,10 +57,13 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "overlong_buffer": ("15",),
     "overlong_penalty": ("3",),
     "overlong_filtering": ("true",),
+    "dpo_beta": ("0.5",),
+    "label_smoothing": ("0.2",),
 }
 _CHOSEN = ("adv_estimator", "loss_mode")
-_ESTIMATORS = fields.members(configs.AlgorithmConfig)["adv_estimator"][1].metadata["choices"]
-_LOSSES = ("vanilla", *fields.members(configs.AlgorithmConfig)["loss_mode"][1].metadata["choices"][1:-1])
+_CHOICES = {name: fields.members(configs.AlgorithmConfig)[name][1].metadata.get("choices") for name in _CHOSEN}
+_ESTIMATORS = [name for name in _CHOICES["adv_estimator"] if name != "pairs"]
+_LOSSES = [name for name in _CHOICES["loss_mode"] if name not in ("sft", "dpo", "ipo")]
 _EXTRA = (
     "rollout_is=token",
     "rollout_is=span",
@@ -84,6 +87,7 @@ def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
     ]
     extras = [(f"algorithm.loss_mode={loss}", f"algorithm.{extra}") for loss in losses for extra in _EXTRA]
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
+    supervised += [PAIRS, (*PAIRS, "algorithm.loss_mode=ipo"), (*PAIRS, "algorithm.kl_loss_coef=0.3")]
     moved = ("algorithm.use_kl_in_reward=true", "algorithm.kl_target=0.1")
     return [*pairs, *extras, *supervised, moved, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
 
@@ -102,6 +106,7 @@ def _groups() -> list:
 
 
 GROUPS = _groups()
+PAIRED = [dataclasses.replace(g, rollouts=g.rollouts[:2], rewards=g.rewards[:2], scored=g.scored[:2]) for g in GROUPS]
 ROLLOUTS = [rollout for group in GROUPS for rollout in group.rollouts]
 
 
@@ -137,8 +142,9 @@ def _effect(config: configs.Config) -> list:
     old = OldLogprobs(a)
     old.committed, old.of = True, OLD
     given = dict(old=OLD, reference=REFERENCE, values=VALUES if a.needs_critic else None)
-    credits, found = credit.assign(GROUPS, a, max_tokens=LIMIT, **given)
-    trained, controller = credit.trained(GROUPS, a), KlController(a)
+    groups = PAIRED if a.compares_pairs else GROUPS
+    credits, found = credit.assign(groups, a, max_tokens=LIMIT, **given)
+    trained, controller = credit.trained(groups, a), KlController(a)
     controller.update(found.kls)
     how = dict(rows=ROWS, tokens=TOKENS, critic=a.needs_critic)
     (batch,), _ = packing.pack(

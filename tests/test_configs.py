@@ -47,10 +47,23 @@ def test_preset_runs(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "demo_curriculum", "demo_mixed", "demo_sft", "demo_sharded", "demo_shuffled", "nucleus", "own"]
+    "name",
+    [
+        "demo",
+        "demo_curriculum",
+        "demo_mixed",
+        "demo_sft",
+        "demo_dpo",
+        "demo_ipo",
+        "demo_sharded",
+        "demo_shuffled",
+        "nucleus",
+        "own",
+    ],
 )
 def test_config_runs(name, tmp_path):
-    more = ("--config.scheduler.group_size=1", "--config.optimizer.warmup_steps=1") if name == "demo_sft" else ()
+    size = {"demo_sft": 1, "demo_dpo": 2, "demo_ipo": 2}.get(name)
+    more = (f"--config.scheduler.group_size={size}", "--config.optimizer.warmup_steps=1") if size else ()
     _runs(name, tmp_path, *more)
 
 

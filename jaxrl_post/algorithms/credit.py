@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_post.algorithms import advantages, correction, gae
+from jaxrl_post.algorithms import advantages, correction, gae, preferences
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
 from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.types import Finish, Group, Rollout, RolloutId
@@ -58,11 +58,13 @@ class Found:
     - corrections: (ratios, weights, kept) of every corrected rollout in the loss.
     - kls: mean KL of every scored rollout, in runs that have the KL in the reward.
     - penalties: for length, of scored rollouts.
+    - compared: every pair, in runs on preferences.
     """
 
     corrections: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     kls: list[float]
     penalties: np.ndarray
+    compared: Sequence[preferences.Compared] = ()
 
 
 def assign(
@@ -93,7 +95,8 @@ def assign(
         ]
         for group, penalty in zip(groups, penalties, strict=True)
     ]
-    estimated, returns = _advantages(groups, rewards, algorithm, greedy, values or {})
+    compared = _compared(groups, algorithm, old, reference)
+    estimated, returns = _advantages(groups, rewards, algorithm, greedy, values or {}, compared)
     corrected, seen = _corrections(groups, algorithm, old)
     credits = {}
     for group, made, owned in zip(groups, estimated, rewards, strict=True):
@@ -113,14 +116,17 @@ def assign(
         corrections=seen,
         kls=_kls(groups, algorithm, drift),
         penalties=np.concatenate([penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]),
+        compared=[pair for group, pair in zip(groups, compared, strict=False) if group.scored.all()],
     )
 
 
 def trained(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Sequence[Group]:
     """Returns the groups without rollouts that only serve as a baseline: ReMax's greedy one, the last of its group.
 
-    Where the baseline has no score, its group is unscored as a whole.
+    Where the baseline has no score, its group is unscored as a whole. So is a pair of which one has no score.
     """
+    if algorithm.adv_estimator == "pairs":
+        return [replace(group, scored=np.full_like(group.scored, group.scored.all())) for group in groups]
     if algorithm.adv_estimator != "remax":
         return groups
     return [
@@ -150,6 +156,7 @@ def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, fl
         out |= {name: value for name, value in told.items() if used[name.split("/")[1][:10]] != "none"}
     if kls:
         out |= {"actor/reward_kl_penalty": float(np.mean(kls)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
+    out |= preferences.describe([pair for piece in found for pair in piece.compared], algorithm.dpo_beta)
     if algorithm.overlong_buffer and penalties:
         out |= {
             "reward/overlong/mean": float(np.mean(penalties)),
@@ -228,8 +235,11 @@ def _advantages(
     algorithm: AlgorithmConfig,
     greedy: Sequence[float],
     values: LogProbs,
+    compared: Sequence[preferences.Compared],
 ) -> tuple[list[list[np.ndarray]], dict[RolloutId, np.ndarray]]:
     """Returns float[T] per group and rollout, and by rollout id the returns that a critic learns."""
+    if compared:
+        return [_of_a_pair(group, pair) for group, pair in zip(groups, compared, strict=True)], {}
     if algorithm.adv_estimator in WHOLE_ROUND:
         return _of_the_round(groups, rewards, algorithm, values)
     out = []
@@ -242,6 +252,22 @@ def _advantages(
         found = estimate(np.array([reward.sum() for reward in owned]), group.scored, _lengths(group, False))
         out.append([np.where(r.sampled, value, 0.0) for r, value in zip(group.rollouts, found, strict=True)])
     return out, {}
+
+
+def _compared(
+    groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogProbs, reference: LogProbs
+) -> list[preferences.Compared]:
+    """Returns the comparison of every pair, or nothing in runs without preferences."""
+    if algorithm.adv_estimator != "pairs":
+        return []
+    sides = [[[logps[r.id] for r in group.rollouts] for logps in (old, reference)] for group in groups]
+    return [preferences.compare(group, algorithm, *side) for group, side in zip(groups, sides, strict=True)]
+
+
+def _of_a_pair(group: Group, pair: preferences.Compared) -> list[np.ndarray]:
+    """Returns minus the slopes of the pair's loss, times 2: the loss is divided by rollouts, and a pair has two."""
+    gains = -2 * pair.slopes * group.scored
+    return [np.where(r.sampled, gain, 0.0) for r, gain in zip(group.rollouts, gains, strict=True)]
 
 
 def _of_the_round(

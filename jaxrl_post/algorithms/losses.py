@@ -255,6 +255,22 @@ def sft(
     return -logprobs, {}
 
 
+def preference(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs. A is minus the slope of the pair's loss (preferences.py), so that the gradient is the pair's.
+
+    The value is not the pair's loss. That is the metric actor/preference_loss.
+    """
+    _assert_alike(logprobs, advantages)
+    return -advantages * logprobs, {}
+
+
 LOSSES = {
     "vanilla": vanilla,
     "gspo": gspo,
@@ -268,8 +284,10 @@ LOSSES = {
     "luspo": luspo,
     "vespo": vespo,
     "sft": sft,
+    "dpo": preference,
+    "ipo": preference,
 }
-NEEDS_OLD_LOGPROBS = {name: name != "sft" for name in LOSSES}
+NEEDS_OLD_LOGPROBS = {name: name not in ("sft", "dpo", "ipo") for name in LOSSES}
 
 
 def clipped_value(

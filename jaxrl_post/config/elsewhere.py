@@ -181,6 +181,8 @@ _TABLE: dict[str, dict[str, str]] = {
         "min_p": "| cut the law by sampling.top_p or sampling.top_k",
         "repetition_penalty": "| the policy's own law is sampled",
         "beta": "algorithm.kl_loss_coef",
+        "label_smoothing": "algorithm.label_smoothing",
+        "precompute_ref_log_probs": "| computed at the start of each round",
         "epsilon": "algorithm.clip_ratio_low algorithm.clip_ratio_high",
         "epsilon_high": "algorithm.clip_ratio_high | one less with loss_type cispo",
         "delta": "algorithm.clip_ratio_c",

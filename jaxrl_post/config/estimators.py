@@ -25,6 +25,33 @@ ESTIMATORS = (
         nearest=lambda warmup, steps: steps - 1,
     ),
     relation(
+        "scheduler.group_size",
+        when="algorithm.adv_estimator=pairs",
+        need=lambda size: size == 2,
+        says="algorithm.adv_estimator='pairs' compares a chosen with a rejected completion, and {scheduler.group_size} is no pair",
+        nearest=lambda size: 2,
+    ),
+    *(
+        relation(
+            name,
+            when="algorithm.adv_estimator=pairs",
+            need=lambda count: count == 1,
+            says="algorithm.adv_estimator='pairs' has the slope of the loss at the start of a round, and {"
+            + name
+            + "} takes "
+            "further optimizer steps in it; train on fewer pairs a round instead",
+            nearest=lambda count: 1,
+        )
+        for name in ("scheduler.mini_batches", "scheduler.ppo_epochs")
+    ),
+    relation(
+        "algorithm.loss_agg_mode",
+        when="algorithm.adv_estimator=pairs",
+        need=lambda mode: mode == "seq-mean-token-sum",
+        says="algorithm.adv_estimator='pairs' is the mean of the losses of pairs, which {algorithm.loss_agg_mode} is not",
+        nearest=lambda mode: "seq-mean-token-sum",
+    ),
+    relation(
         "scheduler.over_samples",
         when="algorithm.adv_estimator=remax",
         need=lambda over: over == 1,

@@ -25,7 +25,9 @@ class EngineConfig:
         "rows",
         "rows",
         "demonstrations",
-        doc="What writes the training rollouts: the row engine, or worked solutions of the data for supervised training.",
+        "preferences",
+        doc="What writes the training rollouts: the row engine, worked solutions of the data for supervised training, or its "
+        "pairs of a chosen and a rejected completion.",
     )
     slots: int = at_least(64, 1, unit="slots", doc="Rollouts that one replica generates at the same time.")
     max_length: int = at_least(512, 2, unit="tokens", doc="The longest prompt and rollout together.")

@@ -109,7 +109,8 @@ def _entry(option: fields.Option) -> str:
     about = option.about
     other = "" if about.accelerator is None else f"on an accelerator {about.accelerator!r}"
     facts = [f"{option.name} = {option.default!r}", other, kind(option), allowed(option), about.unit]
-    lines = [f"  {'; '.join(filter(None, facts))}", *_wrapped(about.doc)]
+    told = textwrap.wrap("; ".join(filter(None, facts)), 180, initial_indent="  ", subsequent_indent="      ")
+    lines = [*told, *_wrapped(about.doc)]
     if about.used_when.text:
         lines += _wrapped(f"Read only where {about.used_when.words()}.")
     return "\n".join(lines)

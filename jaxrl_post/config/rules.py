@@ -12,6 +12,7 @@ from jaxrl_post.config.learning import LEARNING
 from jaxrl_post.config.relations import relation
 from jaxrl_post.config.scheduling import SCHEDULING
 
+_WRITTEN = {"sft": ("demonstrations", "ones"), "dpo": ("preferences", "pairs"), "ipo": ("preferences", "pairs")}
 _OF_A_ROUND = "of the {!scheduler.updates} optimizer steps of a round (scheduler.mini_batches * scheduler.ppo_epochs)"
 
 
@@ -364,10 +365,10 @@ _PARTS = (
         "algorithm.loss_mode",
         "algorithm.adv_estimator",
         need=lambda engine, loss, estimator: (
-            (engine == "demonstrations") == (loss == "sft") and (loss != "sft" or estimator == "ones")
+            (engine, estimator) == _WRITTEN[loss] if loss in _WRITTEN else engine == "rows" and estimator != "pairs"
         ),
         says="{engine.name} with {algorithm.loss_mode} and {algorithm.adv_estimator}: supervised training is 'demonstrations' "
-        "with 'sft' and 'ones', and neither of the first two goes without the other",
+        "with 'sft' and 'ones', training on preferences is 'preferences' with 'dpo' or 'ipo' and 'pairs', and 'rows' has other losses",
     ),
 )
 

@@ -84,7 +84,7 @@ class RewardConfig:
     )
     shuffle: bool = any_of_type(
         False,
-        used_when="algorithm.adv_estimator!=ones",
+        used_when="algorithm.adv_estimator!=ones|pairs",
         why="the advantage 'ones' reads no reward",
         doc="Whether the scores of a group change hands at random: a control that must learn nothing.",
     )

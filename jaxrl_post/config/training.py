@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, one_of, switch
 
-_RATIOS = "algorithm.loss_mode!=sft"
-_NO_RATIO = "algorithm.loss_mode='sft' has no old log-probs"
-_REWARDED = "algorithm.adv_estimator!=ones"
+_RATIOS = "algorithm.loss_mode!=sft|dpo|ipo"
+_NO_RATIO = "what the data wrote has no log-probs of an engine"
+_REWARDED = "algorithm.adv_estimator!=ones|pairs"
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
 _POSITIVE = "others are never negative"
-_NO_REWARD = "the advantage 'ones' reads no reward"
+_NO_REWARD = "the advantages 'ones' and 'pairs' read no reward"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
     "seq_max_k2",
@@ -39,8 +39,9 @@ class AlgorithmConfig:
         "gae",
         "gae_turn",
         "ones",
-        doc="How rewards become advantages. gae and gae_turn train a critic. remax takes the last rollout of a group "
-        "greedily, as its baseline.",
+        "pairs",
+        doc="How rewards become advantages. pairs: of preferences, without rewards. gae and gae_turn train a critic. remax takes "
+        "the last rollout of a group greedily, as its baseline.",
     )
     gamma: float = at_least(
         1.0,
@@ -70,7 +71,22 @@ class AlgorithmConfig:
         "luspo",
         "vespo",
         "sft",
-        doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO.",
+        "dpo",
+        "ipo",
+        doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO. dpo and ipo compare pairs of preferences.",
+    )
+    dpo_beta: float = at_least(
+        0.1,
+        1e-6,
+        used_when="algorithm.loss_mode=dpo|ipo",
+        doc="How strongly preferences hold the policy at its reference, as TRL's beta.",
+    )
+    label_smoothing: float = at_least(
+        0.0,
+        0.0,
+        0.5,
+        used_when="algorithm.loss_mode=dpo",
+        doc="The probability that a preference is the wrong way round.",
     )
     loss_agg_mode: str = one_of(
         "token-mean",
@@ -178,7 +194,7 @@ class AlgorithmConfig:
         "recompute",
         "rollout",
         "loglinear",
-        used_when=f"algorithm.loss_mode!=sft|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
+        used_when=f"algorithm.loss_mode!=sft|dpo|ipo|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
         why="the others have no use for old log-probs",
         doc="What gives pi_old: the learner's own pass, the engine's log-probs, or a point between both by how old a token is "
         "(A-3PO).",
@@ -226,7 +242,12 @@ class AlgorithmConfig:
 
     @property
     def needs_reference(self) -> bool:
-        return self.kl_loss_coef > 0 or self.use_kl_in_reward
+        return self.kl_loss_coef > 0 or self.use_kl_in_reward or self.compares_pairs
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether groups are pairs of preferences."""
+        return self.adv_estimator == "pairs"
 
     @property
     def corrects_rollouts(self) -> bool:

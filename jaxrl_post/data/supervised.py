@@ -42,10 +42,10 @@ def row(where: str, given: Any, columns: Columns) -> dict:
     if not isinstance(given, dict):
         return columns.row(where, given)
     refuse_preferences(where, given)
-    name, completion = columns.first(given, "completion")
+    name, said = columns.first(given, "completion")
     if name:
         out = columns.row(where, given)
-        return _answered(out, _completion(f"data: {where}, column {name!r}", completion, out["prompt"]))
+        return _answered(out, completion(f"data: {where}, column {name!r}", said, out["prompt"]))
     if "messages" in given:
         return _conversation(where, given, columns)
     asked, _ = columns.first(given, "prompt")
@@ -84,19 +84,19 @@ def refuse_preferences(where: str, given: Mapping) -> None:
         )
 
 
-def _completion(where: str, completion: Any, prompt: str | list) -> str | dict:
+def completion(where: str, said: Any, prompt: str | list) -> str | dict:
     """Returns the answer to a prompt: a text behind a text, an assistant's message behind messages."""
-    if isinstance(completion, list):
-        if len(completion) != 1 or not isinstance(completion[0], dict) or completion[0].get("role") != _ROLE:
-            raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(completion)}")
+    if isinstance(said, list):
+        if len(said) != 1 or not isinstance(said[0], dict) or said[0].get("role") != _ROLE:
+            raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(said)}")
         if isinstance(prompt, str):
             raise ValueError(
                 f"{where}: is a message, but the prompt is a text: give both as texts, or both as messages"
             )
-        return _without_nulls(completion[0])
-    if not isinstance(completion, str):
-        raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(completion)}")
-    return completion if isinstance(prompt, str) else {"role": _ROLE, "content": completion}
+        return _without_nulls(said[0])
+    if not isinstance(said, str):
+        raise ValueError(f"{where}: must be a text or one message of the assistant, got {shown(said)}")
+    return said if isinstance(prompt, str) else {"role": _ROLE, "content": said}
 
 
 def _conversation(where: str, given: dict, columns: Columns) -> dict:
@@ -175,14 +175,16 @@ def tokenised(
             one = {**one, "tokens": ids[:1]}
             taught[one["id"]] = ids[1:]
         else:
-            taught[one["id"]] = _taught(place, one["prompt"], one["demonstration"], words, chat, limit + most)
-        _check(place, one["id"], taught[one["id"]], words, most, where)
+            taught[one["id"]] = answered(place, one["prompt"], one["demonstration"], words, chat, limit + most)
+        check(place, one["id"], taught[one["id"]], words, most, where)
         begun.append(one)
     return prompts.tokenised(begun, words, chat=chat, limit=limit, where=where), taught
 
 
-def _taught(place: str, prompt: str | list, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int) -> list:
-    """Returns the tokens of an answer behind its prompt."""
+def answered(
+    place: str, prompt: str | list, answer: str | dict, words: Tokenizer, chat: Chat | None, most: int
+) -> list:
+    """Returns the tokens of an answer behind its prompt, with an end token."""
     if isinstance(answer, str) and not isinstance(prompt, str):  # a ground truth behind messages
         return _ended(_encoded(place, answer, words, most, special=False), words)
     if isinstance(answer, str):
@@ -239,7 +241,7 @@ def _closed(place: str, ids: list[int], words: Tokenizer) -> list[int]:
     return ids[: ends[0] + 1]
 
 
-def _check(place: str, id: str, ids: list[int], words: Tokenizer, most: int, where: str) -> None:
+def check(place: str, id: str, ids: list[int], words: Tokenizer, most: int, where: str) -> None:
     if not words.decode([token for token in ids if token not in words.eos_ids]).strip():
         raise ValueError(f"{place}: the demonstration is empty: only an end token would be trained on")
     check_length(id, len(ids), most, where)

@@ -32,11 +32,13 @@ class Task:
       demonstrate: demonstrate(extra, seed uint32[2]) gives the text of a solution. It depends only on the row's
         `extra` and the seed.
       longest: longest(extra) gives the longest of these texts over all seeds.
+      prefer: prefer(extra) gives the texts of a better and a worse solution, where the task has preferences.
     """
 
     rows: Callable[..., list[dict]]
     demonstrate: Callable[[Mapping, np.ndarray], str]
     longest: Callable[[Mapping], str]
+    prefer: Callable[[Mapping], tuple[str, str]] | None = None
 
 
 def split_of(text: str) -> str:
@@ -127,6 +129,12 @@ def solve_sum(extra: Mapping, seed: np.ndarray) -> str:
 def longest_sum(extra: Mapping) -> str:
     """Returns the careful solution if there is one, else the right guess."""
     return work_out(list(extra["terms"])) if extra["careful"] > 0 else f"#{sum(extra['terms'])}"
+
+
+def prefer_sum(extra: Mapping) -> tuple[str, str]:
+    """Returns the careful solution, and a guess that forgets one of the terms of one digit."""
+    terms = list(extra["terms"])
+    return work_out(terms), f"#{sum(terms) - terms[1 + sum(terms) % (len(terms) - 1)]}"
 
 
 def work_out(terms: list[int]) -> str:
@@ -277,7 +285,7 @@ TASKS = {
     "calculator": Task(rows=calculator_rows, demonstrate=solve_turn, longest=longest_turn),
     "grid_world": Task(rows=grid_rows, demonstrate=solve_turn, longest=longest_turn),
     "turns": Task(rows=mixed_rows, demonstrate=solve_turn, longest=longest_turn),
-    "sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum),
+    "sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum, prefer=prefer_sum),
     "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting, longest=solve_sorting),
     "openings": Task(rows=opening_rows, demonstrate=solve_opening, longest=solve_opening),
 }

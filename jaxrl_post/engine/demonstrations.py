@@ -75,7 +75,7 @@ class Demonstrations:
         """
         accepted = {}
         for request in requests:
-            tokens = np.asarray(self._write(request.prompt, request.seed), np.int32)
+            tokens = np.asarray(self._written(request), np.int32)
             if request.prefix is not None:
                 raise ValueError(f"request {request.rollout_id}: demonstrations do not continue a prefix")
             if not 1 <= tokens.size <= request.max_tokens:
@@ -86,6 +86,10 @@ class Demonstrations:
                 )
             accepted[request.rollout_id] = (request, tokens)
         self._waiting.update(accepted)
+
+    def _written(self, request: Request) -> Sequence[int]:
+        """Returns what the data has for a request."""
+        return self._write(request.prompt, request.seed)
 
     def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
         """Removes requests. Their rollouts have no tokens, because a waiting request has none."""

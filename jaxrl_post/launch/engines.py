@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxrl_post.engine.demonstrations import Demonstrations
 from jaxrl_post.engine.elastic import Elastic
+from jaxrl_post.engine.preferences import Preferences
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.launch import build as parts
 from jaxrl_post.parallel.processes import say
@@ -25,4 +26,10 @@ def data_for_training(config, start, devices, learner, history) -> tuple[Any, Ro
     return engine, parts.engine(config, start, devices, learner, history, say) if start.held_out else None
 
 
-ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training}
+def pairs_for_training(config, start, devices, learner, history) -> tuple[Any, RowEngine | None]:
+    """Builds an engine that takes pairs of preferences from the data, and a row engine for evaluation, if there is any."""
+    engine = Preferences(start.pairs, slots=config.engine.slots, replicas=config.replicas, version=learner.step)
+    return engine, parts.engine(config, start, devices, learner, history, say) if start.held_out else None
+
+
+ENGINES = {"rows": rows_for_all, "demonstrations": data_for_training, "preferences": pairs_for_training}

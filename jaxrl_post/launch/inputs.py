@@ -38,7 +38,7 @@ class Inputs:
     `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
     eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `trained`: which of them are trained
-    on, by prompt id, where not all are. `cost`: engine.cost_table, read,
+    on, by prompt id, where not all are. `pairs`: tokens of preferences, by prompt id. `cost`: engine.cost_table, read,
     or None where none is named. `adapter`: lora.adapter on this machine. `handed`: what a Python program gave beside the
     config. `notes`: lines on data that is not used as it is. `overlong`: prompts that were dropped or cut, by "train" and
     "eval". `chat`: the tokenizer's chat template, with the tools of an environment."""
@@ -55,6 +55,7 @@ class Inputs:
     write: Callable[[Prompt, np.ndarray], list[int]]
     cost: StepCost | None
     trained: Mapping[str, Sequence[bool]] = field(default_factory=dict)
+    pairs: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     adapter: str = ""
     handed: Handed = NOTHING
     notes: tuple[str, ...] = ()
@@ -158,6 +159,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
         write=_writer(config, words, taught),
         trained=rows.trained,
+        pairs=rows.pairs,
         cost=own.cost,
         adapter=config.lora.adapter,
         handed=handed,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_post.config import Config
-from jaxrl_post.data import chat, conversations, mixture, prompts, supervised, tokenizer
+from jaxrl_post.data import chat, conversations, mixture, preferences, prompts, supervised, tasks, tokenizer
 from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.data.overlong import DROP, Overlong
 from jaxrl_post.json_text import shown
@@ -26,13 +26,15 @@ class Found:
     """Prompts in file order, and what of their data is not used as it is.
 
     `taught`: of a supervised file the tokens behind the prompt, by prompt id. `trained`: which of them are trained on, where
-    not all are. `overlong`: prompts that were dropped or cut.
+    not all are. `pairs`: of preferences the chosen and the rejected tokens, by prompt id. `overlong`: prompts that were
+    dropped or cut.
     `sizes`: how many prompts are of each source, by its name, in their order; empty where there is one source.
     """
 
     prompts: tuple[Prompt, ...] = ()
     taught: Mapping[str, list[int]] = field(default_factory=dict)
     trained: Mapping[str, list[bool]] = field(default_factory=dict)
+    pairs: Mapping[str, tuple[list[int], list[int]]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     overlong: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -58,6 +60,8 @@ def train(
     if config.data.sources:
         return _mixed(config, words, template, handed, begins)
     source, law = config.data.train, config.sampling
+    if config.engine.name == "preferences":
+        return _pairs(config, words, template, handed)
     split = "sft" if config.engine.name == "demonstrations" else "train"
     if split == "sft" and not source.startswith("task:"):
         fits = dict(chat=template, limit=config.engine.max_length - law.max_tokens, most=law.max_tokens, where=source)
@@ -157,6 +161,24 @@ def _held_out_rows(config: Config, source: str, size: int, handed: Handed) -> li
     return [row for rows in zip(*parts, strict=True) for row in rows]
 
 
+def _pairs(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed) -> Found:
+    """Returns prompts with a chosen and a rejected completion each."""
+    source, law = config.data.train, config.sampling
+    check_closable(words)
+    if source.startswith("task:"):
+        rows = preferences.of_task(
+            prompts.rows(source, seed=config.seed, split="sft", size=config.data.size, arguments=config.data.task),
+            tasks.TASKS[source.removeprefix("task:")],
+            source,
+        )
+    else:
+        rows = _supervised(source, columns(config), handed, preferences.row)
+    _check_rows("data.train", source, rows)
+    fits = dict(chat=template, limit=config.engine.max_length - law.max_tokens, most=law.max_tokens, where=source)
+    found, pairs = preferences.tokenised(rows, words, **fits)
+    return Found(prompts=found, pairs=pairs)
+
+
 def columns(config: Config) -> Columns:
     """Returns how files are read.
 
@@ -238,5 +260,5 @@ def check_closable(words: tokenizer.Tokenizer) -> None:
     """Refuses a tokenizer without an end token, which closes every demonstration."""
     if not words.eos_ids:
         raise ValueError(
-            "engine.name='demonstrations' needs a tokenizer with an end token, to close each solution with"
+            "engine.name='demonstrations' and 'preferences' need a tokenizer with an end token, to close each completion with"
         )

@@ -371,7 +371,7 @@ class Learner:
         With coefficient 0 it has one only if the reference serves nothing else. The term is then only reported.
         """
         return self._reference is not None and (
-            self._algorithm.kl_loss_coef > 0 or not self._algorithm.use_kl_in_reward
+            self._algorithm.kl_loss_coef > 0 or not (self._algorithm.use_kl_in_reward or self._algorithm.compares_pairs)
         )
 
     def _begin_round(self) -> None:

@@ -30,7 +30,8 @@ class OldLogprobs:
     """
 
     def __init__(self, algorithm: AlgorithmConfig):
-        self.in_credits = algorithm.use_kl_in_reward or algorithm.corrects_rollouts
+        self._compares = algorithm.compares_pairs  # which no engine sampled
+        self.in_credits = algorithm.use_kl_in_reward or algorithm.corrects_rollouts or self._compares
         self.needed = losses.NEEDS_OLD_LOGPROBS[algorithm.loss_mode] or self.in_credits
         self._method = algorithm.prox_logp_method
         self.begin_round()
@@ -98,4 +99,5 @@ class OldLogprobs:
     def _record(self, groups: Sequence[Group], logprobs: LogProbs) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         self.of.update((r.id, logprobs[r.id]) for r in rollouts)
-        self.pairs += [(self.of[r.id][r.sampled], r.logprobs[r.sampled]) for r in rollouts if r.sampled.any()]
+        known = [] if self._compares else rollouts
+        self.pairs += [(self.of[r.id][r.sampled], r.logprobs[r.sampled]) for r in known if r.sampled.any()]

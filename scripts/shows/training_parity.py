@@ -11,7 +11,7 @@ import os
 import sys
 
 MINUTES = 4.0
-PARTS = ("ppo", "remax", "gmpo", "dppo", "lora", "masks")
+PARTS = ("ppo", "remax", "gmpo", "dppo", "lora", "masks", "dpo")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

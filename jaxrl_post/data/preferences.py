@@ -1,0 +1,94 @@
+"""Rows of preferences under TRL's names: prompt, chosen and rejected, as texts or as messages.
+
+Without a prompt, `chosen` and `rejected` are two conversations, and the messages with which both begin are the prompt. Each
+completion ends as a supervised one does (supervised.py): with an end token, behind which nothing is trained on.
+Refused: a completion that is empty or cannot be cut from its prompt, and a pair of two equal ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_post.data import prompts, supervised
+from jaxrl_post.data.chat import Chat
+from jaxrl_post.data.columns import Columns
+from jaxrl_post.data.tasks import Task
+from jaxrl_post.data.tokenizer import Tokenizer
+from jaxrl_post.json_text import shown
+from jaxrl_post.types import Prompt
+
+SIDES = ("chosen", "rejected")
+
+
+def row(where: str, given: Any, columns: Columns) -> dict:
+    """Returns one row, as Columns.row does, with `pair`: what was chosen and what was rejected, texts or messages.
+
+    Raises:
+      ValueError: a row that is refused, with `where`.
+    """
+    if not isinstance(given, dict):
+        return columns.row(where, given)
+    for side in SIDES:
+        if side not in given:
+            raise ValueError(
+                f"data: {where}: there is no column {side!r}: engine.name='preferences' compares two completions"
+            )
+    if not columns.first(given, "prompt")[0]:
+        given = _split(where, given)
+        columns = dataclasses.replace(columns, named={**columns.named, "prompt": "prompt"})
+    out = columns.row(where, given)
+    pair = [supervised.completion(f"data: {where}, column {side!r}", given[side], out["prompt"]) for side in SIDES]
+    if pair[0] == pair[1]:
+        raise ValueError(f"data: {where}: columns 'chosen' and 'rejected' are equal, which prefers nothing")
+    return out | {"pair": pair}
+
+
+def of_task(rows: Sequence[Mapping], task: Task, source: str) -> list[dict]:
+    """Returns the rows of a procedural task, each with its `pair`.
+
+    Raises:
+      ValueError: the task has no preferences.
+    """
+    if task.prefer is None:
+        raise ValueError(f"data.train={source}: this task has no preferences; name a file of them, or 'task:sums'")
+    return [{"where": one["id"], **one, "pair": list(task.prefer(one["extra"]))} for one in rows]
+
+
+def _split(where: str, given: Mapping) -> dict:
+    """Returns a row whose prompt is the messages with which both of its conversations begin."""
+    talks = [given[side] for side in SIDES]
+    if not all(isinstance(talk, list) for talk in talks):
+        raise ValueError(f"data: {where}: has no prompt, and 'chosen' and 'rejected' are no conversations of messages")
+    same = 0
+    while same < min(map(len, talks)) and talks[0][same] == talks[1][same]:
+        same += 1
+    if not same:
+        raise ValueError(f"data: {where}: 'chosen' and 'rejected' do not begin with the same messages")
+    return {**given, "prompt": talks[0][:same], **{side: talk[same:] for side, talk in zip(SIDES, talks, strict=True)}}
+
+
+def tokenised(
+    rows: Sequence[Mapping], words: Tokenizer, *, chat: Chat | None, limit: int, most: int, where: str
+) -> tuple[tuple[Prompt, ...], dict[str, tuple[list[int], list[int]]]]:
+    """Returns the prompts, as prompts.tokenised does, and the tokens of both completions, by prompt id.
+
+    Args:
+      limit: most tokens of a prompt.
+      most: most tokens of a completion with its end token.
+      where: what the rows are called in an error.
+
+    Raises:
+      ValueError: a completion that is empty, too long or cannot be cut from its prompt, with file and line.
+    """
+    pairs = {}
+    for one in rows:
+        sides = []
+        for side, said in zip(SIDES, one["pair"], strict=True):
+            place = f"{one['where']} (id {shown(one['id'])}), column {side!r}"
+            tokens = supervised.answered(place, one["prompt"], said, words, chat, limit + most)
+            supervised.check(place, one["id"], tokens, words, most, where)
+            sides.append(tokens)
+        pairs[one["id"]] = (sides[0], sides[1])
+    return prompts.tokenised(rows, words, chat=chat, limit=limit, where=where), pairs
