@@ -107,6 +107,7 @@ def test_alternatives_bind_weaker_than_conjunctions():
         ("a=", "a is empty"),
         ("a!=", "a is not empty"),
         ("a=true", "a is true"),
+        ("a!= and a!=task:*", "a is not empty and does not begin with 'task:'"),
         ("a=0 and b=x or c>1", "a is 0 and b is 'x', or c is above 1"),
     ],
 )

@@ -78,6 +78,16 @@ _EXTRA = (
 _PASSES = ("scheduler.mini_batches=2", "eval.every=0")
 
 
+def _read(arm: Sequence[str]) -> bool:
+    """Whether something reads all of these settings."""
+    try:
+        configs.resolve(given(), arm)
+    except ValueError as refused:
+        assert "would be ignored" in str(refused)
+        return False
+    return True
+
+
 def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
     """Every estimator, every loss with two of them, every extra with these losses, and what lets tokens grow old."""
     pairs = [
@@ -86,6 +96,7 @@ def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
         for loss in (_LOSSES if estimator in ("grpo", "ones") else _LOSSES[:1])
     ]
     extras = [(f"algorithm.loss_mode={loss}", f"algorithm.{extra}") for loss in losses for extra in _EXTRA]
+    extras = [arm for arm in extras if _read(arm)]
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
     supervised += [PAIRS, (*PAIRS, "algorithm.loss_mode=ipo"), (*PAIRS, "algorithm.kl_loss_coef=0.3")]
     moved = ("algorithm.use_kl_in_reward=true", "algorithm.kl_target=0.1")

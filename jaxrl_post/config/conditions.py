@@ -73,8 +73,16 @@ class Condition:
 
     def words(self, alias: Callable[[str], str] = lambda name: name) -> str:
         """The condition as a part of a sentence."""
-        told = (" and ".join(term.words(alias(term.name)) for term in terms) for terms in self.alternatives)
-        return ", or ".join(told)
+        return ", or ".join(_told(terms, alias) for terms in self.alternatives)
+
+
+def _told(terms: tuple[Term, ...], alias: Callable[[str], str]) -> str:
+    """Returns a conjunction as words. A name that follows itself is said once."""
+    parts = []
+    for before, term in zip((None, *terms), terms, strict=False):
+        words, name = term.words(alias(term.name)), alias(term.name)
+        parts.append(words.removeprefix(f"{name} ") if before and before.name == term.name else words)
+    return " and ".join(parts)
 
 
 def parse(text: str) -> Condition:
