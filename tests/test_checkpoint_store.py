@@ -279,7 +279,7 @@ def test_a_disk_that_fills_during_a_save_leaves_nothing_of_it(tmp_path, monkeypa
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.ocp.Checkpointer, "save", full)
+        patch.setattr(ocp.Checkpointer, "save", full)
         ours.save(2, tree(2), host(2), ABOUT)
     assert names(tmp_path) == ["step_000001"] and len(said) == 1
     ours.save(3, tree(3), host(3), ABOUT)
@@ -395,7 +395,7 @@ def test_killed_at_every_file_operation_of_a_save(tmp_path, monkeypatch):
         (store, "manifest"),
         (store, "_write_json"),
         (store, "_settle"),
-        (store.ocp.Checkpointer, "save"),
+        (ocp.Checkpointer, "save"),
     ]
     count = {"left": 0, "made": 0}
 

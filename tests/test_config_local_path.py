@@ -75,7 +75,7 @@ def test_the_options_that_are_paths_are_these():
              if option.about.path]  # fmt: skip
     assert found == [
         "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "scheduler.auto_history", "critic.path",
-        "lora.adapter", "data.train", "reward.functions", "environment.name", "eval.data",
+        "lora.adapter", "data.train", "data.sources", "reward.functions", "environment.name", "eval.data",
         "workload.path", "cluster.cost_table", "scheduler.auto_history",
     ]  # fmt: skip
 

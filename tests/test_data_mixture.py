@@ -97,7 +97,7 @@ def test_files_and_tasks_are_read_with_ids_and_sources_of_their_own(tmp_path):
     assert sorted(prompt.id for prompt in found) == [f"{name}/{i}" for name in "ab" for i in range(3)]
     assert {(source(prompt), prompt.source) for prompt in found} == {("a", "a"), ("b", "b")}
     assert Counter(source(found.at(position)[1]) for position in range(30)) == {"a": 20, "b": 10}
-    with pytest.raises(ValueError, match=r"eval.data is empty and .*a.jsonl.* of data.sources is a file"):
+    with pytest.raises(ValueError, match=r"eval.data is empty and .*/a.j.* of data.sources is a file"):
         gathered(tmp_path, files)
     with pytest.raises(ValueError, match="share 3 prompts"):
         gathered(tmp_path, files, f"eval.data={tmp_path / 'b.jsonl'}")

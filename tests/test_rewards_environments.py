@@ -370,6 +370,7 @@ def test_grid_world():
     assert told[-1][1:] == (1.0, True)
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:This process:DeprecationWarning")
 def test_code_tool():
     columns = {"prompt": "Double a number.", "test_list": ["assert double(2) == 4", "assert double(-1) == -2"]}
     told = play(CodeTool(), columns, "def double(x): return 4", "```python\ndef double(x): return 2 * x\n```")

@@ -31,7 +31,7 @@ def may_move(config: Mapping) -> bool:
         and not config["engine"]["layouts"]
         and config["speculation"]["drafter"] == "off"
         and config["scheduler"]["placement"] == "least_loaded"
-        and not config["environment"]["name"]
+        and not config.get("environment", {}).get("name")
     )
 
 

@@ -150,8 +150,8 @@ FAULTS = (
         (
             "checked_too_late",
             "SequenceState.stopped_at",
-            "range(checked + 1, len(tokens) + 1)",
-            "range(checked + 2, len(tokens) + 1)",
+            "range(max(checked, begin) + 1, len(tokens) + 1)",
+            "range(max(checked, begin) + 2, len(tokens) + 1)",
             "the first token of a dispatch completes no stop string",
             "test_stop_strings_do_not_depend_on_the_dispatch_length",
         ),

@@ -200,9 +200,9 @@ FAULTS = (
         "jaxrl_post/rewards/digest.py",
         (
             "digest_of_lengths",
-            "of_tokens",
-            'rollout.tokens.astype("<i4").tobytes()',
-            "bytes(len(rollout))",
+            "of_ids",
+            'tokens.astype("<i4").tobytes()',
+            "bytes(len(tokens))",
             "a score is served for other tokens of the same length",
             "test_a_digest_is_of_the_tokens",
         ),

@@ -45,8 +45,8 @@ FAULTS = (
         (
             "renamed_before_it_is_whole",
             "Checkpoints._save",
-            "_write_json(part / MANIFEST, manifest(part, step, self._key(), own))\nos.replace(part, path)",
-            "os.replace(part, path)\n_write_json(path / MANIFEST, manifest(path, step, self._key(), own))",
+            "_write_json(part / MANIFEST, manifest(part, step, self._key(), own))",
+            "os.replace(part, path), _write_json(path / MANIFEST, manifest(path, step, self._key(), own)), os.replace(path, part)",
             "a step has its name before its manifest",
             "test_killed_at_every_file_operation_of_a_save",
         ),
