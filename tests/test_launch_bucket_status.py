@@ -68,6 +68,10 @@ def test_a_run_is_told_from_its_lease_its_commits_and_its_attempts(objects, fold
     ended = bucket_status.status(URL, time.time() + record.LEASE_S + 1)
     assert ended.state == "ended with exit code 42" and "killed: 0" in str(ended)
     assert objects.current(record.NAME).generation == before
+    held.release()
+    record.take(objects, print)  # by an attempt that is killed before its first commit
+    told = bucket_status.status(URL)
+    assert (len(told.attempts), told.restarts) == (1, 1) and "left no note" in str(told)
 
 
 def test_a_damaged_commit_is_passed_over(objects, folder):

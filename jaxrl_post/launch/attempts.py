@@ -152,11 +152,12 @@ class Attempt:
 @dataclass(frozen=True, kw_only=True)
 class Lease:
     """Who may write a run in a bucket. `live`: whether the lease has not ended. `committed_s`: seconds since the newest
-    commit, None without one."""
+    commit, None without one. `starts`: how often the run was taken, also by attempts that were killed before a commit."""
 
     holder: str
     live: bool
     committed_s: float | None
+    starts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,7 @@ class Status:
 
     @property
     def restarts(self) -> int:
-        return max(len(self.attempts) - 1, 0)
+        return max(len(self.attempts), self.lease.starts if self.lease else 0, 1) - 1
 
     @property
     def state(self) -> str:
@@ -208,7 +209,9 @@ class Status:
         lines = [f"{self.folder}: {self.state}; step {self.step}{of}, {saved}, {age}"]
         if self.lease is not None and self.lease.committed_s is not None:
             lines.append(f"committed {_span(self.lease.committed_s)} ago")
-        lines.append(f"attempts {len(self.attempts)}, restarts {self.restarts}")
+        unseen = self.restarts + 1 > len(self.attempts)
+        why = " (an attempt that was killed before a commit left no note)" if self.lease is not None and unseen else ""
+        lines.append(f"attempts {len(self.attempts)}, restarts {self.restarts}{why}")
         for number, attempt in enumerate(self.attempts, start=1):
             lines += _lines(attempt, self._lives if number == len(self.attempts) else lambda process: False)
         return "\n".join(lines)

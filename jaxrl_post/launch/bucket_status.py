@@ -37,6 +37,7 @@ def status(text: str, now: float | None = None) -> attempts.Status:
         holder=record.who(there.holder) if there.holder else "",
         live=bool(there.holder) and there.until > now,
         committed_s=None,
+        starts=there.term,
     )
     renewed = max(now - (there.until - record.LEASE_S), 0.0)
     for commit in there.commits:

@@ -46,7 +46,7 @@ COMMAND = [
     "--config.eval.prompts=4",
     "--config.eval.every=10",
 ]
-PROCESSES, JOB_STEPS = 2, 12
+PROCESSES, JOB_STEPS = 2, 20
 JOB = [
     f"--config.steps={JOB_STEPS}",
     "--config.mesh.data=1",
@@ -168,7 +168,8 @@ def _job(record, runs: BucketRuns) -> None:
     record.figure("job.half_written", [one for found in jobs.damages for one in found], equals=[])
     told = bucket_status.status(runs.url("killed-job"))
     print(told, flush=True)
-    record.figure("job.restarts_that_the_bucket_knows", told.restarts, at_least=len(KILLS) - 1)
+    record.figure("job.kills", len(jobs.found), equals=len(KILLS))
+    record.figure("job.restarts_that_the_bucket_knows", told.restarts, equals=len(KILLS))
     back = runs.fetched("killed-job")
     found = [one for one in differences(runs.here / "job", back, JOB_STEPS) if one not in ONE_MACHINE]
     record.figure("job.what_differs", found, equals=[])
