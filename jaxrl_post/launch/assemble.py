@@ -63,7 +63,7 @@ from jaxrl_post.rewards import math_algebra
 from jaxrl_post.scheduler import registry
 from jaxrl_post.scheduler.curriculum import Curricular
 from jaxrl_post.scheduler.decision_log import Recorder
-from jaxrl_post.telemetry import loggers
+from jaxrl_post.telemetry import loggers, metrics
 from jaxrl_post.telemetry.length_bias import BiasMeter
 from jaxrl_post.telemetry.rollout_log import read
 from jaxrl_post.telemetry.timing import Stopwatch

@@ -13,10 +13,8 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import multiprocessing.connection
 import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -29,10 +27,10 @@ from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.jobs import COUNTERS, Call, Job, Task
 from jaxrl_post.rewards.limits import Fixed, Limits
 from jaxrl_post.rewards.printed import Printed
-from jaxrl_post.rewards.process import START_LIMIT_S, WorkerProcess
+from jaxrl_post.rewards.process import WorkerProcess
 from jaxrl_post.rewards.sandbox import AUTO
-from jaxrl_post.rewards.sandbox.wire import Broken
 from jaxrl_post.rewards.sharing import Sharing
+from jaxrl_post.rewards.workers import Failure, Workers
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
 _log = logging.getLogger(__name__)
@@ -107,18 +105,17 @@ class Pool:
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
         self._group_size, self._printed, self._failures = group_size, printed, Failures()
-        self._signatures: list = []
-        self._sandbox, self._code, self.confined = sandbox, dict(code), {}
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
-        self._broken = 0
         self._queue: deque[Task] = deque()
         self._jobs: dict[RolloutId, Job] = {}
         self._begun: dict[RolloutId, dict[int, Job]] = {}  # by the id of sample 0: the group's rollouts so far
         self._counts, self._waited_s = dict.fromkeys(COUNTERS, 0), 0.0
-        self._workers: list[WorkerProcess] = []
-        self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
-        self._workers += [self._fresh() for _ in range(workers if compute else 1)]
-        self._check(self._workers[0])
+        first = {"functions": list(functions), "sandbox": sandbox, "code": dict(code)}
+        many = workers if compute else 1
+        self._workers = Workers(lambda: WorkerProcess(first, printed), many, f"reward functions {self._functions}")
+        found = self._workers.loaded()
+        self._signatures, self.confined = found["ready"], found["sandbox"]
+        self._judging["sandbox"] = self.confined.get("level", sandbox)
         if not compute:
             self.close()
 
@@ -130,7 +127,7 @@ class Pool:
 
     def close(self) -> None:
         """Kills the workers and reaps them. Scores that are not joined yet are lost."""
-        _end_all(self._workers)
+        self._workers.close()
         if self._printed is not None:
             self._printed.settle()
 
@@ -240,29 +237,9 @@ class Pool:
         was no reply.
         """
         out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
-        out |= {"reward/broken_workers": float(self._broken), "timing_s/reward_wait": self._waited_s}
-        self._counts, self._broken, self._waited_s = dict.fromkeys(COUNTERS, 0), 0, 0.0
+        out |= {"reward/broken_workers": float(self._workers.broken), "timing_s/reward_wait": self._waited_s}
+        self._counts, self._workers.broken, self._waited_s = dict.fromkeys(COUNTERS, 0), 0, 0.0
         return out
-
-    def _fresh(self) -> WorkerProcess:
-        first = {"functions": list(self._functions), "sandbox": self._sandbox, "code": self._code}
-        return WorkerProcess(first, self._printed)
-
-    def _check(self, worker: WorkerProcess) -> None:
-        while not worker.ready:
-            if not multiprocessing.connection.wait([worker], max(0.0, worker.deadline - time.monotonic())):
-                self.close()
-                raise ValueError(f"reward functions {self._functions} are not loaded after {START_LIMIT_S:g} s")
-            try:
-                message = next(worker.receive(), {})
-            except (EOFError, Broken):
-                message = {"refused": f"the process that loads {self._functions} died"}
-            if "refused" in message:
-                self.close()
-                raise ValueError(message["refused"])
-            worker.ready = "ready" in message
-        self._signatures, self.confined = message["ready"], message["sandbox"]
-        self._judging["sandbox"] = self.confined.get("level", self._sandbox)
 
     def _collect(self, ids: Sequence[RolloutId]) -> list[Mapping]:
         """Waits for the records of rollouts and returns them."""
@@ -277,8 +254,7 @@ class Pool:
         self._ask_together(jobs)
         while any(self._waits(job) for job in jobs):
             self._feed()
-            nearest = min(worker.deadline for worker in self._workers if worker.task or not worker.ready)
-            self._turn(max(0.0, nearest - time.monotonic()))
+            self._turn(self._workers.until_overdue())
         self._waited_s += time.monotonic() - begun
         return self._taken(jobs)
 
@@ -327,29 +303,17 @@ class Pool:
     def _turn(self, wait_s: float) -> None:
         """Hands out tasks, waits at most `wait_s`, processes replies, and kills workers over their limit."""
         self._feed()
-        for worker in multiprocessing.connection.wait(self._workers, wait_s):
-            try:
-                for message in worker.receive():
-                    self._answered(worker, message)
-            except EOFError:
-                self._failed(worker, None)
-            except Broken as error:
-                self._broken += 1
-                self._failed(worker, f"wrote {error} instead of a reply")
-        now = time.monotonic()
-        for worker in list(self._workers):
-            if now > worker.deadline and (worker.task or not worker.ready):
-                self._failed(worker, f"took longer than {worker.limit_s if worker.ready else START_LIMIT_S:g} s")
+        self._workers.turn(wait_s, self._answered, self._failed)
         self._feed()
 
     def _feed(self) -> None:
-        for worker in list(self._workers):
+        for worker in self._workers:
             if worker.ready and worker.task is None and self._queue:
                 self._give(worker, self._queue.popleft())
 
     def _give(self, worker: WorkerProcess, task: Task) -> None:
         if not worker.give(task, self._timeout_s * len(task.members)):
-            self._failed(worker, None)
+            self._failed(worker, Failure())
 
     def _answered(self, worker: WorkerProcess, message: dict) -> None:
         if "ready" in message:
@@ -358,43 +322,26 @@ class Pool:
                 self._give(worker, worker.task)
         elif "budget" in message:
             worker.extend(message["budget"])
-        elif "refused" in message:
-            self._failed(worker, message["refused"])
-        elif "failed" in message:
-            worker.task.owner.counts["exceptions"] += 1
-            self._failed(worker, message["failed"], message["place"], message["trace"])
-        elif message["seconds"] > worker.limit_s:  # it was late, but its reply came before the deadline was checked
-            self._failed(worker, f"took {message['seconds']:.3g} s, longer than {worker.limit_s:g} s")
         else:
             task, worker.task = worker.task, None
             task.owner.counts["overruns"] += message["overrun"]
             task.owner.take(task.function, message["numbers"])
 
-    def _failed(self, worker: WorkerProcess, reason: str | None, place: str = "", trace: str = "") -> None:
+    def _failed(self, worker: WorkerProcess, failure: Failure) -> None:
         """Replaces the worker. Its task goes to the fresh worker, or is given up after its second failure."""
-        status = worker.end()
-        reason = reason or f"the process ended with status {status}"
-        position = self._workers.index(worker)
-        if not worker.ready:
-            self.close()
-            raise RuntimeError(f"a fresh reward worker for {self._functions} cannot be started: {reason}")
-        self._workers[position] = fresh = self._fresh()
+        fresh, reason = self._workers.replaced(worker, failure)
         task = worker.task
         if task is None:
             return
         name = self._functions[task.function]
-        self._failures.tell(name, task.owner.rollouts, reason, place, trace)
+        task.owner.counts["exceptions"] += failure.raised
+        self._failures.tell(name, task.owner.rollouts, reason, failure.place, failure.trace)
         if not task.retried:
             task.retried, fresh.task = True, task
             task.owner.counts["retries"] += 1
             return
         task.owner.give_up()
         _log.info("reward %s failed twice on %s, which stays unscored: %s", name, task.owner.rollouts, reason)
-
-
-def _end_all(workers: list[WorkerProcess]) -> None:
-    while workers:
-        workers.pop().end()
 
 
 def _check_arguments(functions: Sequence[str], weights: Sequence[float], workers: int, timeout_s: float) -> None:

@@ -129,7 +129,7 @@ class WorkerProcess:
         if len(numbers) != len(self.task.members):
             raise wire.Broken("numbers of another count of rollouts")
         for one in message.get("numbers", ()):
-            _check_numbers(one)
+            check_numbers(one)
 
     def end(self) -> int:
         """Kills the process and its children, reaps it, and returns its exit status."""
@@ -149,7 +149,7 @@ def _check(message: Mapping, forms: Sequence[Mapping]) -> None:
         raise wire.Broken("a message of no known form")
 
 
-def _check_numbers(numbers: Any) -> None:
+def check_numbers(numbers: Any) -> None:
     """Raises wire.Broken unless these are finite numbers by name."""
     if not isinstance(numbers, dict):
         raise wire.Broken("numbers that are no dict")

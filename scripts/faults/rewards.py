@@ -44,6 +44,17 @@ FAULTS = (
         ),
     ),
     *in_file(
+        "jaxrl_post/rewards/workers.py",
+        (
+            "late_counts",
+            "_failure",
+            'message.get("seconds", 0.0) > worker.limit_s',
+            "False",
+            "a late answer counts",
+            "test_a_late_answer_is_late_though_nobody_looked",
+        ),
+    ),
+    *in_file(
         "jaxrl_post/rewards/pool.py",
         (
             "never_tried_again",
@@ -52,14 +63,6 @@ FAULTS = (
             "if False:",
             "a function that failed once is given up",
             "test_the_second_attempt_counts",
-        ),
-        (
-            "late_counts",
-            "Pool._answered",
-            'message["seconds"] > worker.limit_s',
-            "False",
-            "a late answer counts",
-            "test_a_late_answer_is_late_though_nobody_looked",
         ),
         (
             "weights_forgotten",

@@ -97,14 +97,3 @@ def _peer(root: Path, python: Path, script: Path) -> dict:
     told = json.loads(done.stdout.splitlines()[-1])
     names = ("rollout_s", "train_s", "step_s", "peak_rss_mib", "compile_est_s", "tokens_per_step")
     return {name: told[name] for name in names}
-    print(f"making {place} with {'; '.join(PEERS[peer])}", flush=True)
-    found = subprocess.run(
-        ["sh", "scripts/find_python.sh"], cwd=root, env={**os.environ, "WANTED": "3.11"}, text=True, capture_output=True
-    )
-    if found.returncode:
-        raise Missing(f"step: the peers need Python 3.11, and none was found: {found.stderr.strip()}")
-    subprocess.run([found.stdout.split()[1], "-m", "venv", "--clear", place], check=True)
-    for line in PEERS[peer]:
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *line.split()], check=True)
-    done.write_text(wanted)
-    return python

@@ -9,9 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import multiprocessing.connection
-import time
-import weakref
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -20,8 +17,8 @@ from typing import Any
 
 from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.printed import Printed
-from jaxrl_post.rewards.process import START_LIMIT_S, WorkerProcess, _check_numbers
-from jaxrl_post.rewards.sandbox.wire import Broken
+from jaxrl_post.rewards.process import WorkerProcess, check_numbers
+from jaxrl_post.rewards.workers import Failure, Workers
 
 
 @dataclass(eq=False)
@@ -55,7 +52,7 @@ class EnvironmentProcess(WorkerProcess):
 
     def _check_size(self, message: Mapping) -> None:
         """Raises wire.Broken unless numbers and reward are finite."""
-        _check_numbers(message.get("numbers", {}) | {"reward": message.get("reward", 0.0)})
+        check_numbers(message.get("numbers", {}) | {"reward": message.get("reward", 0.0)})
 
 
 class EnvironmentPool:
@@ -83,15 +80,12 @@ class EnvironmentPool:
         code: str = "",
         printed: Printed | None = None,
     ):
-        self._first = {"path": path, "arguments": dict(arguments), "code": code}
-        self._path, self._timeout_s, self._printed = path, timeout_s, printed
+        first = {"path": path, "arguments": dict(arguments), "code": code}
+        self._path, self._timeout_s = path, timeout_s
         self._tasks: dict[str, Task] = {}
         self._failures = Failures("environment")
-        self._workers: list[EnvironmentProcess] = []
-        self._finalizer = weakref.finalize(self, _end_all, self._workers)  # runs at exit too
-        self._workers += [self._fresh() for _ in range(workers)]
-        self.tools: list[Mapping] = []
-        self._check(self._workers[0])
+        self._workers = Workers(lambda: EnvironmentProcess(first, printed), workers, f"environment {path!r}")
+        self.tools: list[Mapping] = self._workers.loaded()["ready"]
 
     def __enter__(self) -> EnvironmentPool:
         return self
@@ -101,7 +95,7 @@ class EnvironmentPool:
 
     def close(self) -> None:
         """Kills the processes and reaps them."""
-        _end_all(self._workers)
+        self._workers.close()
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -152,8 +146,7 @@ class EnvironmentPool:
         task = self._tasks[key]
         while task.reply is None:
             self._feed()
-            nearest = min(worker.deadline for worker in self._workers if worker.task or not worker.ready)
-            self._turn(max(0.0, nearest - time.monotonic()))
+            self._turn(self._workers.until_overdue())
         del self._tasks[key]
         return task.reply, task.counts
 
@@ -166,43 +159,14 @@ class EnvironmentPool:
 
     # ---- processes
 
-    def _fresh(self) -> EnvironmentProcess:
-        return EnvironmentProcess(self._first, self._printed)
-
-    def _check(self, worker: EnvironmentProcess) -> None:
-        while not worker.ready:
-            if not multiprocessing.connection.wait([worker], max(0.0, worker.deadline - time.monotonic())):
-                self.close()
-                raise ValueError(f"environment {self._path!r} is not loaded after {START_LIMIT_S:g} s")
-            try:
-                message = next(worker.receive(), {})
-            except (EOFError, Broken):
-                message = {"refused": f"the process that loads environment {self._path!r} died"}
-            if "refused" in message:
-                self.close()
-                raise ValueError(message["refused"])
-            worker.ready = "ready" in message
-        self.tools = message["ready"]
-
     def _turn(self, wait_s: float) -> None:
         """Hands out tasks, waits at most `wait_s`, processes replies, and kills processes over their limit."""
         self._feed()
-        for worker in multiprocessing.connection.wait(self._workers, wait_s):
-            try:
-                for message in worker.receive():
-                    self._heard(worker, message)
-            except EOFError:
-                self._failed(worker, None)
-            except Broken as error:
-                self._failed(worker, f"wrote {error} instead of a reply")
-        now = time.monotonic()
-        for worker in list(self._workers):
-            if now > worker.deadline and (worker.task or not worker.ready):
-                self._failed(worker, f"took longer than {worker.limit_s if worker.ready else START_LIMIT_S:g} s")
+        self._workers.turn(wait_s, self._heard, self._failed)
         self._feed()
 
     def _feed(self) -> None:
-        for worker in list(self._workers):
+        for worker in self._workers:
             if worker.ready and worker.task is None and worker.queue:
                 task = worker.queue.popleft()
                 known = task.key in worker.kept
@@ -210,44 +174,27 @@ class EnvironmentPool:
                 told, worker.closed = {"closed": worker.closed}, []
                 limit_s = self._timeout_s * (1 if known else task.turns)
                 if not worker.send(task, {**task.message, **told}, limit_s):
-                    self._failed(worker, None)
+                    self._failed(worker, Failure())
 
     def _heard(self, worker: EnvironmentProcess, message: dict) -> None:
         if "ready" in message:
             worker.ready = True
-        elif "refused" in message:
-            self._failed(worker, message["refused"])
-        elif "failed" in message:
-            worker.task.counts["exceptions"] += 1
-            self._failed(worker, message["failed"], message["place"], message["trace"])
-        elif message["seconds"] > worker.limit_s:  # it was late, but its reply came before the deadline was checked
-            self._failed(worker, f"took {message['seconds']:.3g} s, longer than {worker.limit_s:g} s")
         else:
             task, worker.task = worker.task, None
             task.reply = {name: value for name, value in message.items() if name not in ("task", "seconds")}
 
-    def _failed(self, worker: EnvironmentProcess, reason: str | None, place: str = "", trace: str = "") -> None:
+    def _failed(self, worker: EnvironmentProcess, failure: Failure) -> None:
         """Replaces the process. Its task is tried once more there, or fails after its second failure."""
-        status = worker.end()
-        reason = reason or f"the process ended with status {status}"
-        position = self._workers.index(worker)
-        if not worker.ready:
-            self.close()
-            raise RuntimeError(f"a fresh process for environment {self._path!r} cannot be started: {reason}")
-        self._workers[position] = fresh = self._fresh()
+        fresh, reason = self._workers.replaced(worker, failure)
         fresh.queue = worker.queue
         task = worker.task
         if task is None:
             return
-        self._failures.tell(self._path, task.key or "a row", reason, place, trace)
+        task.counts["exceptions"] += failure.raised
+        self._failures.tell(self._path, task.key or "a row", reason, failure.place, failure.trace)
         if not task.retried:
             task.retried = True
             task.counts["retries"] += 1
             fresh.queue.appendleft(task)
             return
         task.reply = {"failed": reason}
-
-
-def _end_all(workers: list[EnvironmentProcess]) -> None:
-    while workers:
-        workers.pop().end()
