@@ -25,6 +25,17 @@ _TPU = {
 # A log for each process. The shell becomes the command, so its number is that of the process.
 _TO_LOG = ["sh", "-c", 'exec "$@" >> "$PROCESS_LOG" 2>&1', "sh"]
 
+SMALL = [  # of configs/demo_sharded.py: a job whose processes take seconds, and save after every step
+    "--config.scheduler.prompts=8",
+    "--config.scheduler.group_size=4",
+    "--config.engine.slots=8",
+    "--config.engine.prompt_rows=0",
+    "--config.eval.prompts=4",
+    "--config.eval.every=0",
+    "--config.eval.samples=1",
+    "--config.checkpoint.every=1",
+]
+
 Variables = dict[str, str]
 
 

@@ -6,7 +6,9 @@ Needs joined processes (processes.start). jax has no public name for the store.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 from jax._src import distributed
@@ -14,6 +16,7 @@ from jax._src import distributed
 _PREFIX = "jaxrl_post/"
 LIMIT_S = 86400.0  # of a meeting; a watchdog ends a start that hangs earlier
 _PART = 1 << 20  # characters of one message
+_T = TypeVar("_T")
 _ROUNDS = itertools.count()  # a meeting has a name that is used once, and all processes count alike
 
 
@@ -28,10 +31,7 @@ def get(key: str, limit_s: float) -> str:
     Raises:
       TimeoutError: none did within `limit_s` seconds.
     """
-    try:
-        return distributed.global_state.client.blocking_key_value_get(_PREFIX + key, int(limit_s * 1000))
-    except RuntimeError as error:
-        raise TimeoutError(f"{key}: not there after {limit_s:g} s") from error
+    return _got(distributed.global_state.client.blocking_key_value_get, key, limit_s)
 
 
 def put_bytes(key: str, data: bytes) -> None:
@@ -45,8 +45,12 @@ def get_bytes(key: str, limit_s: float) -> bytes:
     Raises:
       TimeoutError: none did within `limit_s` seconds.
     """
+    return _got(distributed.global_state.client.blocking_key_value_get_bytes, key, limit_s)
+
+
+def _got(read: Callable[[str, int], _T], key: str, limit_s: float) -> _T:
     try:
-        return distributed.global_state.client.blocking_key_value_get_bytes(_PREFIX + key, int(limit_s * 1000))
+        return read(_PREFIX + key, int(limit_s * 1000))
     except RuntimeError as error:
         raise TimeoutError(f"{key}: not there after {limit_s:g} s") from error
 

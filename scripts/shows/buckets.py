@@ -47,19 +47,7 @@ COMMAND = [
     "--config.eval.every=10",
 ]
 PROCESSES, JOB_STEPS = 2, 20
-JOB = [
-    f"--config.steps={JOB_STEPS}",
-    "--config.mesh.data=1",
-    "--config.mesh.fsdp=2",
-    "--config.scheduler.prompts=8",
-    "--config.scheduler.group_size=4",
-    "--config.engine.slots=8",
-    "--config.engine.prompt_rows=0",
-    "--config.eval.prompts=4",
-    "--config.eval.every=0",
-    "--config.eval.samples=1",
-    "--config.checkpoint.every=1",
-]
+JOB = [f"--config.steps={JOB_STEPS}", "--config.mesh.data=1", "--config.mesh.fsdp=2", *joined_jobs.SMALL]
 KILLS = (
     *(Kill(process=who, step=step) for who, step in ((ALL, 0), (1, 1), (0, 3), (ALL, 5), (1, 7))),
     Kill(process=ALL, step=9, by=signal.SIGTERM),

@@ -17,28 +17,17 @@ import threading
 import time
 from pathlib import Path
 
+import joined_jobs
+
 MINUTES = 11.0
 PROCESSES, STEPS = 4, 3
 LEAVE_S = 10.0  # for all others to be gone after a kill, on two busy cores
-OPTIONS = [
-    f"--config.steps={STEPS}",
-    "--config.mesh.data=2",
-    "--config.mesh.fsdp=2",
-    "--config.scheduler.prompts=8",
-    "--config.scheduler.group_size=4",
-    "--config.engine.slots=8",
-    "--config.engine.prompt_rows=0",
-    "--config.eval.prompts=4",
-    "--config.eval.every=0",
-    "--config.eval.samples=1",
-    "--config.checkpoint.every=1",
-]
+OPTIONS = [f"--config.steps={STEPS}", "--config.mesh.data=2", "--config.mesh.fsdp=2", *joined_jobs.SMALL]
 KILLS = ((2, 1), (0, 2))  # a process, and the checkpoint after which it is killed
 
 
 def show(record) -> None:
     sys.path[:0] = [str(record.root), str(record.root / "scripts")]
-    import joined_jobs
     from killed import differences
 
     with tempfile.TemporaryDirectory() as folder:
@@ -58,8 +47,6 @@ def show(record) -> None:
 
 def _run(record, run: Path, launcher: str, most_restarts: int = 0) -> tuple[float, int]:
     """Runs the job to its end. Returns its seconds and its exit code."""
-    import joined_jobs
-
     config = f"--config={record.root / 'configs' / 'demo_sharded.py'}"
     begun = time.monotonic()
     code = joined_jobs.run(
@@ -86,8 +73,6 @@ def _joined(record, run: Path, name: str) -> None:
 
 def _killed(record, here: Path) -> None:
     """Runs the job once more, kills a process twice, and writes figures of what the others did."""
-    import joined_jobs
-
     from jaxrl_post.launch import attempts
 
     left: list[float] = []

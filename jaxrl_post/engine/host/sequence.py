@@ -346,18 +346,38 @@ def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return frozen(np.concatenate([one, other]) if one.size else other)
 
 
-def to_state(sequence: SequenceState) -> dict:
-    """Returns the sequence as plain values and arrays for `from_state`. The prompt is saved by id.
-
-    The sequence must not have a slot."""
-    assert sequence.slot < 0, f"{sequence.request.rollout_id} is in a slot"
-    request = sequence.request
+def to_request_state(request: Request) -> dict:
+    """Returns the request as plain values for `from_request_state`, without its prefix. The prompt is saved by id."""
     return {
         "id": list(request.rollout_id),
         "seed": request.seed,
         "max_tokens": request.max_tokens,
         "sampling": asdict(request.sampling),
         "replica": request.replica,
+    }
+
+
+def from_request_state(state: Mapping, prompts: Mapping[str, Prompt]) -> Request:
+    """Returns the request of a saved state. Other entries of the state are not read."""
+    id = RolloutId(*state["id"])
+    law: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in state["sampling"].items()}
+    return Request(
+        rollout_id=id,
+        prompt=prompts[id.prompt_id],
+        seed=state["seed"],
+        max_tokens=state["max_tokens"],
+        sampling=Sampling(**law),
+        replica=state["replica"],
+    )
+
+
+def to_state(sequence: SequenceState) -> dict:
+    """Returns the sequence as plain values and arrays for `from_state`. The prompt is saved by id.
+
+    The sequence must not have a slot."""
+    assert sequence.slot < 0, f"{sequence.request.rollout_id} is in a slot"
+    return {
+        **to_request_state(sequence.request),
         "age": sequence.age,
         "start_clock": sequence.start_clock,
         **{_OUTSIDE.get(name, name): sequence.column(name) for name in _SETTLED},
@@ -367,18 +387,8 @@ def to_state(sequence: SequenceState) -> dict:
 
 def from_state(state: Mapping, prompts: Mapping[str, Prompt]) -> SequenceState:
     """Returns the sequence of a saved state. Its tokens are forced when it enters a slot again."""
-    id = RolloutId(*state["id"])
-    law: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in state["sampling"].items()}
-    request = Request(
-        rollout_id=id,
-        prompt=prompts[id.prompt_id],
-        seed=state["seed"],
-        max_tokens=state["max_tokens"],
-        sampling=Sampling(**law),
-        replica=state["replica"],
-    )
     return SequenceState(
-        request=request,
+        request=from_request_state(state, prompts),
         age=state["age"],
         start_clock=state["start_clock"],
         candidates=state["guesses"].tolist(),

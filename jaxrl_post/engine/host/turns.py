@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from jaxrl_post.engine.host.sequence import from_request_state, to_request_state
 from jaxrl_post.protocols import Engine, Environments
-from jaxrl_post.types import PER_TOKEN, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId, Sampling
+from jaxrl_post.types import PER_TOKEN, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 _ENDS = (Finish.EOS, Finish.STOP)
 
@@ -117,14 +118,14 @@ class Turns:
     def state_dict(self) -> dict:
         """Returns every conversation as plain values and arrays, without what the engine itself holds."""
         return {
-            "requests": [_written_request(request) for request in self._requests.values()],
+            "requests": [to_request_state(request) for request in self._requests.values()],
             "waiting": [[due, _written(rollout)] for due, rollout in self._waiting.values()],
             "former": [_written(rollout) for rollout in self._former.values()],
         }
 
     def load_state_dict(self, state: Mapping, prompts: Mapping[str, Prompt]) -> None:
         """Restores what `state_dict` gave. The engine itself is restored before. Turns that wait are handed over again."""
-        requests = [_revived_request(one, prompts) for one in state["requests"]]
+        requests = [from_request_state(one, prompts) for one in state["requests"]]
         self._requests = {request.rollout_id: request for request in requests}
         self._purposes = Counter(request.purpose for request in requests)
         former = [_revived(one, prompts) for one in state["former"]]
@@ -238,28 +239,3 @@ def _revived(state: Mapping, prompts: Mapping[str, Prompt]) -> Rollout:
     """Returns the rollout that `_written` described."""
     id = RolloutId(*state["id"])
     return Rollout(**dict(state) | {"id": id, "prompt": prompts[id.prompt_id], "finish": Finish(state["finish"])})
-
-
-def _written_request(request: Request) -> dict:
-    """Returns a request without its prefix as plain values and arrays."""
-    return {
-        "id": list(request.rollout_id),
-        "seed": request.seed,
-        "max_tokens": request.max_tokens,
-        "sampling": asdict(request.sampling),
-        "replica": request.replica,
-    }
-
-
-def _revived_request(state: Mapping, prompts: Mapping[str, Prompt]) -> Request:
-    """Returns the request that `_written_request` described."""
-    id = RolloutId(*state["id"])
-    law: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in state["sampling"].items()}
-    return Request(
-        rollout_id=id,
-        prompt=prompts[id.prompt_id],
-        seed=state["seed"],
-        max_tokens=state["max_tokens"],
-        sampling=Sampling(**law),
-        replica=state["replica"],
-    )
