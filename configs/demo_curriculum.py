@@ -6,7 +6,7 @@ A prompt that was solved or failed in all rollouts of both is skipped for one ep
 The loss of a prompt is multiplied by its importance weight, so that the gradient stays that of the prompts not skipped.
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_curriculum.py
-Expected in metrics.jsonl: curriculum/num_prompts_solved rises as the policy learns.
+Expected in metrics.jsonl: curriculum/num_prompts_solved rises as the policy learns. Not measured yet.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_ipo.py --run-dir=runs/demo_ipo
-Expected: actor/preference_loss falls, and rewards/accuracies rises.
+Expected: actor/preference_loss falls, and rewards/accuracies rises. Not measured yet.
 """
 
 from pathlib import Path

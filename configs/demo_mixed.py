@@ -1,10 +1,10 @@
 """The demo with two sources of prompts: sums and digits to be sorted, three sums for every sorting problem.
 
 Recipe: that of configs/demo.py. grain mixes the sources by their weights, each in an order of its own.
-The shipped policy was trained on sums alone. So its reward on sorting is near 0, and its reward on sums rises as in the demo.
+The shipped policy was trained on sums alone. So its reward on sorting should stay near 0, which is not measured yet.
 Hardware: 2 CPU cores.
 Command: python -m jaxrl_post.main --config=configs/demo_mixed.py
-Expected in metrics.jsonl: data/sums/share is 0.75 on average. Evaluation reports each source by itself.
+Expected in metrics.jsonl: data/sums/share is 0.75 on average (python scripts/show.py curriculum). Evaluation reports each source by itself.
 """
 
 from pathlib import Path

@@ -40,8 +40,9 @@ def rollout(
 def groups(
     count: int = 5, size: int = 4, *, longest: int = 20, vocab: int = 32, seed: int = 0, unscored: bool = True
 ) -> list[Group]:
-    """`count` groups with prompts of 2-6 and answers of 1-`longest` tokens; in the second group one rollout is
-    unscored, in the third one has observed (not sampled) tokens in its middle."""
+    """Returns `count` groups. Prompts have 2 to 6 tokens, and rollouts 1 to `longest`.
+
+    One rollout of the second group is unscored. One of the third has observed tokens in its middle."""
     rng = np.random.default_rng(seed)
     out = []
     for g in range(count):
@@ -140,8 +141,9 @@ def plain_gradient(
     loss_mode: str = "vanilla",
 ):
     """The gradient of the whole batch's loss as the papers write it: policy loss + k3 + entropy, each sequence by itself.
-    Every aggregation is linear in the sequences' sums, so its weight of a sequence is its value where that sum alone is 1;
-    the gradient is compiled once for all of them."""
+
+    Every aggregation is linear in the sums of the sequences. So the weight of a sequence is the aggregation's value where
+    that sum is 1 and all others are 0. The gradient is compiled once for all sequences."""
     tokens, mask, members = unpacked(found)
     wide = jax.tree.leaves(params)[0].dtype
     a = np.array([advantages[g][i] for g, i in members])[:, None].astype(wide)

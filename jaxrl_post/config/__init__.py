@@ -4,10 +4,10 @@
   fields       how an option is declared
   local_path   what a user may name as a path: no URL
   relations    the two rules. Nothing that is set is ignored. Options do not contradict each other.
-  rules        the options that may contradict each other, of runs
-  learning     the same, of training
-  scheduling   the same, shared by runs and the simulator
-  estimators   the same, of a critic and of a greedy baseline
+  scheduling   relations between options of schedulers. Runs and the simulator share them.
+  learning     relations between options of losses, optimizers and LoRA.
+  estimators   relations between options of a critic, and of a greedy baseline.
+  rules        all relations of a run: these, and those of everything else.
   generation, training, monitoring, schema   the options, by section
   elsewhere    what options of verl, TRL and OpenRLHF are called here: errors and docs/coming_from.md
   reader       defaults, files and overrides become one frozen Config
