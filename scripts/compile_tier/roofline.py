@@ -22,7 +22,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
@@ -31,18 +30,6 @@ SLOTS = {"v6e": 64}  # of a replica, where it is not MANY
 MANY, CONTEXT, LENGTH, PAGE, STEPS, PASS, PROMPT = 256, 2048, 4096, 64, 32, 2048, 4096
 TRAINED = {"sm_90": ("8xh100", 8), "tpu7x": ("tpu7x-8", 8), "v5e": ("v5e-16", 16), "v6e": ("v6e-16", 16)}
 TENSOR = {"sm_90": 1, "tpu7x": 2, "v5e": 4, "v6e": 1}  # devices of a replica that gets new weights
-
-
-class Leaf(NamedTuple):
-    """A weight by its shape."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    sharding: Any
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * math.prod(self.shape)
 
 
 def decode(target: str) -> dict:
@@ -173,7 +160,7 @@ def sync_programs(target: str) -> Iterator[tuple]:
         yield relayout.identity(tuple(home for *_, home in kind), jnp.bfloat16).lower(*given).compile(), times
 
 
-def _layouts(target: str) -> tuple[list[Leaf], list]:
+def _layouts(target: str) -> tuple[list, list]:
     """Returns the learner's weights by shape, and their shardings in the engine."""
     import jax
     import jax.numpy as jnp
@@ -191,7 +178,10 @@ def _layouts(target: str) -> tuple[list[Leaf], list]:
         jax.tree.leaves(meshes.param_shardings(mesh, axes, room))
         for mesh, room in ((ours, "learner"), (theirs, "engine"))
     )
-    leaves = [Leaf(x.shape, jnp.float32, home) for x, home in zip(jax.tree.leaves(shapes), old, strict=True)]
+    leaves = [
+        jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=home)
+        for x, home in zip(jax.tree.leaves(shapes), old, strict=True)
+    ]
     return leaves, new
 
 
