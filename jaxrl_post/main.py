@@ -241,6 +241,7 @@ def save(run: Run, observe: Observer, version: int) -> None:
         "observers": observe.state_dict(),
         "gate": run.learner.gate.state_dict(),
         "kl": run.learner.kl.state_dict(),
+        "roles": run.learner.roles.state_dict(),
         "conversations": [part.state_dict() for part in run.conversations],
         "marks": log_marks.marks(run.mine),
     }

@@ -150,10 +150,64 @@ def test_an_unscored_reward_may_be_anything_and_a_scored_one_must_be_finite(name
         estimate(np.float32([1, np.nan, 0]), np.ones(3, bool), lengths)
 
 
+def test_gdpo_by_hand():
+    """Components 0, 1 and 1, 3: z is -+1/sqrt(2) by each. Weights 1 and 0.5; tokens 1 and 2: 3 values to whiten."""
+    masks = [np.ones(1, bool), np.ones(2, bool)]
+    got = advantages.gdpo([np.array([[0.0, 1.0], [1.0, 3.0]])], [np.ones(2, bool)], masks, np.array([1.0, 0.5]))
+    one, two = 0.5 / (0.5**0.5 + 1e-6), 1.0 / (2**0.5 + 1e-6)
+    high = one + 0.5 * two
+    mean, variance = high / 3, np.var([-high, high, high], ddof=1)
+    want = [(x - mean) / np.sqrt(variance + 1e-8) for x in (-high, high)]
+    np.testing.assert_allclose(got[0], want[:1], rtol=1e-12)
+    np.testing.assert_allclose(got[1], want[1:] * 2, rtol=1e-12)
+
+
+def test_gdpo_of_one_component_is_whitened_grpo():
+    rewards, masks = REWARDS.astype(float), [np.ones(n, bool) for n in LENGTHS]
+    got = advantages.gdpo([rewards[None]], [ALL], masks, np.ones(1))
+    plain = advantages.grpo(REWARDS, ALL, LENGTHS)
+    want = advantages.whiten([np.full(n, value) for n, value in zip(LENGTHS, plain)], masks)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_optimal_token_baseline_by_hand():
+    """Norms 1, 1 and 3: W is 1, 2 against 3. b_1 = (1 * 1 + 0 * 3) / 4, and the second token is alone."""
+    rewards, masks = [np.array([0.0, 1.0]), np.array([0.0])], [np.ones(2, bool), np.ones(1, bool)]
+    got = advantages.optimal_token_baseline(rewards, masks, [np.array([1.0, 1.0]), np.array([3.0])])
+    np.testing.assert_allclose(got[0], [0.75, 0.0], atol=1e-7)
+    np.testing.assert_allclose(got[1], [-0.25], atol=1e-7)
+
+
+def test_observed_tokens_shift_no_token_against_its_group():
+    """The second sampled token of the first rollout stands third, and is compared with the second of the other."""
+    mask = np.array([True, False, True])
+    rewards, masks = [np.array([0.0, 0.0, 1.0]), np.array([0.0, 0.0])], [mask, np.ones(2, bool)]
+    got = advantages.optimal_token_baseline(rewards, masks, [np.array([1.0, 99.0, 1.0]), np.array([1.0, 3.0])])
+    np.testing.assert_allclose(got[0], [0.5, 0.0, 1 - 2 / 6], atol=1e-7)
+    np.testing.assert_allclose(got[1], [-0.5, -2 / 6], atol=1e-7)
+    alone = advantages.optimal_token_baseline(rewards, [mask, np.zeros(2, bool)], [np.ones(3), np.ones(2)])
+    assert not any(one.any() for one in alone)
+
+
+def test_the_optimal_baseline_has_the_least_variance():
+    """Of all constant baselines of a bandit with two arms, the one by squared norms has the smallest second moment."""
+    p, gains = np.array([0.2, 0.8]), np.array([1.0, 0.0])
+    norms = 1 - 2 * p + p @ p
+    best = (p * norms) @ gains / (p @ norms)
+    moments = [(p * norms) @ (gains - b) ** 2 for b in (best - 0.05, best, best + 0.05, p @ gains)]
+    assert moments[1] == min(moments)
+    arms = np.repeat([0, 1], [200, 800])
+    masks = [np.ones(1, bool)] * arms.size
+    got = advantages.optimal_token_baseline([gains[[a]] for a in arms], masks, [norms[[a]] for a in arms])
+    np.testing.assert_allclose([got[0][0], got[-1][0]], [1 - best, -best], atol=1e-6)
+
+
 def test_names_are_those_of_the_config():
     import dataclasses
 
     from jaxrl_post.config import AlgorithmConfig
 
     choices = {f.name: f.metadata["choices"] for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata}
-    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | credit.WHOLE_ROUND | {"remax", "pairs"}
+    others = {"remax", "rae", "optimal_token_baseline", "pairs"}
+    assert set(choices["adv_estimator"]) == set(advantages.ADVANTAGES) | credit.WHOLE_ROUND | others

@@ -199,3 +199,38 @@ def test_spans_are_of_sampled_tokens():
     old = {rollout.id: np.array([np.log(2), 99, np.log(3), np.log(5)]) - 1.0}
     (got,), _ = assign([given], old, rollout_is="span", rollout_is_threshold=(50.0,))
     np.testing.assert_allclose(got[0].correction, [6, 0, 6, 5])
+
+
+def test_a_positive_reward_is_a_mark():
+    """The mark is of the reward itself, before penalties."""
+    (got,), _ = assign([group()], positive_nll_coef=0.1, overlong_buffer=10, overlong_penalty=5.0)
+    assert [own.marks for own in got] == [{"positives": mark} for mark in (1.0, 0.0, 1.0, 1.0)]
+    (plain,), _ = assign([group()])
+    assert not any(own.marks for own in plain)
+
+
+def test_filtered_rollouts_are_in_no_rank():
+    """A loss at -1 and a gain at -2: both covariances are below 0, and that of the gain is nearer to it. The gain was cut."""
+    made = group(lengths=(2, 10), rewards=(0.0, 1.0), scored=(1, 1))
+    gain = dataclasses.replace(made.rollouts[1], logprobs=np.full(10, -2.0))
+    made = dataclasses.replace(made, rollouts=(made.rollouts[0], gain))
+    for filtering, places in ((False, [0, 1]), (True, [1, 0])):
+        (got,), _ = assign([made], loss_mode="kl_cov", kl_cov_ratio=0.1, overlong_filtering=filtering)
+        assert [int(own.marks["held"].sum()) for own in got] == places
+
+
+def test_gdpo_names_a_missing_component():
+    with pytest.raises(
+        ValueError, match="gdpo_reward_keys: the reward of prompt 'a' has no component 'x'; it has none"
+    ):
+        assign([group()], adv_estimator="gdpo", gdpo_reward_keys=("x",))
+
+
+def test_m2po_rejects_tokens_of_the_whole_round():
+    """Gaps 1 and 0: of the first rollout's two tokens and the other's six, mean 0.25, nothing fits below 0.1 but zeros."""
+    made = group(lengths=(2, 6), rewards=(0.0, 1.0), scored=(1, 1))
+    old = {r.id: np.full(len(r), -1.0 + (i == 0)) for i, r in enumerate(made.rollouts)}
+    (got,), _ = assign([made], old, rollout_rs="m2po", rollout_rs_threshold=(0.1,))
+    np.testing.assert_array_equal(np.concatenate([own.correction for own in got]), [0, 0] + [1] * 6)
+    (got,), told = assign([made], old, rollout_rs="m2po", rollout_rs_threshold=(0.25,))
+    assert all(own.correction.all() for own in got) and told["rollout_corr/rollout_rs_masked_fraction"] == 0

@@ -79,3 +79,27 @@ def test_explained_variance_by_hand():
     assert gae.explained_variance(np.zeros(3), returns) == pytest.approx(1 - 1 / 1.00001)
     assert gae.explained_variance(returns / 2, returns) == pytest.approx(1 - 0.25 / 1.00001)
     assert gae.explained_variance(np.ones(1), np.ones(1)) == 0.0
+
+
+def test_lambda_of_the_returns_may_be_another():
+    ones = np.ones(3, bool)
+    given = ([np.array([0, 0, 1.0])], [np.array([0.5, 0.25, 0.75])], [ones])
+    for lam, lam_value in ((0.3, 1.0), (0.9, 0.0)):
+        advantages, returns = gae.estimate("gae", *given, 1.0, lam, lam_value=lam_value)
+        np.testing.assert_array_equal(advantages, gae.estimate("gae", *given, 1.0, lam)[0])
+        np.testing.assert_array_equal(returns, gae.estimate("gae", *given, 1.0, lam_value)[1])
+
+
+def test_lambda_grows_with_the_length():
+    """alpha 0.5: four tokens have 1 - 1 / 2, two tokens 0. A rollout of two turns has 0 too, however many tokens."""
+    assert gae.adaptive(0.5, 4) == 0.5 and gae.adaptive(0.5, 2) == 0.0 == gae.adaptive(0.05, 1)
+    rng = np.random.default_rng(3)
+    rewards, values = ([rng.normal(size=n) for n in (4, 2)] for _ in range(2))
+    masks = [np.ones(4, bool), np.ones(2, bool)]
+    found, returns = gae.estimate("gae", rewards, values, masks, 1.0, 0.8, alpha=0.5)
+    parts = [gae.of_tokens(r, v, m, 1.0, lam)[0] for r, v, m, lam in zip(rewards, values, masks, (0.5, 0.0))]
+    for got, want in zip(found, gae.whiten(parts, masks), strict=True):
+        np.testing.assert_allclose(got, want)
+    for got, want in zip(returns, gae.estimate("gae", rewards, values, masks, 1.0, 0.8)[1], strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert gae.ACTIONS["gae_turn"](MASK) == 2 and gae.ACTIONS["gae"](MASK) == 3

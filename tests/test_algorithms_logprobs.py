@@ -106,3 +106,15 @@ def test_mismatch_by_hand():
     assert max(abs(value) for name, value in same.items() if not name.endswith(("_ppl", "ppl_ratio", "ess"))) == 0
     assert same["rollout_corr/ess"] == 1
     assert same["rollout_corr/ppl_ratio"] == 1
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_norms_are_those_of_one_hot_minus_law(chunk):
+    """Which is the slope of the log-prob by the scores."""
+    hidden, table, targets = case()
+    how = dict(temperature=0.7, chunk=chunk, law=logprobs.score_norms)
+    (got,) = logprobs.chosen(lambda h: h @ table, hidden, targets, **how)
+    for at in np.ndindex(targets.shape):
+        scores = np.asarray(hidden[at] @ table, float) / 0.7
+        slope = jax.grad(lambda x, at=at: jax.nn.log_softmax(x)[targets[at]])(jnp.asarray(scores, jnp.float32))
+        np.testing.assert_allclose(got[at], float(slope @ slope), rtol=2e-5)

@@ -1,4 +1,4 @@
-"""Losses and KL estimators against numbers computed by hand, and identities of the papers."""
+"""Losses against numbers computed by hand, and identities of the papers."""
 
 import dataclasses
 
@@ -218,6 +218,53 @@ def test_topr_and_gpg_by_hand():
     np.testing.assert_allclose(slope("gpg", ratios, a), row(-1, -1, 1, 1), rtol=1e-6)
 
 
+def test_dro_by_hand():
+    """Log r is log 2 and -log 2: half its square is 0.2402, and its slope is log r."""
+    given, ratios, a = AlgorithmConfig(loss_mode="dro", old_kl_coef=0.5), [2.0, 0.5], [1, -1]
+    logs = np.log(ratios)
+    loss, indicators = at("dro", ratios, a, given)
+    np.testing.assert_allclose(loss, row(*(-np.array(a) * (logs - 1) + 0.25 * logs**2)), rtol=1e-6)
+    np.testing.assert_allclose(slope("dro", ratios, a, given), row(*(-np.array(a) + 0.5 * logs)), rtol=1e-6)
+    assert indicators == {}
+    plain = dataclasses.replace(given, old_kl_coef=0.0)
+    np.testing.assert_array_equal(at("dro", ratios, a, plain)[0], at("gpg", ratios, a)[0])
+
+
+def test_prime_ipo_leaves_in_any_direction():
+    """0.5 -> 0.8 and 0.5 -> 0.2 are outside of 0.25, whatever the advantage; 0.5 -> 0.6 is inside."""
+    given = AlgorithmConfig(loss_mode="prime_ipo", clip_ratio_low=0.25, clip_ratio_high=0.25)
+    new, a = [0.8, 0.8, 0.2, 0.2, 0.6, 0.6], [1, -1, 1, -1, 1, -1]
+    _, indicators, grad = of_probabilities("prime_ipo", new, [0.5] * 6, a, given)
+    np.testing.assert_array_equal(indicators["actor/pg_clipfrac"], row(1, 1, 1, 1, 0, 0))
+    np.testing.assert_allclose(grad, row(0, 0, 0, 0, -1.2, 1.2), rtol=1e-5)
+    low = dataclasses.replace(given, clip_ratio_low=0.35)
+    cut = of_probabilities("prime_ipo", new, [0.5] * 6, a, low)[1]["actor/pg_clipfrac"]
+    np.testing.assert_array_equal(cut, row(1, 1, 0, 0, 0, 0))
+
+
+def test_dppo_adds_the_squared_log_ratio_everywhere():
+    given = AlgorithmConfig(loss_mode="dppo_tv", clip_ratio_low=0.15, clip_ratio_high=0.15)
+    held = dataclasses.replace(given, old_kl_coef=0.4)
+    new, old, a = [0.8, 0.6], [0.5, 0.5], [1, 1]
+    plain, more = (of_probabilities("dppo_tv", new, old, a, one)[0] for one in (given, held))
+    np.testing.assert_allclose(more - plain, row(0.2 * np.log(1.6) ** 2, 0.2 * np.log(1.2) ** 2), rtol=1e-5)
+
+
+def test_trls_delta_is_our_second_bound():
+    """max(-A min(r, d), -A clip(r)) is the dual clip at c = d, for any d above the upper bound."""
+    ratios, a = np.array([0.5, 1.0, 1.25, 2.0, 3.5, 9.0] * 2), np.array([1.5] * 6 + [-1.5] * 6)
+    want = np.maximum(-a * np.minimum(ratios, 3.0), -a * np.clip(ratios, 0.8, 1.3))
+    np.testing.assert_allclose(at("vanilla", ratios, a, DUAL)[0][0], want, rtol=1e-6)
+
+
+def test_clip_cov_and_kl_cov_without_picked_tokens():
+    ratios, a = [1.0, 1.25, 1.5, 0.5, 4.0], [2, 2, 2, -2, -2]
+    np.testing.assert_array_equal(at("clip_cov", ratios, a, DUAL)[0], at("vanilla", ratios, a)[0])  # no second bound
+    loss, indicators = at("kl_cov", ratios, a)
+    np.testing.assert_allclose(loss, row(*(-np.array(a) * ratios)), rtol=1e-6)
+    assert indicators == {}
+
+
 def test_luspo_is_gspo_times_the_length():
     ratios, a = [1.1, 1.4, 0.9], [2, 2, 2]
     one, many = (at(name, ratios, a) for name in ("gspo", "luspo"))
@@ -276,32 +323,11 @@ def test_sft_is_negative_log_likelihood():
     assert indicators == {}
 
 
-def test_kl_estimators_by_hand():
-    logps, ref = row(-1.0, -2.0), row(-1.5, -1.0)
-    np.testing.assert_allclose(losses.k1(logps, ref), row(0.5, -1.0), rtol=1e-6)
-    np.testing.assert_allclose(losses.k2(logps, ref), row(0.125, 0.5), rtol=1e-6)
-    np.testing.assert_allclose(losses.k3(logps, ref), row(np.exp(-0.5) + 0.5 - 1, np.e - 2), rtol=1e-6)
-    np.testing.assert_allclose(losses.k3(row(-30.0), row(-1.0)), row(10.0))  # value clamped
-
-
-def test_k1_and_k3_estimate_the_kl_and_k2_has_its_gradient():
-    rng = np.random.default_rng(0)
-    p, q = (np.exp(x) / np.exp(x).sum() for x in rng.normal(size=(2, 50)) * 0.3)
-    kl = np.sum(p * np.log(p / q))
-    logp, logq = (jnp.asarray(np.log(x)[None], jnp.float32) for x in (p, q))
-    for estimate in (losses.k1, losses.k3):
-        np.testing.assert_allclose(np.sum(p * np.asarray(estimate(logp, logq)[0])), kl, rtol=1e-4)
-    # E_p[grad k2] = E_p[(log p - log q) grad log p] is the gradient of KL; k3 has another one
-    slope = jax.grad(lambda x: losses.k2(x, logq).sum())(logp)
-    np.testing.assert_allclose(slope, logp - logq, rtol=1e-5)
-
-
 def test_names_are_those_of_the_config():
     choices = {
         f.name: set(f.metadata["choices"]) for f in dataclasses.fields(AlgorithmConfig) if "choices" in f.metadata
     }
     assert choices["loss_mode"] == set(losses.LOSSES) == set(losses.NEEDS_OLD_LOGPROBS)
-    assert choices["kl_loss_type"] == set(losses.KL_ESTIMATORS)
 
 
 def test_mixed_dtypes_and_ranks_are_refused_first():

@@ -57,6 +57,21 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "overlong_buffer": ("15",),
     "overlong_penalty": ("3",),
     "overlong_filtering": ("true",),
+    "old_kl_coef": ("0.5",),
+    "clip_cov_ratio": ("1",),
+    "clip_cov_lb": ("0",),
+    "clip_cov_ub": ("1.2",),
+    "kl_cov_ratio": ("0.5",),
+    "ppo_kl_coef": ("0.7",),
+    "top_entropy_quantile": ("0.5",),
+    "opsm_delta": ("1e-3",),
+    "use_bias_correction_kl": ("true",),
+    "positive_nll_coef": ("0.3",),
+    "lam_value": ("0.5",),
+    "lam_alpha": ("0.5",),
+    "gdpo_reward_keys": ("['a']",),
+    "gdpo_reward_weights": ("[1,3]",),
+    "rae_decay": ("0.5",),
     "dpo_beta": ("0.5",),
     "label_smoothing": ("0.2",),
 }
@@ -69,12 +84,17 @@ _EXTRA = (
     "rollout_is=span",
     "rollout_rs=token_k1",
     "rollout_rs=seq_sum_k3",
+    "rollout_rs=m2po",
     "use_kl_in_reward=true",
     "kl_loss_coef=0.3",
     "prox_logp_method=rollout",
     "prox_logp_method=loglinear",
     "overlong_buffer=15",
 )
+_WITH = {  # what an estimator or a loss cannot do without, or has an effect with
+    "gdpo": ("algorithm.gdpo_reward_keys=['a','b']",),
+    "clip_cov": ("algorithm.clip_cov_ratio=0.5", "algorithm.clip_cov_lb=0.1"),
+}
 _PASSES = ("scheduler.mini_batches=2", "eval.every=0")
 
 
@@ -91,11 +111,20 @@ def _read(arm: Sequence[str]) -> bool:
 def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
     """Every estimator, every loss with two of them, every extra with these losses, and what lets tokens grow old."""
     pairs = [
-        (f"algorithm.adv_estimator={estimator}", f"algorithm.loss_mode={loss}")
+        (
+            f"algorithm.adv_estimator={estimator}",
+            f"algorithm.loss_mode={loss}",
+            *_WITH.get(estimator, ()),
+            *_WITH.get(loss, ()),
+        )
         for estimator in _ESTIMATORS
         for loss in (_LOSSES if estimator in ("grpo", "ones") else _LOSSES[:1])
     ]
-    extras = [(f"algorithm.loss_mode={loss}", f"algorithm.{extra}") for loss in losses for extra in _EXTRA]
+    extras = [
+        (f"algorithm.loss_mode={loss}", f"algorithm.{extra}", *_WITH.get(loss, ()))
+        for loss in losses
+        for extra in _EXTRA
+    ]
     extras = [arm for arm in extras if _read(arm)]
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
     supervised += [PAIRS, (*PAIRS, "algorithm.loss_mode=ipo"), (*PAIRS, "algorithm.kl_loss_coef=0.3")]
@@ -111,8 +140,10 @@ def _groups() -> list:
         for rollout in group.rollouts:
             versions = np.minimum(np.arange(len(rollout)) // 6, STEP - 1)
             finish = Finish.LENGTH if len(rollout) >= LIMIT - 6 else Finish.EOS
-            rollouts.append(dataclasses.replace(rollout, versions=versions, finish=finish))
-        out.append(dataclasses.replace(group, rollouts=tuple(rollouts)))
+            entropies = (np.arange(len(rollout)) * 7 % 11) / 5
+            rollouts.append(dataclasses.replace(rollout, versions=versions, finish=finish, entropies=entropies))
+        parts = {name: (np.arange(len(rollouts)) * step % 3) / 2 for name, step in (("a", 1), ("b", 2))}
+        out.append(dataclasses.replace(group, rollouts=tuple(rollouts), components=parts))
     return out
 
 
@@ -128,6 +159,7 @@ def _near(seed: int, scale: float) -> dict:
 
 
 OLD, REFERENCE, POLICY, VALUES = _near(1, 0.9), _near(2, 0.9), _near(3, 0.9), _near(4, 0.9)
+NORMS = {id: np.abs(values) for id, values in _near(5, 0.9).items()}
 
 
 @pytest.fixture
@@ -152,12 +184,12 @@ def _effect(config: configs.Config) -> list:
     a = config.algorithm
     old = OldLogprobs(a)
     old.committed, old.of = True, OLD
-    given = dict(old=OLD, reference=REFERENCE, values=VALUES if a.needs_critic else None)
+    given = dict(old=OLD, reference=REFERENCE, values=VALUES if a.needs_critic else None, norms=NORMS)
     groups = PAIRED if a.compares_pairs else GROUPS
     credits, found = credit.assign(groups, a, max_tokens=LIMIT, **given)
     trained, controller = credit.trained(groups, a), KlController(a)
     controller.update(found.kls)
-    how = dict(rows=ROWS, tokens=TOKENS, critic=a.needs_critic)
+    how = dict(rows=ROWS, tokens=TOKENS, critic=a.needs_critic, marks=a.marks)
     (batch,), _ = packing.pack(
         trained,
         credits,
@@ -174,7 +206,8 @@ def _effect(config: configs.Config) -> list:
         policy, batch.old_logprobs, batch.advantages, batch.loss_mask, batch.segment_ids, a
     )
     gate = Gate(a.min_ess, a.max_rollout_kl)
-    pairs = [(OLD[r.id][r.sampled], r.logprobs[r.sampled]) for r in ROLLOUTS if r.sampled.any()] if old.needed else []
+    known = ROLLOUTS if old.compared else ()
+    pairs = [(OLD[r.id][r.sampled], r.logprobs[r.sampled]) for r in known if r.sampled.any()]
     stale = config.scheduler.name != "sync" or config.scheduler.updates > 1 or config.mesh.engine > 0
     versions = [np.full(1, -1 if stale else STEP)]
     return [

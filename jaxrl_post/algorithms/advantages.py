@@ -217,6 +217,60 @@ WHOLE_ROUND = {
 }
 
 
+def gdpo(
+    components: Sequence[Float[np.ndarray, "K G"]],
+    scored: Sequence[Bool[np.ndarray, " G"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
+    weights: Float[np.ndarray, " K"],
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns whiten(sum_k w_k z_k), z_k the advantage grpo by component k alone (GDPO, arXiv 2601.05242; as verl).
+
+    Each component is normalised within its group. So a component of small variance counts as much as any other. The sum is
+    whitened over all masked tokens of the round.
+
+    Args:
+      components, scored: one entry per group.
+      masks: one vector per rollout of all groups, in order.
+    """
+    sums = [
+        sum(w * grpo(row, known, np.zeros(known.shape, int)) for w, row in zip(weights, rows, strict=True))
+        for rows, known in zip(components, scored, strict=True)
+    ]
+    each = np.concatenate(sums) if sums else np.zeros(0)
+    return whiten([np.full(mask.shape, value) for value, mask in zip(each, masks, strict=True)], masks)
+
+
+def optimal_token_baseline(
+    rewards: Sequence[Float[np.ndarray, " _"]],
+    masks: Sequence[Bool[np.ndarray, " _"]],
+    norms: Sequence[Float[np.ndarray, " _"]],
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns G_t - b_t, b_t = sum_i G_it W_it / sum_i W_it over the group, W_t = sum of the norms up to t (OTB, as verl).
+
+    t counts sampled tokens, so observed ones do not shift a conversation against its group (verl's
+    tir_optimal_token_baseline). The tail of the longest rollout is compared with itself alone, and gets 0. Fewer than two
+    scored rollouts give 0.
+
+    Args:
+      rewards, masks: one vector per rollout of a group. The mask of an unscored rollout is False everywhere.
+      norms: the squared norm of each token's score, times the square of its weight where the engine is corrected.
+    """
+    live = [bool(mask.any()) for mask in masks]
+    if sum(live) < 2:
+        return [np.zeros(mask.shape) for mask in masks]
+    returns = [_returns(reward, mask, 1.0)[mask] for reward, mask in zip(rewards, masks, strict=True)]
+    weighed, total = np.zeros(max(map(len, returns))), np.zeros(max(map(len, returns)))
+    for gain, norm, mask in zip(returns, norms, masks, strict=True):
+        energy = np.cumsum(norm[mask].astype(float))
+        weighed[: gain.size] += gain * energy
+        total[: gain.size] += energy
+    baseline, out = weighed / (total + VARIANCE_EPSILON), []
+    for gain, mask in zip(returns, masks, strict=True):
+        out.append(np.zeros(mask.shape))
+        out[-1][mask] = gain - baseline[: gain.size]
+    return out
+
+
 def whiten(
     values: Sequence[Float[np.ndarray, " _"]], masks: Sequence[Bool[np.ndarray, " _"]]
 ) -> list[Float[np.ndarray, " _"]]:

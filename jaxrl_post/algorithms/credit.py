@@ -16,18 +16,19 @@ The order is:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_post.algorithms import advantages, correction, gae, preferences
+from jaxrl_post.algorithms import advantages, correction, gae, preferences, token_credit
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
+from jaxrl_post.algorithms.role_baseline import RoleBaseline
 from jaxrl_post.config import AlgorithmConfig
-from jaxrl_post.types import Finish, Group, Rollout, RolloutId
+from jaxrl_post.types import Group, Rollout, RolloutId
 
 LogProbs = Mapping[RolloutId, np.ndarray]
-WHOLE_ROUND = {*advantages.WHOLE_ROUND, *gae.LEVELS}  # estimators that see all rollouts of a round at once
+WHOLE_ROUND = {*advantages.WHOLE_ROUND, *gae.LEVELS, "gdpo"}  # estimators that see all rollouts of a round at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Credit:
     - correction float[T]: a further weight of each token in the policy loss, or None where the run has no correction.
     - reward: with every penalty.
     - values, returns float[T]: the critic's at the start of the round, and what it learns; None without a critic.
+    - marks: by name of a leaf of the batch, 1 for tokens that a further term of the loss is of (trainer/packing.py).
     """
 
     advantages: np.ndarray
@@ -49,6 +51,21 @@ class Credit:
     reward: float
     values: np.ndarray | None = None
     returns: np.ndarray | None = None
+    marks: Mapping[str, np.ndarray | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the learner computed of the rollouts beside log-probs, by rollout id: float[T] each.
+
+    - values: the critic's, where the config has a critic.
+    - norms: the squared norms of tokens' scores, where the advantage needs them.
+    - weights: the corrections for the engine's log-probs, where the config has some.
+    """
+
+    values: LogProbs = field(default_factory=dict)
+    norms: LogProbs = field(default_factory=dict)
+    weights: LogProbs = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +92,18 @@ def assign(
     old: LogProbs,
     reference: LogProbs,
     values: LogProbs | None = None,
+    norms: LogProbs | None = None,
+    roles: RoleBaseline | None = None,
 ) -> tuple[dict[RolloutId, Credit], Found]:
     """Returns the credit of every rollout that `trained` leaves, and the facts for `describe`.
 
     Args:
-      groups: whole groups. Where the advantage is one of WHOLE_ROUND, all groups of the round.
+      groups: whole groups. Where `needs_whole_round` says so, all groups of the round.
       max_tokens: the longest rollout that the run allows.
       old, reference: log-probs over the rollout by rollout id, where the config needs them.
       values: the critic's, over the rollout by rollout id, where the config has a critic.
+      norms: the squared norms of tokens' scores, over the rollout by rollout id, where the advantage needs them.
+      roles: the baselines of roles, which move. None: each begins at 0.
     """
     greedy = [_greedy_reward(group, algorithm, max_tokens) for group in groups]
     groups = trained(groups, algorithm)
@@ -96,8 +117,11 @@ def assign(
         for group, penalty in zip(groups, penalties, strict=True)
     ]
     compared = _compared(groups, algorithm, old, reference)
-    estimated, returns = _advantages(groups, rewards, algorithm, greedy, values or {}, compared)
     corrected, seen = _corrections(groups, algorithm, old)
+    known = Measured(values=values or {}, norms=norms or {}, weights=corrected)
+    roles = roles or RoleBaseline(algorithm.rae_decay)
+    estimated, returns = _advantages(groups, rewards, algorithm, greedy, known, compared, roles)
+    estimated, marks = token_credit.marked(groups, estimated, algorithm)
     credits = {}
     for group, made, owned in zip(groups, estimated, rewards, strict=True):
         lengths = _lengths(group, algorithm.overlong_filtering)
@@ -111,6 +135,7 @@ def assign(
                 reward=float(owned[i].sum()),
                 values=(values or {}).get(rollout.id),
                 returns=returns.get(rollout.id),
+                marks=marks[rollout.id],
             )
     return credits, Found(
         corrections=seen,
@@ -118,6 +143,12 @@ def assign(
         penalties=np.concatenate([penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]),
         compared=[pair for group, pair in zip(groups, compared, strict=False) if group.scored.all()],
     )
+
+
+def needs_whole_round(algorithm: AlgorithmConfig) -> bool:
+    """Returns whether a statistic of all rollouts of a round decides on each of them."""
+    ranks = token_credit.ranks_tokens(algorithm) or algorithm.rollout_rs == "m2po"
+    return ranks or algorithm.adv_estimator in WHOLE_ROUND
 
 
 def trained(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Sequence[Group]:
@@ -234,19 +265,27 @@ def _advantages(
     rewards: Sequence[Sequence[np.ndarray]],
     algorithm: AlgorithmConfig,
     greedy: Sequence[float],
-    values: LogProbs,
+    known: Measured,
     compared: Sequence[preferences.Compared],
+    roles: RoleBaseline,
 ) -> tuple[list[list[np.ndarray]], dict[RolloutId, np.ndarray]]:
     """Returns float[T] per group and rollout, and by rollout id the returns that a critic learns."""
     if compared:
         return [_of_a_pair(group, pair) for group, pair in zip(groups, compared, strict=True)], {}
     if algorithm.adv_estimator in WHOLE_ROUND:
-        return _of_the_round(groups, rewards, algorithm, values)
+        return _of_the_round(groups, rewards, algorithm, known.values)
     out = []
     for group, owned, baseline in zip(groups, rewards, greedy, strict=True):
         masks = [rollout.sampled & scored for rollout, scored in zip(group.rollouts, group.scored, strict=True)]
         if algorithm.adv_estimator == "remax":
             out.append(advantages.remax(owned, masks, baseline))
+            continue
+        if algorithm.adv_estimator == "rae":
+            out.append(roles.estimate(owned, masks, group.prompt.source))
+            continue
+        if algorithm.adv_estimator == "optimal_token_baseline":
+            norms = [known.norms[r.id] * known.weights.get(r.id, 1.0) ** 2 for r in group.rollouts]
+            out.append(advantages.optimal_token_baseline(owned, masks, norms))
             continue
         estimate = advantages.ADVANTAGES[algorithm.adv_estimator]
         found = estimate(np.array([reward.sum() for reward in owned]), group.scored, _lengths(group, False))
@@ -286,8 +325,14 @@ def _of_the_round(
             masks,
             algorithm.gamma,
             algorithm.lam,
+            lam_value=None if algorithm.lam_value < 0 else algorithm.lam_value,
+            alpha=algorithm.lam_alpha,
         )
         returns = {rollout.id: one for rollout, one in zip(rollouts, learned, strict=True)}
+    elif algorithm.adv_estimator == "gdpo":
+        components = [_components(group, algorithm.gdpo_reward_keys) for group in groups]
+        weights = np.array(algorithm.gdpo_reward_weights or [1.0] * len(algorithm.gdpo_reward_keys))
+        found = advantages.gdpo(components, [group.scored for group in groups], masks, weights)
     else:
         owners = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
         found = advantages.WHOLE_ROUND[algorithm.adv_estimator](flat, masks, owners, algorithm.gamma)
@@ -295,14 +340,24 @@ def _of_the_round(
     return [[next(each) for _ in group.rollouts] for group in groups], returns
 
 
-def _trained(group: Group, filtering: bool) -> np.ndarray:
-    """Returns whether each rollout is in the loss: scored, and with `filtering` not cut at its limit."""
-    return group.scored & np.array([not (filtering and r.finish is Finish.LENGTH) for r in group.rollouts])
+def _components(group: Group, names: Sequence[str]) -> Float[np.ndarray, "K G"]:
+    """Returns the named components of a group's rewards.
+
+    Raises:
+      ValueError: the reward has no such component.
+    """
+    for name in names:
+        if name not in group.components:
+            raise ValueError(
+                f"algorithm.gdpo_reward_keys: the reward of prompt {group.prompt.id!r} has no component {name!r}; it has "
+                f"{', '.join(sorted(group.components)) or 'none'}"
+            )
+    return np.array([group.components[name] for name in names])
 
 
 def _lengths(group: Group, filtering: bool) -> np.ndarray:
     """Returns how many tokens of each rollout are trained on."""
-    return np.array([int(r.sampled.sum()) for r in group.rollouts]) * _trained(group, filtering)
+    return np.array([int(r.sampled.sum()) for r in group.rollouts]) * token_credit.in_loss(group, filtering)
 
 
 def _corrections(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogProbs) -> tuple[LogProbs, list[tuple]]:
@@ -312,15 +367,19 @@ def _corrections(groups: Sequence[Group], algorithm: AlgorithmConfig, old: LogPr
     """
     if not algorithm.corrects_rollouts:
         return {}, []
-    out, seen = {}, []
+    out, seen, small = {}, [], token_credit.small_moment(groups, algorithm, old)
     for group in groups:
-        for rollout, trained in zip(group.rollouts, _trained(group, algorithm.overlong_filtering), strict=True):
+        for rollout, trained in zip(
+            group.rollouts, token_credit.in_loss(group, algorithm.overlong_filtering), strict=True
+        ):
             gap = (old[rollout.id].astype(float) - rollout.logprobs)[rollout.sampled]
             ratios = correction.importance(gap, algorithm.rollout_is, rollout.versions[rollout.sampled])
             weights = ratios
             if algorithm.rollout_is != "none":
                 weights = correction.bounded(ratios, algorithm.rollout_is_threshold)
-            kept = correction.kept(gap, algorithm.rollout_rs, algorithm.rollout_rs_threshold)
+            kept = small.get(rollout.id)
+            if kept is None:
+                kept = correction.kept(gap, algorithm.rollout_rs, algorithm.rollout_rs_threshold)
             out[rollout.id] = np.zeros(len(rollout))
             out[rollout.id][rollout.sampled] = weights * kept
             seen += [(ratios, weights, kept)] if trained and gap.size else []

@@ -53,6 +53,10 @@ def of_turns(rewards: Vector, values: Vector, mask: Bool[np.ndarray, " T"], gamm
 
 
 LEVELS: dict[str, Callable[..., Estimate]] = {"gae": of_tokens, "gae_turn": of_turns}
+ACTIONS: dict[str, Callable[[np.ndarray], int]] = {  # how many a rollout has
+    "gae": lambda mask: int(mask.sum()),
+    "gae_turn": lambda mask: int((np.diff(np.concatenate([[False], mask]).astype(int)) == 1).sum()),
+}
 
 
 def estimate(
@@ -62,18 +66,32 @@ def estimate(
     masks: Sequence[Bool[np.ndarray, " _"]],
     gamma: float,
     lam: float,
+    *,
+    lam_value: float | None = None,
+    alpha: float = 0.0,
 ) -> tuple[list[Float[np.ndarray, " _"]], list[Float[np.ndarray, " _"]]]:
     """Returns advantages, whitened over every masked token of the round (as verl), and returns, which are not.
 
     Args:
       level: one of LEVELS.
       rewards, values, masks: one vector per rollout. The mask of an unscored rollout is False everywhere.
+      lam_value: lambda of the returns. None: that of the advantages (decoupled GAE, VAPO, arXiv 2504.05118).
+      alpha: above 0, lambda of the advantages follows from the length (`adaptive`), and `lam` is not read for them.
     """
-    found = [
-        LEVELS[level](finite(reward, mask), value.astype(float), mask, gamma, lam)
-        for reward, value, mask in zip(rewards, values, masks, strict=True)
-    ]
-    return whiten([advantages for advantages, _ in found], masks), [returns for _, returns in found]
+    advantages, returns = [], []
+    for reward, value, mask in zip(rewards, values, masks, strict=True):
+        given = finite(reward, mask), value.astype(float), mask, gamma
+        made, learned = LEVELS[level](*given, adaptive(alpha, ACTIONS[level](mask)) if alpha > 0 else lam)
+        if lam_value is not None or alpha > 0:
+            _, learned = LEVELS[level](*given, lam if lam_value is None else lam_value)
+        advantages.append(made)
+        returns.append(learned)
+    return whiten(advantages, masks), returns
+
+
+def adaptive(alpha: float, actions: int) -> float:
+    """Returns 1 - 1 / (alpha actions), at least 0: lambda of a rollout by its length (VAPO, arXiv 2504.05118)."""
+    return max(0.0, 1.0 - 1.0 / (alpha * max(actions, 1)))
 
 
 def explained_variance(values: Vector, returns: Vector) -> float:

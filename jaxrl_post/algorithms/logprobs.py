@@ -41,6 +41,18 @@ def of_logits(
     return chosen - log_total, log_total - jnp.sum(weights * shifted, axis=-1) / total
 
 
+def score_norms(
+    logits: Float[Array, "*rows V"], targets: Int[Array, "*rows"], temperature: float = 1.0
+) -> tuple[Float[Array, "*rows"]]:
+    """Returns 1 - 2 p + sum p_v^2, the squared norm of the slope of the target's log-prob by the scores.
+
+    p is softmax(logits / temperature), at the target and at every id v.
+    """
+    probs = jax.nn.softmax(logits / temperature, axis=-1)
+    own = jnp.sum(jnp.where(jnp.arange(logits.shape[-1]) == targets[..., None], probs, 0.0), axis=-1)
+    return (1.0 - 2.0 * own + jnp.sum(probs * probs, axis=-1),)
+
+
 def chosen(
     head: Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]],
     hidden: Float[Array, "B T D"],
@@ -48,19 +60,21 @@ def chosen(
     *,
     temperature: float,
     chunk: int,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    law: Callable[..., tuple[jax.Array, ...]] = of_logits,
+) -> tuple[Float[Array, "B T"], ...]:
     """Returns the log-prob of targets[b, t] given hidden[b, t], and the entropy, both in the dtype of the logits.
 
     Args:
       head: hidden -> logits. It may close over weights that are differentiated.
       temperature: divides the logits. For sampling temperature 0 pass 1, because the engine's log-probs are then of 1.
       chunk: tokens, over all rows, whose logits may exist at once.
+      law: what is computed of logits and targets, in the place of log-prob and entropy.
     """
     assert hidden.ndim == 3 and targets.shape == hidden.shape[:2], (hidden.shape, targets.shape)
     B, T, _ = hidden.shape
     width = max(1, chunk // B)
     if width >= T:
-        return of_logits(head(hidden), targets, temperature)
+        return law(head(hidden), targets, temperature)
     count = -(-T // width)
     pad = count * width - T
 
@@ -69,7 +83,7 @@ def chosen(
         return jnp.moveaxis(x.reshape(B, count, width, *x.shape[2:]), 1, 0)
 
     def one(piece):
-        return of_logits(head(piece[0]), piece[1], temperature)
+        return law(head(piece[0]), piece[1], temperature)
 
     parts = jax.lax.map(jax.checkpoint(one), (cut(hidden), cut(targets)))
     return tuple(jnp.moveaxis(part, 0, 1).reshape(B, count * width)[:, :T] for part in parts)

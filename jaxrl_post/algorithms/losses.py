@@ -1,4 +1,4 @@
-"""Per-token policy losses and KL estimators. Nothing here is jitted or random.
+"""Per-token policy losses. Nothing here is jitted or random.
 
 Shapes: all arrays are [B, T], indexed at the token (its log-prob, its advantage, its mask). A row has several packed
 sequences, separated by segment_ids.
@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_post.algorithms.ratios import LOG_RATIO_BOUND, assert_alike, log_ratio, sequence_length, sequence_mean
 from jaxrl_post.config import AlgorithmConfig
 
-LOG_RATIO_BOUND = 20.0  # log-ratios are clamped to +-20 before exp, as verl does
 SEQUENCE_LOG_RATIO_BOUND = 10.0  # gspo's log-ratio is clamped to at most 10, as verl does
-K3_BOUND = 10.0  # k3 values are clamped to +-10, as verl does
 
 Losses = tuple[Float[Array, "B T"], dict[str, Float[Array, "B T"]]]
 
@@ -37,7 +36,7 @@ def vanilla(
     clip_ratio_c > 0 and A < 0 the loss is at most -A c (dual clip, arXiv 1912.09729). The default 0 turns this off.
     verl uses 3.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     losses, indicators = _clipped(jnp.exp(log_ratio(logprobs, old_logprobs)), advantages, algorithm)
     if algorithm.clip_ratio_c > 0:
         ceiling = -advantages * algorithm.clip_ratio_c
@@ -45,6 +44,32 @@ def vanilla(
         losses = jnp.where(held, ceiling, losses)
         indicators["actor/pg_clipfrac_lower"] = held.astype(losses.dtype)
     return losses, indicators
+
+
+def clip_cov(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns PPO's clipped loss. The tokens that Clip-Cov picks have the advantage 0 (token_credit.py; as verl)."""
+    assert_alike(logprobs, old_logprobs, advantages)
+    return _clipped(jnp.exp(log_ratio(logprobs, old_logprobs)), advantages, algorithm)
+
+
+def kl_cov(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A r. The learner adds ppo_kl_coef |log r| at the tokens that KL-Cov picks (arXiv 2505.22617; as verl)."""
+    assert_alike(logprobs, old_logprobs, advantages)
+    return -advantages * jnp.exp(log_ratio(logprobs, old_logprobs)), {}
 
 
 def gspo(
@@ -62,7 +87,7 @@ def gspo(
     advantage, this is the gradient of s. verl always averages this loss by seq-mean-token-mean. Here loss_agg_mode
     decides.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     mean = jax.lax.stop_gradient(sequence_mean(logprobs - old_logprobs, mask, segment_ids))
     own = logprobs - jax.lax.stop_gradient(logprobs)
     return _clipped(jnp.exp(jnp.minimum(own + mean, SEQUENCE_LOG_RATIO_BOUND)), advantages, algorithm)
@@ -81,7 +106,7 @@ def cispo(
     Every token keeps its gradient, and only its weight is bounded. Bounds are relative to 1, as in verl and slime.
     TRL's upper bound is absolute.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
     weight = jnp.clip(ratio, 1.0 - algorithm.clip_ratio_low, 1.0 + algorithm.clip_ratio_high)
     return -advantages * weight * logprobs, {"actor/pg_clipfrac": (weight != ratio).astype(logprobs.dtype)}
@@ -99,7 +124,7 @@ def sapo(
 
     tau is tau_pos where A > 0, else tau_neg. At r = 1 the gradient is that of -A r. Nothing is clipped.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     tau = jnp.where(advantages > 0, algorithm.tau_pos, algorithm.tau_neg).astype(logprobs.dtype)
     ratio = jnp.exp(log_ratio(logprobs, old_logprobs))
     return -advantages * jax.nn.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau), {}
@@ -119,7 +144,7 @@ def geo_mean(
     mean over the sequence. Each token carries the loss of its sequence, so that equal weights within a sequence give
     the gradient of the geometric mean. verl takes the mean over sequences. Here loss_agg_mode decides.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     gap = log_ratio(logprobs, old_logprobs)
     held = jnp.where(advantages > 0, gap > algorithm.clip_ratio_high, gap < -algorithm.clip_ratio_low)
     bound = jnp.where(advantages > 0, algorithm.clip_ratio_high, -algorithm.clip_ratio_low).astype(gap.dtype)
@@ -140,11 +165,30 @@ def dppo_tv(
 
     Outside is a token with A > 0 whose probability has risen by more than clip_ratio_high, or with A <= 0 whose
     probability has fallen by more than clip_ratio_low. c is clip_ratio_c; 0 is no bound. The paper's old policy is the
-    engine's, which is prox_logp_method "rollout". As verl, whose c is 20.
+    engine's, which is prox_logp_method "rollout". As verl, whose c is 20. old_kl_coef (log r)^2 / 2 is added everywhere, as
+    prime-rl does, whose tau of 1e-3 is old_kl_coef=2e-3.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     moved = jax.lax.stop_gradient(jnp.exp(logprobs) - jnp.exp(old_logprobs))
     outside = jnp.where(advantages > 0, moved > algorithm.clip_ratio_high, moved < -algorithm.clip_ratio_low)
+    return _trusted(logprobs, old_logprobs, advantages, outside, algorithm)
+
+
+def prime_ipo(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns the same as `dppo_tv` with a trust region that does not look at the advantage (as prime-rl's ipo).
+
+    Outside is a token whose probability has risen by more than clip_ratio_high or fallen by more than clip_ratio_low.
+    """
+    assert_alike(logprobs, old_logprobs, advantages)
+    moved = jax.lax.stop_gradient(jnp.exp(logprobs) - jnp.exp(old_logprobs))
+    outside = (moved > algorithm.clip_ratio_high) | (moved < -algorithm.clip_ratio_low)
     return _trusted(logprobs, old_logprobs, advantages, outside, algorithm)
 
 
@@ -162,7 +206,7 @@ def dppo_kl(
     clip_ratio_high. Where A <= 0 and the probability has fallen, it must be at most clip_ratio_low. 1e-8 is added to
     the probability of any other token. As verl.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     new, old = jax.lax.stop_gradient((jnp.exp(logprobs), jnp.exp(old_logprobs)))
     others = (1.0 - old) * jnp.log((1.0 - old + 1e-8) / (1.0 - new + 1e-8))
     divergence = old * (old_logprobs - jax.lax.stop_gradient(logprobs)) + others
@@ -173,15 +217,31 @@ def dppo_kl(
 
 def gpg(
     logprobs: Float[Array, "B T"],
-    old_logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"] | None,
     advantages: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     segment_ids: Int[Array, "B T"],
     algorithm: AlgorithmConfig,
 ) -> Losses:
     """Returns -A logprobs: the plain policy gradient (GPG, arXiv 2504.02546; as verl). Nothing is clipped."""
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, advantages)
     return -advantages * logprobs, {}
+
+
+def dro(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns -A logprobs + old_kl_coef (log r)^2 / 2 (DRO, arXiv 2405.19107; as verl, whose dro_beta is 0.1).
+
+    With the advantage dr_grpo it is Kimi k1.5's loss (arXiv 2501.12599, section 2.3.2; as ROLL).
+    """
+    assert_alike(logprobs, old_logprobs, advantages)
+    return -advantages * logprobs + _held(logprobs, old_logprobs, algorithm), {}
 
 
 def topr(
@@ -197,7 +257,7 @@ def topr(
     Gains are supervised, whoever sampled them. Losses fade as they become rare. As ROLL, which looks at the reward's
     sign in the place of the advantage's.
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
     weight = jnp.where(advantages > 0, 1.0, jnp.minimum(ratio, 1.0))
     return -advantages * weight * logprobs, {"actor/pg_clipfrac": ((advantages <= 0) & (ratio > 1)).astype(ratio.dtype)}
@@ -229,7 +289,7 @@ def vespo(
     k and l are 2 and 3 where A > 0, else 3 and 2, as TRL has them. log W is clamped to +-20. The weight is 1 at W = 1
     and vanishes on both sides. The paper's old policy is the engine's, which is prox_logp_method "rollout".
     """
-    _assert_alike(logprobs, old_logprobs, advantages)
+    assert_alike(logprobs, old_logprobs, advantages)
     length = sequence_length(mask, segment_ids).astype(logprobs.dtype)
     total = jnp.clip(
         sequence_mean(logprobs - old_logprobs, mask, segment_ids) * length, -LOG_RATIO_BOUND, LOG_RATIO_BOUND
@@ -251,7 +311,7 @@ def sft(
 
     Nothing is clipped. Old log-probs are not read.
     """
-    _assert_alike(logprobs, advantages)
+    assert_alike(logprobs, advantages)
     return -logprobs, {}
 
 
@@ -267,19 +327,23 @@ def preference(
 
     The value is not the pair's loss. That is the metric actor/preference_loss.
     """
-    _assert_alike(logprobs, advantages)
+    assert_alike(logprobs, advantages)
     return -advantages * logprobs, {}
 
 
 LOSSES = {
     "vanilla": vanilla,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
     "gspo": gspo,
     "cispo": cispo,
     "sapo": sapo,
     "geo_mean": geo_mean,
     "dppo_tv": dppo_tv,
     "dppo_kl": dppo_kl,
+    "prime_ipo": prime_ipo,
     "gpg": gpg,
+    "dro": dro,
     "topr": topr,
     "luspo": luspo,
     "vespo": vespo,
@@ -287,7 +351,7 @@ LOSSES = {
     "dpo": preference,
     "ipo": preference,
 }
-NEEDS_OLD_LOGPROBS = {name: name not in ("sft", "dpo", "ipo") for name in LOSSES}
+NEEDS_OLD_LOGPROBS = {name: name not in ("gpg", "sft", "dpo", "ipo") for name in LOSSES}
 
 
 def clipped_value(
@@ -297,63 +361,12 @@ def clipped_value(
 
     The clipping is that of PPO's reference code (openai/baselines, ppo2). With clip 0 it is (V - G)^2 / 2.
     """
-    _assert_alike(values, old_values, returns)
+    assert_alike(values, old_values, returns)
     free = (values - returns) ** 2
     held = jnp.clip(values, old_values - clip, old_values + clip) if clip > 0 else values
     bound = (held - returns) ** 2
     clipped = bound > free
     return jnp.where(clipped, bound, free) / 2, {"critic/vf_clipfrac": clipped.astype(values.dtype)}
-
-
-def log_ratio(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Returns logprobs - old_logprobs, clamped to +-20."""
-    return jnp.clip(logprobs - old_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-
-
-def sequence_mean(
-    values: Float[Array, "B T"], mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]
-) -> Float[Array, "B T"]:
-    """Returns, at each token, the mean of the masked values of its segment of the row, or 0 without masked values.
-
-    All pairs of tokens are compared. The comparison fuses into reductions, where a segment sum would be a scatter.
-    """
-    same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :]
-    total = jnp.sum(jnp.where(same, values[:, None, :], 0.0), axis=-1)
-    return total / jnp.maximum(jnp.sum(same, axis=-1, dtype=jnp.int32), 1).astype(values.dtype)
-
-
-def sequence_length(mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Returns, at each token, the number of masked tokens of its segment of the row."""
-    return jnp.sum((segment_ids[:, :, None] == segment_ids[:, None, :]) & mask[:, None, :], axis=-1, dtype=jnp.int32)
-
-
-def k1(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Returns log pi - log ref: unbiased in value, of either sign (joschu.net/blog/kl-approx.html)."""
-    _assert_alike(logprobs, ref_logprobs)
-    return logprobs - ref_logprobs
-
-
-def k2(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Returns (log pi - log ref)^2 / 2: biased in value.
-
-    Its gradient is that of the KL (joschu.net/blog/kl-approx.html).
-    """
-    _assert_alike(logprobs, ref_logprobs)
-    return (logprobs - ref_logprobs) ** 2 / 2
-
-
-def k3(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Returns ref/pi - 1 - log(ref/pi): unbiased and never negative.
-
-    Sources are joschu.net/blog/kl-approx.html and GRPO (arXiv 2402.03300, equation 4). As in verl, the log-ratio is
-    clamped to +-20 and the value to +-10. A token whose value is above 10 has no gradient.
-    """
-    _assert_alike(logprobs, ref_logprobs)
-    inverse = jnp.clip(ref_logprobs - logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return jnp.clip(jnp.exp(inverse) - inverse - 1.0, -K3_BOUND, K3_BOUND)
-
-
-KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def _clipped(
@@ -373,6 +386,7 @@ def _trusted(
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logprobs, old_logprobs)))
     most = algorithm.clip_ratio_c or jnp.inf
     losses = jnp.where(outside, 0.0, -advantages * jnp.minimum(ratio, most) * logprobs)
+    losses = losses + _held(logprobs, old_logprobs, algorithm)
     cut = (ratio > most) & ~outside
     return losses, {
         "actor/pg_clipfrac": outside.astype(losses.dtype),
@@ -380,7 +394,6 @@ def _trusted(
     }
 
 
-def _assert_alike(*arrays: jax.Array) -> None:
-    for array in arrays:
-        assert array.ndim == 2 and array.shape == arrays[0].shape, [a.shape for a in arrays]
-        assert array.dtype == arrays[0].dtype and jnp.issubdtype(array.dtype, jnp.floating), [a.dtype for a in arrays]
+def _held(logprobs: jax.Array, old_logprobs: jax.Array, algorithm: AlgorithmConfig) -> jax.Array:
+    """Returns old_kl_coef (log r)^2 / 2, which is k2 of the KL to the old policy."""
+    return algorithm.old_kl_coef / 2 * log_ratio(logprobs, old_logprobs) ** 2

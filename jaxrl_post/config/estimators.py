@@ -52,6 +52,25 @@ ESTIMATORS = (
         nearest=lambda mode: "seq-mean-token-sum",
     ),
     relation(
+        "algorithm.gdpo_reward_keys",
+        "algorithm.gdpo_reward_weights",
+        when="algorithm.adv_estimator=gdpo",
+        need=lambda keys, weights: len(keys) >= 1 and len(weights) in (0, len(keys)),
+        says="algorithm.adv_estimator='gdpo' normalises components of the reward: {algorithm.gdpo_reward_keys} must name at "
+        "least one, and {algorithm.gdpo_reward_weights} must be empty or have one number for each",
+    ),
+    relation(
+        "algorithm.lam_value",
+        need=lambda lam: lam == -1 or lam >= 0,
+        says="{algorithm.lam_value} must be -1, which stands for algorithm.lam, or from 0 to 1",
+    ),
+    relation(
+        "algorithm.clip_cov_lb",
+        "algorithm.clip_cov_ub",
+        need=lambda low, high: low < high,
+        says="{algorithm.clip_cov_lb} must be below {algorithm.clip_cov_ub}",
+    ),
+    relation(
         "scheduler.over_samples",
         when="algorithm.adv_estimator=remax",
         need=lambda over: over == 1,

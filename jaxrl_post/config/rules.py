@@ -117,7 +117,7 @@ _SIZES = (
     ),
     relation(
         "scheduler.group_size",
-        when="algorithm.adv_estimator!=ones|reinforce_plus_plus|gae|gae_turn",
+        when="algorithm.adv_estimator!=ones|reinforce_plus_plus|rae|gae|gae_turn",
         need=lambda size: size >= 2,
         says="{algorithm.adv_estimator} compares the rollouts of a group: {scheduler.group_size} must be at least 2",
     ),
@@ -250,10 +250,31 @@ _HISTORY = (
 _WHITENED = (
     relation(
         "scheduler.stream",
-        when="algorithm.adv_estimator=reinforce_plus_plus*|lite_ppo|gpg",
+        when="algorithm.adv_estimator=reinforce_plus_plus*|lite_ppo|gpg|gdpo",
         need=lambda stream: stream == 0,
         says="{algorithm.adv_estimator} whitens over all tokens of a round, which {scheduler.stream} hands on in pieces",
         nearest=lambda stream: 0,
+    ),
+    *(
+        relation(
+            "scheduler.stream",
+            option,
+            when=when,
+            need=lambda stream, chosen: stream == 0,
+            says=f"{{{option}}} ranks all tokens of a round, which {{scheduler.stream}} hands on in pieces",
+            nearest=lambda stream, chosen: 0,
+        )
+        for option, when in (
+            ("algorithm.loss_mode", "algorithm.loss_mode=clip_cov|kl_cov"),
+            ("algorithm.rollout_rs", "algorithm.rollout_rs=m2po"),
+        )
+    ),
+    relation(
+        "scheduler.stream",
+        "algorithm.top_entropy_quantile",
+        need=lambda stream, share: stream == 0 or share == 1,
+        says="{algorithm.top_entropy_quantile} ranks all tokens of a round, which {scheduler.stream} hands on in pieces",
+        nearest=lambda stream, share: 0,
     ),
 )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, one_of, switch
+from jaxrl_post.config.token_terms import TokenTerms
 
 _RATIOS = "algorithm.loss_mode!=sft|dpo|ipo"
 _NO_RATIO = "what the data wrote has no log-probs of an engine"
-_REWARDED = "algorithm.adv_estimator!=ones|pairs"
+_REWARDED = "algorithm.adv_estimator!=ones|pairs|gdpo"
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
 _POSITIVE = "others are never negative"
-_NO_REWARD = "the advantages 'ones' and 'pairs' read no reward"
+_NO_REWARD = "the advantages 'ones' and 'pairs' read no reward, and 'gdpo' reads its components"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
     "seq_max_k2",
@@ -20,7 +21,7 @@ _DIVERGENCES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
+class AlgorithmConfig(TokenTerms):
     """How rewards become a loss, in verl's words. algorithms/PARITY.md says where other projects differ."""
 
     adv_estimator: str = one_of(
@@ -36,12 +37,15 @@ class AlgorithmConfig:
         "lite_ppo",
         "gpg",
         "remax",
+        "gdpo",
+        "rae",
+        "optimal_token_baseline",
         "gae",
         "gae_turn",
         "ones",
         "pairs",
         doc="How rewards become advantages. pairs: of preferences, without rewards. gae and gae_turn train a critic. remax takes "
-        "the last rollout of a group greedily, as its baseline.",
+        "the last rollout of a group greedily, as its baseline. rae has one for each data source.",
     )
     gamma: float = at_least(
         1.0,
@@ -54,19 +58,24 @@ class AlgorithmConfig:
         1.0,
         0.0,
         1.0,
-        used_when="algorithm.adv_estimator=gae|gae_turn",
+        used_when="algorithm.adv_estimator=gae|gae_turn and algorithm.lam_alpha=0 "
+        "or algorithm.adv_estimator=gae|gae_turn and algorithm.lam_value=-1",
         doc="GAE's lambda: 1 sums rewards to the end, 0 looks at the next value alone.",
     )
     loss_mode: str = one_of(
         "vanilla",
         "vanilla",
+        "clip_cov",
+        "kl_cov",
         "gspo",
         "cispo",
         "sapo",
         "geo_mean",
         "dppo_tv",
         "dppo_kl",
+        "prime_ipo",
         "gpg",
+        "dro",
         "topr",
         "luspo",
         "vespo",
@@ -100,20 +109,21 @@ class AlgorithmConfig:
     clip_ratio_low: float = at_least(
         0.2,
         0.0,
-        used_when=f"algorithm.loss_mode=cispo or algorithm.loss_mode=vanilla|gspo|luspo|geo_mean|dppo_tv|dppo_kl and {_NEGATIVE}",
+        used_when="algorithm.loss_mode=cispo|prime_ipo or "
+        f"algorithm.loss_mode=vanilla|clip_cov|gspo|luspo|geo_mean|dppo_tv|dppo_kl and {_NEGATIVE}",
         why=_POSITIVE,
         doc="The ratio is clipped below 1 minus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_high: float = at_least(
         0.2,
         0.0,
-        used_when="algorithm.loss_mode=vanilla|gspo|luspo|cispo|geo_mean|dppo_tv|dppo_kl",
+        used_when="algorithm.loss_mode=vanilla|clip_cov|gspo|luspo|cispo|geo_mean|dppo_tv|dppo_kl|prime_ipo",
         doc="The ratio is clipped above 1 plus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_c: float = at_least(
         0.0,
         0.0,
-        used_when=f"algorithm.loss_mode=dppo_tv|dppo_kl or algorithm.loss_mode=vanilla and {_NEGATIVE}",
+        used_when=f"algorithm.loss_mode=dppo_tv|dppo_kl|prime_ipo or algorithm.loss_mode=vanilla and {_NEGATIVE}",
         why=_POSITIVE,
         doc="Dual clip: the largest ratio of a token with a negative advantage. 0: off, else above 1; 3 is usual. With "
         "dppo the largest ratio of any token; 20 is usual.",
@@ -133,8 +143,11 @@ class AlgorithmConfig:
         "k1",
         "k2",
         "k3",
+        "abs",
+        "k1+",
+        "k3+",
         used_when="algorithm.kl_loss_coef>0",
-        doc="Estimator of the KL to the reference in the loss.",
+        doc="Estimator of the KL to the reference in the loss. k1+ and k3+ have the gradient of k2.",
     )
     kl_loss_coef: float = at_least(0.0, 0.0, doc="Weight of the KL to the reference in the loss. 0: no such term.")
     use_kl_in_reward: bool = any_of_type(
@@ -180,14 +193,17 @@ class AlgorithmConfig:
         "none",
         "none",
         *_DIVERGENCES,
+        "m2po",
         used_when=_RATIOS,
         why=_NO_RATIO,
-        doc="Rejects tokens or rollouts on which learner and engine differ too much: the level and the KL estimator.",
+        doc="Rejects tokens or rollouts on which learner and engine differ too much: the level and the KL estimator. m2po "
+        "rejects the worst tokens of a round.",
     )
     rollout_rs_threshold: tuple[float, ...] = any_of_type(
         (2.0,),
         used_when="algorithm.rollout_rs!=none",
-        doc="[upper] bound of the divergence. For k1 it bounds the ratio, and [lower, upper] is allowed.",
+        doc="[upper] bound of the divergence. For k1 it bounds the ratio, and [lower, upper] is allowed. For m2po it bounds "
+        "the mean squared log-ratio of what is kept; 0.04 is usual.",
     )
     prox_logp_method: str = one_of(
         "recompute",
@@ -243,6 +259,17 @@ class AlgorithmConfig:
     @property
     def needs_reference(self) -> bool:
         return self.kl_loss_coef > 0 or self.use_kl_in_reward or self.compares_pairs
+
+    @property
+    def needs_score_norms(self) -> bool:
+        """Whether advantages come from the norms of tokens' scores."""
+        return self.adv_estimator == "optimal_token_baseline"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The leaves of a batch that mark tokens for a further term of the loss (trainer/packing.py)."""
+        there = {"positives": self.positive_nll_coef > 0, "held": self.loss_mode == "kl_cov"}
+        return tuple(name for name, needed in there.items() if needed)
 
     @property
     def compares_pairs(self) -> bool:

@@ -419,6 +419,7 @@ def restore(run: Run, saved: store.Saved) -> None:
     run.meter.load_state_dict(saved.host["meter"])
     run.learner.gate.load_state_dict(saved.host["gate"])
     run.learner.kl.load_state_dict(saved.host["kl"])
+    run.learner.roles.load_state_dict(host.get("roles", {"of": {}}))
     for engine, state in zip(run.engines, host["engines"], strict=True):
         engine.load_state_dict(state, prompts)
     for part, state in zip(run.conversations, host.get("conversations", ()), strict=True):

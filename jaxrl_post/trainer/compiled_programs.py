@@ -34,17 +34,18 @@ class Shapes:
     corrected: bool
     prox: bool
     critic: bool = False
+    marks: tuple[str, ...] = ()
 
     def batch(self, mesh: jax.sharding.Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
         there = dict(old=self.old, reference=self.reference, corrected=self.corrected)
-        return self._placed(mesh, **there, prox=self.prox, critic=self.critic)
+        return self._placed(mesh, **there, prox=self.prox, critic=self.critic, marks=self.marks)
 
     def bare(self, mesh: jax.sharding.Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch that is only scored, placed on `mesh`."""
         return self._placed(mesh, old=False, reference=False, corrected=False)
 
-    def _placed(self, mesh: jax.sharding.Mesh, **leaves: bool) -> packing.Batch:
+    def _placed(self, mesh: jax.sharding.Mesh, **leaves: Any) -> packing.Batch:
         rows = meshes.batch_sharding(mesh)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
@@ -65,7 +66,8 @@ def learning(
 ) -> Jitted:
     """Returns the programs of the learner's own mesh.
 
-    They are zeros, accumulate, score, divided and commit. With `measures`, also measure.
+    They are zeros, accumulate, score, divided and commit. With `measures`, also measure. score_norms is there where the
+    advantage needs it.
 
     Args:
       policy: what is scored; `state` holds its trained weights.
@@ -76,6 +78,9 @@ def learning(
     own = adding(policy, mesh, shardings, shapes, recipe, measures=measures)
     policy, sums, *_ = own["accumulate"][1]
     states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
+    norms = jax.jit(lambda p, b: programs.score_norms(p, b, recipe), out_shardings=one)
+    if recipe.algorithm.needs_score_norms:
+        own |= {"score_norms": (norms, (policy, shapes.bare(mesh)))}
     return own | {
         "score": (
             jax.jit(lambda p, b: programs.score(p, b, recipe)[0], out_shardings=one),

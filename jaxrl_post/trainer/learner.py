@@ -27,6 +27,7 @@ from jaxrl_post import config
 from jaxrl_post.algorithms import credit
 from jaxrl_post.algorithms.kl_controller import KlController
 from jaxrl_post.algorithms.mismatch import mismatch
+from jaxrl_post.algorithms.role_baseline import RoleBaseline
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.trainer import compiled_programs, placement, programs
@@ -106,6 +107,7 @@ class Learner:
         self._reference = None if reference is None else self._policy(owned(reference, homes))
         self._state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
         self.gate, self.kl = Gate(algorithm.min_ess, algorithm.max_rollout_kl), KlController(algorithm)
+        self.roles = RoleBaseline(algorithm.rae_decay)
         self._guest = guests.Guest(lent, model, host=mesh) if lent else None
         self._old = OldLogprobs(algorithm)
         self._shapes = self._micro_batch(np.dtype(jnp.promote_types(compute_dtype, jnp.float32)))
@@ -125,6 +127,7 @@ class Learner:
             corrected=self._algorithm.corrects_rollouts,
             prox=self._algorithm.prox_logp_method == "loglinear",
             critic=self._critic.there,
+            marks=self._algorithm.marks,
         )
 
     @property
@@ -219,7 +222,7 @@ class Learner:
             return
         if self._old.committed:
             self._begin_round()
-        if self._credits and self._algorithm.adv_estimator in credit.WHOLE_ROUND:
+        if self._credits and credit.needs_whole_round(self._algorithm):
             raise ValueError(
                 f"learner: algorithm.adv_estimator={self._algorithm.adv_estimator!r} whitens over all tokens of "
                 "a round and this round's groups came in pieces; the nearest valid scheduler.stream is 0"
@@ -232,7 +235,9 @@ class Learner:
         algorithm, known = self.kl.applied(self._algorithm), dict(old=self._old.of, reference=self._ref)
         if self._critic.there:
             known["values"] = self._over(trained, self._critic.values(self.params))
-        credits, found = credit.assign(groups, algorithm, max_tokens=self._max_tokens, **known)
+        if algorithm.needs_score_norms:
+            known["norms"] = self._over(trained, lambda batch: self._programs["score_norms"](self.params, batch))
+        credits, found = credit.assign(groups, algorithm, max_tokens=self._max_tokens, roles=self.roles, **known)
         self._credits.update(credits)
         self._found.append(found)
 
@@ -298,7 +303,9 @@ class Learner:
         if self._critic.there:
             return False
         a = self._algorithm
-        return a.loss_mode != "sft" and a.entropy_coef == 0 and not (self._kl_in_loss and a.kl_loss_coef > 0)
+        if a.loss_mode == "sft" or a.entropy_coef > 0 or a.old_kl_coef > 0 or a.marks:
+            return False
+        return not (self._kl_in_loss and a.kl_loss_coef > 0)
 
     def _has_no_gradient(self, group: Group) -> bool:
         return self._of_advantages and not any(self._credits[rollout.id].advantages.any() for rollout in group.rollouts)
@@ -403,6 +410,7 @@ class Learner:
             corrected=self._algorithm.corrects_rollouts,
             prox_weights=self._old.prox_weights(rollouts, self._step),
             critic=self._critic.there,
+            marks=self._algorithm.marks,
         )
 
     def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:

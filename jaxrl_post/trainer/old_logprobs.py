@@ -26,13 +26,15 @@ LogProbs = Mapping[RolloutId, np.ndarray]
 class OldLogprobs:
     """Old log-probs by rollout id, float[T] on the host, and which groups still lack them.
 
-    `needed`: the loss, the reward or the correction reads them. `in_credits`: the advantage depends on them.
+    `needed`: the loss, the reward or the correction reads them. `in_credits`: the advantage depends on them. Where an engine
+    sampled and nothing needs them, those that the gradient's pass gives still become metrics.
     """
 
     def __init__(self, algorithm: AlgorithmConfig):
         self._compares = algorithm.compares_pairs  # which no engine sampled
         self.in_credits = algorithm.use_kl_in_reward or algorithm.corrects_rollouts or self._compares
         self.needed = losses.NEEDS_OLD_LOGPROBS[algorithm.loss_mode] or self.in_credits
+        self.compared = self.needed or algorithm.loss_mode != "sft"  # with the engine's
         self._method = algorithm.prox_logp_method
         self.begin_round()
         self.begin_step()
@@ -55,13 +57,13 @@ class OldLogprobs:
         It does so before the round's first commit, where nothing needs them earlier.
         """
         recomputes = self._method == "recompute"
-        return recomputes and self.needed and not self.in_credits and not self.committed
+        return recomputes and self.compared and not self.in_credits and not self.committed
 
     def prepare(self, groups: Sequence[Group], score: Callable[[Sequence[Group]], LogProbs]) -> None:
         """Registers groups of this round. `score` computes log-probs at the current weights by a forward pass."""
         if self.in_credits:
             self._record(groups, score(groups))
-        elif self.needed:
+        elif self.compared:
             self._unscored.update((group.rollouts[0].id, group) for group in groups)
 
     def accumulated(self, groups: Sequence[Group], results: list[jax.Array], places: list[packing.Place]) -> None:
@@ -74,7 +76,7 @@ class OldLogprobs:
         """Completes the old log-probs of all groups, while the weights are still those of the round's start."""
         for groups, results, places in self._unread:
             self._record(groups, packing.answers(jax.device_get(results), places))
-        if self._unscored:
+        if self._unscored and self.needed:
             groups = list(self._unscored.values())
             self._record(groups, score(groups))
         self._unread, self._unscored = [], {}

@@ -45,6 +45,8 @@ from jaxrl_post.types import Finish, Group, Rollout, RolloutId
         "ref_logprobs",
         "corrections",
         "prox_weights",
+        "positives",
+        "held",
     ],
     meta_fields=[],
 )
@@ -64,10 +66,12 @@ class Batch:
     - values, returns, floating: of a critic, before the token
     - prox_weights, floating: how far old_logprobs (then the engine's) are moved towards the learner's
       (algorithms/correction.py)
+    - positives, floating: 1 for a rollout with a positive reward
+    - held, floating: 1 for a token that KL-Cov holds at the old policy
     - the others, floating
 
-    Floating leaves are 0 where the mask is not set. Leaves of a critic, reference, old policy or correction that the
-    run does not have are None, in every batch alike.
+    Floating leaves are 0 where the mask is not set. Leaves of a critic, reference, old policy, correction or further term
+    that the run does not have are None, in every batch alike.
     """
 
     tokens: Any
@@ -86,6 +90,8 @@ class Batch:
     ref_logprobs: Any = None
     corrections: Any = None
     prox_weights: Any = None
+    positives: Any = None
+    held: Any = None
 
 
 class Place(NamedTuple):
@@ -129,6 +135,7 @@ def pack(
     corrected: bool = False,
     prox_weights: Mapping[RolloutId, np.ndarray] | None = None,
     critic: bool = False,
+    marks: Sequence[str] = (),
     dtype: Any = np.float32,
 ) -> tuple[list[Batch], list[Place]]:
     """Returns micro-batches of static shape [rows, tokens] that hold every rollout of `groups` once, whole.
@@ -138,6 +145,7 @@ def pack(
         scored.
       old_logprobs, ref_logprobs, prox_weights: per rollout float[T] over its tokens; None where the run has none.
       corrected, critic: whether credits hold corrections, and a critic's values and returns.
+      marks: the leaves that credits hold as marks.
       dtype: of the floating leaves.
     Returns:
       the batches, and the place of each rollout, in the order of groups and rollouts. A rollout of weight 0 (for
@@ -159,6 +167,7 @@ def pack(
         corrected,
         prox_weights is not None,
         critic,
+        marks,
     )
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     given = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "prox_weights": prox_weights}
@@ -214,9 +223,10 @@ def blank(
     corrected: bool,
     prox: bool = False,
     critic: bool = False,
+    marks: Sequence[str] = (),
 ) -> Batch:
     """Returns a batch of padding with the leaves that `pack` would make: the shape to compile for."""
-    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox, critic))
+    return Batch(**_empty(rows, tokens, dtype, old, reference, corrected, prox, critic, marks))
 
 
 def answers(arrays: Sequence[np.ndarray], places: Sequence[Place]) -> dict[RolloutId, np.ndarray]:
@@ -233,7 +243,15 @@ def _refuse_unfinished(rollout: Rollout) -> None:
 
 
 def _empty(
-    rows: int, tokens: int, dtype, old: bool, reference: bool, corrected: bool, prox: bool, critic: bool
+    rows: int,
+    tokens: int,
+    dtype,
+    old: bool,
+    reference: bool,
+    corrected: bool,
+    prox: bool,
+    critic: bool,
+    marks: Sequence[str],
 ) -> dict[str, np.ndarray]:
     def filled(value, kind):
         return np.full((rows, tokens), value, kind)
@@ -257,6 +275,7 @@ def _empty(
         ("prox_weights", prox),
         ("values", critic),
         ("returns", critic),
+        *((name, True) for name in marks),
     ):
         if there:
             arrays[name] = filled(0, dtype)
@@ -276,12 +295,13 @@ def _write(arrays: dict[str, np.ndarray], row: int, start: int, rollout: Rollout
 
 
 def _credit(arrays: dict[str, np.ndarray], row: int, tail: slice, sampled: np.ndarray, credit: Credit) -> None:
-    """Writes a rollout's mask, weights, count, advantages, corrections, values and returns for the loss."""
+    """Writes a rollout's mask, weights, count, advantages, corrections, values, returns and marks for the loss."""
     arrays["loss_mask"][row, tail] = sampled
     arrays["loss_weights"][row, tail] = np.where(sampled, credit.weight, 0.0)
     if sampled.any():
         arrays["loss_counts"][row, tail.start + int(np.argmax(sampled))] = credit.count
     arrays["advantages"][row, tail] = np.where(sampled, credit.advantages, 0.0)
-    for name, values in (("corrections", credit.correction), ("values", credit.values), ("returns", credit.returns)):
+    given = {"corrections": credit.correction, "values": credit.values, "returns": credit.returns, **credit.marks}
+    for name, values in given.items():
         if values is not None:
             arrays[name][row, tail] = np.where(sampled, values, 0.0)

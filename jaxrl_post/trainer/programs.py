@@ -19,6 +19,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_post.algorithms import logprobs, losses
+from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
+from jaxrl_post.algorithms.off_policy_mask import off_policy
+from jaxrl_post.algorithms.ratios import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.models import decoder, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
@@ -160,12 +163,29 @@ def _laws(policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe) -> tu
     how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk)
     if recipe.split and split_head.serves(recipe.mesh):
         return split_head.chosen(policy, recipe.model, h, following, mesh=recipe.mesh, **how)
+    return logprobs.chosen(_head(policy, recipe), h, following, **how)
+
+
+def _head(policy: Any, recipe: Recipe) -> Callable[[jax.Array], jax.Array]:
+    """Returns the function from [b, c, D] to logits [b, c, V]."""
 
     def head(piece):
         b, c, d = piece.shape
         return decoder.logits(policy, recipe.model, piece.reshape(b * c, d)).reshape(b, c, -1)
 
-    return logprobs.chosen(head, h, following, **how)
+    return head
+
+
+def score_norms(policy: Any, batch: Batch, recipe: Recipe) -> Float[Array, "B T"]:
+    """Returns the squared norm of the score of every token (logprobs.score_norms), stored at the token.
+
+    The first token of a row and of a segment is as in `score`.
+    """
+    policy = lora.whole(policy)
+    h = hidden(policy, recipe.model, batch, recipe)
+    how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, law=logprobs.score_norms)
+    (norms,) = logprobs.chosen(_head(policy, recipe), h, jnp.roll(batch.tokens, -1, axis=1), **how)
+    return jnp.pad(norms[:, :-1], ((0, 0), (1, 0)))
 
 
 def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Float[Array, ""], tuple]:
@@ -184,17 +204,7 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
     if batch.prox_weights is not None:
         old = old + batch.prox_weights * (jax.lax.stop_gradient(logps) - old)
     with jax.named_scope("loss"):
-        per_token, indicators = losses.LOSSES[algorithm.loss_mode](
-            logps, old, batch.advantages, mask, batch.segment_ids, algorithm
-        )
-        kept = mask
-        if batch.corrections is not None:
-            per_token, kept = per_token * batch.corrections, mask & (batch.corrections > 0)
-
-        if batch.prox_weights is not None and algorithm.rollout_is == "token":
-            ratio = jnp.exp(losses.log_ratio(old, batch.rollout_logprobs))
-            weight = jnp.minimum(ratio, algorithm.rollout_is_threshold[0])
-            per_token, indicators = per_token * weight, {**indicators, "rollout_corr/rollout_is_mean": weight}
+        per_token, kept, indicators = _policy_loss(logps, old, batch, algorithm)
 
         def weighed(values):
             return jnp.sum(jnp.where(kept, batch.loss_weights * values, 0.0))
@@ -206,15 +216,46 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
         by_count = {"actor/pg_loss": total}
         by_token = {name: token_sum(values) for name, values in {"actor/entropy": entropies, **indicators}.items()}
         if old is not None:
-            by_token["actor/ppo_kl"] = token_sum(-losses.log_ratio(logps, old))
+            by_token["actor/ppo_kl"] = token_sum(-log_ratio(logps, old))
+        if batch.positives is not None:
+            by_count["actor/nll_loss"] = weighed(-batch.positives * logps)
+            total = total + algorithm.positive_nll_coef * by_count["actor/nll_loss"]
         if batch.ref_logprobs is not None:
-            kl = weighed(losses.KL_ESTIMATORS[algorithm.kl_loss_type](logps, batch.ref_logprobs))
+            drift = KL_ESTIMATORS[algorithm.kl_loss_type](logps, batch.ref_logprobs)
+            if algorithm.use_bias_correction_kl:
+                drift = drift * jnp.exp(log_ratio(logps, old))
+            kl = weighed(drift)
             by_count["actor/kl_loss"] = kl
             total = total + algorithm.kl_loss_coef * kl
         if algorithm.entropy_coef > 0:
             total = total - algorithm.entropy_coef * weighed(entropies)
     counts = jnp.sum(batch.loss_counts, dtype=jnp.int32), jnp.sum(mask, dtype=jnp.int32)
     return total, (*counts, by_count, by_token, logps)
+
+
+def _policy_loss(
+    logps: jax.Array, old: jax.Array | None, batch: Batch, algorithm: AlgorithmConfig
+) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    """Returns the policy loss of every token, which tokens stay in the numerators, and indicators by metric name."""
+    mask = batch.loss_mask
+    per_token, indicators = losses.LOSSES[algorithm.loss_mode](
+        logps, old, batch.advantages, mask, batch.segment_ids, algorithm
+    )
+    kept = mask
+    if batch.held is not None:
+        per_token = per_token + algorithm.ppo_kl_coef * batch.held * jnp.abs(log_ratio(logps, old))
+    if algorithm.opsm_delta > 0:
+        left = off_policy(logps, old, batch.advantages, mask, batch.segment_ids, algorithm.opsm_delta)
+        per_token = jnp.where(left, 0.0, per_token)
+        indicators = {**indicators, "actor/opsm_masked": left.astype(per_token.dtype)}
+    if batch.corrections is not None:
+        per_token, kept = per_token * batch.corrections, mask & (batch.corrections > 0)
+
+    if batch.prox_weights is not None and algorithm.rollout_is == "token":
+        ratio = jnp.exp(log_ratio(old, batch.rollout_logprobs))
+        weight = jnp.minimum(ratio, algorithm.rollout_is_threshold[0])
+        per_token, indicators = per_token * weight, {**indicators, "rollout_corr/rollout_is_mean": weight}
+    return per_token, kept, indicators
 
 
 def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:

@@ -1,0 +1,120 @@
+"""The options of rules that pick tokens, and of further terms of the policy's loss. AlgorithmConfig has them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxrl_post.config.fields import any_of_type, at_least
+
+_NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
+_POSITIVE = "others are never negative"
+_SUPERVISED = "what supervised losses train on has no advantage"
+_COMPARED = "algorithm.loss_mode!=sft|dpo|ipo|gpg"
+_GAE = "algorithm.adv_estimator=gae|gae_turn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTerms:
+    """A part of AlgorithmConfig: what few recipes use."""
+
+    old_kl_coef: float = at_least(
+        0.0,
+        0.0,
+        used_when="algorithm.loss_mode=dro|dppo_tv|dppo_kl|prime_ipo",
+        doc="Weight of half the squared log-ratio to the old policy in the policy loss. It is dro's beta; 0.1 is usual.",
+    )
+    clip_cov_ratio: float = at_least(
+        2e-4,
+        0.0,
+        1.0,
+        unit="share of tokens",
+        used_when="algorithm.loss_mode=clip_cov and algorithm.adv_estimator!=ones",
+        doc="So many tokens of a round lose their gradient, chosen at random between both bounds of the covariance.",
+    )
+    clip_cov_lb: float = at_least(
+        1.0,
+        0.0,
+        used_when="algorithm.loss_mode=clip_cov and algorithm.adv_estimator!=ones",
+        doc="The covariance of a token is above this to lose its gradient.",
+    )
+    clip_cov_ub: float = at_least(
+        5.0,
+        0.0,
+        used_when="algorithm.loss_mode=clip_cov and algorithm.adv_estimator!=ones",
+        doc="The covariance of a token is below this to lose its gradient.",
+    )
+    kl_cov_ratio: float = at_least(
+        2e-4,
+        0.0,
+        1.0,
+        unit="share of tokens",
+        used_when="algorithm.loss_mode=kl_cov",
+        doc="So many tokens of a round, those of the largest covariances, are held at the old policy.",
+    )
+    ppo_kl_coef: float = at_least(
+        0.1,
+        0.0,
+        used_when="algorithm.loss_mode=kl_cov",
+        doc="Weight of the absolute log-ratio of such a token in the loss, as verl's ppo_kl_coef.",
+    )
+    top_entropy_quantile: float = at_least(
+        1.0,
+        1e-6,
+        1.0,
+        unit="share of tokens",
+        used_when="algorithm.loss_mode!=sft|dpo|ipo",
+        why=_SUPERVISED,
+        doc="So many tokens of a round, those of the highest entropies, keep their advantage. 1: all; 0.2 is usual.",
+    )
+    opsm_delta: float = at_least(
+        0.0,
+        0.0,
+        unit="nats per token",
+        used_when=f"{_COMPARED} and {_NEGATIVE}",
+        why=_POSITIVE,
+        doc="A rollout of negative advantage leaves the policy loss where the old policy's mean log-prob is more above the "
+        "policy's (OPSM). 0: off.",
+    )
+    use_bias_correction_kl: bool = any_of_type(
+        False,
+        used_when=f"algorithm.kl_loss_coef>0 and {_COMPARED}",
+        doc="Whether the KL in the loss is multiplied by the ratio to the old policy, which makes its gradient unbiased.",
+    )
+    positive_nll_coef: float = at_least(
+        0.0,
+        0.0,
+        used_when="algorithm.adv_estimator!=ones|pairs",
+        why="supervised losses have this term already",
+        doc="Weight of the negative log-likelihood of rollouts with a positive reward (VAPO). 0: no such term; 0.1 is usual.",
+    )
+    lam_value: float = at_least(
+        -1.0,
+        -1.0,
+        1.0,
+        used_when=_GAE,
+        doc="GAE's lambda of the returns that the critic learns. -1: as `lam`; 1 is usual with a `lam` below 1.",
+    )
+    lam_alpha: float = at_least(
+        0.0,
+        0.0,
+        used_when=_GAE,
+        doc="A rollout of T sampled tokens, or turns, has lambda 1 - 1 / (this T) in its advantages (VAPO). 0: `lam`; 0.05 "
+        "is usual.",
+    )
+    gdpo_reward_keys: tuple[str, ...] = any_of_type(
+        (),
+        used_when="algorithm.adv_estimator=gdpo",
+        doc="The components of the reward that are normalised one by one, by name.",
+    )
+    gdpo_reward_weights: tuple[float, ...] = any_of_type(
+        (),
+        used_when="algorithm.adv_estimator=gdpo",
+        doc="Weight of each component of `gdpo_reward_keys`. Empty: all are 1.",
+    )
+    rae_decay: float = at_least(
+        0.95,
+        0.0,
+        0.9999,
+        used_when="algorithm.adv_estimator=rae",
+        doc="What the mean reward of a role keeps of itself when a rollout is scored.",
+    )
