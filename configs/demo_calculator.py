@@ -24,7 +24,7 @@ def get_config():
     c.model.path = str(HERE / "turns_policy")
 
     c.environment.name, c.environment.arguments = "calculator", {"most_digits": 8}
-    c.environment.max_turns, c.environment.delay = 4, 12
+    c.environment.max_turns, c.environment.max_s, c.environment.delay = 4, 120.0, 12
     c.environment.workers, c.environment.timeout_s = 2, 20.0
 
     c.engine.slots, c.engine.max_length, c.engine.page_size, c.engine.row_sizes = 64, 64, 16, (64, 128)

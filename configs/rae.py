@@ -16,5 +16,5 @@ HERE = Path(__file__).resolve().parent
 def get_config():
     c = load(str(HERE / "demo_mixed.py"))
     c.name = "rae"
-    c.algorithm.adv_estimator, c.algorithm.rae_decay = "rae", 0.95
+    c.algorithm.adv_estimator, c.algorithm.rae_decay = "rae", 0.9
     return c

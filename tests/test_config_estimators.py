@@ -71,3 +71,39 @@ PAIRS = [
 def test_pairs_are_refused_with_what_does_not_compare(override, end):
     assert refused(*PAIRS, override).endswith(end)
     resolve(default(), ["model.preset=tiny", *PAIRS])
+
+
+@pytest.mark.parametrize(
+    "overrides, sentence",
+    [
+        (
+            ("algorithm.loss_mode=dro",),
+            "algorithm.loss_mode='dro' with algorithm.old_kl_coef=0.0 is 'gpg'; 0.1 is usual",
+        ),
+        (("algorithm.adv_estimator=gdpo",), "algorithm.gdpo_reward_keys=() must name at least one"),
+        (
+            (
+                "algorithm.adv_estimator=gdpo",
+                "algorithm.gdpo_reward_keys=['a','b']",
+                "algorithm.gdpo_reward_weights=[1]",
+            ),
+            "algorithm.gdpo_reward_weights=(1.0,) must be empty or have one number for each",
+        ),
+        (("algorithm.adv_estimator=gae", "algorithm.lam_value=-0.5"), "algorithm.lam_value=-0.5 must be -1"),
+        (
+            ("algorithm.loss_mode=clip_cov", "algorithm.clip_cov_lb=6"),
+            "algorithm.clip_cov_lb=6.0 must be below algorithm.clip_cov_ub=5.0",
+        ),
+        (
+            ("algorithm.loss_mode=kl_cov", "scheduler.stream=4"),
+            "algorithm.loss_mode='kl_cov' ranks all tokens of a round",
+        ),
+        (
+            ("algorithm.rollout_rs=m2po", "scheduler.stream=4"),
+            "algorithm.rollout_rs='m2po' ranks all tokens of a round",
+        ),
+        (("algorithm.top_entropy_quantile=0.2", "scheduler.stream=4"), "quantile=0.2 ranks all tokens of a round"),
+    ],
+)
+def test_what_rules_on_tokens_need(overrides, sentence):
+    assert sentence in refused(*overrides)

@@ -342,6 +342,7 @@ IGNORED = [
             "environment.workers=2",
             "environment.timeout_s=60",
             "environment.max_turns=2",
+            "environment.max_s=9",
             "environment.delay=4",
             "environment.tool_calls=hermes",
         )

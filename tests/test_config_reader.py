@@ -154,7 +154,8 @@ def test_choices():
     sentence = error("algorithm.adv_estimator=gpro")
     assert (
         "algorithm.adv_estimator='gpro' is not one of grpo, dr_grpo, rloo, opo, maxrl, reinforce_plus_plus, "
-        "reinforce_plus_plus_baseline, grpo_passk, lite_ppo, gpg, remax, gae, gae_turn, ones, pairs; nearest is 'grpo'"
+        "reinforce_plus_plus_baseline, grpo_passk, lite_ppo, gpg, remax, gdpo, rae, "
+        "optimal_token_baseline, gae, gae_turn, ones, pairs; nearest is 'grpo'"
     ) in sentence
 
 

@@ -57,8 +57,8 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "overlong_buffer": ("15",),
     "overlong_penalty": ("3",),
     "overlong_filtering": ("true",),
-    "old_kl_coef": ("0.5",),
-    "clip_cov_ratio": ("1",),
+    "old_kl_coef": ("0.7",),
+    "clip_cov_ratio": ("0.01",),
     "clip_cov_lb": ("0",),
     "clip_cov_ub": ("1.2",),
     "kl_cov_ratio": ("0.5",),
@@ -71,7 +71,7 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "lam_alpha": ("0.5",),
     "gdpo_reward_keys": ("['a']",),
     "gdpo_reward_weights": ("[1,3]",),
-    "rae_decay": ("0.5",),
+    "rae_decay": ("0.2",),
     "dpo_beta": ("0.5",),
     "label_smoothing": ("0.2",),
 }
@@ -93,6 +93,8 @@ _EXTRA = (
 )
 _WITH = {  # what an estimator or a loss cannot do without, or has an effect with
     "gdpo": ("algorithm.gdpo_reward_keys=['a','b']",),
+    "dro": ("algorithm.old_kl_coef=0.5",),
+    "rae": ("algorithm.rae_decay=0.1",),
     "clip_cov": ("algorithm.clip_cov_ratio=0.5", "algorithm.clip_cov_lb=0.1"),
 }
 _PASSES = ("scheduler.mini_batches=2", "eval.every=0")
@@ -115,7 +117,7 @@ def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
             f"algorithm.adv_estimator={estimator}",
             f"algorithm.loss_mode={loss}",
             *_WITH.get(estimator, ()),
-            *_WITH.get(loss, ()),
+            *(() if (estimator, loss) == ("ones", "clip_cov") else _WITH.get(loss, ())),
         )
         for estimator in _ESTIMATORS
         for loss in (_LOSSES if estimator in ("grpo", "ones") else _LOSSES[:1])
@@ -148,7 +150,10 @@ def _groups() -> list:
 
 
 GROUPS = _groups()
-PAIRED = [dataclasses.replace(g, rollouts=g.rollouts[:2], rewards=g.rewards[:2], scored=g.scored[:2]) for g in GROUPS]
+PAIRED = [
+    dataclasses.replace(g, rollouts=g.rollouts[:2], rewards=g.rewards[:2], scored=g.scored[:2], components={})
+    for g in GROUPS
+]
 ROLLOUTS = [rollout for group in GROUPS for rollout in group.rollouts]
 
 
@@ -216,6 +221,7 @@ def _effect(config: configs.Config) -> list:
         np.asarray(per_token * batch.loss_mask).tobytes(),
         gate.lets(pairs, versions, STEP),
         controller.value,
+        [own.returns.tobytes() for own in credits.values() if own.returns is not None],
     ]
 
 

@@ -93,7 +93,9 @@ def test_turns_and_tools(own):
         assert pool.reset({"id": "a", "prompt": "hello"}) == [{"role": "user", "content": "hello"}]
         for number in (1, 2, 3):
             reply, counts = asked(pool, "a", "xyz"[:number], map(str, range(1, number)))
+            assert 0 <= reply["seconds"] < 20
             assert reply == {
+                "seconds": reply["seconds"],
                 "messages": [{"role": "tool", "content": str(number)}],
                 "reward": 0.25,
                 "done": number == 3,
@@ -189,14 +191,15 @@ WORDS = tokenizer.characters("abcdefghijklmnopqrstuvwxyz0123456789>?#=+*")
 PLAIN = "{% for m in messages %}{{ m.content + (eos_token if m.role == 'assistant' else '>') }}{% endfor %}"
 
 
-def made(own, *, journaled=(), max_turns=8, pool=None, **columns):
+def made(own, *, journaled=(), max_turns=8, max_s=0.0, pool=None, **columns):
     wording = Wording(Chat(template=PLAIN, tokens={"eos_token": "<eos>"}), WORDS)
     log = Log(Records(), Journaled(journaled))
     prompt = Prompt(
         id="q", tokens=WORDS.encode("p>"), messages=({"role": "user", "content": "p"},), extra={"prompt": "p"} | columns
     )
     pool = pool or started(own, timeout_s=1.0)
-    return Conversations(pool, wording, parser="none", max_turns=max_turns, logs={"train": log}), log, prompt
+    how = dict(parser="none", max_turns=max_turns, max_s=max_s)
+    return Conversations(pool, wording, **how, logs={"train": log}), log, prompt
 
 
 def begun(prompt, text="ab", sample=0) -> Rollout:
@@ -247,6 +250,39 @@ def test_the_limit_of_turns_ends_a_conversation(own):
     rollout, turns = played(talk, begun(prompt))
     assert turns == 2 and talk.score(rollout)["reward"] == 0.5 and talk.score(rollout)["components"]["acc"] == 0
     assert talk.metrics("train")["environment/cut"] == 1
+
+
+class Slow:
+    """A pool whose environment takes 0.75 seconds for each step, by what it says."""
+
+    def __init__(self, pool):
+        self._pool = pool
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def take(self, key):
+        reply, counts = self._pool.take(key)
+        assert reply["seconds"] >= 0
+        return dict(reply) | {"seconds": 0.75}, counts
+
+
+def test_a_conversation_over_its_seconds_is_masked_and_a_resumed_run_reads_the_same(own):
+    """Two steps are 1.5 s, above the limit of 1. What the journal says is used without an environment."""
+    talk, log, prompt = made(own, max_s=1.0, pool=Slow(started(own)))
+    rollout, turns = played(talk, begun(prompt))
+    assert turns == 2 and [record["scored"] for record in log.journal] == [True, False]
+    assert not [name for record in log.journal for name in record if name.startswith("second")], "bits must not differ"
+    again, _, _ = made(own, max_s=1.0, journaled=log.journal, pool=Slow(None))
+    same, number = played(again, begun(prompt))
+    assert number == 2 and same.tokens.tolist() == rollout.tokens.tolist()
+    for one in (talk, again):
+        scores = TurnScores(one, "train")
+        assert not scores.join(Group.unscored(prompt, [rollout])).scored.any()
+        told = scores.metrics()
+        assert told["environment/overtime"] == told["reward/unscored"] == 1 and told["environment/failed"] == 0
+    free, *_ = made(own, max_s=2.5, pool=Slow(started(own)))
+    assert played(free, begun(prompt))[1] == 3 and free.metrics("train")["environment/overtime"] == 0
 
 
 @pytest.mark.parametrize("word", ["raise 2", "die 2", "hang 2"])

@@ -109,13 +109,7 @@ def assign(
     groups = trained(groups, algorithm)
     penalties = [_penalties(group, algorithm, max_tokens) for group in groups]
     drift = {r.id: _kl(r, algorithm, old, reference) for group in groups for r in group.rollouts}
-    rewards = [
-        [
-            _per_token(r, reward, algorithm.kl_coef * drift[r.id])
-            for r, reward in zip(group.rollouts, group.rewards + penalty, strict=True)
-        ]
-        for group, penalty in zip(groups, penalties, strict=True)
-    ]
+    rewards = [_shaped(group, penalty, drift, algorithm) for group, penalty in zip(groups, penalties, strict=True)]
     compared = _compared(groups, algorithm, old, reference)
     corrected, seen = _corrections(groups, algorithm, old)
     known = Measured(values=values or {}, norms=norms or {}, weights=corrected)
@@ -243,6 +237,16 @@ def _kl(rollout: Rollout, algorithm: AlgorithmConfig, old: LogProbs, reference: 
     if not algorithm.use_kl_in_reward:
         return np.zeros(len(rollout))
     return np.where(rollout.sampled, old[rollout.id].astype(float) - reference[rollout.id], 0.0)
+
+
+def _shaped(
+    group: Group, penalties: Float[np.ndarray, " G"], drift: LogProbs, algorithm: AlgorithmConfig
+) -> list[Float[np.ndarray, " _"]]:
+    """Returns the rewards of every token of each rollout, with the penalties for length and KL."""
+    return [
+        _per_token(rollout, reward, algorithm.kl_coef * drift[rollout.id])
+        for rollout, reward in zip(group.rollouts, group.rewards + penalties, strict=True)
+    ]
 
 
 def _per_token(rollout: Rollout, reward: float, penalty: np.ndarray) -> Float[np.ndarray, " T"]:

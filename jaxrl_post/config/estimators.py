@@ -60,6 +60,12 @@ ESTIMATORS = (
         "least one, and {algorithm.gdpo_reward_weights} must be empty or have one number for each",
     ),
     relation(
+        "algorithm.old_kl_coef",
+        when="algorithm.loss_mode=dro",
+        need=lambda weight: weight > 0,
+        says="algorithm.loss_mode='dro' with {algorithm.old_kl_coef} is 'gpg'; 0.1 is usual",
+    ),
+    relation(
         "algorithm.lam_value",
         need=lambda lam: lam == -1 or lam >= 0,
         says="{algorithm.lam_value} must be -1, which stands for algorithm.lam, or from 0 to 1",

@@ -28,6 +28,13 @@ class EnvironmentConfig:
     max_turns: int = at_least(
         8, 1, unit="turns", used_when=_CONVERSES, doc="A conversation ends with its turn of this number."
     )
+    max_s: float = at_least(
+        0.0,
+        0.0,
+        unit="seconds",
+        used_when=_CONVERSES,
+        doc="A conversation whose environment has worked longer than this ends, and its rollout is masked. 0: no limit.",
+    )
     delay: int = at_least(
         16,
         0,

@@ -111,7 +111,6 @@ class AlgorithmConfig(TokenTerms):
         0.0,
         used_when="algorithm.loss_mode=cispo|prime_ipo or "
         f"algorithm.loss_mode=vanilla|clip_cov|gspo|luspo|geo_mean|dppo_tv|dppo_kl and {_NEGATIVE}",
-        why=_POSITIVE,
         doc="The ratio is clipped below 1 minus this. geo_mean bounds its logarithm, dppo the change of the probability.",
     )
     clip_ratio_high: float = at_least(

@@ -96,6 +96,7 @@ def scores(
         Wording(start.chat, start.tokenizer),
         parser=config.environment.tool_calls,
         max_turns=config.environment.max_turns,
+        max_s=config.environment.max_s,
         logs={purpose: _log(file, stack) for purpose, file in files.items()},
         share=share,
     )

@@ -106,10 +106,9 @@ class Learner:
         homes = lora.trained(self._shardings)
         self._reference = None if reference is None else self._policy(owned(reference, homes))
         self._state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
-        self.gate, self.kl = Gate(algorithm.min_ess, algorithm.max_rollout_kl), KlController(algorithm)
-        self.roles = RoleBaseline(algorithm.rae_decay)
+        self.kl, self.roles = KlController(algorithm), RoleBaseline(algorithm.rae_decay)
         self._guest = guests.Guest(lent, model, host=mesh) if lent else None
-        self._old = OldLogprobs(algorithm)
+        self._old, self.gate = OldLogprobs(algorithm), Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         self._shapes = self._micro_batch(np.dtype(jnp.promote_types(compute_dtype, jnp.float32)))
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None

@@ -158,17 +158,8 @@ def pack(
         _refuse_unfinished(rollout)
     lengths = check_lengths(groups, tokens)
     row, start, used = place(lengths, tokens)
-    arrays = _empty(
-        -(-used // rows) * rows,
-        tokens,
-        dtype,
-        old_logprobs is not None,
-        ref_logprobs is not None,
-        corrected,
-        prox_weights is not None,
-        critic,
-        marks,
-    )
+    there = old_logprobs is not None, ref_logprobs is not None, corrected, prox_weights is not None, critic
+    arrays = _empty(-(-used // rows) * rows, tokens, dtype, *there, marks)
     segments = np.zeros(arrays["tokens"].shape[0], np.int32)
     given = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs, "prox_weights": prox_weights}
     for n in np.lexsort((start, row)):  # along each row, so that segments are numbered from left to right

@@ -25,7 +25,7 @@ from jaxrl_post.rewards.sharing import Sharing
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
 _log = logging.getLogger(__name__)
-_COUNTERS = ("turns", "failed", "retries", "exceptions", "cut")
+_COUNTERS = ("turns", "failed", "retries", "exceptions", "cut", "overtime")
 
 
 class Asked(Protocol):
@@ -62,6 +62,7 @@ class Conversations:
       wording: the template and the tokenizer.
       parser: how tool calls are read (data/tool_calls.py).
       max_turns: a conversation ends with its turn of this number.
+      max_s: a conversation whose environment has worked longer than so many seconds ends unscored. 0: no limit.
       logs: by purpose.
       share: the argument of sharing.Sharing, in a job of several processes.
     """
@@ -73,14 +74,16 @@ class Conversations:
         *,
         parser: str,
         max_turns: int,
+        max_s: float,
         logs: Mapping[str, Log],
         share: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
         self._pool, self._wording, self._parser = pool, wording, parser
-        self._max_turns, self._logs = max_turns, logs
+        self._max_turns, self._max_s, self._logs = max_turns, max_s, logs
         self._sharing = Sharing(share) if share is not None else None
         self._records: dict[RolloutId, dict[str, Mapping]] = {}
         self._asked: dict[RolloutId, str] = {}  # the digest of the turn that an environment works on
+        self._spent_s: dict[RolloutId, dict[str, float]] = {}  # seconds of all steps up to the turn of a digest
         self._counts: dict[str, Counter[str]] = {purpose: Counter() for purpose in logs}
         self._waited_s: Counter[str] = Counter()
 
@@ -95,6 +98,8 @@ class Conversations:
         if last in known or self._logs[rollout.id.purpose].journaled.find(rollout.id, last) is not None:
             return
         self._asked[rollout.id] = last
+        spent_s = self._spent_s.setdefault(rollout.id, {})
+        spent_s[last] = spent_s.get(turns[-2].digest, 0.0) if len(turns) > 1 else 0.0
         if self._pool is not None:
             seen = [known[turn.digest]["messages"] for turn in turns[:-1]]
             self._pool.ask(
@@ -104,7 +109,7 @@ class Conversations:
     def join(self, rollout: Rollout) -> list[int] | None:
         """Returns the observed tokens behind the last turn, or None where it ends the conversation.
 
-        A failed environment ends it, and the rollout stays unscored."""
+        An environment that failed or took too long ends it, and the rollout stays unscored."""
         turns, counts = turns_of(rollout), self._counts[rollout.id.purpose]
         last, known = turns[-1].digest, self._known(rollout.id)
         if last not in known:
@@ -150,13 +155,15 @@ class Conversations:
         reply, counts = self._pool.take(_key(id))
         self._waited_s[id.purpose] += time.monotonic() - begun
         self._counts[id.purpose]["late"] += late
-        failed = "failed" in reply
+        failed, last = "failed" in reply, self._asked[id]
+        self._spent_s[id][last] += reply.get("seconds", 0.0)
+        over = 0 < self._max_s < self._spent_s[id][last]
         return id._asdict() | {
-            "digest": self._asked[id],
-            "scored": not failed,
+            "digest": last,
+            "scored": not (failed or over),
             "reward": reply.get("reward", 0.0),
             "components": reply.get("numbers", {}),
-            "counts": counts | {"failed": int(failed)},
+            "counts": counts | {"failed": int(failed), "overtime": int(over)},
             "done": reply.get("done", True),
             "messages": reply.get("messages", []),
         }
@@ -200,6 +207,7 @@ class Conversations:
         first = group.rollouts[0].id
         for id in [id for id in self._records if _of_group(id, first)]:
             del self._records[id]
+            self._spent_s.pop(id, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what is known of conversations that are not scored, as plain values."""
@@ -215,8 +223,8 @@ class Conversations:
     def metrics(self, purpose: str) -> dict[str, float]:
         """Returns counts since the last call, and the seconds that `join` waited.
 
-        Counted are turns, environments that failed, second attempts, exceptions, conversations cut by the limit of turns,
-        and turns that the ring had to wait for."""
+        Counted are turns, environments that failed, second attempts, exceptions, and turns that the ring had to wait for.
+        Conversations over the limit of turns are `cut`, and those over the limit of seconds `overtime`."""
         counts, self._counts[purpose] = self._counts[purpose], Counter()
         waited_s = self._waited_s.pop(purpose, 0.0)
         out = {f"environment/{name}": float(counts[name]) for name in _COUNTERS}

@@ -138,7 +138,8 @@ class EnvironmentPool:
     def take(self, key: str) -> tuple[Mapping[str, Any], dict[str, int]]:
         """Waits for the reply to a task and returns it with the counts of its attempts.
 
-        A reply is {messages, reward, done, numbers}, or {failed} after the second failure.
+        A reply is {messages, reward, done, numbers, seconds}, or {failed} after the second failure. The seconds are those of
+        this step alone.
 
         Raises:
           RuntimeError: a fresh process can no longer be started.
@@ -181,7 +182,7 @@ class EnvironmentPool:
             worker.ready = True
         else:
             task, worker.task = worker.task, None
-            task.reply = {name: value for name, value in message.items() if name not in ("task", "seconds")}
+            task.reply = {name: value for name, value in message.items() if name != "task"}
 
     def _failed(self, worker: EnvironmentProcess, failure: Failure) -> None:
         """Replaces the process. Its task is tried once more there, or fails after its second failure."""

@@ -110,7 +110,8 @@ class Player:
         return self.step(**{name: task[name] for name in _STEP}) if "said" in task else self.reset(task["row"])
 
     def step(self, key: str, row: Mapping, said: Sequence[Mapping], known: Sequence[str]) -> dict[str, Any]:
-        """Returns what follows the last of `said`. `known`: the digests of what followed the others.
+        """Returns what follows the last of `said`, and the seconds of that step. `known`: the digests of what followed the
+        others.
 
         Raises:
           Unlike: played again, something else followed.
@@ -124,7 +125,8 @@ class Player:
         self._live[key] = live
         while len(self._live) > KEPT:
             self._live.popitem(last=False)
-        return stepped(live, said[-1])
+        begin = time.monotonic()
+        return stepped(live, said[-1]) | {"seconds": time.monotonic() - begin}
 
     def reset(self, row: Mapping) -> dict[str, Any]:
         """Returns the messages that a row's conversation begins with."""
