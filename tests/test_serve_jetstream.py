@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import socket
 import subprocess
 import sys
+import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,7 +49,7 @@ def test_flags_of_the_command_are_checked(capsys):
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(not (MISSING and LAID.is_dir()), reason=f"{LAID} is not there: python scripts/show.py jetstream")
+@pytest.mark.skipif(not (MISSING and LAID.is_dir()), reason=f"needless, or {LAID} is not there; see the show jetstream")
 def test_this_file_with_jetstream_laid_beside():
     path = os.pathsep.join([str(ROOT), str(LAID)])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", str(Path(__file__))]
@@ -165,3 +168,42 @@ def test_the_orchestrator_gives_the_engines_tokens_and_refuses_in_a_sentence(jet
                 decode(limit, **content)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert decode(limits[1], **ids(given[1])) == wanted[1]
+
+
+class Slow(queue.Queue):
+    """A queue that is slow to say that it is empty, so that requests end between two looks at the free slots."""
+
+    def get(self, block=True, timeout=None):
+        try:
+            return super().get(block, timeout)
+        except queue.Empty:
+            time.sleep(0.02)
+            raise
+
+
+@needs_jetstream
+def test_the_server_outlives_requests_that_end_between_two_looks(jetstream, engine, monkeypatch):
+    """JetStream's generating thread asserts that this never happens, and would kill this process."""
+    begun, loop = [], jetstream._begun_again
+    names = types.SimpleNamespace(Queue=Slow, Empty=queue.Empty, Full=queue.Full)
+    monkeypatch.setattr(jetstream.package.orchestrator, "queue", names)
+    monkeypatch.setattr(
+        jetstream, "_begun_again", lambda work: loop(lambda: (begun.append(work.func.__name__), work()))
+    )
+    (wanted,) = directly([[5, 6, 7]])
+    with served(jetstream, engine) as (stub, pb2):
+        for limit in range(1, 9):
+            content = pb2.DecodeRequest.TokenContent(token_ids=[5, 6, 7])
+            parts = stub.Decode(pb2.DecodeRequest(max_tokens=limit, token_content=content), timeout=120)
+            assert [t for part in parts for one in part.stream_content.samples for t in one.token_ids] == wanted[:limit]
+    assert set(begun) == {"_prefill_thread", "_transfer_thread", "_generate_thread", "_detokenize_thread"}
+    assert begun.count("_generate_thread") > 1 == begun.count("_detokenize_thread")
+
+
+@needs_jetstream
+def test_any_other_assertion_is_an_error(jetstream):
+    def work():
+        raise AssertionError("another one")
+
+    with pytest.raises(AssertionError, match="another one"):
+        jetstream._begun_again(work)

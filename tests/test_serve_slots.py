@@ -6,6 +6,7 @@ import engine_lab as lab
 import numpy as np
 import pytest
 
+from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.serve import slots as serving
 from jaxrl_post.serve.slots import ENDED, LENGTH, TOKEN, VALID, Slots
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
@@ -84,6 +85,14 @@ def test_tokens_are_those_of_the_engine_and_of_the_independent_sampler(slots, fr
     assert any(tokens[-1] == lab.EOS for tokens in wanted) and any(len(t) > n for t, n in zip(wanted, limits))
     independent = [lab.reference(one, lab.weights(0)) for one in asked[:4]]
     assert [[draw.token for draw in draws] for draws in independent] == wanted[:4]
+
+
+@pytest.mark.extended
+def test_slots_lie_on_all_replicas(slots):
+    given, limits = prompts(40), [30] * 40
+    two = Slots(lab.engine(mesh=meshes.make_mesh(data=2)), LAW, seed=5)
+    assert two.count == 2 * slots.count
+    assert driven(two, given, limits, True) == driven(slots, given, limits, True)
 
 
 def test_equal_prompts_have_equal_tokens_in_any_slot_at_any_time(slots):

@@ -4,8 +4,8 @@ google-jetstream 0.2.2 runs twice, each time against the engine driven directly 
 
 - here: on this project's Python and libraries. JetStream is laid into a folder below .cache/peers/, without what it
   asks for, so that nothing is installed into this environment.
-- apart: in an environment of its own with all that JetStream asks for, TensorFlow included, at the versions of
-  constraints/jetstream.txt (made once: some minutes and 3 GB).
+- apart: in an environment of its own with the extra `jetstream` and all that it asks for, TensorFlow included, at the
+  versions of constraints/py3.11.txt and constraints/jetstream.txt (made once: some minutes and 3 GB).
 
 In both, scripts/jetstream_requests.py sends some requests one by one, then all at once, by ids and by text. It sends
 requests that cannot be served, and leaves one in the middle.
@@ -24,17 +24,17 @@ import peers
 
 MINUTES = 4.0
 LIMIT_S = 1800.0
-LAID = "google-jetstream==0.2.2 grpcio==1.85.3 shortuuid==1.0.13"
-APART = ("-c constraints/jetstream.txt google-jetstream numpy", "-c constraints/jetstream.txt -e . --no-deps")
+LAID = "google-jetstream==0.2.2 grpcio==1.85.3 prometheus-client==0.26.0 shortuuid==1.0.13"
+PINS = ("constraints/py3.11.txt", "constraints/jetstream.txt")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def show(record) -> None:
     model = record.data("tinystories-260k", "stories260K.bin")
-    laid = _laid(record.root)
-    here = _served(record, Path(sys.executable), model, laid)
-    apart = _served(record, peers.environment(record.root, "jetstream", APART), model)
+    here = _served(record, Path(sys.executable), model, _laid(record.root))
+    extra = " ".join([*(f"-c {record.root / pins}" for pins in PINS), f"-e {record.root}[jetstream]"])
+    apart = _served(record, peers.environment(record.root, "jetstream", [extra]), model)
     for name, found in (("here", here), ("apart", apart)):
         _record(record, name, found)
     pairs = zip(here["requests"], apart["requests"], strict=True)
