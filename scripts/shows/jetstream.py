@@ -4,8 +4,8 @@ google-jetstream 0.2.2 runs twice, each time against the engine driven directly 
 
 - here: on this project's Python and libraries. JetStream is laid into a folder below .cache/peers/, without what it
   asks for, so that nothing is installed into this environment.
-- apart: in an environment of its own with the extra `jetstream` and all that it asks for, TensorFlow included, at the
-  versions of constraints/py3.11.txt and constraints/jetstream.txt (made once: some minutes and 3 GB).
+- apart: in an environment of its own with the extra `jetstream` and all that it asks for, TensorFlow included. The
+  versions are those of constraints/py3.11.txt and constraints/jetstream.txt. It is made once: some minutes and 3 GB.
 
 In both, scripts/jetstream_requests.py sends some requests one by one, then all at once, by ids and by text. It sends
 requests that cannot be served, and leaves one in the middle.
