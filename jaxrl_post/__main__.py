@@ -14,6 +14,7 @@ fetch      the run of a bucket as a local folder: fetch gs://BUCKET/NAME FOLDER
 watch      a run while it goes on, in the terminal: watch RUN [--once]
 reward_check  the reward functions on rows of the data and on sampled rollouts: --config=FILE [--rows=N]
 launch     a run on several hosts, from one command: --target=TARGET --config=FILE --run-dir=FOLDER [--slice=NAME]
+jetstream  a policy over gRPC, by the orchestrator of google-jetstream: --policy=POLICY [--port=PORT]
 
 python -m jaxrl_post COMMAND --help says more about each.
 """
@@ -42,6 +43,7 @@ COMMANDS = {
     "watch": "jaxrl_post.commands.watch",
     "reward_check": "jaxrl_post.commands.reward_check",
     "launch": "jaxrl_post.commands.launch",
+    "jetstream": "jaxrl_post.commands.jetstream",
 }
 
 

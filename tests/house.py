@@ -19,7 +19,7 @@ FLOORS = {  # of rooms: files and folders on the first level of the package
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),
     4: ("launch",),
-    5: ("main", "simulate"),
+    5: ("main", "simulate", "serve"),
     6: ("commands", "api"),
     7: ("__main__",),
 }

@@ -142,6 +142,12 @@ class Policy:
 
     # ---- what commands and evaluation use too
 
+    def engine(self, law: Sampling) -> RowEngine:
+        """Returns an engine without requests, for callers that submit their own of this law. `run` may not be called then."""
+        engine = self._engine(self.config.sampling.restricted or law.restricted, False)
+        engine.reset()
+        return engine
+
     def sampled(
         self,
         given: Sequence[Prompt],

@@ -1,0 +1,1 @@
+"""Thin adapters for callers from outside over the engine."""
