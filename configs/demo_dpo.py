@@ -32,6 +32,6 @@ def get_config():
     c.data.train, c.data.size = "task:sums", 2048
     c.data.task = {"more": 0.5, "tail": 0.12}
     c.eval.task = {"more": 0.35, "tail": 0.05}
-    c.eval.prompts, c.eval.every = 256, 40
+    c.eval.prompts, c.eval.completions, c.eval.every = 256, 256, 20
     c.history.epochs = 0  # completions are written, not sampled: there is nothing to remember
     return c
