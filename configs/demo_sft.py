@@ -37,6 +37,6 @@ def get_config():
     c.data.train, c.data.size = "task:sums", 8192
     c.data.task = {"more": 0.5, "tail": 0.12, "careful": 0.35, "luck": 0.15}
     c.eval.task = {"more": 0.35, "tail": 0.05}
-    c.eval.prompts, c.eval.every = 256, 1000
+    c.eval.prompts, c.eval.completions, c.eval.every = 256, 256, 1000
     c.history.epochs = 0  # solutions are written, not sampled: there is nothing to remember
     return c

@@ -63,7 +63,7 @@ from jaxrl_post.buckets.store import Unreachable
 from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import adapter, attempts, resume
+from jaxrl_post.launch import adapter, attempts, completions, resume
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
@@ -260,12 +260,18 @@ def dump(run: Run, step: int, groups: Sequence[Group]) -> None:
 
 
 def examine(run: Run, version: int) -> None:
-    """Runs one evaluation. Writes its rollouts below evaluations/.
+    """Runs one evaluation: of rollouts, of held-out completions, or of both. Its metrics are one row."""
+    row = sampled(run, version) if run.evaluator else {}
+    if run.start.completions:
+        scored, figures = completions.measured(run.start.completions, run.learner, run.config.algorithm)
+        RolloutLog(run.mine / "completions").write(version, scored)
+        row |= figures
+    if row:
+        run.writer.write(version, row)
 
-    Its metrics and the evaluator's counters are written as one row.
-    """
-    if run.evaluator is None:
-        return
+
+def sampled(run: Run, version: int) -> dict[str, float]:
+    """Samples held-out prompts, logs the rollouts below evaluations/, and returns their metrics and the evaluator's."""
     run.faults.reach("evaluation")
     config = run.config
     found = evaluation.evaluate(
@@ -284,7 +290,7 @@ def examine(run: Run, version: int) -> None:
     RolloutLog(run.mine / "evaluations").write(version, found.sampled + found.greedy)
     judged = {f"eval/{name}": n for name, n in run.judge.metrics().items() if not metrics.is_timing(name)}
     counted = run.evaluator.metrics() | judged
-    run.writer.write(version, found.metrics() | {name: n for name, n in counted.items() if "timing_s/" not in name})
+    return found.metrics() | {name: n for name, n in counted.items() if "timing_s/" not in name}
 
 
 # ---- 2. The end of a run
@@ -306,11 +312,12 @@ def finish(run: Run, tokens: int) -> None:
     if jax.process_index() != 0:
         unsaved.forget(run.mine)
         return
-    figures = [found.figures() for found in run.evaluations] or [None]
+    figures, rows = [found.figures() for found in run.evaluations] or [None], metrics.read(run.mine / "metrics.jsonl")
     summary = {
         "name": run.config.name,
         "seed": run.config.seed,
         "eval": {"before": figures[0], "after": figures[-1]},
+        "completions": completions.before_and_after(rows),
         "steps": run.learner.step,
         "tokens": tokens,
         "versions": resume.versions(),
@@ -322,7 +329,7 @@ def finish(run: Run, tokens: int) -> None:
         "swap": run.swap,
         "overlong": dict(run.start.overlong),
         "seconds": round(time.monotonic() - run.began, 3),
-        "device_time": report.device_time(metrics.read(run.mine / "metrics.jsonl")),
+        "device_time": report.device_time(rows),
     } | ({"parent": run.parent.told()} if run.parent else {})
     folder.write_json(run.folder / "summary.json", summary)
     folder.write_json(run.folder / "bias.json", run.meter.report())

@@ -269,6 +269,7 @@ IGNORED = [
     ("eval.data=b.jsonl", ("eval.prompts=0",), ()),
     ("eval.task.more=1", ("eval.data=b.jsonl",), ("eval.data=task:sums",)),
     ("eval.task.more=1", ("data.train=a.jsonl",), ()),
+    ("eval.completions=8", (), SUPERVISED),
     ("eval.samples=1", ("eval.prompts=0",), ()),
     ("eval.temperature=0.5", ("eval.prompts=0",), ()),
     ("eval.top_p=0.5", ("eval.prompts=0",), ()),

@@ -40,6 +40,14 @@ def test_splits_share_no_problem_whatever_the_seed(name):
     assert sum(map(len, seen.values())) == len(set.union(*seen.values()))
 
 
+@pytest.mark.parametrize("name", sorted(tasks.TASKS))
+def test_solved_held_out_problems_are_those_of_the_held_out_split(name):
+    rows = tasks.TASKS[name].rows(0, "eval-sft", 30)
+    asked = {row["id"] for row in tasks.TASKS[name].rows(0, "eval", 30)}
+    assert all(row["id"] in asked or row["id"].rpartition("/")[0] in asked for row in rows) and len(rows) == 30
+    assert all(tasks.TASKS[name].demonstrate(row["extra"], seeds(1)[0]) for row in rows)
+
+
 def test_demo_sizes_are_disjoint():
     """The prompts of configs/demo_sft.py, configs/demo.py and its evaluation, at the seeds that are shown."""
     rl, sft = (config.resolve(config.load(str(ROOT / "configs" / f"{name}.py"))) for name in ("demo", "demo_sft"))

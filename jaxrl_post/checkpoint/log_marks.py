@@ -15,6 +15,7 @@ LOGS = (
     "eval_rewards.jsonl",
     "rollouts/index.jsonl",
     "evaluations/index.jsonl",
+    "completions/index.jsonl",
 )
 
 

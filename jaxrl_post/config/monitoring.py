@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jaxrl_post.config.fields import any_of_type, at_least, one_of
 
-_EVALUATED = "eval.prompts>0"
+_MEASURED = "eval.prompts>0 or eval.completions>0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class WatchdogConfig:
     )
     reward_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of the wait for the rewards of one group.")
     save_s: float = at_least(3600.0, 0.0, unit="seconds", doc="Of one checkpoint.")
-    evaluate_s: float = at_least(14400.0, 0.0, unit="seconds", used_when=_EVALUATED, doc="Of one evaluation.")
+    evaluate_s: float = at_least(14400.0, 0.0, unit="seconds", used_when=_MEASURED, doc="Of one evaluation.")
     compile_s: float = at_least(
         7200.0, 0.0, unit="seconds", doc="Of any of these until the first publish, as programs are compiled until then."
     )

@@ -22,6 +22,7 @@ _RECORDED = "engine.name=rows and history.epochs>0"
 _DRAWN = "curriculum.interest=variance|failure"
 _SKIPPED = "curriculum.skip_epochs>0"
 _EVALUATED = "eval.prompts>0"
+_MEASURED = "eval.prompts>0 or eval.completions>0"
 _GENERATES = "engine.name=rows or eval.prompts>0"
 
 
@@ -162,7 +163,7 @@ class EvalConfig:
 
     data: str = input_path(
         "",
-        used_when=_EVALUATED,
+        used_when=_MEASURED,
         doc="A file or `task:NAME`, as data.train. Empty: the training task, with prompts that training never draws.",
     )
     task: Mapping[str, Any] = mapping(
@@ -170,7 +171,16 @@ class EvalConfig:
         "and data.sources=",
         doc="Arguments of the procedural task. Empty: those of data.task.",
     )
-    prompts: int = at_least(256, 0, unit="prompts", doc="Held-out prompts, or all of a smaller file. 0: no evaluation.")
+    prompts: int = at_least(
+        256, 0, unit="prompts", doc="Held-out prompts, or all of a smaller file. 0: nothing is sampled."
+    )
+    completions: int = at_least(
+        0,
+        0,
+        unit="completions",
+        used_when="engine.name=demonstrations|preferences",
+        doc="Held-out solutions or pairs of preferences whose loss is measured, or all of a smaller file. 0: none.",
+    )
     samples: int = at_least(
         4,
         1,
@@ -190,10 +200,10 @@ class EvalConfig:
         doc="Only the most likely ids that together hold this probability may be drawn. 1: all of them.",
     )
     every: int = at_least(
-        0, 0, unit="optimizer steps", used_when=_EVALUATED, doc="Evaluates after every so many. 0: never by this."
+        0, 0, unit="optimizer steps", used_when=_MEASURED, doc="Evaluates after every so many. 0: never by this."
     )
     at: tuple[int, ...] = any_of_type(
-        (), unit="optimizer steps", used_when=_EVALUATED, doc="Further steps after which it evaluates."
+        (), unit="optimizer steps", used_when=_MEASURED, doc="Further steps after which it evaluates."
     )
     show: int = at_least(
         3, 0, unit="prompts", used_when=_EVALUATED, doc="Prompts whose rollouts are printed before and after the run."

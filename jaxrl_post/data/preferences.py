@@ -52,7 +52,7 @@ def of_task(rows: Sequence[Mapping], task: Task, source: str) -> list[dict]:
       ValueError: the task has no preferences.
     """
     if task.prefer is None:
-        raise ValueError(f"data.train={source}: this task has no preferences; name a file of them, or 'task:sums'")
+        raise ValueError(f"data: {source}: this task has no preferences; name a file of them, or 'task:sums'")
     return [{"where": one["id"], **one, "pair": list(task.prefer(one["extra"]))} for one in rows]
 
 

@@ -251,6 +251,6 @@ def check_length(id: str, tokens: int, most: int, where: str) -> None:
     """Refuses a demonstration of more than `most` tokens."""
     if tokens > most:
         raise ValueError(
-            f"data.train={where}: the demonstration of prompt {id!r} has {tokens} tokens with its end, more than "
+            f"data: {where}: the demonstration of prompt {id!r} has {tokens} tokens with its end, more than "
             f"sampling.max_tokens={most}; the nearest valid value is {tokens}"
         )

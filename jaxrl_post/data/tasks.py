@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl_post.data import turn_tasks
 
 SHARES = {"eval": 2, "train": 4, "sft": 10}  # sixteenths of all problems
+SOLVED = {"sft": "sft", "eval-sft": "eval"}  # splits whose rows are solved, and whose problems they have
 ALPHABET = "0123456789+=#"  # every character of the arithmetic tasks here
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _DRAWS = 1000  # attempts at a new problem before its kind counts as used up
@@ -28,7 +29,7 @@ class Task:
 
     Attributes:
       rows: rows(seed, split, size, **arguments) gives `size` rows {id, prompt, answer, source, extra} of a split of
-        SHARES.
+        SHARES or SOLVED.
       demonstrate: demonstrate(extra, seed uint32[2]) gives the text of a solution. It depends only on the row's
         `extra` and the seed.
       longest: longest(extra) gives the longest of these texts over all seeds.
@@ -78,11 +79,12 @@ def sum_rows(
     Args:
       gap: how many numbers of terms between the usual ones and the tail do not occur. A wider gap makes the longest
         rollout of a round longer relative to the mean.
-      careful, luck: how the split "sft" is solved (`solve_sum`). Other splits carry no solution.
+      careful, luck: how rows of SOLVED are solved (`solve_sum`). Other splits carry no solution.
 
     Raises:
       ValueError: an argument outside its range, an unknown split, or more rows than there are such problems.
     """
+    solved, split = split in SOLVED, SOLVED.get(split, split)
     _need(
         2 <= shortest <= usual <= usual + gap < longest <= 20,
         f"task sums: shortest={shortest}, usual={usual}, gap={gap}, "
@@ -97,7 +99,7 @@ def sum_rows(
 
     def problem(noise: np.random.Generator, index: int) -> tuple[str, str, dict]:
         numbers = [int(noise.integers(10, 100)), *map(int, noise.integers(1, 10, terms(index) - 1))]
-        extra = {"terms": numbers} | ({"careful": careful, "luck": luck} if split == "sft" else {})
+        extra = {"terms": numbers} | ({"careful": careful, "luck": luck} if solved else {})
         return "+".join(map(str, numbers)) + "=", str(sum(numbers)), extra
 
     return _distinct("sums", seed, split, size, problem)
@@ -238,7 +240,7 @@ def solve_opening(extra: Mapping, seed: np.ndarray | None = None) -> str:
 
 
 def turn_rows(kind: str, seed: int, split: str, size: int, careful: float) -> list[dict]:
-    """Returns problems of a kind (data/turn_tasks.py), or in the split "sft" turns of worked conversations.
+    """Returns problems of a kind (data/turn_tasks.py), or in a split of SOLVED turns of worked conversations.
 
     A share `careful` of these turns is a right one. Other splits carry no solution.
 
@@ -247,10 +249,10 @@ def turn_rows(kind: str, seed: int, split: str, size: int, careful: float) -> li
     """
     _need(0.0 <= careful <= 1.0, f"task {kind}: careful={careful} must lie from 0 to 1")
     problem, turn, _ = turn_tasks.KINDS[kind]
-    if split != "sft":
+    if split not in SOLVED:
         return _distinct(kind, seed, split, size, problem)
     several = 1 if kind == "calculator" else 100  # there are few places in a grid, and many ways that lead there
-    rows = _distinct(kind, seed, split, -(-size // several), problem)
+    rows = _distinct(kind, seed, SOLVED[split], -(-size // several), problem)
     return [turn(rows[index // several], index, careful) for index in range(size)]
 
 
@@ -293,6 +295,7 @@ TASKS = {
 
 def _distinct(task: str, seed: int, split: str, size: int, problem: Callable) -> list[dict]:
     """Returns `size` different problems of a split. `problem(noise, index)` draws a row (prompt, answer, extra)."""
+    split = SOLVED.get(split, split)
     _need(split in SHARES, f"task {task}: split {split!r} is not one of {', '.join(SHARES)}")
     noise = np.random.default_rng(_words(task, "rows", seed, split))
     rows: dict[str, dict] = {}

@@ -1,7 +1,7 @@
 """Procedural problems for environments (rewards/environments), and turns of worked conversations for supervised training.
 
-In the split "sft" a row is one turn: its prompt is the conversation up to there, and the solution what the policy says.
-Other splits hold the problems alone.
+In the splits of tasks.SOLVED a row is one turn: its prompt is the conversation up to there, and the solution what the
+policy says. Other splits hold the problems alone.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
-from jaxrl_post.launch import adapter, environments, sources
+from jaxrl_post.launch import adapter, completions, environments, sources
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
 from jaxrl_post.parallel import mesh
-from jaxrl_post.types import MOST_ENDS, Prompt, Sampling
+from jaxrl_post.types import MOST_ENDS, Group, Prompt, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class Inputs:
     `dtype`: of an exported policy's weights. `files`: the tokenizer's own, copied beside it. `held_out` is empty when
     eval.prompts is 0.
     `write(prompt, seed)` gives the tokens of a worked solution, for supervised training. `trained`: which of them are trained
-    on, by prompt id, where not all are. `pairs`: tokens of preferences, by prompt id. `cost`: engine.cost_table, read,
-    or None where none is named. `adapter`: lora.adapter on this machine. `handed`: what a Python program gave beside the
-    config. `notes`: lines on data that is not used as it is. `overlong`: prompts that were dropped or cut, by "train" and
-    "eval". `chat`: the tokenizer's chat template, with the tools of an environment."""
+    on, by prompt id, where not all are. `pairs`: tokens of preferences, by prompt id. `completions`: held-out ones.
+    `cost`: engine.cost_table, read, or None where none is named. `adapter`: lora.adapter on this machine. `handed`: what a
+    Python program gave beside the config. `notes`: lines on data that is not used as it is. `overlong`: prompts that were
+    dropped or cut, by "train" and "eval". `chat`: the tokenizer's chat template, with the tools of an environment."""
 
     model: decoder.ModelConfig
     dtype: str
@@ -56,6 +56,7 @@ class Inputs:
     cost: StepCost | None
     trained: Mapping[str, Sequence[bool]] = field(default_factory=dict)
     pairs: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    completions: tuple[Group, ...] = ()
     adapter: str = ""
     handed: Handed = NOTHING
     notes: tuple[str, ...] = ()
@@ -135,10 +136,11 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
     with environments.begun(config, template, handed) as (template, begins):
         rows = sources.train(config, words, template, handed, begins)
         asked = sources.held_out(config, words, template, handed, begins)
+    written = sources.completions(config, words, template, handed)
     train, held_out, taught = rows.prompts, asked.prompts, rows.taught
     if template is not None:
         template.close()
-    shared = sorted(sources.trained_ids(rows) & {prompt.id for prompt in held_out})
+    shared = sorted(sources.trained_ids(rows) & {prompt.id for prompt in (*held_out, *written.prompts)})
     if shared:
         raise ValueError(
             f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
@@ -156,14 +158,15 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         held_out=held_out,
         train=sources.ordered(config, rows),
         sampling=sampling,
-        longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out)),
+        longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out, *written.prompts)),
         write=_writer(config, words, taught),
         trained=rows.trained,
         pairs=rows.pairs,
+        completions=completions.groups(written, config.seed),
         cost=own.cost,
         adapter=config.lora.adapter,
         handed=handed,
-        notes=(*rows.notes, *asked.notes),
+        notes=(*rows.notes, *asked.notes, *written.notes),
         overlong={"train": rows.overlong, "eval": asked.overlong},
         chat=template,
     )
@@ -325,13 +328,7 @@ def _writer(
     """Worked solutions: of a file those of its rows, of a procedural task its own. An end token closes each."""
     if taught:
         return lambda prompt, seed: list(taught[prompt.id])
-    if config.engine.name == "demonstrations":
-        sources.check_closable(words)
-
-    def solve(prompt: Prompt, seed: np.ndarray) -> list[int]:
-        return [*words.encode(_task(config).demonstrate(prompt.extra, seed), special=False), words.eos_ids[0]]
-
-    return solve
+    return lambda prompt, seed: sources.solved(config.data.train, prompt, seed, words)
 
 
 def tokenizer_files(place: Path) -> tuple[Path, ...]:

@@ -21,7 +21,7 @@ from jaxrl_post.engine.elastic import moved
 from jaxrl_post.engine.row_engine import RowEngine
 from jaxrl_post.telemetry.journal import JOURNALS, aside
 
-FOLDERS = ("rollouts", "evaluations")
+FOLDERS = ("rollouts", "evaluations", "completions")
 
 
 def may_move(config: Mapping) -> bool:

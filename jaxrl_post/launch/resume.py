@@ -45,7 +45,9 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
     ordered = (start.train.at(position)[1] for position in range(ORDER))
     data = {
         "train": identity.fingerprint(settings.data.train, settings.seed, itertools.chain(start.train, ordered)),
-        "eval": identity.fingerprint(settings.eval.data, settings.seed, start.held_out),
+        "eval": identity.fingerprint(
+            settings.eval.data, settings.seed, (*start.held_out, *(g.prompt for g in start.completions))
+        ),
     }
     told = {
         "config": config.to_dict(settings),

@@ -26,8 +26,8 @@ from jaxrl_post.parallel.processes import any_text, share_text
 
 # What a run writes before config.json, the file by which the folder of a run is recognised.
 _EARLY = re.compile(
-    r"\.lock|attempts|parent\.json|process_\d+|checkpoints|rollouts|evaluations|[a-z_]+\.jsonl(\.part)?|hang\.txt|rewards\.log"
-    r"|tensorboard|wandb|wandb\.json(\.part)?|config\.json.*"
+    r"\.lock|attempts|parent\.json|process_\d+|checkpoints|rollouts|evaluations|completions|[a-z_]+\.jsonl(\.part)?"
+    r"|hang\.txt|rewards\.log|tensorboard|wandb|wandb\.json(\.part)?|config\.json.*"
 )
 
 
@@ -224,6 +224,7 @@ def contents(folder: Path) -> list[str]:
         "metrics.jsonl": "one row per step and per evaluation",
         "rollouts": "every training rollout, by step",
         "evaluations": "every evaluation's answers, by step",
+        "completions": "held-out completions with the policy's log-probs, by evaluation",
         "scheduler_log.jsonl": "every decision, with its clock",
         "dispatches.jsonl": "every dispatch: its clock, its steps, what its rows were for",
         "rewards.jsonl": "every training score",

@@ -6,11 +6,14 @@ in `notes`. Refused: a bad row, and a source without prompts.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from jaxrl_post.config import Config
 from jaxrl_post.data import chat, conversations, mixture, preferences, prompts, supervised, tasks, tokenizer
@@ -18,7 +21,7 @@ from jaxrl_post.data.columns import COMPLETION, Columns
 from jaxrl_post.data.overlong import DROP, Overlong
 from jaxrl_post.json_text import shown
 from jaxrl_post.launch.handed import Handed
-from jaxrl_post.types import Prompt
+from jaxrl_post.types import Prompt, RolloutId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,21 @@ class Found:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Rows of completions: the option that names their `source`, and of a task its `split`, `size` and `arguments`.
+
+    `most`: of a file, in its order. None: all of them.
+    """
+
+    option: str
+    source: str
+    split: str
+    size: int
+    arguments: Mapping[str, Any]
+    most: int | None = None
+
+
 def as_they_are(rows: list[dict]) -> list[dict]:
     """Returns the rows, whose prompts begin no conversation with an environment."""
     return rows
@@ -59,15 +77,13 @@ def train(
     """
     if config.data.sources:
         return _mixed(config, words, template, handed, begins)
-    source, law = config.data.train, config.sampling
-    if config.engine.name == "preferences":
-        return _pairs(config, words, template, handed)
-    split = "sft" if config.engine.name == "demonstrations" else "train"
-    if split == "sft" and not source.startswith("task:"):
-        fits = dict(chat=template, limit=config.engine.max_length - law.max_tokens, most=law.max_tokens, where=source)
-        return (_turns if config.data.assistant_only_loss else _answers)(config, words, handed, fits)
-    rows = begins(_rows(config, source, split, config.data.size, config.data.task, handed))
-    return _fitted(config, "data.train", source, rows, words, template)
+    source, size, arguments = config.data.train, config.data.size, config.data.task
+    if config.engine.name != "rows":
+        rows = Wanted(option="data.train", source=source, split="sft", size=size, arguments=arguments)
+        return _written(config, rows, words, template, handed)
+    return _fitted(
+        config, "data.train", source, begins(_rows(config, source, "train", size, arguments, handed)), words, template
+    )
 
 
 def _mixed(
@@ -121,7 +137,7 @@ def held_out(
     size = config.eval.prompts
     if size == 0:
         return Found()
-    source = _eval_source(config)
+    source = _eval_source(config, "eval.prompts")
     rows = _held_out_rows(config, source, size, handed)
     # What is dropped makes room for later rows.
     few = rows if config.data.overlong == DROP else rows[:size]
@@ -131,20 +147,68 @@ def held_out(
     return Found(prompts=found.prompts[:size], notes=notes, overlong=found.overlong)
 
 
-def _answers(config: Config, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
-    """Returns rows of which one answer is trained on."""
+def completions(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed) -> Found:
+    """Returns held-out completions, as those of training are: the first eval.completions of eval.data, or of the task.
+
+    A task writes them to problems of its held-out split.
+
+    Raises:
+      ValueError: a bad row, or no rows at all.
+    """
+    size = config.eval.completions
+    if size == 0:
+        return Found()
+    solves = config.engine.name == "demonstrations"
+    source, arguments = _eval_source(config, "eval.completions"), config.eval.task or config.data.task
+    rows = Wanted(
+        option="eval.data",
+        source=source,
+        split="eval-sft" if solves else "eval",
+        size=size,
+        arguments=arguments,
+        most=size,
+    )
+    found = _written(config, rows, words, template, handed)
+    if source.startswith("task:") and solves:
+        ids = [RolloutId(config.seed, "eval", 0, prompt.id, 0) for prompt in found.prompts]
+        taught = {
+            prompt.id: solved(source, prompt, id.seed(), words) for prompt, id in zip(found.prompts, ids, strict=True)
+        }
+        for id, tokens in taught.items():
+            supervised.check_length(id, len(tokens), config.sampling.max_tokens, source)
+        found = dataclasses.replace(found, taught=taught)
+    fewer = f"eval.completions={size}: {source} has {len(found.prompts)}, and all of them are used"
+    return dataclasses.replace(found, notes=(*found.notes, *([fewer] if len(found.prompts) < size else [])))
+
+
+def solved(source: str, prompt: Prompt, seed: np.ndarray, words: tokenizer.Tokenizer) -> list[int]:
+    """Returns the tokens of a procedural task's own solution, closed by an end token."""
+    return [*words.encode(_task(source).demonstrate(prompt.extra, seed), special=False), words.eos_ids[0]]
+
+
+def _written(
+    config: Config, rows: Wanted, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed
+) -> Found:
+    """Returns prompts with what is trained on behind them. Solutions of a task are left to the one who knows their seeds."""
     check_closable(words)
-    rows = _supervised(config.data.train, columns(config), handed, supervised.row)
-    _check_rows("data.train", config.data.train, rows)
-    found, taught = supervised.tokenised(rows, words, **fits)
+    law = config.sampling
+    fits = dict(chat=template, limit=config.engine.max_length - law.max_tokens, most=law.max_tokens, where=rows.source)
+    if config.engine.name == "preferences":
+        return _pairs(config, rows, words, handed, fits)
+    if rows.source.startswith("task:"):
+        return _fitted(config, rows.option, rows.source, _made(config, rows), words, template)
+    return (_turns if config.data.assistant_only_loss else _answers)(config, rows, words, handed, fits)
+
+
+def _answers(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
+    """Returns rows of which one answer is trained on."""
+    found, taught = supervised.tokenised(_read(config, wanted, handed, supervised.row), words, **fits)
     return Found(prompts=found, taught=taught)
 
 
-def _turns(config: Config, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
+def _turns(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
     """Returns conversations of which every assistant's turn is trained on."""
-    rows = _supervised(config.data.train, columns(config), handed, conversations.row)
-    _check_rows("data.train", config.data.train, rows)
-    found, taught = conversations.tokenised(rows, words, **fits)
+    found, taught = conversations.tokenised(_read(config, wanted, handed, conversations.row), words, **fits)
     return Found(
         prompts=found,
         taught={id: one.tokens for id, one in taught.items()},
@@ -161,22 +225,26 @@ def _held_out_rows(config: Config, source: str, size: int, handed: Handed) -> li
     return [row for rows in zip(*parts, strict=True) for row in rows]
 
 
-def _pairs(config: Config, words: tokenizer.Tokenizer, template: chat.Chat | None, handed: Handed) -> Found:
+def _pairs(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: Handed, fits: dict[str, Any]) -> Found:
     """Returns prompts with a chosen and a rejected completion each."""
-    source, law = config.data.train, config.sampling
-    check_closable(words)
-    if source.startswith("task:"):
-        rows = preferences.of_task(
-            prompts.rows(source, seed=config.seed, split="sft", size=config.data.size, arguments=config.data.task),
-            tasks.TASKS[source.removeprefix("task:")],
-            source,
-        )
+    if wanted.source.startswith("task:"):
+        rows = _made(config, wanted)
+        rows = preferences.of_task(rows, _task(wanted.source), wanted.source)
     else:
-        rows = _supervised(source, columns(config), handed, preferences.row)
-    _check_rows("data.train", source, rows)
-    fits = dict(chat=template, limit=config.engine.max_length - law.max_tokens, most=law.max_tokens, where=source)
+        rows = _read(config, wanted, handed, preferences.row)
     found, pairs = preferences.tokenised(rows, words, **fits)
     return Found(prompts=found, pairs=pairs)
+
+
+def _task(source: str) -> tasks.Task:
+    return tasks.TASKS[source.removeprefix("task:")]
+
+
+def _made(config: Config, wanted: Wanted) -> list[dict]:
+    """Returns the rows of a procedural task."""
+    return prompts.rows(
+        wanted.source, seed=config.seed, split=wanted.split, size=wanted.size, arguments=wanted.arguments
+    )
 
 
 def columns(config: Config) -> Columns:
@@ -206,6 +274,13 @@ def _rows(config: Config, source: str, split: str, size: int, arguments: Mapping
 def handed_rows(source: str, given: Sequence[Any], read: Callable[[str, Any], dict]) -> list[dict]:
     """Returns the rows that a program gave, each as `read(place, row)` reads it."""
     return [read(f"{source}, row {number}", row) for number, row in enumerate(given, start=1)]
+
+
+def _read(config: Config, wanted: Wanted, handed: Handed, each: Callable[[str, Any, Columns], dict]) -> list[dict]:
+    """Returns the rows of completions of a file, or handed over."""
+    rows = _supervised(wanted.source, columns(config), handed, each)[: wanted.most]
+    _check_rows(wanted.option, wanted.source, rows)
+    return rows
 
 
 def _supervised(source: str, how: Columns, handed: Handed, each: Callable[[str, Any, Columns], dict]) -> list[dict]:
@@ -238,20 +313,20 @@ def _fitted(
     return Found(prompts=found, notes=(told,) if told else (), overlong=len(overlong.places))
 
 
-def _eval_source(config: Config) -> str:
+def _eval_source(config: Config, option: str) -> str:
     """eval.data, else the training tasks themselves, which draw their held-out prompts apart."""
     files = [source for source in config.data.sources if not source.startswith("task:")]
     if not config.eval.data and files:
         raise ValueError(
             f"eval.data is empty and {shown(files[0])} of data.sources is a file: name a file of held-out prompts, or set "
-            "eval.prompts=0"
+            f"{option}=0"
         )
     if not config.eval.data and config.data.sources:
         return ", ".join(config.data.sources)
     if not config.eval.data and not config.data.train.startswith("task:"):
         raise ValueError(
             f"eval.data is empty and data.train={config.data.train!r} is a file: name a file of held-out "
-            "prompts, or set eval.prompts=0"
+            f"prompts, or set {option}=0"
         )
     return config.eval.data or config.data.train
 

@@ -26,6 +26,7 @@ _STEP = "timing_s/step"
 _USES = ("prefill", "decode", "draft_accepted", "draft_rejected", "idle", "clone")
 _COUNTS = (*(f"rows/{use}" for use in _USES), "swap/rows", "sched/paused_slot_steps")
 LEARNER = "learner's devices at work"
+WRITTEN = ("loss", "rewards/accuracies", "rewards/margins")  # figures of held-out completions that the screen shows
 LINE = 100  # characters of a text that one line of the screen shows
 
 
@@ -108,13 +109,22 @@ def headline(summary: Mapping, samples: int) -> list[str]:
     """
     before, after = summary["eval"]["before"], summary["eval"]["after"]
     where, swaps = text(summary["device_time"]), [swap(summary["swap"])] if summary.get("swap") else []
+    written = []
+    if summary.get("completions"):
+        first, last = summary["completions"]["before"], summary["completions"]["after"]
+        written = [
+            f"held-out {name}: {_number(first[name])} before, {_number(last[name])} after"
+            for name in WRITTEN
+            if name in first
+        ]
     if before is None:
-        return ["", *swaps, where]
+        return ["", *written, *swaps, where]
     shown = {name: [found[name] for found in (before, after)] for name in ("greedy", f"mean_at_{samples}")}
     lines = [f"{name}: {_number(a)} before, {_number(b)} after" for name, (a, b) in shown.items()]
     return [
         "",
         *lines,
+        *written,
         f"{before['n']} held-out prompts, {summary['steps']} steps, {summary['tokens']:,} sampled "
         f"tokens, {summary['seconds']:.1f} s",
         *swaps,

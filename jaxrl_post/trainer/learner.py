@@ -204,6 +204,11 @@ class Learner:
         self.compile()
         return self._scored(groups, self.params)
 
+    def reference_logprobs(self, groups: Sequence[Group]) -> dict[RolloutId, np.ndarray]:
+        """Returns log-probs of every rollout at the reference's weights; see `logprobs`."""
+        self.compile()
+        return self._scored(groups, self._reference)
+
     def prepare(self, groups: Sequence[Group]) -> None:
         """Computes reference log-probs and advantages of these groups, and keeps them over the commits of the round.
 

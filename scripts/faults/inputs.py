@@ -1,4 +1,4 @@
-"""Faults of data/."""
+"""Faults of data/, and of what launch/ reads from it."""
 
 from __future__ import annotations
 
@@ -76,6 +76,36 @@ FAULTS = (
             "range(3, len(terms) + 1)",
             "a sum is worked out with a step left out",
             "test_careful_solution",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/launch/sources.py",
+        (
+            "held_out_pairs_from_training",
+            "completions",
+            '"eval-sft" if solves else "eval"',
+            '"sft"',
+            "held-out completions are of the split that is trained on",
+            "test_pairs_of_a_task_are_of_problems_that_no_training_draws",
+        ),
+    ),
+    *in_file(
+        "jaxrl_post/launch/completions.py",
+        (
+            "observed_tokens_count",
+            "_of_solutions",
+            "logps[r.id][r.sampled].sum(dtype=float)",
+            "logps[r.id].sum(dtype=float)",
+            "tokens that are only shown count in the loss",
+            "test_the_loss_of_solutions_is_a_mean_over_tokens",
+        ),
+        (
+            "no_reference",
+            "_of_pairs",
+            "learner.reference_logprobs(held_out)",
+            "logps",
+            "the policy is its own reference",
+            "test_figures_of_pairs_are_those_of_trl",
         ),
     ),
     *in_file(
