@@ -8,6 +8,7 @@ A line of EVENTS is a kind, "dispatch" or "parked", and time.monotonic(), which 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -52,7 +53,9 @@ def serve(folder: str, events: str) -> int:
 
         server.engine.meanwhile, server.engine.park = dispatched, parked
         print(listening.getsockname()[1], flush=True)
-        return server.serve(listening)
+        with contextlib.suppress(KeyboardInterrupt):
+            return server.serve(listening)
+        return 0
 
 
 def direct(folder: str, load: str) -> int:

@@ -22,6 +22,7 @@ from jaxrl_post.serve.followed_run import FollowedRun
 from jaxrl_post.serve.service import Service
 
 _CLOSING_S = 5  # for open responses when the server is stopped
+_IDLE_S = 75  # of a connection without a request, as nginx has it
 Following = Callable[..., FollowedRun]
 
 
@@ -51,11 +52,14 @@ class Server:
         self.service = Service(policy, self.engine, say=say, **how)
         self._run = following(version=version, swap=self.service.thread.swap, say=say) if following else None
         self._token, self._say = token, say
-        self._http = uvicorn.Server(
-            uvicorn.Config(
-                app(self.service, token), log_level="warning", access_log=False, timeout_graceful_shutdown=_CLOSING_S
-            )
+        how_served = uvicorn.Config(
+            app(self.service, token),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_CLOSING_S,
+            timeout_keep_alive=_IDLE_S,
         )
+        self._http = uvicorn.Server(how_served)
 
     def serve(self, listening: socket.socket) -> int:
         """Serves at a socket until a signal, `stop`, or the end of the engine. Returns the exit code."""
