@@ -242,14 +242,18 @@ def _load(count: int) -> list[dict]:
 
 def _kills(record, here: Path, port: int) -> None:
     """Kills curl in the middle of its response, and counts the dispatches that begin until its slots are free."""
-    dice, late = random.Random(3), []
+    import http_clients
+
+    dice, late, caller = random.Random(3), [], http_clients.Caller(port, TOKEN)
     for index in range(KILLS):
-        body = {"prompt": [1, 2, 3], "max_tokens": 120, "n": 4, "stream": index % 2 == 0, "temperature": 5.0}
+        body = {"prompt": [1, 2, 3], "max_tokens": 120, "n": 4, "stream": index % 2 == 0, "seed": index}
         command = ["curl", "-sSN", f"http://127.0.0.1:{port}/v1/completions", "-d", json.dumps(body)]
         command += ["-H", f"Authorization: Bearer {TOKEN}"]
         parked = len(_times(here, "parked"))
         client = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        time.sleep(0.08 + 0.12 * dice.random())
+        while caller.metrics()["jaxrl_post_pending"] < body["n"]:
+            time.sleep(0.002)
+        time.sleep(0.15 * dice.random())
         client.kill()
         client.wait()
         killed = time.monotonic()
@@ -259,6 +263,7 @@ def _kills(record, here: Path, port: int) -> None:
             time.sleep(0.01)
         free = _times(here, "parked")[parked]
         late.append(sum(killed < at < free for at in _times(here, "dispatch")))
+    caller.close()
     record.figure("kills.clients", KILLS, at_least=10)
     record.figure("kills.most_dispatches_begun_until_the_slots_are_free", max(late), at_most=1)
 
