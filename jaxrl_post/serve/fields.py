@@ -6,7 +6,6 @@ A field that is null counts as left out, and no reader sees it.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,10 +60,10 @@ def number(least: float, most: float, *, above: bool = False) -> Reader:
     span = f"a number {'above' if above else 'from'} {least:g} {'and at most' if above else 'to'} {most:g}"
 
     def reader(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise wrong(name, value, span)
         if not least <= value <= most or (above and value == least):
-            raise wrong(name, value, span, f"{most:g}" if value > most or above else f"{least:g}")
+            raise wrong(name, value, span, f"{most:g}" if value > most else "" if above else f"{least:g}")
         return float(value)
 
     return reader

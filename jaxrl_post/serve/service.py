@@ -127,8 +127,8 @@ class Service:
         law = self._law(asked)
         prompts = await anyio.to_thread.run_sync(self._reading.prompts, asked, limiter=self._one)
         ticket = Ticket(prompts, law, secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed)
-        requests = self._requests(ticket, asked)
         self._admit(asked.n, len(prompts))
+        requests = self._requests(ticket, asked)
         ticket.open = len(requests)
         ticket.work = Work(
             requests=requests,
