@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -82,3 +83,30 @@ def served(own, **how) -> Iterator[Served]:
             made.stop()
             thread.join(60)
             assert not thread.is_alive()
+
+
+def mixed(count):
+    """Requests of every kind, each with a seed."""
+    dice, out = random.Random(0), []
+    for index in range(count):
+        sums = [f"{dice.randrange(100)}+{dice.randrange(100)}=" for _ in range(dice.choice((1, 1, 2)))]
+        body = {
+            "prompt": sums[0] if len(sums) == 1 else sums,
+            "n": dice.choice((1, 1, 2, 3)),
+            "seed": index // 2,  # so that seeds repeat over prompts
+            "max_tokens": dice.randrange(1, 24),
+            "temperature": dice.choice((0, 0.7, 1.0, 1.5)),
+            "return_token_ids": True,
+            "logprobs": 0,
+        }
+        body |= dice.choice(({}, {"top_p": 0.8}, {"top_k": 3}, {"stop": "#"}, {"stop_token_ids": [3, 4]}))
+        out.append(body)
+    return out
+
+
+def bits(found):
+    """What must be equal of a response."""
+    return [
+        (one["index"], one["text"], one["token_ids"], one["logprobs"], one["finish_reason"], one["stop_reason"])
+        for one in found["choices"]
+    ]

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import openai
 import pytest
-from served import ROOT, TOKEN, policy, served
+from served import ROOT, TOKEN, bits, mixed, policy, served
 
 from jaxrl_post.types import Finish, Request, Rollout, RolloutId
 
@@ -39,33 +39,6 @@ def own():
 def server(own):
     with served(own) as one:
         yield one
-
-
-def mixed(count):
-    """Requests of every kind, each with a seed."""
-    dice, out = random.Random(0), []
-    for index in range(count):
-        sums = [f"{dice.randrange(100)}+{dice.randrange(100)}=" for _ in range(dice.choice((1, 1, 2)))]
-        body = {
-            "prompt": sums[0] if len(sums) == 1 else sums,
-            "n": dice.choice((1, 1, 2, 3)),
-            "seed": index // 2,  # so that seeds repeat over prompts
-            "max_tokens": dice.randrange(1, 24),
-            "temperature": dice.choice((0, 0.7, 1.0, 1.5)),
-            "return_token_ids": True,
-            "logprobs": 0,
-        }
-        body |= dice.choice(({}, {"top_p": 0.8}, {"top_k": 3}, {"stop": "#"}, {"stop_token_ids": [3, 4]}))
-        out.append(body)
-    return out
-
-
-def bits(found):
-    """What must be equal of a response."""
-    return [
-        (one["index"], one["text"], one["token_ids"], one["logprobs"], one["finish_reason"], one["stop_reason"])
-        for one in found["choices"]
-    ]
 
 
 def whole(chunks):

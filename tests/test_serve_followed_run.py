@@ -15,6 +15,7 @@ from served import ROOT, served
 
 import jaxrl_post
 from jaxrl_post.checkpoint import store
+from jaxrl_post.commands import serve
 from jaxrl_post.launch import saved_policy
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.serve import server as servers
@@ -107,6 +108,13 @@ def test_a_run_that_goes_on_is_followed(run, tmp_path):
         for choice, told in zip(found["choices"], scores):
             assert np.allclose(choice["logprobs"]["token_logprobs"], told, atol=1e-5), step
     assert seen[0]["choices"] != seen[1]["choices"] != seen[2]["choices"]
+
+
+def test_a_run_that_ended_without_a_step_is_one_sentence(run, tmp_path, capsys):
+    shutil.copytree(ROOT / "configs/demo_policy", tmp_path / "policy")
+    shutil.copy(run / "config.json", tmp_path)
+    assert serve.main([f"--run={tmp_path}", "--port=0"]) == 1
+    assert f"has ended and saved no step; write --model={tmp_path}" in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_one_sentence(tmp_path):

@@ -123,6 +123,8 @@ def _opened(flags: argparse.Namespace) -> tuple[Any, int, Callable[..., Any] | N
         return Policy(config, files), server.version_of(flags.model), None
     config, start = saved_policy.started(flags.run, flags.overrides, flags.model)
     step = saved_policy.newest_step(flags.run, 0)
+    if not step and (Path(flags.run) / "policy" / "config.json").is_file():
+        raise ValueError(f"serve: {flags.run} has ended and saved no step; write --model={flags.run}")
     files = saved_policy.of_step(flags.run, step, config, start) if step else start
     policy = Policy(config, files)
     return policy, step or 0, server.following(flags.run, policy, start, flags.every)
