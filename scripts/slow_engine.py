@@ -61,7 +61,7 @@ def serve(folder: str, events: str) -> int:
 def direct(folder: str, load: str) -> int:
     """Samples the requests of a load. Each body has one prompt of token ids and one sample."""
     policy = opened(folder)
-    engine, bodies = policy.engine(restricted=True), json.loads(Path(load).read_text())
+    engine, bodies = policy.engine(), json.loads(Path(load).read_text())
     requests = [_request(policy, serial, body) for serial, body in enumerate(bodies)]
     _sampled(engine, requests[:CLIENTS])  # what is first used costs time
     engine.meanwhile = lambda: time.sleep(DISPATCH_S)

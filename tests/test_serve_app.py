@@ -94,7 +94,7 @@ def test_the_bits_are_those_of_the_engine_without_a_server(server):
                 max_tokens=body["max_tokens"],
                 sampling=law,
             )
-            engine = other.engine(restricted=True)
+            engine = other.engine()
             engine.reset()
             engine.submit([request])
             (rollout,) = [rollout for _ in range(40) if engine.pending for rollout in engine.step()]
@@ -293,7 +293,7 @@ def scaled(fresh):
 
 def repeated(fresh, choice, first, seed):
     """The rollout of a choice whose first tokens are forced, on an engine of the new weights."""
-    engine = fresh.engine(restricted=True)
+    engine = fresh.engine()
     engine.swap(scaled(fresh), 7)
     prompt = fresh.prompts([choice["prompt_token_ids"]])[0]
     name, zeros = RolloutId(0, "eval", 0, prompt.id, 0), np.zeros(first)

@@ -143,9 +143,15 @@ class Policy:
 
     # ---- what commands and evaluation use too
 
-    def engine(self, law: Sampling) -> RowEngine:
-        """Returns an engine without requests, for callers that submit their own of this law. `run` may not be called then."""
-        engine = self._engine(self.config.sampling.restricted or law.restricted, False)
+    def engine(self, law: Sampling | None = None, version: int = 0) -> RowEngine:
+        """Returns an engine without requests, for callers that submit their own of this law. `run` may not be called then.
+
+        Args:
+          law: None: of any law.
+          version: of the weights.
+        """
+        cut = law is None or self.config.sampling.restricted or law.restricted
+        engine = self._engine(cut, False, version)
         engine.reset()
         return engine
 
@@ -230,7 +236,7 @@ class Policy:
           ValueError: a request does not fit. Nothing was generated then.
         """
         cut = self.config.sampling.restricted or any(request.sampling.restricted for request in requests)
-        engine, found = self.engine(cut, scoring), {}
+        engine, found = self._engine(cut, scoring), {}
         engine.reset()
         engine.submit(requests)
         while engine.pending:
@@ -250,9 +256,8 @@ class Policy:
         """Returns the weights of files of the same model, placed as the engine has them."""
         return files.load_params(meshes.param_shardings(self._devices.first, decoder.axes(files.model), "engine"))
 
-    def engine(self, restricted: bool, scoring: bool = False, version: int = 0) -> RowEngine:
-        """Returns the engine for requests with top-k or top-p, or for scoring. It is compiled at its first use; all share
-        the weights. `version`: theirs."""
+    def _engine(self, restricted: bool, scoring: bool, version: int = 0) -> RowEngine:
+        """Returns the engine for these requests. It is compiled at its first use; all share the weights."""
         key = restricted, scoring
         if key not in self._engines:
             config, files, mesh = self.config, self._files, self._devices.first

@@ -46,9 +46,8 @@ class Server:
         say: Callable[[str], object],
         **how: Any,
     ):
-        self.engine = policy.engine(restricted=True, version=version)
+        self.engine = policy.engine(version=version)
         self.engine.swap_policy = SwapPolicy("recompute")
-        self.engine.reset()
         self.service = Service(policy, self.engine, say=say, **how)
         self._run = following(version=version, swap=self.service.thread.swap, say=say) if following else None
         self._token, self._say = token, say
