@@ -5,6 +5,7 @@ simulate   a run without a model: --config=configs/sim/FILE.py; the same as pyth
 options    what a config may say: options [SECTION]
 evaluate   a policy or a saved step on data: pass@k and the mean with its interval
 generate   rollouts of a policy or a saved step
+serve      a policy over HTTP, in OpenAI's form: serve --model=POLICY | --run=RUN
 export     a policy or a saved step as a directory that Hugging Face tools load, or its adapter for PEFT
 rollouts   rollouts of a run as text, JSON or Parquet: rollouts RUN [--step=A:B ...]
 compare    two runs: options, curves, and rewards pair by pair: compare A B
@@ -34,6 +35,7 @@ COMMANDS = {
     "options": "jaxrl_post.commands.options",
     "evaluate": "jaxrl_post.commands.evaluate",
     "generate": "jaxrl_post.commands.generate",
+    "serve": "jaxrl_post.commands.serve",
     "export": "jaxrl_post.commands.export",
     "rollouts": "jaxrl_post.commands.rollouts",
     "compare": "jaxrl_post.commands.compare",

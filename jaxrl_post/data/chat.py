@@ -152,13 +152,19 @@ class Chat:
         given = {"template": self.template, "tokens": dict(self.tokens), "now": now, "tools": list(self.tools)}
         object.__setattr__(self, "_process", _Process(given))
 
-    def render(self, messages: Sequence[Mapping], generation: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Mapping], generation: bool = True, tools: Sequence[Mapping] | None = None
+    ) -> str:
         """Returns the text of `messages`, with the head of the assistant's turn when `generation`.
+
+        Args:
+          tools: JSON schemas of functions; None: those of the template.
 
         Raises:
           ValueError: the template has a mistake, refuses these messages, or needs more than the limits allow.
         """
-        return self._process.ask(_asked(messages, generation=generation, marks=False))
+        told = {} if tools is None else {"tools": list(tools)}
+        return self._process.ask(_asked(messages, generation=generation, marks=False) | told)
 
     def marked(self, messages: Sequence[Mapping]) -> tuple[str, list[tuple[int, int]]]:
         """Returns the text of a whole conversation, and start and end of each of its generation blocks, in characters.

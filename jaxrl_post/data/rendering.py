@@ -6,8 +6,9 @@ those of transformers: trim_blocks, lstrip_blocks, loop controls, `tojson` witho
 `strftime_now`, and {% generation %} blocks, which are rendered like any text and whose places are known.
 
 Protocol, over the socket that is descriptor 0: a message is 4 bytes of length, then JSON. The first message is {template,
-tokens, now, tools}, each further one {messages, generation, marks}. Every message is answered with a kind, 4 bytes of length
-and UTF-8. With `marks` this is JSON of the text and of the places of its generation blocks.
+tokens, now, tools}, each further one {messages, generation, marks} and, where it has its own, tools. Every message is
+answered with a kind, 4 bytes of length and UTF-8. With `marks` this is JSON of the text and of the places of its generation
+blocks.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, also inside of a C function
         try:
             render = render or compiled(given["template"], given["now"])
-            kind, text = TEXT, rendered(render, asked["messages"], asked["generation"], tokens, tools)
+            kind, text = (
+                TEXT,
+                rendered(render, asked["messages"], asked["generation"], tokens, asked.get("tools", tools)),
+            )
             text = json.dumps([text, marks(render, text)]) if asked["marks"] else text
             text.encode()
         except MemoryError:

@@ -58,13 +58,14 @@ class Policy:
     Attributes:
       config: its settings. Only model, engine, sampling, mesh and data are read.
       tokenizer: encodes and decodes.
+      model: the shape of its decoder.
       sampling: the law of calls that name none.
     """
 
     def __init__(self, config: Config, files: inputs.PolicyFiles):
         self.config, self.tokenizer = config, files.tokenizer
         self.sampling = inputs.sampling_law(config, files.tokenizer)
-        self._files, self._devices = files, build.device_plan(config)
+        self.model, self._files, self._devices = files.model, files, build.device_plan(config)
         self._layout = build.layouts(config)[0]
         self._engines: dict[tuple[bool, bool], RowEngine] = {}
         self._params: Any = None
@@ -142,9 +143,15 @@ class Policy:
 
     # ---- what commands and evaluation use too
 
-    def engine(self, law: Sampling) -> RowEngine:
-        """Returns an engine without requests, for callers that submit their own of this law. `run` may not be called then."""
-        engine = self._engine(self.config.sampling.restricted or law.restricted, False)
+    def engine(self, law: Sampling | None = None, version: int = 0) -> RowEngine:
+        """Returns an engine without requests, for callers that submit their own of this law. `run` may not be called then.
+
+        Args:
+          law: None: of any law.
+          version: of the weights.
+        """
+        cut = law is None or self.config.sampling.restricted or law.restricted
+        engine = self._engine(cut, False, version)
         engine.reset()
         return engine
 
@@ -245,13 +252,17 @@ class Policy:
             return np.array(self.tokenizer.encode(completion, special=False), np.int32)
         return _token_ids(completion, "completions", least=0)
 
-    def _engine(self, restricted: bool, scoring: bool) -> RowEngine:
+    def placed(self, files: inputs.PolicyFiles) -> Any:
+        """Returns the weights of files of the same model, placed as the engine has them."""
+        return files.load_params(meshes.param_shardings(self._devices.first, decoder.axes(files.model), "engine"))
+
+    def _engine(self, restricted: bool, scoring: bool, version: int = 0) -> RowEngine:
         """Returns the engine for these requests. It is compiled at its first use; all share the weights."""
         key = restricted, scoring
         if key not in self._engines:
             config, files, mesh = self.config, self._files, self._devices.first
             if self._params is None:
-                self._params = files.load_params(meshes.param_shardings(mesh, decoder.axes(files.model), "engine"))
+                self._params = self.placed(files)
             drafting = build.drafting(config, files.model, History(epochs=0, max_bytes=1), self._layout)
             with compile_guard.restored():
                 compile_guard.use_cache(os.environ)
@@ -260,7 +271,7 @@ class Policy:
                     files,
                     mesh,
                     self._params,
-                    0,
+                    version,
                     drafting,
                     say,
                     self._layout,

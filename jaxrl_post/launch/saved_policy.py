@@ -68,6 +68,42 @@ def files(path: str | Path, overrides: Sequence[str] = (), **options: Any) -> tu
     return config, weights(config, inputs.policy(config))
 
 
+def started(
+    run: str | Path, overrides: Sequence[str] = (), model: str = ""
+) -> tuple[configs.Config, inputs.PolicyFiles]:
+    """Returns the options of a run, and the files of the weights that it begins with.
+
+    Args:
+      model: a Hugging Face directory or a llama2.c file that stands for the model of the run; empty: the run's own.
+
+    Raises:
+      ValueError: there is no such run, or its model is not here.
+    """
+    configs.refuse_url(str(run), "run")
+    told = _run(Path(run))
+    if told is None:
+        raise ValueError(f"run: {run} is no folder of a run: it has no config.json of one")
+    values = _options(told, {"path": model} if model else told["model"])
+    values["lora"] = {name: value for name, value in told.get("lora", {}).items() if name != "adapter"}
+    values["batch"] = {"tokens": _ANY_BATCH}
+    config = configs.resolve(values, overrides, platform=jax.default_backend())
+    return config, inputs.policy(config)
+
+
+def of_step(run: str | Path, step: int, config: configs.Config, files: inputs.PolicyFiles) -> inputs.PolicyFiles:
+    """Returns the files of a run with the weights of a saved step.
+
+    Raises:
+      ValueError: there is no whole step of this number.
+    """
+    return _of_step(Path(run), step, config, files)
+
+
+def newest_step(run: str | Path, above: int) -> int | None:
+    """Returns the newest saved step of a run that is above a number, whole or not, or None."""
+    return max((step for step in _checkpoints(Path(run)).steps() if step > above), default=None)
+
+
 def write_merged(path: str, out: str, dtype: str = "", overrides: Sequence[str] = ()) -> None:
     """Writes a policy as a Hugging Face directory. `dtype`: empty: that of the model's own files."""
     config, own = files(path, overrides)
@@ -235,12 +271,16 @@ def _of_step(run: Path, step: int, config: configs.Config, files: inputs.PolicyF
 
 
 def _saved(run: Path, step: int) -> store.Saved:
-    saved = store.Checkpoints(run / "checkpoints", keep_last=2, say=say).before(step + 1)
+    saved = _checkpoints(run).before(step + 1)
     if saved is None or saved.step != step:
         raise ValueError(f"policy: {run} has no whole step {step}; {_steps(run)}")
     return saved
 
 
+def _checkpoints(run: Path) -> store.Checkpoints:
+    return store.Checkpoints(run / "checkpoints", keep_last=2, say=say)
+
+
 def _steps(run: Path) -> str:
-    there = store.Checkpoints(run / "checkpoints", keep_last=2, say=say).steps()
+    there = _checkpoints(run).steps()
     return f"its saved steps are {', '.join(map(str, there))}: write {run}@{there[-1]}" if there else "it saved no step"

@@ -1,0 +1,255 @@
+"""The ASGI application: OpenAI's endpoints over a Service, behind a bearer token.
+
+Invariant: a request whose client goes away is closed at once, whether it is streamed or not. Every refusal is one sentence
+in OpenAI's error form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from jaxrl_post import json_text
+from jaxrl_post.serve import asked as bodies
+from jaxrl_post.serve.asked import Asked
+from jaxrl_post.serve.choices import Choice
+from jaxrl_post.serve.forms import Chat, Completion
+from jaxrl_post.serve.refusal import Refusal, error
+from jaxrl_post.serve.service import GONE, Service, Ticket
+
+LONGEST_BODY = 16 << 20  # bytes
+_OPEN = ("/health",)  # needs no token
+_EVENTS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def app(service: Service, token: str) -> Starlette:
+    """Returns the application. An empty token lets everybody in."""
+    endpoints = Endpoints(service)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    routes = [
+        Route("/v1/completions", endpoints.completions, methods=["POST"]),
+        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{name:path}", endpoints.model),
+        Route("/health", endpoints.health),
+        Route("/metrics", endpoints.metrics),
+    ]
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(Door, token=token)],
+        exception_handlers={Refusal: _refused, HTTPException: _unrouted, 500: _failed},
+    )
+
+
+class Door:
+    """Lets requests in that carry the token."""
+
+    def __init__(self, inner: Any, token: str):
+        self._inner, self._wanted = inner, f"Bearer {token}".encode() if token else b""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and self._wanted and scope["path"] not in _OPEN:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                sentence = "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it"
+                response = JSONResponse(error(401, sentence), 401, headers={"WWW-Authenticate": "Bearer"})
+                return await response(scope, receive, send)
+        await self._inner(scope, receive, send)
+
+
+class Endpoints:
+    """What each path does."""
+
+    def __init__(self, service: Service):
+        self._service, self._created = service, int(time.time())
+        self._watchers: set[asyncio.Task] = set()
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._sampled(request, bodies.completion, Completion)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._sampled(request, bodies.chat, Chat)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        name = request.path_params["name"]
+        if name != self._service.name:
+            raise Refusal(404, f"there is no model {name[:80]!r}; the only one is {self._service.name!r}", "model")
+        return JSONResponse(self._model())
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 while the engine runs, else 503."""
+        alive = self._service.thread.alive
+        return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self._service.gauges.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._service.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "jaxrl_post",
+            "max_model_len": self._service.policy.config.engine.max_length,
+            "weight_version": self._service.thread.version,
+        }
+
+    # ---- a request that samples
+
+    async def _sampled(self, request: Request, read: Callable[[Any], Asked], form: type[Completion]) -> Response:
+        service = self._service
+        status = 500
+        try:
+            asked = read(await _body(request))
+            ticket = await service.open(asked)
+            self._watch(request, ticket)
+            choices = _choices(ticket, asked, service)
+            made = form(
+                asked, model=service.name, key=service.key, seed=ticket.seed, words=service.words, parser=service.parser
+            )
+            status = 200
+            if asked.stream:
+                return StreamingResponse(
+                    self._events(ticket, choices, made), media_type="text/event-stream", headers=_EVENTS
+                )
+            await self._collected(ticket, choices)
+            return JSONResponse(made.whole(choices))
+        except ClientDisconnect:
+            status = GONE
+            return Response(status_code=status)
+        except Refusal as refusal:
+            status = refusal.status
+            raise
+        finally:
+            service.gauges.requests.labels(request.url.path, str(status)).inc()
+
+    def _watch(self, request: Request, ticket: Ticket) -> None:
+        """Closes a ticket when its client goes away."""
+
+        async def wait() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            self._service.close(ticket)
+            ticket.leave()
+
+        task = asyncio.create_task(wait())
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+        ticket.watcher = task
+
+    async def _collected(self, ticket: Ticket, choices: list[Choice]) -> None:
+        """Adds pieces to choices until all have ended."""
+        try:
+            async for piece in ticket.pieces():
+                self._first(ticket)
+                choices[piece.place].add(piece)
+                self._ended(choices[piece.place])
+        finally:
+            self._close(ticket)
+
+    async def _events(self, ticket: Ticket, choices: list[Choice], made: Completion) -> AsyncIterator[bytes]:
+        """Yields server-sent events. A refusal after the first byte is an event, too."""
+        try:
+            for chunk in made.begun(choices):
+                yield _event(chunk)
+            async for piece in ticket.pieces():
+                self._first(ticket)
+                one = choices[piece.place]
+                news = one.add(piece)
+                for chunk in made.chunks(one, news):
+                    yield _event(chunk)
+                self._ended(one)
+            for chunk in made.last(choices):
+                yield _event(chunk)
+            yield b"data: [DONE]\n\n"
+        except Refusal as refusal:
+            yield _event(refusal.body)
+        finally:
+            self._close(ticket)
+
+    def _first(self, ticket: Ticket) -> None:
+        if not ticket.heard:
+            ticket.heard = True
+            self._service.gauges.first_token.observe(time.monotonic() - ticket.begun)
+
+    def _ended(self, one: Choice) -> None:
+        if one.finish:
+            self._service.gauges.tokens.inc(len(one.tokens))
+
+    def _close(self, ticket: Ticket) -> None:
+        self._service.close(ticket)
+        if ticket.watcher is not None:
+            ticket.watcher.cancel()
+
+
+def _choices(ticket: Ticket, asked: Asked, service: Service) -> list[Choice]:
+    """Returns the choices of a request: the samples of its first prompt, then those of the next."""
+    prompts = [prompt for prompt in ticket.prompts for _ in range(asked.n)]
+    return [Choice(index, prompt, ticket.law, service.words.decode) for index, prompt in enumerate(prompts)]
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """Returns the JSON object of a body."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > LONGEST_BODY:
+            raise Refusal(413, f"the body has more than {LONGEST_BODY} bytes, the most that is read")
+    try:
+        value = json_text.parsed(data.decode("utf-8"), "the body")
+    except UnicodeDecodeError as wrong:
+        raise Refusal(400, f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
+    except ValueError as wrong:
+        raise Refusal(400, str(wrong)) from wrong
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body must be a JSON object, got a {type(value).__name__}")
+    return value
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _refused(request: Request, refusal: Refusal) -> Response:
+    return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
+
+
+async def _unrouted(request: Request, wrong: HTTPException) -> Response:
+    allowed = (wrong.headers or {}).get("Allow")
+    what = f"{request.method} is not served at {request.url.path[:80]}; valid is {allowed}" if allowed else ""
+    paths = "/v1/completions, /v1/chat/completions, /v1/models, /health and /metrics"
+    sentence = what or f"there is no path {request.url.path[:80]}; valid are {paths}"
+    return JSONResponse(error(wrong.status_code, sentence), wrong.status_code, headers=wrong.headers)
+
+
+async def _failed(request: Request, wrong: Exception) -> Response:
+    return JSONResponse(error(500, "the server failed on this request; its log says how"), 500)

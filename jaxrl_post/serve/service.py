@@ -1,0 +1,260 @@
+"""Requests between the event loop and the engine: their seeds, their bound, their deadlines and their pieces.
+
+Invariant: the noise of a rollout is a hash of (seed, prompt's tokens, sample), as in `Policy.generate` with the tokens for
+the prompt's id. So its tokens follow from weights, prompt, seed and sampling law, whoever else is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import anyio
+import jax
+
+from jaxrl_post.engine.row_engine import RowEngine
+from jaxrl_post.kernels import sampling
+from jaxrl_post.launch.policy import Policy
+from jaxrl_post.serve.asked import Asked
+from jaxrl_post.serve.engine_thread import EngineThread, Lost, Piece, Told, Work
+from jaxrl_post.serve.gauges import Gauges
+from jaxrl_post.serve.prompts import Reading
+from jaxrl_post.serve.refusal import Refusal
+from jaxrl_post.types import MOST_ENDS, Prompt, Request, RolloutId, Sampling
+
+_SEED_BITS = 48  # of a seed that the server draws: JSON readers of every language keep such a number exactly
+_STOP_S = 30.0  # for the last dispatch
+GONE = 499  # nginx's status of a request whose client went away
+_STOPPED = "the engine has stopped; the log of the server says why"
+
+
+class Ticket:
+    """An open request: its pieces as they come.
+
+    Attributes:
+      prompts, law, seed: what it samples, of all samples of each prompt.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], law: Sampling, seed: int):
+        self.prompts, self.law, self.seed = prompts, law, seed
+        self.queue: asyncio.Queue[Piece | Lost] = asyncio.Queue()
+        self.work: Work | None = None
+        self.begun = time.monotonic()
+        self.open = 0  # rollouts that have not ended
+        self.heard = False  # whether a piece has come
+        self.watcher: asyncio.Task | None = None  # waits for the client to go away
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yields pieces until every rollout has ended.
+
+        Raises:
+          Refusal: the deadline is over, or the server is stopping.
+        """
+        while self.open:
+            piece = await self.queue.get()
+            if isinstance(piece, Lost):
+                self.open = self.open if piece.status == GONE else 0
+                raise Refusal(piece.status, piece.why)
+            self.open -= piece.finish is not None
+            yield piece
+
+    def leave(self) -> None:
+        """Ends `pieces`, as the client is gone."""
+        self.queue.put_nowait(Lost(GONE, "the client is gone"))
+
+
+class Service:
+    """A policy that is served.
+
+    Args:
+      name: of the model, as clients call it.
+      queue: rollouts that may wait for a slot.
+      timeout_s: of a request that names none.
+      parser: of tool calls, a name of data/tool_calls.py.
+      say: gets lines for the operator.
+    """
+
+    def __init__(
+        self, policy: Policy, engine: RowEngine, *, name: str, queue: int, timeout_s: float, parser: str, say: Any
+    ):
+        self.policy, self.name, self.parser, self.timeout_s = policy, name, parser, timeout_s
+        self.words = policy.tokenizer
+        self.most = engine.sizes.slots * engine.sizes.replicas + queue
+        self.key = fingerprint(policy, engine)
+        self.gauges = Gauges()
+        self.thread = EngineThread(
+            engine, post=self._post, counted=self.gauges.counted, say=say, ended=lambda: self._later(self._end)
+        )
+        self.failed, self.broken, self._stopping = asyncio.Event(), False, False
+        self._reading = Reading(self.words, policy.template(), policy.config.engine.max_length, tools=parser != "none")
+        self._one = anyio.CapacityLimiter(1)
+        self._serials, self._load = itertools.count(), Counter(dict.fromkeys(range(engine.sizes.replicas), 0))
+        self._open: set[Ticket] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        for gauge, about, value in (
+            ("pending", "Rollouts in slots and waiting for one.", lambda: self.thread.pending),
+            ("weight_version", "Version of the weights: the optimizer step of a run.", lambda: self.thread.version),
+            ("most_pending", "Rollouts that may be pending.", lambda: self.most),
+        ):
+            self.gauges.watch(gauge, about, value)
+
+    def start(self) -> None:
+        """Starts the engine's thread. It is called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.thread.start()
+
+    async def stop(self) -> None:
+        """Ends the engine's thread, and open requests with it."""
+        self._stopping = True
+        await anyio.to_thread.run_sync(self.thread.stop, _STOP_S)
+        self._reading.close()
+
+    async def open(self, asked: Asked) -> Ticket:
+        """Hands a request to the engine.
+
+        Raises:
+          Refusal: it is wrong, or too many rollouts wait already.
+        """
+        if asked.model and asked.model != self.name:
+            raise Refusal(404, f"there is no model {asked.model[:80]!r}; the only one is {self.name!r}", "model")
+        law = self._law(asked)
+        prompts = await anyio.to_thread.run_sync(self._reading.prompts, asked, limiter=self._one)
+        ticket = Ticket(prompts, law, secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed)
+        self._admit(asked.n, len(prompts))
+        requests = self._requests(ticket, asked)
+        ticket.open = len(requests)
+        ticket.work = Work(
+            requests=requests,
+            streams=asked.stream,
+            deadline=time.monotonic() + (asked.timeout_s or self.timeout_s),
+            tell=ticket.queue.put_nowait,
+        )
+        self._open.add(ticket)
+        self._load.update(request.replica for request in requests)
+        self.thread.submit(ticket.work)
+        self.gauges.prompt_tokens.inc(sum(prompt.tokens.size for prompt in prompts))
+        return ticket
+
+    def close(self, ticket: Ticket) -> None:
+        """Forgets a request. Rollouts that still run leave the engine before the next dispatch."""
+        if ticket not in self._open:
+            return
+        self._open.remove(ticket)
+        self._load.subtract(request.replica for request in ticket.work.requests)
+        self.gauges.seconds.observe(time.monotonic() - ticket.begun)
+        if ticket.open:  # the client went away
+            self.gauges.left.inc()
+            self.thread.cancel(ticket.work)
+
+    @property
+    def pending(self) -> int:
+        """Returns the number of rollouts of open requests."""
+        return self._load.total()
+
+    # ---- what a request becomes
+
+    def _law(self, asked: Asked) -> Sampling:
+        """Returns the sampling law of a request."""
+        law, last = self.policy.law(asked.law), self.words.vocab_size - 1
+        for token in law.stop_ids:
+            if not 0 <= token <= last:
+                near = min(max(token, 0), last)
+                raise Refusal(
+                    400, f"stop_token_ids: {token} is no token; the nearest valid value is {near}", "stop_token_ids"
+                )
+        most = MOST_ENDS - len(law.eos_ids)
+        if len(law.stop_ids) > most:
+            raise Refusal(
+                400, f"stop_token_ids has {len(law.stop_ids)} ids; at most {most} are served", "stop_token_ids"
+            )
+        return law
+
+    def _requests(self, ticket: Ticket, asked: Asked) -> tuple[Request, ...]:
+        """Returns a request of the engine for each sample of each prompt. Samples of a prompt share a replica."""
+        out, load = [], self._load.copy()
+        for prompt in ticket.prompts:
+            room = self.policy.config.engine.max_length - prompt.tokens.size
+            if asked.max_tokens > room:
+                raise Refusal(
+                    400,
+                    f"max_tokens={asked.max_tokens} behind a prompt of {prompt.tokens.size} tokens is beyond the "
+                    f"{self.policy.config.engine.max_length} positions served; the largest valid value is {room}",
+                    "max_tokens",
+                )
+            replica = min(load, key=lambda one: (load[one], one))
+            load[replica] += asked.n
+            serial = next(self._serials)
+            out += [
+                Request(
+                    rollout_id=RolloutId(serial, "eval", 0, prompt.id, sample),
+                    prompt=prompt,
+                    seed=RolloutId(ticket.seed, "eval", 0, prompt.id, sample).seed(),
+                    max_tokens=asked.max_tokens or self.policy.room(prompt),
+                    sampling=ticket.law,
+                    replica=replica,
+                )
+                for sample in range(asked.n)
+            ]
+        return tuple(out)
+
+    def _admit(self, n: int, prompts: int) -> None:
+        """Refuses rollouts beyond the bound."""
+        count = n * prompts
+        if not self.thread.alive:
+            raise Refusal(503, _STOPPED)
+        if count > self.most:
+            raise Refusal(
+                400,
+                f"n={n} of {prompts} prompts are {count} rollouts; at most {self.most} run or wait at the same time",
+                "n",
+            )
+        if self.pending + count > self.most:
+            raise Refusal(
+                429,
+                f"{self.pending} rollouts run or wait, and at most {self.most} may; ask again later",
+                headers={"Retry-After": "1"},
+            )
+
+    # ---- what the engine's thread says
+
+    def _post(self, told: Told) -> None:
+        self._later(self._deliver, told)
+
+    def _later(self, call: Any, *arguments: Any) -> None:
+        """Calls something in the event loop, where there still is one."""
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _deliver(self, told: Told) -> None:
+        for work, piece in told:
+            work.tell(piece)
+
+    def _end(self) -> None:
+        for ticket in self._open:
+            ticket.queue.put_nowait(Lost(503, "the server is stopping" if self._stopping else _STOPPED))
+        self.broken = not self._stopping
+        self.failed.set()
+
+
+def fingerprint(policy: Policy, engine: RowEngine) -> str:
+    """Returns 8 hex digits of what bits depend on beside the weights: the numerics key of the engine."""
+    device, sizes = jax.devices()[0], engine.sizes
+    told: Mapping[str, Any] = {
+        "jax": jax.__version__,
+        "device": f"{device.platform}/{device.device_kind}",
+        "law": sampling.LAW,
+        "rows": list(engine.row_sizes),
+        "layout": list(engine.layout),
+        "sizes": [sizes.slots, sizes.max_length, sizes.page, sizes.prompt_rows],
+        "dtype": policy.config.engine.dtype,
+        "model": repr(policy.model),
+    }
+    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=4).hexdigest()
