@@ -82,6 +82,7 @@ from jaxrl_post.telemetry.observer import Observer
 from jaxrl_post.telemetry.page import document
 from jaxrl_post.telemetry.rollout_log import RolloutLog
 from jaxrl_post.telemetry.timing import AtWork
+from jaxrl_post.types import Group
 
 # ---- 1. The loop
 
