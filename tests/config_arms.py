@@ -10,6 +10,8 @@ from jaxrl_post import config
 PIPE = ("scheduler.name=pipeline", "scheduler.max_staleness=2")
 TAIL = ("scheduler.name=tail_batching", "scheduler.over=1.25")
 SUPERVISED = ("engine.name=demonstrations", "algorithm.loss_mode=sft", "algorithm.adv_estimator=ones")
+DISTILL = ("algorithm.adv_estimator=distill", "teacher.path=teacher")
+GKD = (*DISTILL, "algorithm.loss_mode=gkd")
 
 PAIRS = (
     *("engine.name=preferences", "algorithm.loss_mode=dpo", "algorithm.adv_estimator=pairs"),

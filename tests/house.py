@@ -66,6 +66,7 @@ CONFIG_ORDER = (  # each imports only those before it
     "learning",
     "rules",
     "generation",
+    "teaching",
     "token_terms",
     "training",
     "monitoring",

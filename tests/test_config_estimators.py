@@ -50,6 +50,32 @@ def test_a_critic_needs_no_group_and_remax_does():
     )
 
 
+TAUGHT = ["algorithm.adv_estimator=distill", "teacher.path=teacher"]
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (TAUGHT[:1], "learns from a teacher: name its folder in teacher.path"),
+        (["algorithm.opd_kl_coef=0.5"], "algorithm.opd_kl_coef=0.5 learns from a teacher"),
+        (
+            [*TAUGHT, "algorithm.prox_logp_method=rollout"],
+            "the nearest valid algorithm.prox_logp_method is 'recompute'",
+        ),
+        (["algorithm.loss_mode=gkd"], "'gkd' is with 'distill', and 'rows' has other losses"),
+        ([*TAUGHT, "engine.name=demonstrations"], "'gkd' is with 'distill', and 'rows' has other losses"),
+        ([*TAUGHT, "algorithm.kl_coef=0.5"], "would be ignored"),
+    ],
+)
+def test_a_teacher_is_refused_with_what_does_not_learn_from_it(overrides, words):
+    assert words in refused(*overrides)
+
+
+def test_a_teacher_needs_no_group_and_may_teach_what_the_data_wrote():
+    resolve(default(), ["model.preset=tiny", *TAUGHT, "scheduler.group_size=1"])
+    resolve(default(), ["model.preset=tiny", *TAUGHT, "algorithm.loss_mode=gkd", "engine.name=demonstrations"])
+
+
 PAIRS = [
     *("engine.name=preferences", "algorithm.loss_mode=dpo", "algorithm.adv_estimator=pairs"),
     *("algorithm.loss_agg_mode=seq-mean-token-sum", "scheduler.group_size=2"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from config_arms import PAIRS, PIPE, SUPERVISED, TAIL, error, given
+from config_arms import DISTILL, PAIRS, PIPE, SUPERVISED, TAIL, error, given
 
 from jaxrl_post import config
 from jaxrl_post.config import conditions, fields
@@ -315,6 +315,12 @@ IGNORED = [
     ("critic.warmup_steps=2", (), GAE),
     ("critic.cliprange_value=0.1", (), GAE),
     ("critic.loss_coef=0.1", GAE, (*GAE, "critic.trunk=policy")),
+    ("algorithm.gkd_beta=0.5", DISTILL, (*DISTILL, "algorithm.loss_mode=gkd")),
+    ("algorithm.opd_kl_coef=0.5", DISTILL, DISTILL[1:]),
+    ("algorithm.use_kl_in_reward=true", DISTILL, ()),
+    ("teacher.path=m", (), ("algorithm.opd_kl_coef=0.5",)),
+    ("teacher.dtype=bfloat16", (), DISTILL),
+    ("reward.shuffle=true", DISTILL, ()),
     *[
         (option, (), ("lora.rank=4",))
         for option in (

@@ -74,7 +74,7 @@ def test_the_options_that_are_paths_are_these():
     found = [option.name for schema in (config.Config, settings.Simulation) for option in fields.options(schema)
              if option.about.path]  # fmt: skip
     assert found == [
-        "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "scheduler.auto_history", "critic.path",
+        "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "scheduler.auto_history", "critic.path", "teacher.path",
         "lora.adapter", "data.train", "data.sources", "reward.functions", "environment.name", "eval.data",
         "workload.path", "cluster.cost_table", "scheduler.auto_history",
     ]  # fmt: skip

@@ -155,7 +155,7 @@ def test_choices():
     assert (
         "algorithm.adv_estimator='gpro' is not one of grpo, dr_grpo, rloo, opo, maxrl, reinforce_plus_plus, "
         "reinforce_plus_plus_baseline, grpo_passk, lite_ppo, gpg, remax, gdpo, rae, "
-        "optimal_token_baseline, gae, gae_turn, ones, pairs; nearest is 'grpo'"
+        "optimal_token_baseline, gae, gae_turn, ones, pairs, distill; nearest is 'grpo'"
     ) in sentence
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import made_groups
 import numpy as np
 import pytest
-from config_arms import PAIRS, PIPE, SUPERVISED, TAIL, given
+from config_arms import DISTILL, GKD, PAIRS, PIPE, SUPERVISED, TAIL, given
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop, simulate
@@ -74,11 +74,13 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "rae_decay": ("0.2",),
     "dpo_beta": ("0.5",),
     "label_smoothing": ("0.2",),
+    "opd_kl_coef": ("0.5",),
+    "gkd_beta": ("0.5",),
 }
 _CHOSEN = ("adv_estimator", "loss_mode")
 _CHOICES = {name: fields.members(configs.AlgorithmConfig)[name][1].metadata.get("choices") for name in _CHOSEN}
 _ESTIMATORS = [name for name in _CHOICES["adv_estimator"] if name != "pairs"]
-_LOSSES = [name for name in _CHOICES["loss_mode"] if name not in ("sft", "dpo", "ipo")]
+_LOSSES = [name for name in _CHOICES["loss_mode"] if name not in ("sft", "dpo", "ipo", "gkd")]
 _EXTRA = (
     "rollout_is=token",
     "rollout_is=span",
@@ -92,6 +94,7 @@ _EXTRA = (
     "overlong_buffer=15",
 )
 _WITH = {  # what an estimator or a loss cannot do without, or has an effect with
+    "distill": DISTILL[1:],
     "gdpo": ("algorithm.gdpo_reward_keys=['a','b']",),
     "dro": ("algorithm.old_kl_coef=0.5",),
     "rae": ("algorithm.rae_decay=0.5", "algorithm.overlong_buffer=15", "algorithm.overlong_penalty=3"),
@@ -131,7 +134,8 @@ def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
     supervised += [PAIRS, (*PAIRS, "algorithm.loss_mode=ipo"), (*PAIRS, "algorithm.kl_loss_coef=0.3")]
     moved = ("algorithm.use_kl_in_reward=true", "algorithm.kl_target=0.1")
-    return [*pairs, *extras, *supervised, moved, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
+    taught = [("algorithm.opd_kl_coef=0.3", *DISTILL[1:]), GKD, (*GKD, "algorithm.entropy_coef=0.1")]
+    return [*pairs, *extras, *supervised, moved, *taught, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
 
 
 def _groups() -> list:
@@ -163,8 +167,8 @@ def _near(seed: int, scale: float) -> dict:
     return {r.id: r.logprobs + scale * rng.standard_normal(len(r)).astype(np.float32) for r in ROLLOUTS}
 
 
-OLD, REFERENCE, POLICY, VALUES = _near(1, 0.9), _near(2, 0.9), _near(3, 0.9), _near(4, 0.9)
-NORMS = {id: np.abs(values) for id, values in _near(5, 0.9).items()}
+OLD, REFERENCE, POLICY, VALUES, _NORMS, TEACHER = (_near(seed, 0.9) for seed in range(1, 7))
+NORMS = {id: np.abs(values) for id, values in _NORMS.items()}
 
 
 @pytest.fixture
@@ -174,14 +178,19 @@ def scored(monkeypatch):
     def score(policy, batch, recipe):
         return policy, (batch.positions % 5).astype(policy.dtype)
 
+    def compared(policy, teacher, batch, recipe):
+        return *score(policy, batch, recipe), recipe.algorithm.gkd_beta * policy**2, policy
+
     monkeypatch.setattr(programs, "score", score)
+    monkeypatch.setattr(programs, "compared", compared)
 
 
 def _recipe(algorithm: configs.AlgorithmConfig) -> programs.Recipe:
     """Settings of a loss whose log-probs are given."""
     how = dict(temperature=1.0, head_chunk=8, dtype=jnp.float32, sums=jnp.float32, mesh=mesh.make_mesh(1, 1, 1))
     how |= dict(remat=None, scan=False, row_major=False, paired=False, split=False)
-    return programs.Recipe(model=made_groups.MODEL, algorithm=algorithm, **how)
+    own = programs.Recipe(model=made_groups.MODEL, algorithm=algorithm, **how)
+    return dataclasses.replace(own, teacher=own) if algorithm.loss_mode == "gkd" else own
 
 
 def _effect(config: configs.Config) -> list:
@@ -189,7 +198,7 @@ def _effect(config: configs.Config) -> list:
     a = config.algorithm
     old = OldLogprobs(a)
     old.committed, old.of = True, OLD
-    given = dict(old=OLD, reference=REFERENCE, values=VALUES if a.needs_critic else None, norms=NORMS)
+    given = dict(old=OLD, reference=REFERENCE, values=VALUES if a.needs_critic else None, norms=NORMS, teacher=TEACHER)
     groups = PAIRED if a.compares_pairs else GROUPS
     credits, found = credit.assign(groups, a, max_tokens=LIMIT, **given)
     trained, controller = credit.trained(groups, a), KlController(a)

@@ -107,6 +107,14 @@ def ones(
     return scored.astype(float)
 
 
+def distill(
+    rewards: Float[np.ndarray, " G"], scored: Bool[np.ndarray, " G"], lengths: Int[np.ndarray, " G"]
+) -> Float[np.ndarray, " G"]:
+    """Returns 0. Nothing but the teacher speaks for a token (distillation.py)."""
+    _scored(rewards, scored)
+    return np.zeros(rewards.shape)
+
+
 ADVANTAGES = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -115,6 +123,7 @@ ADVANTAGES = {
     "maxrl": maxrl,
     "grpo_passk": grpo_passk,
     "ones": ones,
+    "distill": distill,
 }
 
 

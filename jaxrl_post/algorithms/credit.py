@@ -1,13 +1,13 @@
 """What each rollout of a round contributes to the loss: shaped rewards, advantages, weights. Host code.
 
-Invariant: everything follows from the groups, their old and reference log-probs and the config. It is computed once,
+Invariant: everything follows from the groups, their old, reference and teacher's log-probs and the config. It is computed once,
 at the start of the round, and stays the same over all optimizer steps of the round.
 
 The order is:
 1. the reward
 2. the penalty for length
 3. the penalty for KL, token by token
-4. the advantage
+4. the advantage, plus what a teacher adds to it
 5. which rollouts are masked
 6. the weight of a token
 7. the correction for the engine's log-probs
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_post.algorithms import advantages, correction, gae, preferences, token_credit
+from jaxrl_post.algorithms import advantages, correction, distillation, gae, preferences, token_credit
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
 from jaxrl_post.algorithms.role_baseline import RoleBaseline
 from jaxrl_post.config import AlgorithmConfig
@@ -76,12 +76,14 @@ class Found:
     - kls: mean KL of every scored rollout, in runs that have the KL in the reward.
     - penalties: for length, of scored rollouts.
     - compared: every pair, in runs on preferences.
+    - reverse_kls: from the teacher, of every scored rollout, in runs whose advantage has one.
     """
 
     corrections: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     kls: list[float]
     penalties: np.ndarray
     compared: Sequence[preferences.Compared] = ()
+    reverse_kls: Sequence[float] = ()
 
 
 def assign(
@@ -94,15 +96,15 @@ def assign(
     values: LogProbs | None = None,
     norms: LogProbs | None = None,
     roles: RoleBaseline | None = None,
+    teacher: LogProbs | None = None,
 ) -> tuple[dict[RolloutId, Credit], Found]:
     """Returns the credit of every rollout that `trained` leaves, and the facts for `describe`.
 
     Args:
       groups: whole groups. Where `needs_whole_round` says so, all groups of the round.
       max_tokens: the longest rollout that the run allows.
-      old, reference: log-probs over the rollout by rollout id, where the config needs them.
-      values: the critic's, over the rollout by rollout id, where the config has a critic.
-      norms: the squared norms of tokens' scores, over the rollout by rollout id, where the advantage needs them.
+      old, reference, teacher: log-probs over the rollout by rollout id, where the config needs them.
+      values, norms: the critic's, and the squared norms of tokens' scores, by rollout id, where the config needs them.
       roles: the baselines of roles, which move. None: each begins at 0.
     """
     greedy = [_greedy_reward(group, algorithm, max_tokens) for group in groups]
@@ -113,10 +115,9 @@ def assign(
     compared = _compared(groups, algorithm, old, reference)
     corrected, seen = _corrections(groups, algorithm, old)
     known = Measured(values=values or {}, norms=norms or {}, weights=corrected)
-    roles = roles or RoleBaseline(algorithm.rae_decay)
     estimated, returns = _advantages(groups, rewards, algorithm, greedy, known, compared, roles)
-    estimated, marks = token_credit.marked(groups, estimated, algorithm)
-    credits = {}
+    estimated, apart = distillation.taught(estimated, groups, algorithm, old, teacher or {})
+    (estimated, marks), credits = token_credit.marked(groups, estimated, algorithm), {}
     for group, made, owned in zip(groups, estimated, rewards, strict=True):
         lengths = _lengths(group, algorithm.overlong_filtering)
         weights, counts = AGGREGATIONS[algorithm.loss_agg_mode](lengths, max_tokens)
@@ -136,6 +137,7 @@ def assign(
         kls=_kls(groups, algorithm, drift),
         penalties=np.concatenate([penalty[group.scored] for group, penalty in zip(groups, penalties, strict=True)]),
         compared=[pair for group, pair in zip(groups, compared, strict=False) if group.scored.all()],
+        reverse_kls=apart,
     )
 
 
@@ -169,7 +171,7 @@ def trained(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Sequence[Gro
 def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, float]:
     """Returns the metrics of everything found since the round began.
 
-    They cover the corrections, penalties for length, and the KL in the reward. The KL is a mean of rollouts' means, as
+    They cover the corrections, penalties for length, the KL in the reward, and the KL to a teacher. The KL is a mean of rollouts' means, as
     verl reports it.
     """
     corrections = [triple for piece in found for triple in piece.corrections]
@@ -181,6 +183,7 @@ def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, fl
         out |= {name: value for name, value in told.items() if used[name.split("/")[1][:10]] != "none"}
     if kls:
         out |= {"actor/reward_kl_penalty": float(np.mean(kls)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
+    out |= distillation.describe([kl for piece in found for kl in piece.reverse_kls])
     out |= preferences.describe([pair for piece in found for pair in piece.compared], algorithm.dpo_beta)
     if algorithm.overlong_buffer and penalties:
         out |= {
@@ -271,14 +274,14 @@ def _advantages(
     greedy: Sequence[float],
     known: Measured,
     compared: Sequence[preferences.Compared],
-    roles: RoleBaseline,
+    roles: RoleBaseline | None,
 ) -> tuple[list[list[np.ndarray]], dict[RolloutId, np.ndarray]]:
     """Returns float[T] per group and rollout, and by rollout id the returns that a critic learns."""
     if compared:
         return [_of_a_pair(group, pair) for group, pair in zip(groups, compared, strict=True)], {}
     if algorithm.adv_estimator in WHOLE_ROUND:
         return _of_the_round(groups, rewards, algorithm, known.values)
-    out = []
+    out, roles = [], roles or RoleBaseline(algorithm.rae_decay)
     for group, owned, baseline in zip(groups, rewards, greedy, strict=True):
         masks = [rollout.sampled & scored for rollout, scored in zip(group.rollouts, group.scored, strict=True)]
         if algorithm.adv_estimator == "remax":

@@ -7,7 +7,7 @@ time, so rows stay on their devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -71,10 +71,21 @@ def chosen(
       law: what is computed of logits and targets, in the place of log-prob and entropy.
     """
     assert hidden.ndim == 3 and targets.shape == hidden.shape[:2], (hidden.shape, targets.shape)
-    B, T, _ = hidden.shape
+    return by_chunks(lambda h, ids: law(head(h), ids, temperature), (hidden, targets), chunk)
+
+
+def by_chunks(run: Callable[..., tuple], arrays: Sequence[Array], chunk: int) -> tuple:
+    """Returns run(*arrays), computed for pieces [B, C, ...] that are cut along time and computed again in the backward pass.
+
+    Args:
+      run: a function of the tokens one by one. Its results are [B, C].
+      arrays: [B, T, ...] each.
+      chunk: the most tokens of a piece, over all rows.
+    """
+    B, T = arrays[0].shape[:2]
     width = max(1, chunk // B)
     if width >= T:
-        return law(head(hidden), targets, temperature)
+        return run(*arrays)
     count = -(-T // width)
     pad = count * width - T
 
@@ -82,8 +93,5 @@ def chosen(
         x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(B, count, width, *x.shape[2:]), 1, 0)
 
-    def one(piece):
-        return law(head(piece[0]), piece[1], temperature)
-
-    parts = jax.lax.map(jax.checkpoint(one), (cut(hidden), cut(targets)))
+    parts = jax.lax.map(jax.checkpoint(lambda pieces: run(*pieces)), tuple(map(cut, arrays)))
     return tuple(jnp.moveaxis(part, 0, 1).reshape(B, count * width)[:, :T] for part in parts)

@@ -331,6 +331,22 @@ def preference(
     return -advantages * logprobs, {}
 
 
+def gkd(
+    logprobs: Float[Array, "B T"],
+    old_logprobs: Float[Array, "B T"] | None,
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    algorithm: AlgorithmConfig,
+) -> Losses:
+    """Returns `advantages`: here the divergence of the policy's law from the teacher's, which is differentiated itself.
+
+    The law of every token is compared, whichever token was sampled (divergence.py). Old log-probs are not read.
+    """
+    _assert_alike(logprobs, advantages)
+    return advantages, {}
+
+
 LOSSES = {
     "vanilla": vanilla,
     "clip_cov": clip_cov,
@@ -350,8 +366,9 @@ LOSSES = {
     "sft": sft,
     "dpo": preference,
     "ipo": preference,
+    "gkd": gkd,
 }
-NEEDS_OLD_LOGPROBS = {name: name not in ("gpg", "sft", "dpo", "ipo") for name in LOSSES}
+NEEDS_OLD_LOGPROBS = {name: name not in ("gpg", "sft", "dpo", "ipo", "gkd") for name in LOSSES}
 
 
 def clipped_value(

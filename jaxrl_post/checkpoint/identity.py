@@ -27,6 +27,8 @@ MAY_CHANGE = (
     "logger.name",
 )
 
+PIECE, PIECES = 1 << 16, 64  # bytes of a piece of a file of weights, and how many are read
+
 
 def fingerprint(name: str, seed: int, prompts: Iterable[Prompt]) -> dict:
     """Name, seed, length and content hash of the prompts, each with all of its columns."""
@@ -63,6 +65,22 @@ def reward_code(functions: Iterable[str], folders: Iterable[str]) -> dict[str, s
     return out
 
 
+def weights(folder: Path) -> str:
+    """Returns a hash of a model's folder, without reading all of it.
+
+    It is of config.json, and of every safetensors file's name, size and pieces that are spread evenly over it.
+    """
+    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as data:
+            for index in range(PIECES):
+                data.seek(max(size - PIECE, 0) * index // max(PIECES - 1, 1))
+                digest.update(data.read(PIECE))
+    return digest.hexdigest()
+
+
 def _column(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else str(value)
 
@@ -71,7 +89,8 @@ def check_same(then: Mapping, now: Mapping, step: int, *, may_move: bool = False
     """Refuses to go on under another config, on other data or with another number of processes.
 
     Args:
-      then, now: {"config": nested dict, "data": nested dict, "processes": int, "graders": dict, "reward_code": dict},
+      then, now: {"config": nested dict, "data": nested dict, "processes": int, "graders": dict, "reward_code": dict,
+        "teacher": str},
         or some of them; others are ignored.
       step: that was saved; 0 before the first save.
       may_move: another mesh and another number of processes are allowed.
@@ -80,7 +99,11 @@ def check_same(then: Mapping, now: Mapping, step: int, *, may_move: bool = False
     """
     lines = []
     parts = [
-        {name: told[name] for name in ("config", "data", "processes", "graders", "reward_code") if name in told}
+        {
+            name: told[name]
+            for name in ("config", "data", "processes", "graders", "reward_code", "teacher")
+            if name in told
+        }
         for told in (then, now)
     ]
     for field, old, new in differences(*parts):

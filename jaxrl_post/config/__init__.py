@@ -31,6 +31,7 @@ from jaxrl_post.config.schema import (
     PolicyConfig,
     RewardConfig,
 )
+from jaxrl_post.config.teaching import TeacherConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, CriticConfig, LoraConfig, OptimizerConfig
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "SamplingConfig",
     "SchedulerConfig",
     "SpeculationConfig",
+    "TeacherConfig",
     "WatchdogConfig",
     "any_of_type",
     "assign",

@@ -1,4 +1,4 @@
-"""The relations of estimators of advantages that need more than the rewards of a group: a critic, a greedy rollout.
+"""The relations of estimators of advantages that need more than the rewards of a group: a critic, a greedy rollout, a teacher.
 
 Each entry names the options, what must hold of their values, the sentence that refuses them, and where there is one the
 nearest valid value. Options are named by section and name (relations.py).
@@ -75,6 +75,26 @@ ESTIMATORS = (
         "algorithm.clip_cov_ub",
         need=lambda low, high: low < high,
         says="{algorithm.clip_cov_lb} must be below {algorithm.clip_cov_ub}",
+    ),
+    relation(
+        "teacher.path",
+        when="algorithm.adv_estimator=distill or algorithm.opd_kl_coef>0",
+        need=bool,
+        says="{algorithm.adv_estimator} with {algorithm.opd_kl_coef} learns from a teacher: name its folder in teacher.path",
+    ),
+    relation(
+        "algorithm.prox_logp_method",
+        when="algorithm.adv_estimator=distill or algorithm.opd_kl_coef>0",
+        need=lambda method: method == "recompute",
+        says="{algorithm.prox_logp_method} makes no pass for old log-probs, which a teacher's are compared with",
+        nearest=lambda method: "recompute",
+    ),
+    relation(
+        "scheduler.lend",
+        when="algorithm.loss_mode=gkd",
+        need=lambda lend: lend == 0,
+        says="algorithm.loss_mode='gkd' needs the teacher where gradients are, and {scheduler.lend} computes some on lent devices",
+        nearest=lambda lend: 0.0,
     ),
     relation(
         "scheduler.over_samples",

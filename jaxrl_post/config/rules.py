@@ -21,6 +21,13 @@ def _up(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
+def _belong(engine: str, loss: str, estimator: str) -> bool:
+    """Returns whether the loss is of these advantages and of what this engine gives."""
+    if loss == "gkd":
+        return estimator == "distill" and engine != "preferences"
+    return (engine, estimator) == _WRITTEN[loss] if loss in _WRITTEN else engine == "rows" and estimator != "pairs"
+
+
 def _off(steps: tuple, updates: int) -> int | None:
     return next((step for step in steps if step % updates), None)
 
@@ -117,7 +124,7 @@ _SIZES = (
     ),
     relation(
         "scheduler.group_size",
-        when="algorithm.adv_estimator!=ones|reinforce_plus_plus|rae|gae|gae_turn",
+        when="algorithm.adv_estimator!=ones|reinforce_plus_plus|rae|gae|gae_turn|distill",
         need=lambda size: size >= 2,
         says="{algorithm.adv_estimator} compares the rollouts of a group: {scheduler.group_size} must be at least 2",
     ),
@@ -385,11 +392,10 @@ _PARTS = (
         "engine.name",
         "algorithm.loss_mode",
         "algorithm.adv_estimator",
-        need=lambda engine, loss, estimator: (
-            (engine, estimator) == _WRITTEN[loss] if loss in _WRITTEN else engine == "rows" and estimator != "pairs"
-        ),
+        need=_belong,
         says="{engine.name} with {algorithm.loss_mode} and {algorithm.adv_estimator}: supervised training is 'demonstrations' "
-        "with 'sft' and 'ones', training on preferences is 'preferences' with 'dpo' or 'ipo' and 'pairs', and 'rows' has other losses",
+        "with 'sft' and 'ones', training on preferences is 'preferences' with 'dpo' or 'ipo' and 'pairs', 'gkd' is with 'distill', "
+        "and 'rows' has other losses",
     ),
 )
 

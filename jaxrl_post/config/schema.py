@@ -15,6 +15,7 @@ from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_pat
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
 from jaxrl_post.config.monitoring import AlarmConfig, LoggerConfig, WatchdogConfig
 from jaxrl_post.config.scoring import EnvironmentConfig, RewardConfig
+from jaxrl_post.config.teaching import TeacherConfig
 from jaxrl_post.config.training import AlgorithmConfig, BatchConfig, CriticConfig, LoraConfig, OptimizerConfig
 
 _FILES = "data.train!=task:* or data.sources!= or eval.prompts>0 and eval.data!= and eval.data!=task:*"
@@ -321,6 +322,7 @@ class Config:
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
+    teacher: TeacherConfig = TeacherConfig()
     lora: LoraConfig = LoraConfig()
     batch: BatchConfig = BatchConfig()
     data: DataConfig = DataConfig()

@@ -91,8 +91,8 @@ class RewardConfig:
     )
     shuffle: bool = any_of_type(
         False,
-        used_when="algorithm.adv_estimator!=ones|pairs|gdpo",
-        why="the advantage 'ones' reads no reward, and 'gdpo' its components",
+        used_when="algorithm.adv_estimator!=ones|pairs|distill|gdpo",
+        why="the advantages 'ones', 'pairs' and 'distill' read no reward, and 'gdpo' its components",
         doc="Whether the scores of a group change hands at random: a control that must learn nothing.",
     )
 

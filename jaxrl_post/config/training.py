@@ -1,18 +1,19 @@
-"""The options of training: the algorithm, the optimizer, low-rank additions, and the micro-batch."""
+"""The options of training: the algorithm, the optimizer, low-rank additions, the critic, and the micro-batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, one_of, switch
+from jaxrl_post.config.teaching import TeacherTerms
 from jaxrl_post.config.token_terms import TokenTerms
 
-_RATIOS = "algorithm.loss_mode!=sft|dpo|ipo"
-_NO_RATIO = "what the data wrote has no log-probs of an engine"
-_REWARDED = "algorithm.adv_estimator!=ones|pairs|gdpo"
+_RATIOS = "algorithm.loss_mode!=sft|dpo|ipo|gkd"
+_NO_RATIO = "what the data wrote has no log-probs of an engine, and gkd has no ratio"
+_REWARDED = "algorithm.adv_estimator!=ones|pairs|distill|gdpo"
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
 _POSITIVE = "others are never negative"
-_NO_REWARD = "the advantages 'ones' and 'pairs' read no reward, and 'gdpo' reads its components"
+_NO_REWARD = "the advantages 'ones', 'pairs' and 'distill' read no reward, and 'gdpo' reads its components"
 _DIVERGENCES = (
     *(f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean") for kind in ("k1", "k2", "k3")),
     "seq_max_k2",
@@ -21,7 +22,7 @@ _DIVERGENCES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(TokenTerms):
+class AlgorithmConfig(TeacherTerms, TokenTerms):
     """How rewards become a loss, in verl's words. algorithms/PARITY.md says where other projects differ."""
 
     adv_estimator: str = one_of(
@@ -44,8 +45,9 @@ class AlgorithmConfig(TokenTerms):
         "gae_turn",
         "ones",
         "pairs",
-        doc="How rewards become advantages. pairs: of preferences, without rewards. gae and gae_turn train a critic. remax takes "
-        "the last rollout of a group greedily, as its baseline. rae has one for each data source.",
+        "distill",
+        doc="How rewards become advantages. pairs: of preferences, without rewards. distill: of a teacher alone. gae and gae_turn "
+        "train a critic. remax takes the last rollout of a group greedily, as its baseline. rae has one for each data source.",
     )
     gamma: float = at_least(
         1.0,
@@ -82,7 +84,9 @@ class AlgorithmConfig(TokenTerms):
         "sft",
         "dpo",
         "ipo",
-        doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO. dpo and ipo compare pairs of preferences.",
+        "gkd",
+        doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO. dpo and ipo compare pairs of preferences. gkd "
+        "compares whole laws with a teacher's.",
     )
     dpo_beta: float = at_least(
         0.1,
@@ -209,8 +213,8 @@ class AlgorithmConfig(TokenTerms):
         "recompute",
         "rollout",
         "loglinear",
-        used_when=f"algorithm.loss_mode!=sft|dpo|ipo|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
-        why="the others have no use for old log-probs",
+        used_when=f"algorithm.loss_mode!=sft|dpo|ipo|gkd|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
+        why="others read no old log-probs",
         doc="What gives pi_old: the learner's own pass, the engine's log-probs, or a point between both by how old a token is "
         "(A-3PO).",
     )
@@ -269,6 +273,15 @@ class AlgorithmConfig(TokenTerms):
         """The leaves of a batch that mark tokens for a further term of the loss (trainer/packing.py)."""
         there = {"positives": self.positive_nll_coef > 0, "held": self.loss_mode == "kl_cov"}
         return tuple(name for name, needed in there.items() if needed)
+
+    @property
+    def teacher_coef(self) -> float:
+        """Weight of a teacher in the advantage. The loss gkd has it instead."""
+        return self.opd_kl_coef if self.adv_estimator != "distill" else float(self.loss_mode != "gkd")
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.teacher_coef > 0 or self.loss_mode == "gkd"
 
     @property
     def compares_pairs(self) -> bool:

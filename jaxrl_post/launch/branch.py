@@ -36,7 +36,7 @@ from jaxrl_post.trainer.update_gate import Gate
 
 FILE = "parent.json"
 # Under changes of these a rollout in flight is still what the new run would have generated.
-_LEARNING = ("algorithm", "optimizer", "batch", "eval", "checkpoint", "alarms", "watchdog")
+_LEARNING = ("algorithm", "optimizer", "teacher", "batch", "eval", "checkpoint", "alarms", "watchdog")
 _ALONE = ("steps", "trace_rounds", "model.remat", "model.remat_policy", "model.scan_layers", "model.compute_dtype")
 _MODEL = ("model.path", "model.preset", "model.tokenizer")
 _OPEN = ("open", "queue", "kept", "left")  # where schedulers keep groups

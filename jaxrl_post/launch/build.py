@@ -27,7 +27,7 @@ from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.kernels import choice, hardware
 from jaxrl_post.launch import adapter as adapters
-from jaxrl_post.launch import critic_start, malloc, memory_plan
+from jaxrl_post.launch import critic_start, malloc, memory_plan, teacher_start
 from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import key_value, relay
@@ -37,6 +37,8 @@ from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
 from jaxrl_post.trainer import whole_hosts as learner_hosts
 from jaxrl_post.trainer.learner import GRADIENT, Learner
+from jaxrl_post.trainer.state import is_abstract
+from jaxrl_post.trainer.teacher import Teacher
 from jaxrl_post.types import Layout
 
 COLLECTIVE_S = (
@@ -77,7 +79,7 @@ def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DeviceP
 
     Raises:
       ValueError: fewer devices are there than the learner, or the engine beside it, needs. Or whole hosts learn and whole
-        hosts generate, which the run's additions or critic do not allow.
+        hosts generate, which the run's additions, critic or teacher do not allow.
     """
     m, every = config.mesh, layouts(config)
     sizes = m.data, m.fsdp, m.tensor
@@ -95,6 +97,7 @@ def device_plan(config: Config, devices: Sequence[Any] | None = None) -> DeviceP
     if plan.on_whole_hosts:
         adapters.refuse_whole_hosts(config.lora)
         critic_start.refuse_whole_hosts(config)
+        teacher_start.refuse_whole_hosts(config)
     return plan
 
 
@@ -127,6 +130,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         steps=config.steps,
         max_tokens=config.sampling.max_tokens,
         critic=critic_start.critic(config, model, params, devices.learner) if config.algorithm.needs_critic else None,
+        teacher=teacher(config, model, params, devices) if config.algorithm.needs_teacher else None,
         remat=config.model.remat,
         remat_policy=config.model.remat_policy,
         scan_layers=config.model.scan_layers,
@@ -134,6 +138,12 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         attention=training_attention(config, model, devices)[0],
         lent=devices.lent,
     )
+
+
+def teacher(config: Config, model: decoder.ModelConfig, params: Any, devices: DevicePlan) -> Teacher:
+    """Builds the teacher of the policy `model`, for a learner that gets `params`: of shapes where these are."""
+    kernel = functools.partial(training_attention, config, devices=devices)
+    return teacher_start.teacher(config, model, devices.learner, lambda own: kernel(own)[0], plans=is_abstract(params))
 
 
 def training_attention(config: Config, model: decoder.ModelConfig, devices: DevicePlan) -> tuple[Callable | None, str]:

@@ -23,7 +23,7 @@ from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
-from jaxrl_post.launch import adapter, completions, environments, sources
+from jaxrl_post.launch import adapter, completions, environments, sources, teacher_start
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
@@ -148,6 +148,8 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         )
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words, taught)
+    if config.algorithm.needs_teacher:
+        teacher_start.check(config, words)
     sampling = sampling_law(config, words)
     return Inputs(
         model=own.model,

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_post.config import Config
-from jaxrl_post.launch import activations, adapter
+from jaxrl_post.launch import activations, adapter, teacher_start
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
 
@@ -40,6 +40,7 @@ class Kind(Enum):
     MOMENTS = "moments of the optimizer"
     GRADIENT = "gradient"
     REFERENCE = "weights of the reference policy"
+    TEACHER = "weights of the teacher"
     ACTIVATIONS = "activations, an estimate"
     OFFLOADED = "activations that wait in host memory"
     ENGINE_WEIGHTS = "weights of the engine"
@@ -113,7 +114,7 @@ def memory(
       flash: the devices run the kernels of packed rows.
 
     Raises:
-      ValueError: the mesh does not divide the model.
+      ValueError: the mesh does not divide the model or the teacher, or nothing says the shape of the teacher.
     """
     m, shapes = config.mesh, decoder.abstract(model)
     homes = _homes(model, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor")
@@ -139,6 +140,7 @@ def memory(
         ),
         *_of_engine(config, model, shapes, engine),
         Item(Kind.REFERENCE, "weights (reference, float32)", 4 * trained if config.algorithm.needs_reference else 0),
+        *(_teacher(config, model) if config.algorithm.needs_teacher else ()),
         Item(Kind.PAGES, pages, _cache(config, model)),
         Item(Kind.DRAFTING, "drafting (tables of one replica)", drafting),
         Item(
@@ -196,6 +198,13 @@ def _critic(config: Config, elements: int) -> tuple[Item, ...]:
         Item(Kind.MOMENTS, f"optimizer of the critic (two moments, {moments})", 2 * _bytes(moments) * elements),
         Item(Kind.GRADIENT, f"gradient of the critic ({sums})", _bytes(sums) * elements),
     ) * (elements > 0)
+
+
+def _teacher(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+    """Returns the weights of the teacher. Its forward pass has the room of the policy's backward pass."""
+    m, own, dtype = config.mesh, teacher_start.shape(config, model), config.teacher.dtype
+    elements = _elements(decoder.abstract(own), _homes(own, _mesh(m.data, m.fsdp, m.tensor), "learner", "tensor"))
+    return (Item(Kind.TEACHER, f"weights (teacher, {dtype})", _bytes(dtype) * elements),)
 
 
 def _waiting(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:

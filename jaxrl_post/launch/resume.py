@@ -40,7 +40,8 @@ ORDER = 64  # positions whose prompts stand for the order of the data
 def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
     """Returns the identity of a run, as JSON: config, data, processes, device, versions, and the reward functions' code.
 
-    With reward functions whose verdicts depend on what is installed, also what they compare with (`graders`).
+    With reward functions whose verdicts depend on what is installed, also what they compare with (`graders`). With a teacher,
+    also a hash of its folder.
     """
     ordered = (start.train.at(position)[1] for position in range(ORDER))
     data = {
@@ -58,7 +59,8 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
         "reward_code": identity.reward_code(_judges(settings), sys.path) | dict(start.handed.digests),
     }
     compared = math_algebra.graders(settings.graders)
-    return json.loads(json.dumps(told | ({"graders": compared} if compared else {})))
+    taught = {"teacher": identity.weights(Path(settings.teacher.path))} if settings.algorithm.needs_teacher else {}
+    return json.loads(json.dumps(told | taught | ({"graders": compared} if compared else {})))
 
 
 def _judges(settings: Config) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ def learning(
     optimizer: Optimizer,
     *,
     measures: bool,
+    taught: tuple = (),
 ) -> Jitted:
     """Returns the programs of the learner's own mesh.
 
@@ -72,10 +73,11 @@ def learning(
     Args:
       policy: what is scored; `state` holds its trained weights.
       shardings: of every leaf of `policy`.
+      taught: weights of a teacher that the loss compares with, if any.
     """
     one = meshes.replicated(mesh)
     state = abstract(state)
-    own = adding(policy, mesh, shardings, shapes, recipe, measures=measures)
+    own = adding(policy, mesh, shardings, shapes, recipe, measures=measures, taught=taught)
     policy, sums, *_ = own["accumulate"][1]
     states, home = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, sums))
     norms = jax.jit(lambda p, b: programs.score_norms(p, b, recipe), out_shardings=one)
@@ -113,7 +115,14 @@ def lending(
 
 
 def adding(
-    policy: Any, mesh: jax.sharding.Mesh, shardings: Any, shapes: Shapes, recipe: programs.Recipe, *, measures: bool
+    policy: Any,
+    mesh: jax.sharding.Mesh,
+    shardings: Any,
+    shapes: Shapes,
+    recipe: programs.Recipe,
+    *,
+    measures: bool,
+    taught: tuple = (),
 ) -> Jitted:
     """Returns the programs that make and fill sums on `mesh`: zeros, accumulate, and with `measures` also measure.
 
@@ -121,22 +130,22 @@ def adding(
     """
     one, batch = meshes.replicated(mesh), shapes.batch(mesh)
     recipe = dataclasses.replace(recipe, mesh=mesh)
-    policy = jax.tree.map(struct, policy, shardings)
-    shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe))
+    policy, taught = jax.tree.map(struct, policy, shardings), abstract(taught)
+    shape = jax.eval_shape(lambda: programs.empty(policy, batch, recipe, *taught))
     grads = homes(lora.trained(shardings), recipe)
     home = dataclasses.replace(jax.tree.map(lambda _: one, shape), grads=grads)
     sums = jax.tree.map(struct, shape, home)
     start = jax.ShapeDtypeStruct((), bool, sharding=one)
     runs = {"accumulate": programs.accumulate} | ({"measure": programs.measure} if measures else {})
-    return {"zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe), out_shardings=home), ())} | {
+    return {"zeros": (jax.jit(lambda: programs.empty(policy, batch, recipe, *taught), out_shardings=home), ())} | {
         name: (
             jax.jit(
-                lambda p, s, b, start, run=run: run(p, s, b, recipe, start),
+                lambda p, s, b, start, *t, run=run: run(p, s, b, recipe, start, *t),
                 donate_argnums=1,
                 out_shardings=(home, one),
                 compiler_options=COMPILER.get(mesh.devices.flat[0].platform),
             ),
-            (policy, sums, batch, start),
+            (policy, sums, batch, start, *taught),
         )
         for name, run in runs.items()
     }

@@ -38,6 +38,7 @@ from jaxrl_post.trainer.critic import Critic, NoCritic
 from jaxrl_post.trainer.first_state import first_state
 from jaxrl_post.trainer.old_logprobs import OldLogprobs
 from jaxrl_post.trainer.state import TrainState, abstract, frozen, is_abstract, owned
+from jaxrl_post.trainer.teacher import NoTeacher, Teacher
 from jaxrl_post.trainer.update_gate import Gate
 from jaxrl_post.types import Group, Rollout, RolloutId
 
@@ -66,6 +67,7 @@ class Learner:
         max_tokens: int,
         reference: Any = None,
         critic: Critic | None = None,
+        teacher: Teacher | None = None,
         remat: bool = False,
         remat_policy: str = "full",
         scan_layers: str = "auto",
@@ -86,20 +88,19 @@ class Learner:
           steps: commits of the whole run, for the schedule.
           max_tokens: longest rollout of the run, for seq-mean-token-sum-norm and for the length penalty.
           reference: frozen weights in one of the forms of `params`, or None. With lora: additions to the same base.
-          critic: of the same mesh, where the advantage needs one.
+          critic, teacher: of the same mesh, where the advantage needs one.
           remat, remat_policy, scan_layers: as config.PolicyConfig declares them.
           compute_dtype: of activations. Weights stay float32 or wider; gradient sums and moments, as `optimizer` says.
           attention: the devices' kernel for packed rows, or None for the jnp form (trainer/attention.py).
           lent: devices that add up gradients between `borrow` and `give_back`, alone or together with the learner's
             own devices (trainer/lent_devices.py).
         """
-        for one in (mesh, lent) if lent else (mesh,):
-            placement.check(model, one, algorithm, batch, reference)
-        self._mesh, self._algorithm, self._batch = mesh, algorithm, batch
-        form = dict(remat=remat_policy if remat else None, scan_layers=scan_layers, dtype=compute_dtype)
-        form["attention"] = attention
-        self._recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, temperature=temperature, **form)
-        self._critic, self._max_tokens, self._step = critic or NoCritic(), max_tokens, 0
+        placement.check(model, (mesh, lent) if lent else (mesh,), algorithm, batch, reference, teacher)
+        self._mesh, self._algorithm, self._batch, self._max_tokens = mesh, algorithm, batch, max_tokens
+        how = dict(temperature=temperature, dtype=compute_dtype, scan_layers=scan_layers, attention=attention)
+        recipe = programs.recipe(model, algorithm, optimizer, batch, mesh, remat=remat_policy if remat else None, **how)
+        self._critic, self._teacher = critic or NoCritic(), teacher or NoTeacher()
+        self._recipe, self._taught = self._teacher.joined(recipe)
         self._shardings, decayed = placement.of_policy(model, mesh)
         self._optimizer = optimizers.optimizer(optimizer, decayed, steps, first=self._critic.warmup_steps)
         self._base, weights = ({}, params) if model.lora is None else (frozen(params, self._shardings.base), adapter)
@@ -107,7 +108,7 @@ class Learner:
         self._reference = None if reference is None else self._policy(owned(reference, homes))
         self._state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
         self.kl, self.roles = KlController(algorithm), RoleBaseline(algorithm.rae_decay)
-        self._guest = guests.Guest(lent, model, host=mesh) if lent else None
+        self._guest, self._step = guests.Guest(lent, model, host=mesh) if lent else None, 0
         self._old, self.gate = OldLogprobs(algorithm), Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         self._shapes = self._micro_batch(np.dtype(jnp.promote_types(compute_dtype, jnp.float32)))
         self._programs: dict[str, Any] = {}
@@ -168,10 +169,11 @@ class Learner:
         Names of programs for lent devices begin with "lent ".
         """
         made = dict(shapes=self._shapes, recipe=self._recipe, measures=self._of_advantages)
-        where = self._mesh, self._shardings
-        own = compiled_programs.learning(self._state, self.params, *where, optimizer=self._optimizer, **made)
+        more = dict(optimizer=self._optimizer, taught=self._taught)
+        own = compiled_programs.learning(self._state, self.params, self._mesh, self._shardings, **more, **made)
         lent = compiled_programs.lending(own, self.params, self._guest, **made) if self._guest else {}
-        return own | lent | self._critic.jitted(own, self._mesh, self._shapes, self._recipe)
+        apart = self._teacher.jitted(self._mesh, self._shapes, self._recipe)
+        return own | lent | apart | self._critic.jitted(own, self._mesh, self._shapes, self._recipe)
 
     def compile(self) -> None:
         """Compiles every program for the run's one batch shape, and empties the sums. Later calls do nothing."""
@@ -241,6 +243,8 @@ class Learner:
             known["values"] = self._over(trained, self._critic.values(self.params))
         if algorithm.needs_score_norms:
             known["norms"] = self._over(trained, lambda batch: self._programs["score_norms"](self.params, batch))
+        if algorithm.teacher_coef:
+            known["teacher"] = self._over(trained, self._teacher.logprobs(self._programs))
         credits, found = credit.assign(groups, algorithm, max_tokens=self._max_tokens, roles=self.roles, **known)
         self._credits.update(credits)
         self._found.append(found)
@@ -293,7 +297,7 @@ class Learner:
                 self._lent_batches += 1
                 continue
             placed = self._put(batch)
-            self._sums, logps = self._programs[program](self.params, self._sums, placed, start)
+            self._sums, logps = self._programs[program](self.params, self._sums, placed, start, *self._taught)
             self._sums = self._critic.accumulate(self.params, self._sums, placed)
             results.append(logps)
             self._newest = logps
@@ -307,7 +311,7 @@ class Learner:
         if self._critic.there:
             return False
         a = self._algorithm
-        if a.loss_mode == "sft" or a.entropy_coef > 0 or a.old_kl_coef > 0 or a.marks:
+        if a.loss_mode in ("sft", "gkd") or a.entropy_coef > 0 or a.old_kl_coef > 0 or a.marks:
             return False
         return not (self._kl_in_loss and a.kl_loss_coef > 0)
 

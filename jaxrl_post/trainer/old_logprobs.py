@@ -32,7 +32,9 @@ class OldLogprobs:
 
     def __init__(self, algorithm: AlgorithmConfig):
         self._compares = algorithm.compares_pairs  # which no engine sampled
-        self.in_credits = algorithm.use_kl_in_reward or algorithm.corrects_rollouts or self._compares
+        self.in_credits = (
+            algorithm.use_kl_in_reward or algorithm.corrects_rollouts or self._compares or algorithm.teacher_coef > 0
+        )
         self.needed = losses.NEEDS_OLD_LOGPROBS[algorithm.loss_mode] or self.in_credits
         self.compared = self.needed or algorithm.loss_mode != "sft"  # with the engine's
         self._method = algorithm.prox_logp_method

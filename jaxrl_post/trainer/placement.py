@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,26 +26,34 @@ def of_policy(model: decoder.ModelConfig, mesh: jax.sharding.Mesh) -> tuple[Any,
 
 def check(
     model: decoder.ModelConfig,
-    mesh: jax.sharding.Mesh,
+    every: Sequence[jax.sharding.Mesh],
     algorithm: config.AlgorithmConfig,
     batch: config.BatchConfig,
     reference: Any,
+    teacher: Any = None,
 ) -> None:
-    """Refuses a mesh that cannot divide the model or its micro-batch, and a KL term without a reference.
+    """Refuses one of the meshes that cannot divide the model or its micro-batch, a KL term without a reference, and a
+    teacher that is not there.
 
     Raises:
       ValueError: one sentence with the nearest valid value.
     """
-    meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
-    ways = meshes.replicas(mesh)
-    if batch.rows % ways:
-        raise ValueError(
-            f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
-            f"value is {-(-batch.rows // ways) * ways}"
-        )
+    for mesh in every:
+        meshes.check_divisible(mesh, decoder.axes(model), decoder.abstract(model), "learner")
+        ways = meshes.replicas(mesh)
+        if batch.rows % ways:
+            raise ValueError(
+                f"batch.rows={batch.rows} must be a multiple of mesh.data*mesh.fsdp={ways}; the nearest valid "
+                f"value is {-(-batch.rows // ways) * ways}"
+            )
     if algorithm.needs_reference and reference is None:
         raise ValueError(
             f"algorithm.kl_loss_coef={algorithm.kl_loss_coef} with algorithm.use_kl_in_reward="
             f"{algorithm.use_kl_in_reward} needs a reference model and none was given; the nearest valid "
             f"values are 0 and False"
+        )
+    if algorithm.needs_teacher and teacher is None:
+        raise ValueError(
+            f"algorithm.adv_estimator={algorithm.adv_estimator!r} with algorithm.opd_kl_coef={algorithm.opd_kl_coef} needs a "
+            "teacher and none was given; the nearest valid values are 'grpo' and 0"
         )

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl_post.algorithms import logprobs, losses
+from jaxrl_post.algorithms import distillation, divergence, logprobs, losses
 from jaxrl_post.algorithms.kl_estimators import KL_ESTIMATORS
 from jaxrl_post.algorithms.off_policy_mask import off_policy
 from jaxrl_post.algorithms.ratios import log_ratio
@@ -42,6 +42,7 @@ class Recipe:
     - split: the head is split over fsdp x tensor, where that is more than one device
     - sums: dtype of the gradient sums; float32 stands for that of the weights
     - attention: the device's kernel for packed rows (trainer/attention.py), or None for the jnp form
+    - teacher: the recipe of the teacher that the loss compares with, or None
     """
 
     model: decoder.ModelConfig
@@ -57,6 +58,7 @@ class Recipe:
     sums: Any
     mesh: jax.sharding.Mesh
     attention: Callable | None = None
+    teacher: Recipe | None = None
 
     @property
     def rows(self) -> jax.sharding.Sharding:
@@ -163,15 +165,15 @@ def _laws(policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe) -> tu
     how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk)
     if recipe.split and split_head.serves(recipe.mesh):
         return split_head.chosen(policy, recipe.model, h, following, mesh=recipe.mesh, **how)
-    return logprobs.chosen(_head(policy, recipe), h, following, **how)
+    return logprobs.chosen(_head(policy, recipe.model), h, following, **how)
 
 
-def _head(policy: Any, recipe: Recipe) -> Callable[[jax.Array], jax.Array]:
-    """Returns the function from [b, c, D] to logits [b, c, V]."""
+def _head(params: Any, model: decoder.ModelConfig) -> Callable:
+    """Returns a function from the last layer's output, [B, C, D], to logits [B, C, V]."""
 
     def head(piece):
         b, c, d = piece.shape
-        return decoder.logits(policy, recipe.model, piece.reshape(b * c, d)).reshape(b, c, -1)
+        return decoder.logits(params, model, piece.reshape(b * c, d)).reshape(b, c, -1)
 
     return head
 
@@ -184,27 +186,57 @@ def score_norms(policy: Any, batch: Batch, recipe: Recipe) -> Float[Array, "B T"
     policy = lora.whole(policy)
     h = hidden(policy, recipe.model, batch, recipe)
     how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk, law=logprobs.score_norms)
-    (norms,) = logprobs.chosen(_head(policy, recipe), h, jnp.roll(batch.tokens, -1, axis=1), **how)
+    (norms,) = logprobs.chosen(_head(policy, recipe.model), h, jnp.roll(batch.tokens, -1, axis=1), **how)
     return jnp.pad(norms[:, :-1], ((0, 0), (1, 0)))
 
 
-def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Float[Array, ""], tuple]:
+def compared(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> divergence.Laws:
+    """Returns what `score` does, the divergence of the policy's law from the teacher's, and the reverse KL, at every token."""
+    policy, their = lora.whole(policy), recipe.teacher
+    assert their is not None
+    pairs = (policy, recipe), (teacher, their)
+    outputs = tuple(hidden(params, own.model, batch, own) for params, own in pairs)
+    with jax.named_scope("divergence"):
+        results = divergence.laws(
+            tuple(_head(params, own.model) for params, own in pairs),
+            outputs,
+            jnp.roll(batch.tokens, -1, axis=1),
+            temperature=recipe.temperature,
+            beta=recipe.algorithm.gkd_beta,
+            used=recipe.model.used_vocab or recipe.model.vocab_size,
+            chunk=recipe.head_chunk,
+        )
+        return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
+
+
+def _scored(policy: Any, teacher: Any, batch: Batch, recipe: Recipe) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Returns log-probs, entropies, what stands for advantages in the loss, and further metrics by token."""
+    if recipe.teacher is None:
+        return *score(policy, batch, recipe), batch.advantages, {}
+    *own, gains, reverse = compared(policy, teacher, batch, recipe)
+    return *own, gains, {distillation.REVERSE_KL: reverse}
+
+
+def numerator(
+    policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False, teacher: Any = None
+) -> tuple[Float[Array, ""], tuple]:
     """Returns the undivided loss of a micro-batch, and (count, tokens, by_count, by_token, log-probs).
 
-    With `at_start`, a bool scalar, `policy` is the old policy itself: its log-probs replace batch.old_logprobs.
+    With `at_start`, a bool scalar, `policy` is the old policy itself: its log-probs replace batch.old_logprobs. `teacher`:
+    the weights of recipe.teacher, where there is one.
 
     With prox_weights, old log-probs lie between batch.old_logprobs (then the engine's) and the policy's. With
     algorithm.rollout_is "token", pi_old / mu is then applied here as a weight (decoupled PPO, arXiv 2505.24298,
     equation 5, approximated).
     """
     algorithm, mask, old = recipe.algorithm, batch.loss_mask, batch.old_logprobs
-    logps, entropies = score(policy, batch, recipe)
+    logps, entropies, gains, told = _scored(policy, teacher, batch, recipe)
     if old is not None:
         old = jnp.where(at_start, jax.lax.stop_gradient(logps), old)
     if batch.prox_weights is not None:
         old = old + batch.prox_weights * (jax.lax.stop_gradient(logps) - old)
     with jax.named_scope("loss"):
-        per_token, kept, indicators = _policy_loss(logps, old, batch, algorithm)
+        per_token, kept, indicators = _policy_loss(logps, old, gains, batch, algorithm)
 
         def weighed(values):
             return jnp.sum(jnp.where(kept, batch.loss_weights * values, 0.0))
@@ -214,7 +246,9 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
 
         total = weighed(per_token)
         by_count = {"actor/pg_loss": total}
-        by_token = {name: token_sum(values) for name, values in {"actor/entropy": entropies, **indicators}.items()}
+        by_token = {
+            name: token_sum(values) for name, values in {"actor/entropy": entropies, **told, **indicators}.items()
+        }
         if old is not None:
             by_token["actor/ppo_kl"] = token_sum(-log_ratio(logps, old))
         if batch.positives is not None:
@@ -234,13 +268,11 @@ def numerator(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) 
 
 
 def _policy_loss(
-    logps: jax.Array, old: jax.Array | None, batch: Batch, algorithm: AlgorithmConfig
+    logps: jax.Array, old: jax.Array | None, gains: jax.Array, batch: Batch, algorithm: AlgorithmConfig
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """Returns the policy loss of every token, which tokens stay in the numerators, and indicators by metric name."""
     mask = batch.loss_mask
-    per_token, indicators = losses.LOSSES[algorithm.loss_mode](
-        logps, old, batch.advantages, mask, batch.segment_ids, algorithm
-    )
+    per_token, indicators = losses.LOSSES[algorithm.loss_mode](logps, old, gains, mask, batch.segment_ids, algorithm)
     kept = mask
     if batch.held is not None:
         per_token = per_token + algorithm.ppo_kl_coef * batch.held * jnp.abs(log_ratio(logps, old))
@@ -258,9 +290,9 @@ def _policy_loss(
     return per_token, kept, indicators
 
 
-def empty(policy: Any, batch: Batch, recipe: Recipe) -> Sums:
+def empty(policy: Any, batch: Batch, recipe: Recipe, *teacher: Any) -> Sums:
     """Returns zeros of the shape that `accumulate` adds to. Arguments are arrays or ShapeDtypeStructs."""
-    grads, (*counted, _) = jax.eval_shape(lambda p, b: _slope(p, b, recipe), policy, batch)
+    grads, (*counted, _) = jax.eval_shape(lambda p, b, *t: _slope(p, b, recipe, False, *t), policy, batch, *teacher)
     return zeros(grads, counted, recipe)
 
 
@@ -274,10 +306,10 @@ def zeros(grads: Any, counted: Sequence[Any], recipe: Recipe) -> Sums:
 
 
 def accumulate(
-    policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any
+    policy: Any, sums: Sums, batch: Batch, recipe: Recipe, at_start: Any, *teacher: Any
 ) -> tuple[Sums, Float[Array, "B T"]]:
-    """Returns `sums` plus one micro-batch, and the log-probs of its tokens. `at_start` is as in `numerator`."""
-    grads, (count, tokens, by_count, by_token, logps) = _slope(policy, batch, recipe, at_start)
+    """Returns `sums` plus one micro-batch, and the log-probs of its tokens. `at_start`, `teacher`: as in `numerator`."""
+    grads, (count, tokens, by_count, by_token, logps) = _slope(policy, batch, recipe, at_start, *teacher)
     added = Sums(grads=grads, count=count, tokens=tokens, by_count=by_count, by_token=by_token)
     return plus(sums, added), logps
 
@@ -287,11 +319,11 @@ def plus(sums: Any, added: Any) -> Any:
     return jax.tree.map(lambda total, one: (total + one).astype(total.dtype), sums, added)
 
 
-def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False) -> tuple[Any, tuple]:
+def _slope(policy: Any, batch: Batch, recipe: Recipe, at_start: Any = False, *teacher: Any) -> tuple[Any, tuple]:
     """Returns the gradient of `numerator` in the form of Sums.grads, and what else `numerator` returns."""
 
     def loss(weights: Any) -> tuple[Any, tuple]:
-        return numerator(lora.with_trained(policy, weights), batch, recipe, at_start)
+        return numerator(lora.with_trained(policy, weights), batch, recipe, at_start, *teacher)
 
     grads, rest = jax.grad(loss, has_aux=True)(lora.trained(policy))
     return in_sums(grads, recipe), rest

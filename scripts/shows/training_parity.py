@@ -11,7 +11,7 @@ import os
 import sys
 
 MINUTES = 4.0
-PARTS = ("ppo", "remax", "gmpo", "dppo", "terms", "lora", "masks", "dpo")
+PARTS = ("ppo", "remax", "gmpo", "dppo", "terms", "lora", "masks", "dpo", "distillation")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

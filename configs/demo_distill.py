@@ -1,0 +1,26 @@
+"""On-policy distillation on the demo's task: the demo's own policy learns from a teacher that was trained by RL.
+
+The student samples, and its whole law at every token is brought to the teacher's (GKD, arXiv 2306.13649). No reward is
+read. The teacher is what configs/demo.py ends with.
+Hardware: 2 CPU cores.
+Commands: python -m jaxrl_post.main --config=configs/demo.py --run-dir=runs/demo_teacher
+          python -m jaxrl_post.main --config=configs/demo_distill.py
+Expected: not measured yet. The teacher's own figures are in scripts/results/demo.json.
+"""
+
+from pathlib import Path
+
+from jaxrl_post.config import load
+
+HERE = Path(__file__).resolve().parent
+
+
+def get_config():
+    c = load(str(HERE / "demo.py"))
+    c.name, c.steps = "demo_distill", 40
+    c.teacher.path, c.teacher.dtype = "runs/demo_teacher/policy", "bfloat16"
+    c.algorithm.adv_estimator, c.algorithm.loss_mode, c.algorithm.gkd_beta = "distill", "gkd", 0.5
+    c.scheduler.group_size = 1
+    c.optimizer.lr, c.optimizer.eps, c.optimizer.max_grad_norm = 1e-3, 1e-8, 1.0
+    c.eval.every = 20
+    return c

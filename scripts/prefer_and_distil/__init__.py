@@ -1,0 +1,1 @@
+"""Parts of the show prefer-and-distil, each with a function `show(record)`."""
