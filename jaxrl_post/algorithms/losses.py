@@ -343,7 +343,7 @@ def gkd(
 
     The law of every token is compared, whichever token was sampled (divergence.py). Old log-probs are not read.
     """
-    _assert_alike(logprobs, advantages)
+    assert_alike(logprobs, advantages)
     return advantages, {}
 
 
