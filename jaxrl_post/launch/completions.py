@@ -76,7 +76,7 @@ def _of_solutions(
 def _of_pairs(
     held_out: Sequence[Group], logps: Mapping[RolloutId, np.ndarray], learner: Learner, algorithm: AlgorithmConfig
 ) -> dict[str, float]:
-    known = learner.reference_logprobs(held_out)
+    known = learner.logprobs(held_out, of_reference=True)
     pairs = [
         preferences.compare(group, algorithm, *([side[r.id] for r in group.rollouts] for side in (logps, known)))
         for group in held_out

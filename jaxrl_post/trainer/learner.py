@@ -201,15 +201,10 @@ class Learner:
         self.compile()
         return {name: program.memory_analysis().temp_size_in_bytes for name, program in self._programs.items()}
 
-    def logprobs(self, groups: Sequence[Group]) -> dict[RolloutId, np.ndarray]:
-        """Returns log-probs of every rollout at the current weights: float[T] on the host, by rollout id."""
+    def logprobs(self, groups: Sequence[Group], *, of_reference: bool = False) -> dict[RolloutId, np.ndarray]:
+        """Returns log-probs of every rollout, float[T] on the host by id, at the current weights or the reference's."""
         self.compile()
-        return self._scored(groups, self.params)
-
-    def reference_logprobs(self, groups: Sequence[Group]) -> dict[RolloutId, np.ndarray]:
-        """Returns log-probs of every rollout at the reference's weights; see `logprobs`."""
-        self.compile()
-        return self._scored(groups, self._reference)
+        return self._scored(groups, self._reference if of_reference else self.params)
 
     def prepare(self, groups: Sequence[Group]) -> None:
         """Computes reference log-probs and advantages of these groups, and keeps them over the commits of the round.

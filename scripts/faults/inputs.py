@@ -102,7 +102,7 @@ FAULTS = (
         (
             "no_reference",
             "_of_pairs",
-            "learner.reference_logprobs(held_out)",
+            "learner.logprobs(held_out, of_reference=True)",
             "logps",
             "the policy is its own reference",
             "test_figures_of_pairs_are_those_of_trl",

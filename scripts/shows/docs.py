@@ -34,6 +34,7 @@ OWN = {
     "demo_interleaved": ("scheduler.ahead=2", "scheduler.max_unscored=4", "scheduler.max_ready=4"),
     "demo_split": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
     "demo_sft": ("scheduler.group_size=1", "optimizer.warmup_steps=1"),
+    "demo_dpo": ("scheduler.group_size=2", "optimizer.warmup_steps=1"),
     "gspo": ("scheduler.mini_batches=2", "eval.every=2"),
     "cispo": ("scheduler.mini_batches=2", "eval.every=2"),
     "sapo": ("scheduler.mini_batches=1", "scheduler.ppo_epochs=2", "eval.every=2"),

@@ -5,7 +5,7 @@
    higher implicit reward. Before, every reward is 0; a metric that knows nothing is right for half of them.
 3. rl: rewards, from the policy that 2. wrote. Metric: the mean reward of rollouts on held-out prompts.
 4. planted: the step 2. with the labels of its training pairs swapped must fail its bound.
-5. distilled: a part of its own (scripts/prefer_and_distil/distillation.py). Without it the show fails.
+5. distilled: on-policy distillation from the trained demo policy (scripts/prefer_and_distil/distillation.py).
 
 Every step is a command. The policy folder of one is the model of the next. Held-out problems are those of one split, which
 no step trains on. Intervals are of 95 %: of differences the bootstrap over problems, of shares Wilson's.
@@ -14,7 +14,6 @@ no step trains on. Intervals are of 95 %: of differences the bootstrap over prob
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import sys
 import tempfile
@@ -47,7 +46,7 @@ def show(record) -> None:
         _rewarded(record, "rl", place / "rl", at_least=0.01)
         _apart(record, place)
         _planted(record, place)
-    _distilled(record)
+    importlib.import_module("prefer_and_distil.distillation").show(record)
 
 
 def _command(name: str, model: Path | None) -> list[str]:
@@ -182,15 +181,3 @@ def _planted(record, place: Path) -> None:
     _run(record, place / "swapped", *own, *swapped)
     low = _preferred(record, "swapped", place / "swapped")
     record.figure("planted.swapped_labels_miss_the_bound", low < 0.5, equals=True)
-
-
-# ---- distillation
-
-
-def _distilled(record) -> None:
-    """The figure of the other half. It is missing, and so below its bound, as long as its part is not there."""
-    part = "prefer_and_distil.distillation"
-    there = importlib.util.find_spec("prefer_and_distil") and importlib.util.find_spec(part)
-    if there:
-        importlib.import_module(part).show(record)
-    record.figure("distilled.part_is_there", bool(there), equals=True)
