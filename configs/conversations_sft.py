@@ -26,6 +26,7 @@ def get_config():
     c.scheduler.prompts, c.scheduler.group_size = 16, 1
 
     c.algorithm.adv_estimator, c.algorithm.loss_mode = "ones", "sft"
+    c.algorithm.neftune_alpha = 5.0
     c.optimizer.lr, c.batch.rows, c.batch.tokens = 1e-3, 4, 256
 
     c.data.train = str(HERE / "own" / "conversations.jsonl")

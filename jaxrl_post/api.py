@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_post import config as configs
-from jaxrl_post.launch import attempts, compile_guard, scored
+from jaxrl_post.launch import attempts, compile_guard, reward_start, scored
 from jaxrl_post.launch.assemble import begin
 from jaxrl_post.launch.handed import OWN, Handed
 from jaxrl_post.launch.policy import Policy
@@ -91,7 +91,8 @@ def train(
         finally:
             attempts.end(exit_code)
             liveness.leave(exit_code)
-    return Trained(folder=run.folder, logs=run.mine, policy=run.folder / "policy", decode=run.start.tokenizer.decode)
+    left = run.folder / reward_start.folder(run.start.model)
+    return Trained(folder=run.folder, logs=run.mine, policy=left, decode=run.start.tokenizer.decode)
 
 
 def evaluate(

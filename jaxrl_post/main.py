@@ -63,7 +63,7 @@ from jaxrl_post.buckets.store import Unreachable
 from jaxrl_post.checkpoint import log_marks, unsaved
 from jaxrl_post.checkpoint.store import SaveFailed
 from jaxrl_post.config import reference
-from jaxrl_post.launch import adapter, attempts, completions, resume
+from jaxrl_post.launch import adapter, attempts, completions, resume, reward_start
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
@@ -301,7 +301,7 @@ def finish(run: Run, tokens: int) -> None:
     """Writes the policy and the summary, and prints them. Every process takes part in gathering the policy."""
     words = run.start.tokenizer
     hf.save(
-        run.folder / "policy",
+        run.folder / reward_start.folder(run.start.model),
         run.start.model,
         lora.exported(run.learner.params),
         dtype=run.start.dtype,

@@ -17,6 +17,7 @@ PAIRS = (
     *("engine.name=preferences", "algorithm.loss_mode=dpo", "algorithm.adv_estimator=pairs"),
     *("algorithm.loss_agg_mode=seq-mean-token-sum", "scheduler.group_size=2"),
 )
+REWARD_MODEL = (*PAIRS, "algorithm.loss_mode=bradley_terry", "eval.prompts=0")
 
 
 def given(**changes) -> ml_collections.ConfigDict:

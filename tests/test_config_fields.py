@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from config_arms import DISTILL, PAIRS, PIPE, SUPERVISED, TAIL, error, given
+from config_arms import DISTILL, PAIRS, PIPE, REWARD_MODEL, SUPERVISED, TAIL, error, given
 
 from jaxrl_post import config
 from jaxrl_post.config import conditions, fields
@@ -208,6 +208,10 @@ IGNORED = [
     ("algorithm.tau_pos=2", (), ("algorithm.loss_mode=sapo",)),
     ("algorithm.dpo_beta=0.5", (), PAIRS),
     ("algorithm.label_smoothing=0.1", (*PAIRS, "algorithm.loss_mode=ipo"), PAIRS),
+    ("algorithm.neftune_alpha=5", REWARD_MODEL, PAIRS),
+    ("algorithm.neftune_alpha=5", (), SUPERVISED),
+    ("algorithm.center_rewards_coefficient=0.1", PAIRS, REWARD_MODEL),
+    ("algorithm.label_smoothing=0.1", REWARD_MODEL, PAIRS),
     ("algorithm.tau_neg=2", ("algorithm.loss_mode=cispo",), ("algorithm.loss_mode=sapo",)),
     ("algorithm.clip_ratio_c=3", ("algorithm.adv_estimator=ones",), ()),
     (
@@ -336,11 +340,13 @@ IGNORED = [
         for option in (
             "reward.functions=['a.b:c']",
             "reward.weights=[2]",
+            "reward.model=m",
             "reward.workers=2",
             "reward.timeout_s=60",
             "reward.sandbox=none",
         )
     ],
+    ("reward.model_weight=2", (), ("reward.model=m",)),
     ("reward.adaptive_limit=true", ENVIRONMENT, ("reward.timeout_s=60",)),
     *[
         (option, (), ENVIRONMENT)

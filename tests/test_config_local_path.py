@@ -50,7 +50,8 @@ def test_every_option_that_is_a_path_refuses_it(name):
 
 def test_files_that_are_read_may_lie_in_a_bucket():
     found = [option.name for option in fields.options(config.Config) if option.about.bucket]
-    assert found == ["model.path", "model.tokenizer", "engine.cost_table", "lora.adapter", "data.train", "eval.data"]
+    assert found == ["model.path", "model.tokenizer", "engine.cost_table", "lora.adapter", "data.train", "reward.model",
+                     "eval.data"]  # fmt: skip
     for name in found:
         for scheme in ("gs", "s3"):
             assert error(f"{name}={scheme}://bucket").startswith(
@@ -75,7 +76,8 @@ def test_the_options_that_are_paths_are_these():
              if option.about.path]  # fmt: skip
     assert found == [
         "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "scheduler.auto_history", "critic.path", "teacher.path",
-        "lora.adapter", "data.train", "data.sources", "reward.functions", "environment.name", "eval.data",
+        "lora.adapter", "data.train", "data.sources", "reward.functions", "reward.model",
+        "environment.name", "eval.data",
         "workload.path", "cluster.cost_table", "scheduler.auto_history",
     ]  # fmt: skip
 

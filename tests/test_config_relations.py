@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import made_groups
 import numpy as np
 import pytest
-from config_arms import DISTILL, GKD, PAIRS, PIPE, SUPERVISED, TAIL, given
+from config_arms import DISTILL, GKD, PAIRS, PIPE, REWARD_MODEL, SUPERVISED, TAIL, given
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop, simulate
@@ -76,11 +76,13 @@ ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms 
     "label_smoothing": ("0.2",),
     "opd_kl_coef": ("0.5",),
     "gkd_beta": ("0.5",),
+    "center_rewards_coefficient": ("0.1",),
+    "neftune_alpha": ("5",),
 }
 _CHOSEN = ("adv_estimator", "loss_mode")
 _CHOICES = {name: fields.members(configs.AlgorithmConfig)[name][1].metadata.get("choices") for name in _CHOSEN}
 _ESTIMATORS = [name for name in _CHOICES["adv_estimator"] if name != "pairs"]
-_LOSSES = [name for name in _CHOICES["loss_mode"] if name not in ("sft", "dpo", "ipo", "gkd")]
+_LOSSES = [name for name in _CHOICES["loss_mode"] if name not in ("sft", "dpo", "ipo", "bradley_terry", "gkd")]
 _EXTRA = (
     "rollout_is=token",
     "rollout_is=span",
@@ -132,7 +134,7 @@ def _arms(losses: Sequence[str]) -> list[tuple[str, ...]]:
     ]
     extras = [arm for arm in extras if _read(arm)]
     supervised = [SUPERVISED, (*SUPERVISED, "algorithm.kl_loss_coef=0.3"), (*SUPERVISED, "algorithm.entropy_coef=0.1")]
-    supervised += [PAIRS, (*PAIRS, "algorithm.loss_mode=ipo"), (*PAIRS, "algorithm.kl_loss_coef=0.3")]
+    supervised += [PAIRS, (*PAIRS, "algorithm.loss_mode=ipo"), (*PAIRS, "algorithm.kl_loss_coef=0.3"), REWARD_MODEL]
     moved = ("algorithm.use_kl_in_reward=true", "algorithm.kl_target=0.1")
     taught = [("algorithm.opd_kl_coef=0.3", *DISTILL[1:]), GKD, (*GKD, "algorithm.entropy_coef=0.1")]
     return [*pairs, *extras, *supervised, moved, *taught, ("mesh.engine=1",), PIPE, TAIL, _PASSES]
@@ -231,6 +233,7 @@ def _effect(config: configs.Config) -> list:
         gate.lets(pairs, versions, STEP),
         controller.value,
         [own.returns.tobytes() for own in credits.values() if own.returns is not None],
+        a.neftune_alpha,  # of the decoder's input; test_trainer_embedding_noise.py has the gradient
     ]
 
 

@@ -316,7 +316,7 @@ def test_the_drafters_tables_are_in_the_plan():
         "engine.slots=4",
         "engine.row_sizes=(64,)",
     )
-    start = SimpleNamespace(model=TINY, held_out=())
+    start = SimpleNamespace(model=TINY, held_out=(), reward_model=None)
     classes = build.drafter(asked, TINY).classes
     got = memory_plan.table(build.memory(asked, start))
     assert got["drafting (tables of one replica)"] == 4 * (2 * 1024 + 4 * 256 + 3 * classes)
@@ -349,3 +349,18 @@ def test_additions_are_counted_by_hand(fsdp):
     assert held[f"weights (engine, bfloat16, {case})"] == 2 * (merged if fsdp == 1 else whole)
     assert held["matrices to be merged (engine, bfloat16)"] == (0 if fsdp == 1 else 2 * merged)
     assert memory_plan.swap_case(given) == case
+
+
+def test_a_reward_model_lies_with_the_engine_and_stays_while_it_sleeps():
+    judge, words = dataclasses.replace(TINY, scalar=True), "weights (reward model, bfloat16)"
+    size = 2 * sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(judge)))
+    for more, where in (
+        ((), {memory_plan.SHARED}),
+        (("mesh.engine=1",), {memory_plan.GENERATES}),
+        (("engine.sleep=true",), {memory_plan.LEARNING, memory_plan.GENERATING}),
+    ):
+        asked = config("engine.dtype=bfloat16", *more)
+        held = memory_plan.by_device(asked, (*memory_plan.memory(asked, TINY), *memory_plan.reward_model(asked, judge)))
+        found = {device: memory_plan.table(own).get(words) for device, own in held.items()}
+        assert {device for device, n in found.items() if n == size} == where, found
+        assert {n for device, n in found.items() if device not in where} <= {None}

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl_post.algorithms import advantages, correction, distillation, gae, preferences, token_credit
+from jaxrl_post.algorithms import advantages, correction, distillation, gae, preferences, reward_model, token_credit
 from jaxrl_post.algorithms.aggregation import AGGREGATIONS
 from jaxrl_post.algorithms.role_baseline import RoleBaseline
 from jaxrl_post.config import AlgorithmConfig
@@ -184,7 +184,11 @@ def describe(found: Sequence[Found], algorithm: AlgorithmConfig) -> dict[str, fl
     if kls:
         out |= {"actor/reward_kl_penalty": float(np.mean(kls)), "actor/reward_kl_penalty_coeff": algorithm.kl_coef}
     out |= distillation.describe([kl for piece in found for kl in piece.reverse_kls])
-    out |= preferences.describe([pair for piece in found for pair in piece.compared], algorithm.dpo_beta)
+    compared = [pair for piece in found for pair in piece.compared]
+    if algorithm.trains_reward_model:
+        out |= reward_model.describe(compared)
+    else:
+        out |= preferences.describe(compared, algorithm.dpo_beta)
     if algorithm.overlong_buffer and penalties:
         out |= {
             "reward/overlong/mean": float(np.mean(penalties)),
@@ -306,6 +310,8 @@ def _compared(
     """Returns the comparison of every pair, or nothing in runs without preferences."""
     if algorithm.adv_estimator != "pairs":
         return []
+    if algorithm.trains_reward_model:
+        return [reward_model.compare(group, algorithm, [old[r.id] for r in group.rollouts]) for group in groups]
     sides = [[[logps[r.id] for r in group.rollouts] for logps in (old, reference)] for group in groups]
     return [preferences.compare(group, algorithm, *side) for group, side in zip(groups, sides, strict=True)]
 
@@ -313,7 +319,7 @@ def _compared(
 def _of_a_pair(group: Group, pair: preferences.Compared) -> list[np.ndarray]:
     """Returns minus the slopes of the pair's loss, times 2: the loss is divided by rollouts, and a pair has two."""
     gains = -2 * pair.slopes * group.scored
-    return [np.where(r.sampled, gain, 0.0) for r, gain in zip(group.rollouts, gains, strict=True)]
+    return [np.where(mask, gain, 0.0) for mask, gain in zip(pair.masks, gains, strict=True)]
 
 
 def _of_the_round(

@@ -325,7 +325,8 @@ def preference(
 ) -> Losses:
     """Returns -A logprobs. A is minus the slope of the pair's loss (preferences.py), so that the gradient is the pair's.
 
-    The value is not the pair's loss. That is the metric actor/preference_loss.
+    The value is not the pair's loss. That is the metric actor/preference_loss. Of a reward model (reward_model.py),
+    `logprobs` are rewards.
     """
     assert_alike(logprobs, advantages)
     return -advantages * logprobs, {}
@@ -367,8 +368,9 @@ LOSSES = {
     "dpo": preference,
     "ipo": preference,
     "gkd": gkd,
+    "bradley_terry": preference,
 }
-NEEDS_OLD_LOGPROBS = {name: name not in ("gpg", "sft", "dpo", "ipo", "gkd") for name in LOSSES}
+NEEDS_OLD_LOGPROBS = {name: name not in ("gpg", "sft", "dpo", "ipo", "bradley_terry", "gkd") for name in LOSSES}
 
 
 def clipped_value(

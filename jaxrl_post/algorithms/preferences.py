@@ -21,12 +21,17 @@ LOGPS = ("chosen", "rejected")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A pair. `logps` f[2]: summed log-probs of both. `gaps` f[2]: policy minus reference. `slopes` f[2]: of the loss."""
+    """A pair. `logps` f[2]: summed log-probs of both. `gaps` f[2]: policy minus reference. `slopes` f[2]: of the loss.
+
+    `masks`: the tokens of each rollout, bool[T], whose log-probs are summed. Of a reward model (reward_model.py) the first
+    two are rewards, and the masks are set at the last token.
+    """
 
     logps: np.ndarray
     gaps: np.ndarray
     loss: float
     slopes: np.ndarray
+    masks: Sequence[np.ndarray]
 
 
 def sigmoid(
@@ -38,7 +43,7 @@ def sigmoid(
     """
     z = beta * (gaps[0] - gaps[1])
     loss = (1 - smoothing) * np.logaddexp(0, -z) + smoothing * np.logaddexp(0, z)
-    slope = beta * (smoothing * _sigmoid(z) - (1 - smoothing) * _sigmoid(-z))
+    slope = beta * (smoothing * sigmoid_of(z) - (1 - smoothing) * sigmoid_of(-z))
     return float(loss), np.array([slope, -slope])
 
 
@@ -69,7 +74,7 @@ def compare(
     loss, slopes = PREFERENCES[algorithm.loss_mode](
         logps - known, lengths, algorithm.dpo_beta, algorithm.label_smoothing
     )
-    return Compared(logps=logps, gaps=logps - known, loss=loss, slopes=slopes)
+    return Compared(logps=logps, gaps=logps - known, loss=loss, slopes=slopes, masks=masks)
 
 
 def describe(pairs: Sequence[Compared], beta: float) -> dict[str, float]:
@@ -87,5 +92,6 @@ def describe(pairs: Sequence[Compared], beta: float) -> dict[str, float]:
     }
 
 
-def _sigmoid(z: float) -> float:
+def sigmoid_of(z: float) -> float:
+    """Returns 1 / (1 + exp(-z)), without overflow."""
     return float(np.exp(-np.logaddexp(0, -z)))

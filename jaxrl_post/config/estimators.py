@@ -51,6 +51,21 @@ ESTIMATORS = (
         says="algorithm.adv_estimator='pairs' is the mean of the losses of pairs, which {algorithm.loss_agg_mode} is not",
         nearest=lambda mode: "seq-mean-token-sum",
     ),
+    *(
+        relation(
+            name,
+            when="algorithm.loss_mode=bradley_terry",
+            need=lambda value: value == 0,
+            says="algorithm.loss_mode='bradley_terry' trains a reward model, which " + why,
+            nearest=lambda value: 0,
+        )
+        for name, why in (
+            ("eval.prompts", "writes no tokens: {eval.prompts} cannot be evaluated"),
+            ("algorithm.entropy_coef", "has no law of tokens: {algorithm.entropy_coef} means nothing"),
+            ("algorithm.kl_loss_coef", "has no law of tokens: {algorithm.kl_loss_coef} means nothing"),
+            ("lora.rank", "needs its new head trained: {lora.rank} leaves it frozen"),
+        )
+    ),
     relation(
         "algorithm.gdpo_reward_keys",
         "algorithm.gdpo_reward_weights",

@@ -12,7 +12,9 @@ from jaxrl_post.config.learning import LEARNING
 from jaxrl_post.config.relations import relation
 from jaxrl_post.config.scheduling import SCHEDULING
 
-_WRITTEN = {"sft": ("demonstrations", "ones"), "dpo": ("preferences", "pairs"), "ipo": ("preferences", "pairs")}
+_WRITTEN = {"sft": ("demonstrations", "ones")} | dict.fromkeys(
+    ("dpo", "ipo", "bradley_terry"), ("preferences", "pairs")
+)
 _OF_A_ROUND = "of the {!scheduler.updates} optimizer steps of a round (scheduler.mini_batches * scheduler.ppo_epochs)"
 
 
@@ -394,8 +396,8 @@ _PARTS = (
         "algorithm.adv_estimator",
         need=_belong,
         says="{engine.name} with {algorithm.loss_mode} and {algorithm.adv_estimator}: supervised training is 'demonstrations' "
-        "with 'sft' and 'ones', training on preferences is 'preferences' with 'dpo' or 'ipo' and 'pairs', 'gkd' is with 'distill', "
-        "and 'rows' has other losses",
+        "with 'sft' and 'ones', training on preferences is 'preferences' with 'dpo', 'ipo' or 'bradley_terry' and 'pairs', 'gkd' is "
+        "with 'distill', and 'rows' has other losses",
     ),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxrl_post.config.fields import any_of_type, at_least, file_path, mapping, one_of
+from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, mapping, one_of
 
 _CONVERSES = "environment.name!="
 _GRADED, _NOT_GRADED = "environment.name=", "the environment scores its conversations"
@@ -59,6 +59,15 @@ class RewardConfig:
     )
     weights: tuple[float, ...] = any_of_type(
         (), used_when=_GRADED, why=_NOT_GRADED, doc="Weight of each function in the sum. Empty: all 1."
+    )
+    model: str = input_path(
+        "",
+        used_when=_GRADED,
+        why=_NOT_GRADED,
+        doc="A folder with a reward model, whose score of prompt and rollout is added. It runs on the engine's devices.",
+    )
+    model_weight: float = at_least(
+        1.0, 0.0, unit="reward", used_when="reward.model!=", doc="Weight of the reward model's score in the sum."
     )
     workers: int = at_least(1, 1, unit="processes", used_when=_GRADED, why=_NOT_GRADED, doc="Processes that grade.")
     timeout_s: float = at_least(

@@ -9,7 +9,7 @@ from jaxrl_post.config.fields import any_of_type, at_least
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
 _POSITIVE = "others are never negative"
 _SUPERVISED = "what supervised losses train on has no advantage"
-_COMPARED = "algorithm.loss_mode!=sft|dpo|ipo|gpg"
+_COMPARED = "algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gpg"
 _GAE = "algorithm.adv_estimator=gae|gae_turn"
 
 
@@ -17,6 +17,19 @@ _GAE = "algorithm.adv_estimator=gae|gae_turn"
 class TokenTerms:
     """A part of AlgorithmConfig: what few recipes use."""
 
+    neftune_alpha: float = at_least(
+        0.0,
+        0.0,
+        used_when="algorithm.loss_mode=sft|dpo",
+        doc="NEFTune: embeddings get uniform noise of at most this over the root of a text's tokens times its width. 0: none. "
+        "5 is usual.",
+    )
+    center_rewards_coefficient: float = at_least(
+        0.0,
+        0.0,
+        used_when="algorithm.loss_mode=bradley_terry",
+        doc="Weight of the squared sum of a pair's rewards, which draws their mean to 0, as in TRL. 0: no such term.",
+    )
     old_kl_coef: float = at_least(
         0.0,
         0.0,
@@ -62,7 +75,7 @@ class TokenTerms:
         1e-6,
         1.0,
         unit="share of tokens",
-        used_when="algorithm.loss_mode!=sft|dpo|ipo",
+        used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry",
         why=_SUPERVISED,
         doc="So many tokens of a round, those of the highest entropies, keep their advantage. 1: all; 0.2 is usual.",
     )

@@ -8,7 +8,7 @@ from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_pat
 from jaxrl_post.config.teaching import TeacherTerms
 from jaxrl_post.config.token_terms import TokenTerms
 
-_RATIOS = "algorithm.loss_mode!=sft|dpo|ipo|gkd"
+_RATIOS = "algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd"
 _NO_RATIO = "what the data wrote has no log-probs of an engine, and gkd has no ratio"
 _REWARDED = "algorithm.adv_estimator!=ones|pairs|distill|gdpo"
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
@@ -84,9 +84,10 @@ class AlgorithmConfig(TeacherTerms, TokenTerms):
         "sft",
         "dpo",
         "ipo",
+        "bradley_terry",
         "gkd",
-        doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO. dpo and ipo compare pairs of preferences. gkd "
-        "compares whole laws with a teacher's.",
+        doc="The policy loss. `vanilla` is PPO's clipped loss, `geo_mean` is GMPO. dpo and ipo compare pairs of preferences, and "
+        "bradley_terry trains a reward model on them. gkd compares whole laws with a teacher's.",
     )
     dpo_beta: float = at_least(
         0.1,
@@ -213,8 +214,8 @@ class AlgorithmConfig(TeacherTerms, TokenTerms):
         "recompute",
         "rollout",
         "loglinear",
-        used_when=f"algorithm.loss_mode!=sft|dpo|ipo|gkd|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
-        why="others read no old log-probs",
+        used_when=f"algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd|gpg|topr or algorithm.loss_mode=topr and {_NEGATIVE}",
+        why="others read none",
         doc="What gives pi_old: the learner's own pass, the engine's log-probs, or a point between both by how old a token is "
         "(A-3PO).",
     )
@@ -261,7 +262,7 @@ class AlgorithmConfig(TeacherTerms, TokenTerms):
 
     @property
     def needs_reference(self) -> bool:
-        return self.kl_loss_coef > 0 or self.use_kl_in_reward or self.compares_pairs
+        return self.kl_loss_coef > 0 or self.use_kl_in_reward or (self.compares_pairs and not self.trains_reward_model)
 
     @property
     def needs_score_norms(self) -> bool:
@@ -287,6 +288,11 @@ class AlgorithmConfig(TeacherTerms, TokenTerms):
     def compares_pairs(self) -> bool:
         """Whether groups are pairs of preferences."""
         return self.adv_estimator == "pairs"
+
+    @property
+    def trains_reward_model(self) -> bool:
+        """Whether the model is a reward model, which writes no tokens."""
+        return self.loss_mode == "bradley_terry"
 
     @property
     def corrects_rollouts(self) -> bool:

@@ -8,6 +8,7 @@ Refused: a completion that is empty or cannot be cut from its prompt, and a pair
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,19 @@ def of_task(rows: Sequence[Mapping], task: Task, source: str) -> list[dict]:
     if task.prefer is None:
         raise ValueError(f"data: {source}: this task has no preferences; name a file of them, or 'task:sums'")
     return [{"where": one["id"], **one, "pair": list(task.prefer(one["extra"]))} for one in rows]
+
+
+def check_margins(rows: Sequence[Mapping]) -> None:
+    """Refuses a column `margin` that is no number. It says by how much the chosen completion must be better, as in TRL.
+
+    Raises:
+      ValueError: one sentence with file and line.
+    """
+    for one in rows:
+        margin = one["extra"].get("margin")
+        number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and math.isfinite(margin)
+        if margin is not None and not number:
+            raise ValueError(f"data: {one['where']}, column 'margin': must be a finite number, got {shown(margin)}")
 
 
 def _split(where: str, given: Mapping) -> dict:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_post.algorithms import preferences
+from jaxrl_post.algorithms import preferences, reward_model
 from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.launch.sources import Found
 from jaxrl_post.trainer.learner import Learner
@@ -50,7 +50,8 @@ def measured(
     - val/loss: as verl's. Of solutions the mean negative log-prob of a token, of pairs the mean loss of a pair.
     - val/loss_se: its standard error over groups.
     - of pairs, under TRL's names: val/rewards/accuracies, the share whose chosen completion has the higher reward,
-      val/rewards/{chosen, rejected, margins} and val/logps/{chosen, rejected}.
+      val/rewards/{chosen, rejected, margins} and val/logps/{chosen, rejected}. Of a reward model val/rewards/{accuracy,
+      margin, mean_reward, min_reward, max_reward}.
     """
     logps = learner.logprobs(held_out)
     told = _of_pairs if algorithm.compares_pairs else _of_solutions
@@ -76,13 +77,20 @@ def _of_solutions(
 def _of_pairs(
     held_out: Sequence[Group], logps: Mapping[RolloutId, np.ndarray], learner: Learner, algorithm: AlgorithmConfig
 ) -> dict[str, float]:
+    if algorithm.trains_reward_model:
+        pairs = [reward_model.compare(group, algorithm, [logps[r.id] for r in group.rollouts]) for group in held_out]
+        return _told(pairs, reward_model.describe(pairs))
     known = learner.logprobs(held_out, of_reference=True)
     pairs = [
         preferences.compare(group, algorithm, *([side[r.id] for r in group.rollouts] for side in (logps, known)))
         for group in held_out
     ]
-    told = preferences.describe(pairs, algorithm.dpo_beta)
-    return {"loss": told.pop("actor/preference_loss"), "loss_se": _error(np.array([p.loss for p in pairs])), **told}
+    return _told(pairs, preferences.describe(pairs, algorithm.dpo_beta))
+
+
+def _told(pairs: Sequence[preferences.Compared], told: dict[str, float]) -> dict[str, float]:
+    loss = told.pop("actor/preference_loss")
+    return {"loss": loss, "loss_se": _error(np.array([pair.loss for pair in pairs])), **told}
 
 
 def _error(values: np.ndarray) -> float:

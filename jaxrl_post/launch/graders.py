@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -16,11 +16,12 @@ import numpy as np
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import environments, inputs, reward_trial
+from jaxrl_post.launch import environments, inputs, reward_scoring, reward_trial
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards.environments.conversations import TurnScores
 from jaxrl_post.rewards.limits import Adaptive, Fixed
+from jaxrl_post.rewards.modelled import Modelled
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.telemetry.journal import Journal, read_aside, read_journal
@@ -33,7 +34,8 @@ def both(
     """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
     if config.environment.name:
         return environments.scores(config, start, _sharing(devices), mine, stack)
-    grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"))
+    score = _scorer(config, start, devices)
+    grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"), score)
     of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
     rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
     judge = grade(
@@ -49,14 +51,28 @@ def both(
 
 def checked(config: configs.Config, start: inputs.Inputs) -> None:
     """Loads the reward functions, checks every prompt against them, and calls each once, for a plan."""
-    if config.environment.name:
-        return  # every row began a conversation when it was read
+    if config.environment.name or not config.graders:
+        return  # every row began a conversation when it was read, or a reward model alone scores
     about, texts = config.reward, reward_trial.Texts(start.tokenizer)
     with Pool(
         about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=texts.decode, sandbox=about.sandbox
     ) as workers:
         workers.check((*start.train, *start.held_out))
         reward_trial.call_once(start, workers, texts)
+
+
+def _scorer(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan
+) -> Callable[[Sequence[np.ndarray]], np.ndarray] | None:
+    """Returns the run's reward model as a function from texts to numbers, or None where it has none."""
+    if start.reward_model is None:
+        return None
+    if devices.on_whole_hosts:
+        raise ValueError(
+            f"reward.model={config.reward.model} is scored by every process, and with mesh.engine={config.mesh.engine} some have "
+            "no device of the engine; the nearest valid mesh.engine is 0"
+        )
+    return reward_scoring.scorer(config, start.reward_model, devices.first)
 
 
 def _sharing(devices: parts.DevicePlan) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -74,6 +90,7 @@ def pool(
     devices: parts.DevicePlan,
     stack: contextlib.ExitStack,
     printed: Printed,
+    score: Callable[[Sequence[np.ndarray]], np.ndarray] | None,
     journal: Path,
     group_size: Callable[[RolloutId], int],
     *,
@@ -105,5 +122,6 @@ def pool(
         sandbox=config.reward.sandbox,
         group_size=group_size,
         printed=printed,
+        beside=Modelled(score, config.reward.model_weight, alone=not config.reward.functions) if score else None,
     )
     return stack.enter_context(workers)

@@ -23,7 +23,7 @@ from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
-from jaxrl_post.launch import adapter, completions, environments, sources, teacher_start
+from jaxrl_post.launch import adapter, completions, environments, reward_scoring, reward_start, sources, teacher_start
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
@@ -41,7 +41,8 @@ class Inputs:
     on, by prompt id, where not all are. `pairs`: tokens of preferences, by prompt id. `completions`: held-out ones.
     `cost`: engine.cost_table, read, or None where none is named. `adapter`: lora.adapter on this machine. `handed`: what a
     Python program gave beside the config. `notes`: lines on data that is not used as it is. `overlong`: prompts that were
-    dropped or cut, by "train" and "eval". `chat`: the tokenizer's chat template, with the tools of an environment."""
+    dropped or cut, by "train" and "eval". `chat`: the tokenizer's chat template, with the tools of an environment.
+    `reward_model`: the files of reward.model."""
 
     model: decoder.ModelConfig
     dtype: str
@@ -62,6 +63,7 @@ class Inputs:
     notes: tuple[str, ...] = ()
     overlong: Mapping[str, int] = field(default_factory=dict)
     chat: chat.Chat | None = None
+    reward_model: reward_scoring.RewardFiles | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,9 @@ def policy(config: Config) -> PolicyFiles:
     config = local(config)
     place = Path(config.model.tokenizer) if config.model.tokenizer else _beside(config)
     words = tokenizer.load(place)
-    model, load_params, dtype = _model(config, words.vocab_size)
+    stored, load, dtype = _model(config, words.vocab_size)
+    model = reward_start.headed(config, stored)
+    load_params = reward_start.started(stored, model, load)
     hf.check_savable(model)  # as the run ends with it
     adapter.check(config, model)
     return PolicyFiles(
@@ -171,6 +175,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         notes=(*rows.notes, *asked.notes, *written.notes),
         overlong={"train": rows.overlong, "eval": asked.overlong},
         chat=template,
+        reward_model=reward_scoring.files(config, words),
     )
 
 
@@ -309,7 +314,10 @@ def shape(config: Config) -> decoder.ModelConfig:
     Raises:
       ValueError: nothing says the shape.
     """
-    config = local(config)
+    return reward_start.headed(config, _shape(local(config)))
+
+
+def _shape(config: Config) -> decoder.ModelConfig:
     path, preset = Path(config.model.path), config.model.preset
     if config.model.path and path.exists():
         return hf.read_config(path / "config.json") if path.is_dir() else llama2c.load(str(path))[0]

@@ -47,11 +47,12 @@ class Kind(Enum):
     ENGINE_BASE = "frozen weights in the engine's layout, beside merged ones"
     PAGES = "KV cache"
     DRAFTING = "tables of the drafter"
+    REWARD_MODEL = "weights of the reward model"
 
     @property
     def generates(self) -> bool:
         """Whether only generation needs it."""
-        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING)
+        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING, Kind.REWARD_MODEL)
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,17 @@ def _teacher(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     return (Item(Kind.TEACHER, f"weights (teacher, {dtype})", _bytes(dtype) * elements),)
 
 
+def reward_model(config: Config, model: decoder.ModelConfig | None) -> tuple[Item, ...]:
+    """Returns what the engine's devices hold of the reward model of this shape, if there is one."""
+    if model is None:
+        return ()
+    m, dtype = config.mesh, config.engine.dtype
+    option = "engine_tensor" if m.engine_tensor else "tensor"
+    homes = _homes(model, _mesh(config.replicas, 1, m.replica), "engine", option)
+    size = _bytes(dtype) * _elements(decoder.abstract(model), homes)
+    return (Item(Kind.REWARD_MODEL, f"weights (reward model, {dtype})", size),)
+
+
 def _waiting(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     size = activations.offloaded(config, model)
     return (Item(Kind.OFFLOADED, "activations of layers, offloaded", size),) if size else ()
@@ -273,7 +285,9 @@ def _devices(config: Config, item: Item) -> tuple[str, ...]:
         return (WHILE_LENT,)
     if config.mesh.engine:
         return (GENERATES,) if item.kind.generates else (LEARNS,)
-    stays = item.kind is Kind.ENGINE_BASE or not (item.kind.generates or item.kind is Kind.ACTIVATIONS)
+    stays = item.kind in (Kind.ENGINE_BASE, Kind.REWARD_MODEL) or not (
+        item.kind.generates or item.kind is Kind.ACTIVATIONS
+    )
     if config.engine.sleep:
         return (LEARNING, GENERATING) if stays else (GENERATING,) if item.kind.generates else (LEARNING,)
     return (SHARED, WHILE_LENT) if config.lent and stays else (SHARED,)

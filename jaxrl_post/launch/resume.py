@@ -27,7 +27,7 @@ import jaxrl_post
 from jaxrl_post import config
 from jaxrl_post.checkpoint import identity, log_marks, store, unsaved
 from jaxrl_post.config import Config
-from jaxrl_post.launch import moved_run
+from jaxrl_post.launch import moved_run, reward_scoring
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.parallel import processes
 from jaxrl_post.rewards import math_algebra
@@ -50,13 +50,14 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
             settings.eval.data, settings.seed, (*start.held_out, *(g.prompt for g in start.completions))
         ),
     }
+    code = identity.reward_code(_judges(settings), sys.path) | reward_scoring.digest(start.reward_model)
     told = {
         "config": config.to_dict(settings),
         "data": data,
         "processes": jax.process_count(),
         "device": jax.devices()[0].device_kind,
         "versions": dict(versions),
-        "reward_code": identity.reward_code(_judges(settings), sys.path) | dict(start.handed.digests),
+        "reward_code": code | dict(start.handed.digests),
     }
     compared = math_algebra.graders(settings.graders)
     taught = {"teacher": identity.weights(Path(settings.teacher.path))} if settings.algorithm.needs_teacher else {}

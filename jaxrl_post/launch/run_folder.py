@@ -235,6 +235,7 @@ def contents(folder: Path) -> list[str]:
         "wandb": "the rows of metrics.jsonl, for wandb sync",
         "wandb.json": "the id of the run at Weights & Biases",
         "policy": "the trained model, as a Hugging Face directory",
+        "reward_model": "the trained reward model, as a Hugging Face directory",
         "adapter": "the low-rank additions, for PEFT",
         "checkpoints": "the whole run, to be resumed",
         "unsaved": "logs from before a kill that no checkpoint had, kept until the run has finished",

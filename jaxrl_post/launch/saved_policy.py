@@ -156,6 +156,10 @@ def _found(path: str) -> tuple[dict, Weights]:
     if not at or Path(path).exists():
         folder, number = path, ""
     place, told = Path(folder), _run(Path(folder))
+    if told is not None and told.get("algorithm", {}).get("loss_mode") == "bradley_terry":
+        raise ValueError(
+            f"policy: the run {folder} trains a reward model, which writes no tokens; name the run of a policy"
+        )
     if number:
         if told is None:
             raise ValueError(f"policy: {folder} is no folder of a run, so that {path} names no saved step")

@@ -232,6 +232,8 @@ def _pairs(config: Config, wanted: Wanted, words: tokenizer.Tokenizer, handed: H
         rows = preferences.of_task(rows, _task(wanted.source), wanted.source)
     else:
         rows = _read(config, wanted, handed, preferences.row)
+    if config.algorithm.trains_reward_model:
+        preferences.check_margins(rows)
     found, pairs = preferences.tokenised(rows, words, **fits)
     return Found(prompts=found, pairs=pairs)
 

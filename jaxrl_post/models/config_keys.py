@@ -80,3 +80,10 @@ def named(file: Path, make: Callable[[], Any]) -> Any:
         return make()
     except ValueError as error:
         raise ValueError(f"model {file}: {str(error).removeprefix('model: ')}") from error
+
+
+def one_label(file: Path, given: Mapping) -> None:
+    """Refuses a classifier of several labels: a reward model has one, and readers take two where none is named."""
+    labels = len(section(file, given, "id2label")) or given.get("num_labels", 2)
+    if labels != 1:
+        raise ValueError(f"model {file}: id2label names {shown(labels)} labels, and a reward model has 1")

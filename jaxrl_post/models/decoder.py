@@ -1,7 +1,7 @@
 """One decoder-only transformer. Its families (Llama, Qwen, Mistral, Gemma) are fields of `ModelConfig`.
 
 Outside this file `params` is a plain nested dict of arrays:
-- embed [V,D], final_norm [D], and head [D,V] unless tied
+- embed [V,D], final_norm [D], and head [D,V] unless tied; score [D,1] in its place where the config is `scalar`
 - layers: {"0": {...}, ...}, where each layer holds
   - attn_norm [D], q [D,N,H], k and v [D,K,H], o [N,H,D]
   - ffw_norm [D], gate and up [D,F], down [F,D]
@@ -46,14 +46,24 @@ class Decoder(nnx.Module):
         self.embed = param((c.vocab_size, c.embed), ("vocab", "embed"), std=c.embed**-0.5)
         self.layers = nnx.Dict({str(index): Layer(config, index) for index in range(c.layers)})
         self.final_norm = param((c.embed,), (None,), mean=1.0 - c.norm_offset)
-        if not c.tied:
+        if c.scalar:
+            self.score = param((c.embed, 1), ("embed", None))
+        elif not c.tied:
             self.head = param((c.embed, c.vocab_size), ("embed", "vocab"), std=c.embed**-0.5)
 
     def hidden(
-        self, tokens: Array, positions: Array, attend: Callable, cache: Any, dtype: Any, how: layer_loop.LayerLoop
+        self,
+        tokens: Array,
+        positions: Array,
+        attend: Callable,
+        cache: Any,
+        noise: Any,
+        dtype: Any,
+        how: layer_loop.LayerLoop,
     ):
         with jax.named_scope("embed"):
             h = jnp.asarray(self.embed[...])[tokens].astype(dtype)
+            h = h if noise is None else h + noise.astype(dtype)
             if self.config.embed_scale != 1.0:
                 h = h * jnp.asarray(self.config.embed_scale, dtype)
         with jax.named_scope("rope"):
@@ -127,7 +137,7 @@ def init(config: ModelConfig, seed: int) -> dict:
     - Embedding and head have variance 1/D.
     - Matrices that write to the stream have a variance divided by 2L, so that the stream's variance does not grow with
       depth.
-    - Norms multiply by 1, and biases are 0.
+    - Norms multiply by 1. Biases and a scalar head are 0.
     """
 
     def draw(path, shape, about):
@@ -170,6 +180,7 @@ def hidden(
     attend: Callable,
     cache: Any,
     *,
+    noise: Float[Array, "*rows D"] | None = None,
     dtype: Any = jnp.float32,
     remat: bool = False,
     policy: str = "full",
@@ -186,6 +197,7 @@ def hidden(
     It gives its output the name layer_loop.ATTENDED where a remat policy may keep it.
 
     Args:
+      noise: is added to the embeddings, before embed_scale. None: nothing.
       dtype: of the computation; params of another dtype are cast where they are used.
       remat: compute a layer again in the backward pass, from what `policy` keeps (layer_loop.POLICIES).
       scan: stack the weights of all layers and loop over them. Then `attend` gets a traced number of the layer.
@@ -194,7 +206,7 @@ def hidden(
     graph, _ = _skeleton(config)
     kept = policy if remat else None
     how = layer_loop.LayerLoop(scan=scan, row_major=row_major, paired=paired, policy=kept)
-    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, dtype, how)
+    return nnx.merge(graph, params).hidden(tokens, positions, attend, cache, noise, dtype, how)
 
 
 def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
@@ -204,3 +216,10 @@ def logits(params: dict, config: ModelConfig, h: Float[Array, "*rows D"]) -> Flo
     """
     graph, _ = _skeleton(config)
     return nnx.merge(graph, params).logits(h)
+
+
+def rewards(params: dict, h: Float[Array, "*rows D"]) -> Float[Array, "*rows"]:
+    """Returns the number that the head of a reward model gives each token: float32, or float64 for a float64 h."""
+    with jax.named_scope("head"):
+        wide = jnp.promote_types(h.dtype, jnp.float32)
+        return jnp.sum(h.astype(wide) * params["score"][:, 0].astype(wide), axis=-1)

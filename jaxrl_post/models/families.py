@@ -37,6 +37,12 @@ class Family(NamedTuple):
     fixed: dict[str, Any]
     absent: dict[str, Any]
 
+    @property
+    def scoring(self) -> str:
+        """Returns the architecture with a scalar head in the place of the scores of tokens: a reward model."""
+        own = self.architecture.removesuffix("ForCausalLM")
+        return f"{own}{'Text' if self.kind.endswith('_text') else ''}ForSequenceClassification"
+
 
 _PLAIN = {
     "rms_norm_eps": 1e-6,
@@ -107,7 +113,7 @@ def read(file: Path) -> ModelConfig:
       ValueError: one sentence with the file, the key and its value.
     """
     given = json_text.read_object(file, f"model {file}")
-    family = _family(file, given)
+    family, scalar = _family(file, given)
     for key in _OFF:
         if given.get(key):
             raise ValueError(f"model {file}: {key}={shown(given[key])} is not supported; it must be absent or false")
@@ -142,6 +148,7 @@ def read(file: Path) -> ModelConfig:
         activation=keys.choice(file, given, "hidden_activation" if gemma else "hidden_act", _ACTIVATIONS),
         tied=keys.flag(file, given, "tie_word_embeddings"),
         windows=_windows(file, family, given, layers),
+        scalar=scalar,
         family=family.kind,
         **family.fixed,
         **(softened if gemma else {}),
@@ -149,12 +156,16 @@ def read(file: Path) -> ModelConfig:
     return keys.named(file, lambda: ModelConfig(**fields))
 
 
-def _family(file: Path, given: Mapping) -> Family:
+def _family(file: Path, given: Mapping) -> tuple[Family, bool]:
+    """Returns the family, and whether its head is scalar."""
     kind = given.get("model_type")
     named = keys.texts(file, given, "architectures") or [kind if isinstance(kind, str) else shown(kind)]
     for family in FAMILIES:
         if set(named) <= {family.architecture, family.kind}:
-            return family
+            return family, False
+        if named == [family.scoring]:
+            keys.one_label(file, given)
+            return family, True
     raise ValueError(
         f"model {file}: architecture {said(', '.join(named))} is not read; known are {', '.join(ARCHITECTURES)}"
     )
@@ -260,8 +271,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
     activation = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}[config.activation]
     gemma = "query_pre_attn_scalar" in family.absent
     return {
-        "architectures": [family.architecture],
+        "architectures": [family.scoring if config.scalar else family.architecture],
         "model_type": family.kind,
+        **({"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}} if config.scalar else {}),
         "vocab_size": config.vocab_size,
         "hidden_size": config.embed,
         "num_hidden_layers": config.layers,
@@ -384,7 +396,12 @@ _POST_NORMED = _IN_LAYER | {
     "ffw_norm": "pre_feedforward_layernorm.weight",
     "ffw_post_norm": "post_feedforward_layernorm.weight",
 }
-_OUTSIDE = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
+_OUTSIDE = {
+    "embed": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "score": "score.weight",
+}
 
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
@@ -395,7 +412,7 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
     for index in range(config.layers):
         for name, leaf in shapes["layers"][str(index)].items():
             out[f"model.layers.{index}.{names[name]}"] = _tensor(("layers", str(index), name), leaf.shape)
-    for name in ("final_norm", "head"):
+    for name in ("final_norm", "head", "score"):
         if name in shapes:
             out[_OUTSIDE[name]] = _tensor((name,), shapes[name].shape)
     return out

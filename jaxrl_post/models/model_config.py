@@ -66,6 +66,7 @@ class ModelConfig:
     - post_norms: the outputs of attention and feed-forward are normed before they are added to the stream (Gemma).
     - embed_scale: factor of the embedded tokens, rounded to the dtype of the computation (Gemma).
     - lora: None, or additions with weights of their own, which the learner trains in place of all others
+    - scalar: the head is one number for each token, not the scores of all tokens: a reward model
     - family: the family that it was read as (models/families.py), used when it is written. It changes no computation.
     """
 
@@ -94,6 +95,7 @@ class ModelConfig:
     qkv_bias: bool = False
     query_scale: float | None = None
     lora: Lora | None = None
+    scalar: bool = False
     family: str = field(default="", compare=False)
 
     def __post_init__(self):

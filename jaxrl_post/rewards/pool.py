@@ -26,6 +26,7 @@ from jaxrl_post.rewards import digest, records, signatures
 from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.jobs import COUNTERS, Call, Job, Task
 from jaxrl_post.rewards.limits import Fixed, Limits
+from jaxrl_post.rewards.modelled import Modelled
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.rewards.process import WorkerProcess
 from jaxrl_post.rewards.sandbox import AUTO
@@ -68,6 +69,7 @@ class Pool:
         has started. It may be wrong; without it, or where it returns 0, a group is graded when it is joined.
       printed: takes what reward functions print.
       code: functions of a program as text, by name (rewards/carried.py).
+      beside: adds the score of a reward model to every record, in every process. Then there may be no functions.
 
     `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
 
@@ -94,8 +96,9 @@ class Pool:
         group_size: Callable[[RolloutId], int] | None = None,
         printed: Printed | None = None,
         code: Mapping[str, str] = {},
+        beside: Modelled | None = None,
     ):
-        _check_arguments(functions, weights, workers, timeout_s)
+        _check_arguments(functions or ([""] if beside else ()), weights, workers, timeout_s)
         if not compute and share is None:
             raise ValueError("a reward pool that computes nothing needs `share`")
         self._functions, self._names = tuple(functions), signatures.names(functions)
@@ -104,7 +107,7 @@ class Pool:
         self._sharing = Sharing(share) if share is not None else None
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
-        self._group_size, self._printed, self._failures = group_size, printed, Failures()
+        self._group_size, self._printed, self._failures, self._beside = group_size, printed, Failures(), beside
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._queue: deque[Task] = deque()
         self._jobs: dict[RolloutId, Job] = {}
@@ -154,6 +157,8 @@ class Pool:
         """Queues a rollout and returns at once. A resumed rollout that is started again is scored again."""
         if self._sharing is not None:
             self._sharing.forget(rollout.id)
+        if self._beside is not None:
+            self._beside.start(rollout)
         if not self._compute:
             return
         tokens = digest.of_tokens(rollout)
@@ -222,6 +227,8 @@ class Pool:
             found = self._collect(ids)
         else:
             found = self._sharing.take(ids, (lambda ids: self._collect(ids) + self._ready()) if self._compute else None)
+        if self._beside is not None:
+            found = self._beside.added(group.rollouts, found)
         for record in found:
             for name in COUNTERS:
                 self._counts[name] += record["counts"].get(name, 0)

@@ -9,10 +9,12 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxrl_post.config import AlgorithmConfig, BatchConfig
 from jaxrl_post.models import lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import lent_devices, packing, programs
+from jaxrl_post.trainer import embedding_noise, lent_devices, packing, programs
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.state import TrainState, abstract, struct
 
@@ -35,6 +37,7 @@ class Shapes:
     prox: bool
     critic: bool = False
     marks: tuple[str, ...] = ()
+    noise: bool = False
 
     def batch(self, mesh: jax.sharding.Mesh) -> packing.Batch:
         """Returns the shapes of a micro-batch for the gradient, placed on `mesh`."""
@@ -47,10 +50,27 @@ class Shapes:
 
     def _placed(self, mesh: jax.sharding.Mesh, **leaves: Any) -> packing.Batch:
         rows = meshes.batch_sharding(mesh)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows),
-            packing.blank(self.rows, self.tokens, self.dtype, **leaves),
-        )
+        blank = packing.blank(self.rows, self.tokens, self.dtype, **leaves)
+        blank = embedding_noise.silent(blank, self.dtype) if self.noise else blank
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), blank)
+
+
+def shapes(
+    algorithm: AlgorithmConfig, batch: BatchConfig, dtype: np.dtype, *, old: bool, reference: bool, critic: bool
+) -> Shapes:
+    """Returns the shape of a run's micro-batches. `old`, `reference`, `critic`: whether the run has them."""
+    return Shapes(
+        rows=batch.rows,
+        tokens=batch.tokens,
+        dtype=dtype,
+        old=old,
+        reference=reference,
+        corrected=algorithm.corrects_rollouts,
+        prox=algorithm.prox_logp_method == "loglinear",
+        critic=critic,
+        marks=algorithm.marks,
+        noise=algorithm.neftune_alpha > 0,
+    )
 
 
 def learning(

@@ -30,7 +30,7 @@ from jaxrl_post.algorithms.mismatch import mismatch
 from jaxrl_post.algorithms.role_baseline import RoleBaseline
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import compiled_programs, placement, programs
+from jaxrl_post.trainer import compiled_programs, embedding_noise, placement, programs
 from jaxrl_post.trainer import lent_devices as guests
 from jaxrl_post.trainer import optimizer as optimizers
 from jaxrl_post.trainer import packing as door
@@ -110,25 +110,15 @@ class Learner:
         self.kl, self.roles = KlController(algorithm), RoleBaseline(algorithm.rae_decay)
         self._guest, self._step = guests.Guest(lent, model, host=mesh) if lent else None, 0
         self._old, self.gate = OldLogprobs(algorithm), Gate(algorithm.min_ess, algorithm.max_rollout_kl)
-        self._shapes = self._micro_batch(np.dtype(jnp.promote_types(compute_dtype, jnp.float32)))
+        there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
+        dtype = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
+        self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)
+        self._noise = embedding_noise.Noise(algorithm.neftune_alpha, model.embed, dtype)
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # a result of the program that was launched last
         self._begin_round()
         self._begin_step()
-
-    def _micro_batch(self, dtype: np.dtype) -> compiled_programs.Shapes:
-        return compiled_programs.Shapes(
-            rows=self._batch.rows,
-            tokens=self._batch.tokens,
-            dtype=dtype,
-            old=self._old.needed,
-            reference=self._kl_in_loss,
-            corrected=self._algorithm.corrects_rollouts,
-            prox=self._algorithm.prox_logp_method == "loglinear",
-            critic=self._critic.there,
-            marks=self._algorithm.marks,
-        )
 
     @property
     def state(self) -> TrainState:
@@ -230,7 +220,7 @@ class Learner:
             )
         door.check_lengths(groups, self._batch.tokens)
         trained = credit.trained(groups, self._algorithm)
-        self._old.prepare(trained, self.logprobs)
+        self._old.prepare(trained, lambda some: self._scored(some, self.params, noisy=True))
         if self._reference is not None:
             self._ref.update(self._scored(trained, self._reference))
         algorithm, known = self.kl.applied(self._algorithm), dict(old=self._old.of, reference=self._ref)
@@ -402,7 +392,7 @@ class Learner:
 
     def _packed(self, groups: Sequence[Group]) -> tuple[list[door.Batch], list[door.Place]]:
         rollouts = _rollouts(groups)
-        return door.pack(
+        batches, places = door.pack(
             groups,
             self._credits,
             rows=self._batch.rows,
@@ -415,16 +405,20 @@ class Learner:
             critic=self._critic.there,
             marks=self._algorithm.marks,
         )
+        return self._noise.added(batches, places, rollouts, self._step), places
 
-    def _scored(self, groups: Sequence[Group], policy: Any) -> dict[RolloutId, np.ndarray]:
-        """Returns log-probs of every rollout under `policy`, on the host."""
-        return self._over(groups, lambda batch: self._programs["score"](policy, batch))
+    def _scored(self, groups: Sequence[Group], policy: Any, noisy: bool = False) -> dict[RolloutId, np.ndarray]:
+        """Returns log-probs of every rollout under `policy`, on the host. `noisy`: with NEFTune's noise, if any."""
+        return self._over(groups, lambda batch: self._programs["score"](policy, batch), noisy)
 
-    def _over(self, groups: Sequence[Group], run: Callable[[door.Batch], Any]) -> dict[RolloutId, np.ndarray]:
+    def _over(
+        self, groups: Sequence[Group], run: Callable[[door.Batch], Any], noisy: bool = False
+    ) -> dict[RolloutId, np.ndarray]:
         """Returns what `run` computes of each token, float[T] on the host, by rollout id."""
         batches, places = door.pack(
             groups, None, rows=self._batch.rows, tokens=self._batch.tokens, dtype=self._shapes.dtype
         )
+        batches = self._noise.added(batches, places, _rollouts(groups) if noisy else (), self._step)
         return door.answers(jax.device_get([run(self._put(batch)) for batch in batches]), places)
 
     def _host_metrics(self) -> dict[str, float]:

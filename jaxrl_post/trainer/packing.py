@@ -47,6 +47,8 @@ from jaxrl_post.types import Finish, Group, Rollout, RolloutId
         "prox_weights",
         "positives",
         "held",
+        "noise_keys",
+        "noise_scales",
     ],
     meta_fields=[],
 )
@@ -68,6 +70,7 @@ class Batch:
       (algorithms/correction.py)
     - positives, floating: 1 for a rollout with a positive reward
     - held, floating: 1 for a token that KL-Cov holds at the old policy
+    - noise_keys, uint32 [B, T, 2], and noise_scales, floating: of noise on embeddings (embedding_noise.py)
     - the others, floating
 
     Floating leaves are 0 where the mask is not set. Leaves of a critic, reference, old policy, correction or further term
@@ -92,6 +95,8 @@ class Batch:
     prox_weights: Any = None
     positives: Any = None
     held: Any = None
+    noise_keys: Any = None
+    noise_scales: Any = None
 
 
 class Place(NamedTuple):

@@ -25,7 +25,7 @@ from jaxrl_post.algorithms.ratios import log_ratio
 from jaxrl_post.config import AlgorithmConfig, BatchConfig, OptimizerConfig, on
 from jaxrl_post.models import decoder, layer_loop, lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.trainer import attention, split_head
+from jaxrl_post.trainer import attention, embedding_noise, split_head
 from jaxrl_post.trainer.optimizer import Optimizer
 from jaxrl_post.trainer.packing import Batch
 from jaxrl_post.trainer.state import TrainState
@@ -129,9 +129,14 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
 
     The first token of a row gets 0. The first token of a later segment is computed from the last token of the segment
     before. Neither value has a meaning, and no mask is ever set there.
+
+    Of a reward model it returns the reward of the segment up to and with every token, and zeros.
     """
     policy = lora.whole(policy)
     h = hidden(policy, recipe.model, batch, recipe)
+    if recipe.model.scalar:
+        found = decoder.rewards(policy, h)
+        return found, jnp.zeros_like(found)
     with jax.named_scope("logprobs"):
         results = _laws(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
         return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
@@ -141,6 +146,10 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
     """Returns the last layer's normed output at every token of a packed batch."""
     B, T = batch.tokens.shape
     attend = attention.packed(batch.segment_ids, recipe.heads, recipe.attention)
+    noise = None
+    if batch.noise_scales is not None:
+        made = embedding_noise.noise(batch.noise_keys, batch.positions, batch.noise_scales, model.embed)
+        noise = made.reshape(B * T, model.embed)
     # Tokens are flattened to one axis. With [B, T] the weight gradients contract two axes, and XLA:CPU then transposes
     # a copy of every activation.
     h, _ = decoder.hidden(
@@ -150,6 +159,7 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
         batch.positions.reshape(B * T),
         attend,
         None,
+        noise=noise,
         dtype=recipe.dtype,
         remat=recipe.remat is not None,
         policy=recipe.remat or "full",
@@ -246,9 +256,8 @@ def numerator(
 
         total = weighed(per_token)
         by_count = {"actor/pg_loss": total}
-        by_token = {
-            name: token_sum(values) for name, values in {"actor/entropy": entropies, **told, **indicators}.items()
-        }
+        told |= indicators if recipe.model.scalar else {"actor/entropy": entropies, **indicators}
+        by_token = {name: token_sum(values) for name, values in told.items()}
         if old is not None:
             by_token["actor/ppo_kl"] = token_sum(-log_ratio(logps, old))
         if batch.positives is not None:

@@ -11,7 +11,7 @@ import os
 import sys
 
 MINUTES = 4.0
-PARTS = ("ppo", "remax", "gmpo", "dppo", "terms", "lora", "masks", "dpo", "distillation")
+PARTS = ("ppo", "remax", "gmpo", "dppo", "terms", "lora", "masks", "dpo", "reward_model", "distillation")
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
