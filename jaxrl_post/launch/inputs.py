@@ -144,12 +144,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
     train, held_out, taught = rows.prompts, asked.prompts, rows.taught
     if template is not None:
         template.close()
-    shared = sorted(sources.trained_ids(rows) & {prompt.id for prompt in (*held_out, *written.prompts)})
-    if shared:
-        raise ValueError(
-            f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
-            "prompts must not be trained on"
-        )
+    _check_apart(rows, (*held_out, *written.prompts))
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words, taught)
     if config.algorithm.needs_teacher:
@@ -177,6 +172,16 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         chat=template,
         reward_model=reward_scoring.files(config, words),
     )
+
+
+def _check_apart(rows: sources.Found, held_out: Sequence[Prompt]) -> None:
+    """Refuses held-out prompts that are trained on."""
+    shared = sorted(sources.trained_ids(rows) & {prompt.id for prompt in held_out})
+    if shared:
+        raise ValueError(
+            f"eval.data and data.train share {len(shared)} prompts, the first is {shared[0]!r}: held-out "
+            "prompts must not be trained on"
+        )
 
 
 def _fitting(

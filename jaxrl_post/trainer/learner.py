@@ -114,6 +114,10 @@ class Learner:
         dtype = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
         self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)
         self._noise = embedding_noise.Noise(algorithm.neftune_alpha, model.embed, dtype)
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        """Sets what programs fill. None is compiled yet."""
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # a result of the program that was launched last

@@ -292,7 +292,7 @@ FAULTS = (
         ),
         (
             "padding_kept",
-            "chosen",
+            "by_chunks",
             "[:, :T] for part",
             "[:, -T:] for part",
             "the padding's end is returned",
