@@ -5,6 +5,7 @@ The show `jetstream` lays it into a folder below .cache/peers/. Where that folde
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -113,7 +114,22 @@ def served(jetstream, engine):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield pb2_grpc.OrchestratorStub(channel), pb2
     finally:
-        server.stop()
+        end(server)
+
+
+def end(server) -> None:
+    """Ends a server. JetStream's own `stop` takes the marks back that end its threads, and may do so forever."""
+    driver = server._driver
+    driver.live = False
+    one_each = [*driver._transfer_backlogs, *driver._generate_backlogs.values(), *driver._detokenize_backlogs]
+    while any(thread.is_alive() for thread in driver._all_threads):
+        for backlog in (driver._prefill_backlog, *one_each):
+            with contextlib.suppress(queue.Full):
+                backlog.put_nowait(None)
+        time.sleep(0.02)
+    asyncio.run_coroutine_threadsafe(server._async_stop(), server._loop).result(60)
+    server._loop.call_soon_threadsafe(server._loop.stop)
+    server._loop_thread.join(60)
 
 
 def directly(given: list[list[int]]) -> list[list[int]]:

@@ -15,6 +15,7 @@ Every client that reaches the address is served.
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
 
 from jaxrl_post.commands.arguments import Arguments, answered, law, number, whole
@@ -49,8 +50,6 @@ def _serve(flags: argparse.Namespace) -> int:
     engine = jetstream.Engine(policy.engine(asked), policy.tokenizer, asked, flags.seed)
     server = jetstream.serve(engine, flags.host, flags.port)
     print(f"serving {flags.policy} on {flags.host}:{flags.port}", flush=True)
-    try:
-        server.wait_for_termination()
-    except KeyboardInterrupt:
-        return 0
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is to be saved, and JetStream's own stop may wait forever
+    server.wait_for_termination()
     return 0
