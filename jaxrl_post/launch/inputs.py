@@ -152,8 +152,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         )
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words, taught)
-    if config.algorithm.needs_teacher:
-        teacher_start.check(config, words)
+    teacher_start.check(config, words)
     sampling = sampling_law(config, words)
     return Inputs(
         model=own.model,
