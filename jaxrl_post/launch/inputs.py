@@ -153,7 +153,6 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words, taught)
     teacher_start.check(config, words)
-    sampling = sampling_law(config, words)
     return Inputs(
         model=own.model,
         dtype=own.dtype,
@@ -162,7 +161,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         files=tokenizer_files(place),
         held_out=held_out,
         train=sources.ordered(config, rows),
-        sampling=sampling,
+        sampling=sampling_law(config, words),
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out, *written.prompts)),
         write=_writer(config, words, taught),
         trained=rows.trained,

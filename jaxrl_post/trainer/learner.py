@@ -113,6 +113,10 @@ class Learner:
         dtype = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
         self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)
         self._noise = embedding_noise.Noise(algorithm.neftune_alpha, model.embed, dtype)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins without programs, sums and groups."""
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # a result of the program that was launched last
