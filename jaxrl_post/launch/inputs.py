@@ -147,9 +147,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
     _check_apart(rows, (*held_out, *written.prompts))
     if config.engine.name == "demonstrations":
         _check_demonstrations(config, train, words, taught)
-    if config.algorithm.needs_teacher:
-        teacher_start.check(config, words)
-    sampling = sampling_law(config, words)
+    teacher_start.check(config, words)
     return Inputs(
         model=own.model,
         dtype=own.dtype,
@@ -158,7 +156,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         files=tokenizer_files(place),
         held_out=held_out,
         train=sources.ordered(config, rows),
-        sampling=sampling,
+        sampling=sampling_law(config, words),
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out, *written.prompts)),
         write=_writer(config, words, taught),
         trained=rows.trained,

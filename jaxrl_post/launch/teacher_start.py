@@ -64,7 +64,7 @@ def shape(config: Config, model: decoder.ModelConfig) -> decoder.ModelConfig:
 
 
 def check(config: Config, words: tokenizer.Tokenizer) -> None:
-    """Refuses a teacher that is not here, reads other tokens than the policy, or is too short for its rollouts.
+    """Refuses a run's teacher that is not here, reads other tokens than the policy, or is too short for its rollouts.
 
     Args:
       words: the policy's tokenizer.
@@ -72,6 +72,8 @@ def check(config: Config, words: tokenizer.Tokenizer) -> None:
     Raises:
       ValueError: one sentence with the first difference.
     """
+    if not config.algorithm.needs_teacher:
+        return
     path, named = Path(config.teacher.path), f"teacher.path={config.teacher.path}"
     if not (path / "config.json").is_file():
         raise ValueError(

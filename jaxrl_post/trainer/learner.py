@@ -10,8 +10,7 @@ Invariants:
 Refuses:
 - groups that were not prepared
 - groups in several pieces, where the advantage is computed over the whole round
-- a KL term without a reference
-- a mesh that cannot divide the model
+- a KL term without a reference, and a mesh that cannot divide the model
 """
 
 from __future__ import annotations
@@ -175,11 +174,7 @@ class Learner:
             return
         self._programs = {name: program.lower(*shapes).compile() for name, (program, shapes) in self.jitted().items()}
         if self._guest:
-            lent = {
-                name.removeprefix("lent "): program
-                for name, program in self._programs.items()
-                if name.startswith("lent ")
-            }
+            lent = {name.removeprefix("lent "): one for name, one in self._programs.items() if name.startswith("lent ")}
             self._guest.compiled(lent, self._programs["join"])
         if not is_abstract(self.state):
             self._sums = self._programs["zeros"]()

@@ -1,4 +1,4 @@
-"""On-policy distillation: a teacher of another shape in the advantage, alone and beside rewards.
+"""On-policy distillation: a teacher of another shape in the advantage, alone and beside rewards, and whole laws as the loss.
 
 The other side is tests/distill_arms.py: one sequence per row, dense attention, a whole softmax of both models, in float64.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from training_parity import SINGLE, plant
 
 ARMS = {"distill": ("distill", {}), "distill_beside_rewards": ("grpo", {"opd_kl_coef": 0.7})}
+EXACT = {"gkd_reverse_kl": 1.0, "gkd_jensen_shannon": 0.3, "gkd_forward_kl": 0.0}  # by gkd_beta
 
 
 def show(record) -> None:
@@ -25,6 +26,14 @@ def show(record) -> None:
 
         record.figure(name, distance(), at_most=SINGLE)
         plant(record, name, FAULTS[name], distance)
+    for name, beta in EXACT.items():
+        wanted, _ = distill.plain_exact(groups, beta)
+
+        def apart(beta=beta, wanted=wanted) -> float:
+            return arms.worst(distill.gradient(groups, given=distill.exact(beta)), wanted)
+
+        record.figure(name, apart(), at_most=SINGLE)
+        plant(record, name, FAULTS[name], apart)
 
 
 def _gains(patch, change) -> None:
@@ -73,6 +82,33 @@ def _no_coefficient(patch) -> None:
     patch.setattr(AlgorithmConfig, "teacher_coef", property(lambda algorithm: 1.0))
 
 
+def _divergence(patch, change) -> None:
+    from jaxrl_post.algorithms import divergence
+
+    true = divergence.of_logs
+    patch.setattr(divergence, "of_logs", lambda *given: change(true, *given))
+
+
+def _directions_are_swapped(patch) -> None:
+    _divergence(patch, lambda true, own, teacher, beta: true(own, teacher, 1 - beta))
+
+
+def _not_mixed(patch) -> None:
+    """The Jeffreys divergence with the same weights, in which no law is mixed."""
+
+    def jeffreys(true, own, teacher, beta):
+        return beta * true(own, teacher, 0) + (1 - beta) * true(own, teacher, 1)
+
+    _divergence(patch, jeffreys)
+
+
+def _a_row_is_left_out(patch) -> None:
+    from jaxrl_post.algorithms import divergence
+
+    true = divergence.laws
+    patch.setattr(divergence, "laws", lambda *given, used, **how: true(*given, used=used - 1, **how))
+
+
 FAULTS = {
     "distill": {
         "the_policy_is_left_out": _the_policy_is_left_out,
@@ -81,4 +117,10 @@ FAULTS = {
         "temperature_of_the_teacher_is_one": _temperature_of_the_teacher_is_one,
     },
     "distill_beside_rewards": {"no_coefficient": _no_coefficient},
+    "gkd_reverse_kl": {
+        "directions_are_swapped": _directions_are_swapped,
+        "a_row_of_the_vocabulary_is_left_out": _a_row_is_left_out,
+    },
+    "gkd_jensen_shannon": {"not_mixed": _not_mixed},
+    "gkd_forward_kl": {"directions_are_swapped": _directions_are_swapped},
 }
