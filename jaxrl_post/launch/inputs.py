@@ -133,8 +133,7 @@ def gather(config: Config, handed: Handed = NOTHING) -> Inputs:
 
 def _gathered(config: Config, handed: Handed) -> Inputs:
     handed.check(config)
-    config = local(config)
-    own = policy(config)
+    own = policy(config := local(config))
     place, words = own.place, own.tokenizer
     template = chat.load(place) if place.is_dir() else None
     with environments.begun(config, template, handed) as (template, begins):
@@ -154,7 +153,6 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         _check_demonstrations(config, train, words, taught)
     if config.algorithm.needs_teacher:
         teacher_start.check(config, words)
-    sampling = sampling_law(config, words)
     return Inputs(
         model=own.model,
         dtype=own.dtype,
@@ -163,7 +161,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         files=tokenizer_files(place),
         held_out=held_out,
         train=sources.ordered(config, rows),
-        sampling=sampling,
+        sampling=sampling_law(config, words),
         longest_prompt=max(prompt.tokens.size for prompt in (*train, *held_out, *written.prompts)),
         write=_writer(config, words, taught),
         trained=rows.trained,

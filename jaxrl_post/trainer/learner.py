@@ -110,15 +110,17 @@ class Learner:
         self.kl, self.roles = KlController(algorithm), RoleBaseline(algorithm.rae_decay)
         self._guest, self._step = guests.Guest(lent, model, host=mesh) if lent else None, 0
         self._old, self.gate = OldLogprobs(algorithm), Gate(algorithm.min_ess, algorithm.max_rollout_kl)
-        there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
-        dtype = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
-        self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)
-        self._noise = embedding_noise.Noise(algorithm.neftune_alpha, model.embed, dtype)
+        self._shapes, self._noise = self._micro_batch(np.dtype(jnp.promote_types(compute_dtype, jnp.float32)))
         self._programs: dict[str, Any] = {}
         self._sums: programs.Sums | None = None
         self._newest: jax.Array | None = None  # a result of the program that was launched last
         self._begin_round()
         self._begin_step()
+
+    def _micro_batch(self, dtype: np.dtype) -> tuple[compiled_programs.Shapes, embedding_noise.Noise]:
+        there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
+        shapes = compiled_programs.shapes(self._algorithm, self._batch, dtype, **there)
+        return shapes, embedding_noise.Noise(self._algorithm.neftune_alpha, self._recipe.model.embed, dtype)
 
     @property
     def state(self) -> TrainState:
