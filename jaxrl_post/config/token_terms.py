@@ -9,7 +9,7 @@ from jaxrl_post.config.fields import any_of_type, at_least
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
 _POSITIVE = "others are never negative"
 _SUPERVISED = "what supervised losses train on has no advantage"
-_COMPARED = "algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gpg"
+_COMPARED = "algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd|gpg"
 _GAE = "algorithm.adv_estimator=gae|gae_turn"
 
 
