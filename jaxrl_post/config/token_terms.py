@@ -8,7 +8,7 @@ from jaxrl_post.config.fields import any_of_type, at_least
 
 _NEGATIVE = "algorithm.adv_estimator!=ones|grpo_passk"
 _POSITIVE = "others are never negative"
-_SUPERVISED = "what supervised losses train on has no advantage"
+_SUPERVISED = "what supervised losses and gkd train on has no advantage"
 _COMPARED = "algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd|gpg"
 _GAE = "algorithm.adv_estimator=gae|gae_turn"
 
@@ -75,7 +75,7 @@ class TokenTerms:
         1e-6,
         1.0,
         unit="share of tokens",
-        used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry",
+        used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd",
         why=_SUPERVISED,
         doc="So many tokens of a round, those of the highest entropies, keep their advantage. 1: all; 0.2 is usual.",
     )
