@@ -209,7 +209,7 @@ def test_a_positive_reward_is_a_mark():
     assert not any(own.marks for own in plain)
 
 
-def test_filtered_rollouts_are_in_no_rank():
+def test_filtered_and_rejected_tokens_are_in_no_rank():
     """A loss at -1 and a gain at -2: both covariances are below 0, and that of the gain is nearer to it. The gain was cut."""
     made = group(lengths=(2, 10), rewards=(0.0, 1.0), scored=(1, 1))
     gain = dataclasses.replace(made.rollouts[1], logprobs=np.full(10, -2.0))
@@ -217,6 +217,13 @@ def test_filtered_rollouts_are_in_no_rank():
     for filtering, places in ((False, [0, 1]), (True, [1, 0])):
         (got,), _ = assign([made], loss_mode="kl_cov", kl_cov_ratio=0.1, overlong_filtering=filtering)
         assert [int(own.marks["held"].sum()) for own in got] == places
+    old = {
+        r.id: r.logprobs + moved for r, moved in zip(made.rollouts, (0.0, 1.0), strict=True)
+    }  # M2PO rejects the gain
+    (got,), _ = assign(
+        [made], old, loss_mode="kl_cov", kl_cov_ratio=0.1, rollout_rs="m2po", rollout_rs_threshold=(0.1,)
+    )
+    assert [int(own.marks["held"].sum()) for own in got] == [1, 0]
 
 
 def test_gdpo_names_a_missing_component():

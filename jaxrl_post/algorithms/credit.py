@@ -117,7 +117,7 @@ def assign(
     known = Measured(values=values or {}, norms=norms or {}, weights=corrected)
     estimated, returns = _advantages(groups, rewards, algorithm, greedy, known, compared, roles)
     estimated, apart = distillation.taught(estimated, groups, algorithm, old, teacher or {})
-    (estimated, marks), credits = token_credit.marked(groups, estimated, algorithm), {}
+    (estimated, marks), credits = token_credit.marked(groups, estimated, algorithm, corrected), {}
     for group, made, owned in zip(groups, estimated, rewards, strict=True):
         lengths = _lengths(group, algorithm.overlong_filtering)
         weights, counts = AGGREGATIONS[algorithm.loss_agg_mode](lengths, max_tokens)

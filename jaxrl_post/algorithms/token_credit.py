@@ -30,9 +30,12 @@ def masks_of(group: Group, filtering: bool) -> list[np.ndarray]:
 
 
 def marked(
-    groups: Sequence[Group], estimated: Estimated, algorithm: AlgorithmConfig
+    groups: Sequence[Group], estimated: Estimated, algorithm: AlgorithmConfig, corrected: ByRollout
 ) -> tuple[Estimated, dict[RolloutId, dict[str, np.ndarray | float]]]:
-    """Returns the advantages that rules on single tokens leave, and the marks of every rollout."""
+    """Returns the advantages that rules on single tokens leave, and the marks of every rollout.
+
+    Tokens that are rejected, whose correction is 0, are not ranked (as verl).
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     out: dict[RolloutId, dict[str, np.ndarray | float]] = {rollout.id: {} for rollout in rollouts}
     if "positives" in algorithm.marks:
@@ -41,7 +44,9 @@ def marked(
                 out[rollout.id]["positives"] = float(reward > 0)
     if not ranks_tokens(algorithm):
         return estimated, out
-    masks = [mask for group in groups for mask in masks_of(group, algorithm.overlong_filtering)]
+    trained = [mask for group in groups for mask in masks_of(group, algorithm.overlong_filtering)]
+    weights = [corrected.get(rollout.id, np.ones(rollout.sampled.shape)) for rollout in rollouts]
+    masks = [mask & (weight > 0) for mask, weight in zip(trained, weights, strict=True)]
     if "held" in algorithm.marks:
         for rollout, one in zip(rollouts, _held(groups, estimated, masks, algorithm), strict=True):
             out[rollout.id]["held"] = one.astype(float)
