@@ -43,7 +43,7 @@ class AlarmConfig:
         0.1,
         0.0,
         unit="nats per token",
-        used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry",
+        used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd",
         why="what the data wrote has no log-probs of an engine",
         doc="Alarm at a larger KL between engine and learner. 0: none.",
     )
