@@ -44,7 +44,7 @@ class AlarmConfig:
         0.0,
         unit="nats per token",
         used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd",
-        why="what the data wrote has no log-probs of an engine",
+        why="these losses compare no log-probs with the engine",
         doc="Alarm at a larger KL between engine and learner. 0: none.",
     )
     hacking: float = at_least(
