@@ -512,7 +512,7 @@ def test_a_change_is_refused_field_by_field():
 
 def logs(folder, rows):
     """A run's logs after `rows` rows of each."""
-    for sub in ("rollouts", "evaluations"):
+    for sub in ("rollouts", "evaluations", "completions"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
         for n in range(rows):
             (folder / sub / f"step_{n:06d}.npz").write_bytes(b"x")

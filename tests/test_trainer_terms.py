@@ -35,7 +35,7 @@ def test_packing_and_pieces_of_the_gradient_change_nothing(name):
 def test_ranks_of_a_whole_round_are_refused_in_pieces(name):
     one = arms.learner(given=terms.algorithm(**terms.CASES[name]), reference=False)
     one.compile = lambda: None
-    one._over = lambda groups, run: {r.id: r.logprobs for group in groups for r in group.rollouts}
+    one._over = lambda groups, run, noisy: {r.id: r.logprobs for group in groups for r in group.rollouts}
     one._programs = {"score": None}
     groups = terms.groups()
     one.prepare(groups[:2])
