@@ -37,8 +37,9 @@ def saved(folder, name: str, seed: int):
 def test_killed_in_a_save_and_resumed_it_is_the_same_run(here, form, capsys):  # noqa: F811
     flags = (*FORMS[form], saved(here, "teacher", 7))
     whole, target = whole_run(here, f"whole_{form}", *flags), here / f"killed_{form}"
-    found = [row["rollout/opd_reverse_kl"] for row in metrics.read(whole / "metrics.jsonl") if "actor/grad_norm" in row]
-    assert np.isfinite(found).all() and len(set(found)) == len(found)
+    rows, key = metrics.read(whole / "metrics.jsonl"), "rollout/opd_reverse_kl"
+    found = [row[key] for row in rows if key in row]  # one of each round, which may be several steps
+    assert np.isfinite(found).all() and len(set(found)) == len(found) >= 3
     assert form != "exact" or found[-1] < found[0]
     kill(here, target, store, "manifest", 2, flags=flags)
     saved(here, "teacher", 8)  # other weights below the same name
