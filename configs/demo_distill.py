@@ -7,7 +7,8 @@ Commands: python -m jaxrl_post.main --config=configs/demo.py --run-dir=runs/demo
           python -m jaxrl_post.main --config=configs/demo_distill.py
 Expected: at least 90 % of the teacher's reward on held-out prompts (python scripts/show.py prefer-and-distil). A
 teacher of 100 steps has a mean of 4 of 0.94. From it, the 40 steps take the mean of 4 from 0.37 to 0.97.
-From random weights the same loss needs far more: 400 steps of 128 rollouts, forward KL, reached 0.38, and greedy 0.59.
+From random weights this is slow: 400 steps of 128 rollouts, forward KL, reached 0.38, and greedy 0.59. So a student of
+random weights begins with rows of the teacher (configs/demo_distill_start.py).
 """
 
 from pathlib import Path

@@ -76,6 +76,17 @@ def test_config_runs(name, tmp_path):
     _runs(name, tmp_path, *more)
 
 
+@pytest.mark.parametrize("name", ["demo_distill", "demo_distill_start"])
+def test_distillation_runs(name, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt_id": f"{k}", "prompt": f"1{k}+2+3=", "text": f"#1{k + 5}"}) + "\n" for k in range(5))
+    )
+    start = (f"--config.data.train={tmp_path / 'rows.jsonl'}", "--config.optimizer.warmup_steps=1")
+    more = start if name == "demo_distill_start" else ()
+    teacher = f"--config.teacher.path={CONFIGS / 'demo_policy'}"
+    _runs(name, tmp_path, "--config.scheduler.group_size=1", teacher, *more)
+
+
 def test_conversations_are_trained_on(tmp_path):
     assert main.main([f"--config={CONFIGS / 'conversations_sft.py'}", f"--run-dir={tmp_path / 'run'}"]) == 0
     losses = [

@@ -127,8 +127,8 @@ def _checked_by_name(words: list[str]) -> bool:
         return True
     for word in words:
         if word.startswith("--config=") and "configs/sim/" not in word:
-            path = config.resolve(config.load(word.removeprefix("--config="))).model.path
-            return bool(path) and not os.path.exists(path)
+            named = config.resolve(config.load(word.removeprefix("--config=")))
+            return any(path and not os.path.exists(path) for path in (named.model.path, named.teacher.path))
     return False
 
 

@@ -5,7 +5,8 @@
    higher implicit reward. Before, every reward is 0; a metric that knows nothing is right for half of them.
 3. rl: rewards, from the policy that 2. wrote. Metric: the mean reward of rollouts on held-out prompts.
 4. planted: the step 2. with the labels of its training pairs swapped must fail its bound.
-5. distilled: on-policy distillation from the trained demo policy (scripts/prefer_and_distil/distillation.py).
+5. distilled: distillation from the trained demo policy, into random weights and into the policy before RL
+   (scripts/prefer_and_distil/distillation.py).
 
 Every step is a command. The policy folder of one is the model of the next. Held-out problems are those of one split, which
 no step trains on. Intervals are of 95 %: of differences the bootstrap over problems, of shares Wilson's.
