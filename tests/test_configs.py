@@ -79,7 +79,9 @@ def test_config_runs(name, tmp_path):
 @pytest.mark.parametrize("name", ["demo_distill", "demo_distill_start"])
 def test_distillation_runs(name, tmp_path):
     (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"prompt_id": f"{k}", "prompt": f"1{k}+2+3=", "text": f"#1{k + 5}"}) + "\n" for k in range(5))
+        "".join(
+            json.dumps({"prompt_id": f"{k}", "prompt": f"1{k}+2+3=", "text": f"#1{k + 5}"}) + "\n" for k in range(5)
+        )
     )
     start = (f"--config.data.train={tmp_path / 'rows.jsonl'}", "--config.optimizer.warmup_steps=1")
     more = start if name == "demo_distill_start" else ()
