@@ -32,4 +32,5 @@ def get_config():
     c.data.train, c.data.columns = "runs/demo_rows.jsonl", {"id": "prompt_id", "completion": "text"}
     c.eval.data, c.eval.task = "task:sums", {}
     c.eval.completions, c.eval.every = 0, 800
+    c.alarms.max_mismatch = 0.0  # the student is not the engine that wrote the rows
     return c

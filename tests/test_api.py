@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from jaxrl_post.commands import evaluate as evaluate_command
 from jaxrl_post.commands import generate as generate_command
 from jaxrl_post.config import default
 from jaxrl_post.data.tokenizer import characters
+from jaxrl_post.launch import saved_policy
 from jaxrl_post.telemetry import metrics, rollout_log
 from jaxrl_post.types import Sampling
 
@@ -156,6 +158,16 @@ def test_a_policy_repeats_the_rollouts_of_a_run_bit_for_bit(trained, policy):
         for (one,), rollout in zip(got, source, strict=True):
             assert one.tokens.tolist() == rollout.tokens.tolist()
             assert one.logprobs.tobytes() == rollout.logprobs.tobytes() and one.finish == rollout.finish.value
+
+
+def test_a_policy_that_learnt_written_completions_reads_prompts_without_them(here, trained):
+    copy = here / "learnt"
+    shutil.copytree(trained[0].folder / "policy", copy / "policy")
+    told = json.loads((trained[0].folder / "config.json").read_text())
+    told["data"]["columns"] = {"id": "prompt_id", "completion": "text"}
+    (copy / "config.json").write_text(json.dumps(told))
+    config, _ = saved_policy.files(copy)
+    assert config.data.columns == {"id": "prompt_id"}
 
 
 def test_the_weights_of_another_step_sample_otherwise(trained, policy):

@@ -43,8 +43,8 @@ class AlarmConfig:
         0.1,
         0.0,
         unit="nats per token",
-        used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry|gkd",
-        why="these losses compare no log-probs with the engine",
+        used_when="algorithm.loss_mode!=sft|dpo|ipo|bradley_terry",
+        why="what the data wrote has no log-probs of an engine",
         doc="Alarm at a larger KL between engine and learner. 0: none.",
     )
     hacking: float = at_least(

@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxrl_post import config as configs
 from jaxrl_post.checkpoint import store
+from jaxrl_post.data.columns import COMPLETION
 from jaxrl_post.launch import adapter, build, inputs
 from jaxrl_post.launch.handed import OWN
 from jaxrl_post.launch.policy import Policy
@@ -227,10 +228,16 @@ def _options(told: Mapping, model: Mapping) -> dict[str, Any]:
         "engine": {name: engine[name] for name in _ENGINE if name in engine},
         "sampling": dict(told["sampling"]),
         "mesh": {"tensor": tensor} if tensor <= jax.device_count() else {},
-        "data": {name: told["data"][name] for name in _COLUMNS} | {"train": f"{OWN}rows"},
+        "data": _reading(told["data"]) | {"train": f"{OWN}rows"},
         "reward": _rewards(told),
         "eval": {"prompts": 0},
     }
+
+
+def _reading(data: Mapping) -> dict[str, Any]:
+    """Returns how a run reads prompts. The column of written completions is read in training alone."""
+    found = {name: data[name] for name in _COLUMNS}
+    return found | {"columns": {role: name for role, name in data["columns"].items() if role != COMPLETION}}
 
 
 def _rewards(told: Mapping) -> dict[str, Any]:

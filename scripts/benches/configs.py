@@ -12,7 +12,17 @@ import re
 import tempfile
 from pathlib import Path
 
-LEFT_OUT = ("gsm8k_qwen2_5_0_5b", "gsm8k_qwen2_5_7b", "gsm8k_qwen3", "mbpp_qwen2_5_coder", "demo_sft")
+LEFT_OUT = (
+    "gsm8k_qwen2_5_0_5b",
+    "gsm8k_qwen2_5_7b",
+    "gsm8k_qwen3",
+    "mbpp_qwen2_5_coder",
+    "demo_sft",
+    "demo_distill",  # these begin with what another run left
+    "demo_distill_start",
+    "demo_opd",
+    "demo_from_preferences",
+)
 DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
