@@ -16,6 +16,7 @@ import numpy as np
 
 PURPOSES = ("train", "eval")
 MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
+LEAST_OF_LAW = 1e-30  # of temperature and top_p: float32 logits divided by it stay finite, and it is no 0 in float32
 PREFIX_MODES = ("recompute", "verify", "restart")
 # a rollout's arrays with one entry for each token: name -> dtype
 PER_TOKEN = {
@@ -113,9 +114,9 @@ class Prompt:
 class Sampling:
     """How tokens are sampled, and what ends a rollout.
 
-    - `temperature`: 0 is greedy.
+    - `temperature`: 0 is greedy. Any other is from LEAST_OF_LAW to its inverse.
     - `top_k`: only the k most likely ids are sampled. 0 means all.
-    - `top_p`: only the most likely ids that together have probability p are sampled. 1.0 means all.
+    - `top_p`: only the most likely ids that together have probability p are sampled. 1.0 means all. At least LEAST_OF_LAW.
     - `eos_ids`: end a rollout with Finish.EOS.
     - `stop_ids`, `stop_strings`: end a rollout with Finish.STOP.
 
@@ -130,12 +131,16 @@ class Sampling:
     stop_strings: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if self.temperature != 0 and not LEAST_OF_LAW <= self.temperature <= 1 / LEAST_OF_LAW:
+            raise ValueError(
+                f"temperature must be 0 or from {LEAST_OF_LAW:g} to {1 / LEAST_OF_LAW:g}, got {self.temperature}"
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k must be >= 0, where 0 keeps every id, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, where 1 keeps every id, got {self.top_p}")
+        if not LEAST_OF_LAW <= self.top_p <= 1:
+            raise ValueError(
+                f"top_p must be at least {LEAST_OF_LAW:g} and at most 1, where 1 keeps every id, got {self.top_p}"
+            )
 
     @property
     def restricted(self) -> bool:

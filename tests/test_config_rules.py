@@ -17,6 +17,11 @@ from jaxrl_post.sim import settings
     [
         (["model.preset="], "model.path and model.preset are both empty"),
         (["sampling.top_p=0.0"], "sampling.top_p=0.0 leaves nothing to draw"),
+        (["sampling.top_p=1e-40"], "sampling.top_p=1e-40 leaves nothing to draw"),
+        (
+            ["sampling.temperature=1e-40"],
+            "sampling.temperature=1e-40 must be 0, which is greedy, or from 1e-30 to 1e+30; the",
+        ),
         (["engine.slots=129"], "must reach engine.slots=129"),
         (["engine.row_sizes=[]"], "engine.row_sizes must hold at least one positive size"),
         (["engine.row_sizes=[64,-1]"], "engine.row_sizes must hold at least one positive size"),
@@ -90,6 +95,7 @@ from jaxrl_post.sim import settings
         ),
         (["algorithm.max_rollout_kl=0.5"], "algorithm.max_rollout_kl=0.5 would be ignored"),
         (["eval.top_p=0.0"], "eval.top_p=0.0 leaves nothing to draw"),
+        (["eval.temperature=1e39"], "eval.temperature=1e+39 must be 0, which is greedy"),
         (["model.remat_policy=offload"], "model.remat_policy='offload' would be ignored"),
         (["algorithm.overlong_buffer=300"], "algorithm.overlong_buffer=300 is above sampling.max_tokens=256"),
         (["algorithm.adv_estimator=maxrl", "algorithm.overlong_buffer=3"], "'maxrl' needs rewards of at least 0"),

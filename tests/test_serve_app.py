@@ -19,7 +19,9 @@ import openai
 import pytest
 from served import ROOT, TOKEN, bits, mixed, policy, served
 
-from jaxrl_post.types import Finish, Request, Rollout, RolloutId
+from jaxrl_post.serve.engine_thread import EngineThread
+from jaxrl_post.serve.refusal import Refusal
+from jaxrl_post.types import LEAST_OF_LAW, Finish, Request, Rollout, RolloutId
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -70,6 +72,16 @@ def test_equal_bits_alone_in_company_and_streamed(server):
     assert [together[i] for i in range(len(asked))] == alone == streamed
     assert {one[4] for response in alone for one in response} == {"stop", "length"}
     assert len({tuple(one[2]) for response in alone for one in response}) > 20
+
+
+@pytest.mark.parametrize("law", [{"temperature": LEAST_OF_LAW}, {"top_p": LEAST_OF_LAW}], ids=str)
+def test_the_least_law_samples_the_likeliest_token_with_a_log_prob_of_0(server, law):
+    """A float32 that is too small would give a log-prob that is no number, and no response."""
+    body = {"prompt": "3+1=", "seed": 3, "n": 4, "logprobs": 0, "return_token_ids": True}
+    greedy = server.post(COMPLETIONS, **body | {"temperature": 0})
+    found = server.post(COMPLETIONS, **body | law)
+    assert [one["token_ids"] for one in found["choices"]] == [one["token_ids"] for one in greedy["choices"]]
+    assert {score for one in found["choices"] for score in one["logprobs"]["token_logprobs"]} == {0.0}
 
 
 def test_the_bits_are_those_of_the_engine_without_a_server(server):
@@ -336,5 +348,8 @@ def test_an_engine_that_fails_ends_the_server_and_its_requests(monkeypatch):
         one.server.engine.meanwhile = fail
         status, _, data = one.ask("POST", COMPLETIONS, LONG)
         waited(lambda: one.server.service.failed.is_set())
+        monkeypatch.setattr(EngineThread, "alive", True)  # as while the thread tells of its end
+        with pytest.raises(Refusal, match="the engine has stopped"):
+            one.server.service._admit(1, 1)
     assert status == 503 and json.loads(data)["error"]["message"].startswith("the engine has stopped")
     assert seen == [broken] and one.server.service.broken

@@ -39,6 +39,7 @@ def _beyond(at: tuple, steps: int) -> list[int]:
 
 
 _TILE = 64  # engine/host/wire.py: PROMPT_TILE
+_LEAST_OF_LAW = 1e-30  # types.py: LEAST_OF_LAW
 _SIZES = (
     relation(
         "model.path",
@@ -97,10 +98,19 @@ _SIZES = (
     *(
         relation(
             name,
-            need=lambda top_p: top_p > 0,
-            says=f"{{{name}}} leaves nothing to draw: it must be above 0 and at most 1; 1 keeps every id",
+            need=lambda top_p: top_p >= _LEAST_OF_LAW,
+            says=f"{{{name}}} leaves nothing to draw: it must be at least {_LEAST_OF_LAW:g} and at most 1; 1 keeps every id",
         )
         for name in ("sampling.top_p", "eval.top_p")
+    ),
+    *(
+        relation(
+            name,
+            need=lambda temperature: temperature == 0 or _LEAST_OF_LAW <= temperature <= 1 / _LEAST_OF_LAW,
+            says=f"{{{name}}} must be 0, which is greedy, or from {_LEAST_OF_LAW:g} to {1 / _LEAST_OF_LAW:g}",
+            nearest=lambda temperature: 1 / _LEAST_OF_LAW if temperature > 1 else 0.0,
+        )
+        for name in ("sampling.temperature", "eval.temperature")
     ),
     relation(
         "batch.rows",

@@ -13,6 +13,7 @@ from typing import Any
 from jaxrl_post.json_text import shown
 from jaxrl_post.serve import fields, messages
 from jaxrl_post.serve.refusal import Refusal, wrong
+from jaxrl_post.types import LEAST_OF_LAW
 
 MOST_SAMPLES, MOST_PROMPTS, MOST_STOPS = 1024, 1024, 16
 LONGEST_S = 86400.0  # of a request
@@ -97,8 +98,8 @@ _COMMON: dict[str, fields.Reader] = {
     "n": fields.whole(1, MOST_SAMPLES),
     "seed": fields.whole(-(1 << 63), (1 << 63) - 1),
     "max_tokens": fields.whole(1, _POSITIONS),
-    "temperature": fields.number(0.0, 100.0),
-    "top_p": fields.number(0.0, 1.0, above=True),
+    "temperature": fields.number(LEAST_OF_LAW, 100.0, zero=True),
+    "top_p": fields.number(LEAST_OF_LAW, 1.0),
     "top_k": fields.whole(-1, 1 << 30),
     "stop": fields.texts(MOST_STOPS),
     "stop_token_ids": fields.ids,

@@ -55,15 +55,16 @@ def whole(least: int, most: int) -> Reader:
     return reader
 
 
-def number(least: float, most: float, *, above: bool = False) -> Reader:
-    """Returns a reader of numbers up to `most`, from `least` or, with `above`, above it."""
-    span = f"a number {'above' if above else 'from'} {least:g} {'and at most' if above else 'to'} {most:g}"
+def number(least: float, most: float, *, above: bool = False, zero: bool = False) -> Reader:
+    """Returns a reader of numbers up to `most`, from `least` or, with `above`, above it. `zero`: 0 is read, too."""
+    span = f"{'0 or ' if zero else ''}a number {'above' if above else 'from'} {least:g} {'and at most' if above else 'to'} {most:g}"
 
     def reader(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise wrong(name, value, span)
-        if not least <= value <= most or (above and value == least):
-            raise wrong(name, value, span, f"{most:g}" if value > most else "" if above else f"{least:g}")
+        if not (least <= value <= most or (zero and value == 0)) or (above and value == least):
+            near = "0" if zero and value < least else "" if above else f"{least:g}"
+            raise wrong(name, value, span, f"{most:g}" if value > most else near)
         return float(value)
 
     return reader

@@ -207,7 +207,7 @@ class Service:
     def _admit(self, n: int, prompts: int) -> None:
         """Refuses rollouts beyond the bound."""
         count = n * prompts
-        if not self.thread.alive:
+        if self.failed.is_set() or not self.thread.alive:  # a thread tells of its end shortly before it has ended
             raise Refusal(503, _STOPPED)
         if count > self.most:
             raise Refusal(
