@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import threading
 import time
 
 import jax
@@ -24,19 +25,21 @@ from jaxrl_post.serve.followed_run import FollowedRun
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-def looked(newest, load, looks=1):
-    """What a followed run swapped and said."""
-    swapped, said = [], []
+def looked(newest, load, looks=1, failures=0):
+    """What a followed run swapped and said. `failures`: how many looks it must count as failed."""
+    swapped, said, failed = [], [], []
     run = FollowedRun(
         version=3,
         newest=newest,
         load=load,
         swap=lambda params, step: swapped.append((params, step)),
         say=said.append,
+        failed=lambda: failed.append(1),
         every_s=60.0,
     )
     for _ in range(looks):
         run.look()
+    assert len(failed) == failures
     return swapped, said
 
 
@@ -54,9 +57,60 @@ def test_a_step_that_cannot_be_read_is_said_once_and_tried_again():
             raise OSError("it\nis gone")
         return "weights"
 
-    swapped, said = looked(lambda above: 4 if above < 4 else None, load, looks=4)
+    swapped, said = looked(lambda above: 4 if above < 4 else None, load, looks=4, failures=2)
     assert swapped == [("weights", 4)] and tries == [4, 4, 4]
     assert said == ["step 4 of the run is not taken: it is gone", "weights of step 4"]
+
+
+def raising(*errors):
+    """Raises each of the errors that is one, and returns the others, in order."""
+    left = iter(errors)
+
+    def call(above):
+        one = next(left)
+        if isinstance(one, BaseException):
+            raise one
+        return one
+
+    return call
+
+
+def test_a_folder_that_cannot_be_read_is_said_once_each_time():
+    """The disk goes away for two looks, comes back, and goes again before a step arrives."""
+    gone, stale = OSError(5, "Input/output error"), ValueError("no\nlist")
+    newest = raising(gone, stale, None, gone, 5)
+    swapped, said = looked(newest, "of {}".format, looks=5, failures=3)
+    line = "the run cannot be looked at: [Errno 5] Input/output error"
+    assert swapped == [("of 5", 5)] and said == [line, line, "weights of step 5"]
+
+
+@pytest.mark.parametrize("error", [KeyError("params"), RuntimeError("RESOURCE_EXHAUSTED"), FileNotFoundError("x")])
+def test_every_fault_of_reading_is_counted_and_tried_again(error):
+    swapped, said = looked(lambda above: 4 if above < 4 else None, raising(error, "weights"), looks=2, failures=1)
+    assert swapped == [("weights", 4)] and said == [f"step 4 of the run is not taken: {error}", "weights of step 4"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_end_by_any_other_error_is_said():
+    said, over = [], threading.Event()
+
+    def say(line):
+        said.append(line)
+        over.set()
+
+    run = FollowedRun(
+        version=3,
+        newest=raising(ZeroDivisionError()),
+        load=str,
+        swap=lambda params, step: None,
+        say=say,
+        failed=lambda: None,
+        every_s=0.01,
+    )
+    run.start()
+    assert over.wait(60)
+    run.stop(60)
+    assert not run.alive and said == ["the run is followed no more: version 3 stays; start the server again"]
 
 
 SIZES = dict(engine__slots=8, engine__max_length=32, engine__row_sizes=(32,), sampling__max_tokens=12)
@@ -101,6 +155,15 @@ def test_a_run_that_goes_on_is_followed(run, tmp_path):
                 time.sleep(0.05)
             seen[step] = one.post("/v1/completions", **body)
         assert json.loads(one.ask("GET", "/v1/models")[2])["data"][0]["weight_version"] == 2
+        assert one.metric("jaxrl_post_run_followed") == 1 and one.metric("jaxrl_post_run_unread_total") == 0
+        os.rename(live, tmp_path / "away")
+        end = time.monotonic() + 60
+        while not one.metric("jaxrl_post_run_unread_total"):
+            assert time.monotonic() < end, lines
+            time.sleep(0.05)
+        os.rename(tmp_path / "away", live)
+        assert one.metric("jaxrl_post_run_followed") == 1
+        assert sum(line.startswith("the run cannot be looked at: there is no folder") for line in lines) == 1
     for step, found in seen.items():
         assert found["weight_versions"] == [step] and found["system_fingerprint"].endswith(f"_{step}")
         alone = jaxrl_post.load(f"{run}@{step}") if step else jaxrl_post.load(ROOT / "configs/demo_policy", **SIZES)
@@ -108,6 +171,12 @@ def test_a_run_that_goes_on_is_followed(run, tmp_path):
         for choice, told in zip(found["choices"], scores):
             assert np.allclose(choice["logprobs"]["token_logprobs"], told, atol=1e-5), step
     assert seen[0]["choices"] != seen[1]["choices"] != seen[2]["choices"]
+
+
+def test_a_folder_that_is_gone_is_an_error_and_no_missing_step(run, tmp_path):
+    assert saved_policy.newest_step(run, 2) is None
+    with pytest.raises(OSError, match="there is no folder"):
+        saved_policy.newest_step(tmp_path / "gone", 2)
 
 
 def test_a_run_that_ended_without_a_step_is_one_sentence(run, tmp_path, capsys):

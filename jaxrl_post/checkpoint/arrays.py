@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxrl_post.json_text import said
+
 SPARE = 1 << 20  # bytes beside the arrays that a save needs
 
 
@@ -28,7 +30,8 @@ class Saved:
         """Returns the saved arrays as a tree like `like`, sharded like its leaves (arrays or ShapeDtypeStructs).
 
         Raises:
-          ValueError: names, shapes or dtypes differ from the saved ones.
+          ValueError: names, shapes or dtypes differ from the saved ones, or the files cannot be read.
+          OSError, KeyError: a file is gone.
         """
         there, here = self.about["arrays"], kinds(named(like))
         return self._read(like, there, here, {})
@@ -40,7 +43,7 @@ class Saved:
           others: such names may exist that `like` does not have. They are not read.
 
         Raises:
-          ValueError: names, shapes or dtypes differ from the saved ones.
+          ValueError, OSError, KeyError: as `arrays`.
         """
         there = {name: kind for name, kind in self.about["arrays"].items() if name.startswith(f"{below}.")}
         here = {f"{below}.{name}": kind for name, kind in kinds(named(like)).items()}
@@ -57,9 +60,23 @@ class Saved:
         wanted = {f"{prefix}{name}": x for name, x in named(like).items()}
         shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for name, x in wanted.items()}
         asked = ocp.args.PyTreeRestore(shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes), **how)
-        with checkpointer(shapes) as reader:
+        with checkpointer(shapes) as reader, _Reading(self.path):
             found = reader.restore(self.path.absolute() / "arrays", args=asked)
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in wanted])
+
+
+class _Reading:
+    """Turns a failed read of an array into an error of one sentence: Orbax raises the class Exception itself."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is Exception:
+            raise ValueError(f"{self._path}: an array cannot be read: {said(error.__cause__ or error)}") from error
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,13 @@ def of_step(run: str | Path, step: int, config: configs.Config, files: inputs.Po
 
 
 def newest_step(run: str | Path, above: int) -> int | None:
-    """Returns the newest saved step of a run that is above a number, whole or not, or None."""
+    """Returns the newest saved step of a run that is above a number, whole or not, or None.
+
+    Raises:
+      OSError: the folder of the run is not there, or cannot be read.
+    """
+    if not Path(run).is_dir():
+        raise FileNotFoundError(f"there is no folder {run}")
     return max((step for step in _checkpoints(Path(run)).steps() if step > above), default=None)
 
 

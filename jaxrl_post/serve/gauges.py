@@ -19,6 +19,7 @@ class Gauges:
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.tokens = self._counter("tokens", "Tokens of finished rollouts.")
         self.left = self._counter("left", "Requests whose client went away.")
+        self.unread = self._counter("run_unread", "Looks at a followed run at which its newest step could not be read.")
         self.seconds = self._histogram("request_seconds", "Seconds of a request.")
         self.first_token = self._histogram("first_token_seconds", "Seconds until a request's first token or end.")
         self._steps = self._counter("engine_steps", "Steps of the engine.")

@@ -49,7 +49,7 @@ class Server:
         self.engine = policy.engine(version=version)
         self.engine.swap_policy = SwapPolicy("recompute")
         self.service = Service(policy, self.engine, say=say, **how)
-        self._run = following(version=version, swap=self.service.thread.swap, say=say) if following else None
+        self._run = self._follower(following, version, say) if following else None
         self._token, self._say = token, say
         how_served = uvicorn.Config(
             app(self.service, token),
@@ -59,6 +59,12 @@ class Server:
             timeout_keep_alive=_IDLE_S,
         )
         self._http = uvicorn.Server(how_served)
+
+    def _follower(self, following: Following, version: int, say: Callable[[str], object]) -> FollowedRun:
+        gauges = self.service.gauges
+        run = following(version=version, swap=self.service.thread.swap, say=say, failed=gauges.unread.inc)
+        gauges.watch("run_followed", "Whether newer weights of the run are still looked for.", lambda: run.alive)
+        return run
 
     def serve(self, listening: socket.socket) -> int:
         """Serves at a socket until a signal, `stop`, or the end of the engine. Returns the exit code."""
