@@ -25,6 +25,7 @@ from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
 from jaxrl_post.launch import adapter, completions, environments, reward_scoring, reward_start, sources, teacher_start
 from jaxrl_post.launch.handed import NOTHING, Handed
+from jaxrl_post.launch.second_model import SecondModel
 from jaxrl_post.models import decoder, hf, llama2c
 from jaxrl_post.models.presets import PRESETS, published
 from jaxrl_post.parallel import mesh
@@ -63,7 +64,7 @@ class Inputs:
     notes: tuple[str, ...] = ()
     overlong: Mapping[str, int] = field(default_factory=dict)
     chat: chat.Chat | None = None
-    reward_model: reward_scoring.RewardFiles | None = None
+    reward_model: SecondModel | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ import jaxrl_post
 from jaxrl_post import config
 from jaxrl_post.checkpoint import identity, log_marks, store, unsaved
 from jaxrl_post.config import Config
-from jaxrl_post.launch import moved_run, reward_scoring
+from jaxrl_post.launch import moved_run
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.parallel import processes
 from jaxrl_post.rewards import math_algebra
@@ -40,8 +40,8 @@ ORDER = 64  # positions whose prompts stand for the order of the data
 def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
     """Returns the identity of a run, as JSON: config, data, processes, device, versions, and the reward functions' code.
 
-    With reward functions whose verdicts depend on what is installed, also what they compare with (`graders`). With a teacher,
-    also a hash of its folder.
+    With reward functions whose verdicts depend on what is installed, also what they compare with (`graders`). A teacher and a
+    reward model are known by a hash of their folders.
     """
     ordered = (start.train.at(position)[1] for position in range(ORDER))
     data = {
@@ -50,7 +50,9 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
             settings.eval.data, settings.seed, (*start.held_out, *(g.prompt for g in start.completions))
         ),
     }
-    code = identity.reward_code(_judges(settings), sys.path) | reward_scoring.digest(start.reward_model)
+    code = identity.reward_code(_judges(settings), sys.path)
+    if start.reward_model is not None:
+        code["reward.model"] = identity.weights(start.reward_model.place)
     told = {
         "config": config.to_dict(settings),
         "data": data,

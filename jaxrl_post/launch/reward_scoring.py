@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,19 +9,13 @@ import jax.numpy as jnp
 
 from jaxrl_post.config import Config
 from jaxrl_post.data import tokenizer
-from jaxrl_post.models import decoder, hf
+from jaxrl_post.launch import second_model
+from jaxrl_post.launch.second_model import SecondModel
+from jaxrl_post.models import hf
 from jaxrl_post.trainer import reward_scorer
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewardFiles:
-    """A reward model on this machine: its folder and its shape."""
-
-    place: Path
-    model: decoder.ModelConfig
-
-
-def files(config: Config, words: tokenizer.Tokenizer) -> RewardFiles | None:
+def files(config: Config, words: tokenizer.Tokenizer) -> SecondModel | None:
     """Returns the run's reward model, or None where it has none. `words`: the policy's tokenizer.
 
     Raises:
@@ -32,46 +23,11 @@ def files(config: Config, words: tokenizer.Tokenizer) -> RewardFiles | None:
     """
     if not config.reward.model:
         return None
-    place, named = Path(config.reward.model), f"reward.model={config.reward.model}"
-    if not (place / "config.json").is_file():
-        raise ValueError(
-            f"{named}: there is no such folder with a config.json; name RUN/reward_model, or leave it empty"
-        )
-    model = hf.read_config(place / "config.json")
-    if not model.scalar:
-        raise ValueError(
-            f"{named} is a policy: a reward model's architecture is ...ForSequenceClassification; train one with "
-            "algorithm.loss_mode='bradley_terry'"
-        )
-    if _vocabulary(tokenizer.load(tokenizer.beside(place))) != _vocabulary(words):
-        raise ValueError(
-            f"{named} has other tokens than the policy, whose rollouts it is given; name one of the same tokenizer"
-        )
-    if config.engine.max_length > model.max_length:
-        raise ValueError(
-            f"engine.max_length={config.engine.max_length} is beyond the {model.max_length} positions of {named}; the nearest valid "
-            f"value is {model.max_length}"
-        )
-    return RewardFiles(place=place, model=model)
+    longest = config.engine.max_length
+    return second_model.opened("reward.model", config.reward.model, words, longest, kind="a reward model", scalar=True)
 
 
-def _vocabulary(words: tokenizer.Tokenizer) -> Any:
-    """Returns the piece of text of each token id."""
-    return words.model.get_vocab() if isinstance(words, tokenizer.JsonTokenizer) else words.pieces
-
-
-def digest(own: RewardFiles | None) -> dict[str, str]:
-    """Returns a hash of the reward model's config and weights, by a name for it; empty where there is none."""
-    if own is None:
-        return {}
-    whole = hashlib.blake2b(digest_size=16)
-    for file in (own.place / "config.json", *sorted(own.place.glob("*.safetensors"))):
-        with open(file, "rb") as read:
-            whole.update(hashlib.file_digest(read, "blake2b").digest())
-    return {"reward.model": whole.hexdigest()}
-
-
-def scorer(config: Config, own: RewardFiles, mesh: jax.sharding.Mesh) -> reward_scorer.RewardScorer:
+def scorer(config: Config, own: SecondModel, mesh: jax.sharding.Mesh) -> reward_scorer.RewardScorer:
     """Loads a reward model onto the engine's mesh, in the engine's dtype, and compiles it.
 
     Raises:
@@ -92,7 +48,7 @@ def scorer(config: Config, own: RewardFiles, mesh: jax.sharding.Mesh) -> reward_
     return made
 
 
-def temporaries(config: Config, own: RewardFiles, mesh: jax.sharding.Mesh) -> int:
+def temporaries(config: Config, own: SecondModel, mesh: jax.sharding.Mesh) -> int:
     """Returns the bytes of temporary memory that the program needs on a device."""
     program, shapes = reward_scorer.scoring(
         own.model, mesh, reward_scorer.tiled(config.engine.max_length), jnp.dtype(config.engine.dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl_post.config import Config
 from jaxrl_post.data import tokenizer
+from jaxrl_post.launch import second_model
 from jaxrl_post.models import decoder, hf
 from jaxrl_post.models.presets import published
 from jaxrl_post.trainer.teacher import Teacher
@@ -74,24 +75,7 @@ def check(config: Config, words: tokenizer.Tokenizer) -> None:
     """
     if not config.algorithm.needs_teacher:
         return
-    path, named = Path(config.teacher.path), f"teacher.path={config.teacher.path}"
-    if not (path / "config.json").is_file():
-        raise ValueError(
-            f"{named}: no such folder with a config.json; a teacher is a Hugging Face directory, such as the policy/ of a run"
-        )
-    model = hf.read_config(path / "config.json")
-    if model.vocab_size < words.vocab_size:
-        raise ValueError(
-            f"{named}: its model has {model.vocab_size} tokens and the policy's tokenizer {words.vocab_size}; a teacher reads "
-            "the policy's tokens"
-        )
-    if difference := _difference(words, tokenizer.load(path)):
-        raise ValueError(f"{named}: {difference}; a teacher has the policy's tokenizer")
-    if model.max_length < config.engine.max_length:
-        raise ValueError(
-            f"{named}: it has {model.max_length} positions, fewer than engine.max_length={config.engine.max_length}; the "
-            f"nearest valid engine.max_length is {model.max_length}"
-        )
+    second_model.opened("teacher.path", config.teacher.path, words, config.engine.max_length, kind="a teacher")
 
 
 def refuse_whole_hosts(config: Config) -> None:
@@ -105,22 +89,3 @@ def refuse_whole_hosts(config: Config) -> None:
             f"teacher.path={config.teacher.path} does not work where whole hosts learn and whole hosts generate; the nearest "
             "valid mesh.engine is 0"
         )
-
-
-def _difference(ours: tokenizer.Tokenizer, theirs: tokenizer.Tokenizer) -> str:
-    """Returns how the tokens of two tokenizers differ, or an empty text."""
-    if ours.vocab_size != theirs.vocab_size:
-        return f"its tokenizer has {theirs.vocab_size} tokens, the policy's {ours.vocab_size}"
-    exact = all(isinstance(words, tokenizer.JsonTokenizer) for words in (ours, theirs))
-    for index in range(ours.vocab_size):
-        own, other = (_token(words, index, exact) for words in (ours, theirs))
-        if own != other:
-            return f"token {index} of its tokenizer is {other!r}, of the policy's {own!r}"
-    return ""
-
-
-def _token(words: tokenizer.Tokenizer, index: int, exact: bool) -> str | None:
-    """Returns a token as its vocabulary writes it. Vocabularies of two kinds are compared by what a token decodes to."""
-    if exact and isinstance(words, tokenizer.JsonTokenizer):
-        return words.model.id_to_token(index)
-    return words.decode([index], skip_special=False)
