@@ -226,6 +226,39 @@ def test_filtered_and_rejected_tokens_are_in_no_rank():
     assert [int(own.marks["held"].sum()) for own in got] == [1, 0]
 
 
+def in_parts(prompt, scored, **components):
+    """A group with components, as rewards/records.py makes it: NaN where a rollout has no score, none where all have none."""
+    known = np.array(scored, bool)
+    parts = {name: np.where(known, values, np.nan) for name, values in components.items() if known.any()}
+    made = group(rewards=np.where(known, 1.0, 0.0), scored=scored, prompt=dataclasses.replace(PROMPT, id=prompt))
+    return dataclasses.replace(made, components=parts)
+
+
+def test_gdpo_leaves_out_what_no_grader_scored():
+    """One group is whole, of another one rollout failed, and of a third all did. The third changes nothing."""
+    x, y = np.array([0.0, 1.0, 1.0, 2.0]), np.array([3.0, 0.0, 1.0, 1.0])
+    whole, some = in_parts("whole", (1, 1, 1, 1), x=x, y=y), in_parts("some", (1, 0, 1, 1), x=x, y=y)
+    lost = in_parts("lost", (0, 0, 0, 0), x=x, y=y)
+    how = dict(adv_estimator="gdpo", gdpo_reward_keys=("x", "y"), gdpo_reward_weights=(1.0, 0.5))
+    want, _ = assign([whole, some], **how)
+    got, _ = assign([whole, lost, some], **how)
+    for a, b in zip([*want[0], *want[1]], [*got[0], *got[2]], strict=True):
+        np.testing.assert_array_equal(a.advantages, b.advantages)
+        assert (a.weight, a.count) == (b.weight, b.count)
+    left_out = [*got[1], got[2][1]]
+    assert not any(own.advantages.any() or own.weight or own.count for own in left_out)
+    kept, parts = [0, 2, 3], [(1.0, x), (0.5, y)]
+    sums = [
+        sum(w * (v[rows] - v[rows].mean()) / (v[rows].std(ddof=1) + 1e-6) for w, v in parts)
+        for rows in ([0, 1, 2, 3], kept)
+    ]
+    lengths = [(2, 6, 8, 10), (2, 8, 10)]
+    tokens = np.concatenate([np.repeat(one, n) for one, n in zip(sums, lengths, strict=True)])
+    tokens = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+    own = np.concatenate([one.advantages for one in [*got[0], *(got[2][i] for i in kept)]])
+    np.testing.assert_allclose(own, tokens, rtol=1e-6)
+
+
 def test_gdpo_names_a_missing_component():
     with pytest.raises(
         ValueError, match="gdpo_reward_keys: the reward of prompt 'a' has no component 'x'; it has none"

@@ -354,11 +354,13 @@ def _of_the_round(
 
 
 def _components(group: Group, names: Sequence[str]) -> Float[np.ndarray, "K G"]:
-    """Returns the named components of a group's rewards.
+    """Returns the named components of a group's rewards. A group without a score has none, and zeros stand for them.
 
     Raises:
       ValueError: the reward has no such component.
     """
+    if not group.scored.any():
+        return np.zeros((len(names), len(group.rollouts)))
     for name in names:
         if name not in group.components:
             raise ValueError(
