@@ -66,6 +66,20 @@ def test_whole_laws_need_no_pass_before_the_gradient_and_tell_the_exact_kl():
     assert told["actor/pg_loss"] > 0
 
 
+def test_written_rows_are_compared_with_no_engine():
+    """Their log-probs are zeros, which no engine sampled them by. Nothing else of the step changes."""
+    told = {}
+    for written in (False, True):
+        one = distill.learner(given=distill.exact(0.5), kind=arms.Learner, written=written)
+        one.prepare(GROUPS)
+        one.accumulate(GROUPS)
+        told[written] = {name: float(value) for name, value in one.commit().items()}
+    gone = told[False].keys() - told[True].keys()
+    assert {"rollout_corr/kl", "training/rollout_probs_diff_mean"} < gone
+    assert all(name.startswith(("rollout_corr/", "training/rollout_")) for name in gone)
+    assert told[True] == {name: value for name, value in told[False].items() if name not in gone}
+
+
 def test_a_round_tells_the_reverse_kl_and_leaves_the_teacher_alone():
     one = distill.learner(kind=arms.Learner)
     before = jax.tree.map(np.array, jax.device_get(one._teacher._weights))

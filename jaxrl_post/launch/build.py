@@ -136,6 +136,7 @@ def learner(config: Config, model: decoder.ModelConfig, params: Any, devices: De
         scan_layers=config.model.scan_layers,
         compute_dtype=config.model.compute_dtype,
         attention=training_attention(config, model, devices)[0],
+        written=config.engine.name != "rows",
         lent=devices.lent,
     )
 

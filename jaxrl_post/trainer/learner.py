@@ -72,6 +72,7 @@ class Learner:
         scan_layers: str = "auto",
         compute_dtype: str = "float32",
         attention: Callable | None = None,
+        written: bool = False,
         lent: jax.sharding.Mesh | None = None,
     ):
         """Builds the learner's state and checks the model against its meshes.
@@ -91,6 +92,7 @@ class Learner:
           remat, remat_policy, scan_layers: as config.PolicyConfig declares them.
           compute_dtype: of activations. Weights stay float32 or wider; gradient sums and moments, as `optimizer` says.
           attention: the devices' kernel for packed rows, or None for the jnp form (trainer/attention.py).
+          written: rollouts were written, and their log-probs are no engine's.
           lent: devices that add up gradients between `borrow` and `give_back`, alone or together with the learner's
             own devices (trainer/lent_devices.py).
         """
@@ -108,7 +110,7 @@ class Learner:
         self._state = first_state(owned(weights, homes), self._base, homes, self._optimizer.transform, mesh)
         self.kl, self.roles = KlController(algorithm), RoleBaseline(algorithm.rae_decay)
         self._guest, self._step = guests.Guest(lent, model, host=mesh) if lent else None, 0
-        self._old, self.gate = OldLogprobs(algorithm), Gate(algorithm.min_ess, algorithm.max_rollout_kl)
+        self._old, self.gate = OldLogprobs(algorithm, written), Gate(algorithm.min_ess, algorithm.max_rollout_kl)
         there = dict(old=self._old.needed, reference=self._kl_in_loss, critic=self._critic.there)
         dtype = np.dtype(jnp.promote_types(compute_dtype, jnp.float32))
         self._shapes = compiled_programs.shapes(algorithm, batch, dtype, **there)

@@ -28,15 +28,18 @@ class OldLogprobs:
 
     `needed`: the loss, the reward or the correction reads them. `in_credits`: the advantage depends on them. Where an engine
     sampled and nothing needs them, those that the gradient's pass gives still become metrics.
+
+    Args:
+      written: no engine sampled the rollouts.
     """
 
-    def __init__(self, algorithm: AlgorithmConfig):
+    def __init__(self, algorithm: AlgorithmConfig, written: bool = False):
         self._compares = algorithm.compares_pairs  # which no engine sampled
         self.in_credits = (
             algorithm.use_kl_in_reward or algorithm.corrects_rollouts or self._compares or algorithm.teacher_coef > 0
         )
         self.needed = losses.NEEDS_OLD_LOGPROBS[algorithm.loss_mode] or self.in_credits
-        self.compared = self.needed or algorithm.loss_mode != "sft"  # with the engine's
+        self.compared = self.needed or not (written or algorithm.loss_mode == "sft")  # with the engine's
         self._method = algorithm.prox_logp_method
         self.begin_round()
         self.begin_step()
