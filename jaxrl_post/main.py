@@ -2,6 +2,7 @@
 
     python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] [--dry-run] [--run-dir=FOLDER] [--resume[=FOLDER]]
     python -m jaxrl_post.main --resume=FOLDER [--config.steps=N ...]
+
     python -m jaxrl_post.main --branch=RUN[@STEP] [--config=FILE] [--config.a.b=VALUE ...] [--run-dir=FOLDER]
     python -m jaxrl_post.main --config=FILE [--config.a.b=VALUE ...] --dry-run --slice=NAME
     python -m jaxrl_post.main --help [SECTION]

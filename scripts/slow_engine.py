@@ -1,8 +1,10 @@
 """An engine whose dispatches take at least DISPATCH_S, as on an accelerator: behind the server, or driven directly.
 
-    python scripts/slow_engine.py serve FOLDER EVENTS     prints the port, and writes what its engine does to EVENTS
-    python scripts/slow_engine.py direct FOLDER LOAD      samples the bodies in LOAD, CLIENTS at a time, and prints figures
+    python scripts/slow_engine.py serve FOLDER EVENTS
+    python scripts/slow_engine.py direct FOLDER LOAD
 
+`serve` prints its port, and writes what its engine does to EVENTS. `direct` samples the bodies in LOAD, CLIENTS at a time,
+and prints figures.
 A line of EVENTS is a kind, "dispatch" or "parked", and time.monotonic(), which all processes of a machine share.
 """
 

@@ -107,17 +107,14 @@ def _mean(rewards: dict[str, float]) -> float:
 
 def _ratio(record, key: str, ours: dict[str, float], theirs: dict[str, float], **bound: float) -> float:
     """Writes the ratio of two means over the same prompts, and its interval. Returns its upper end."""
-    import numpy as np
+    import intervals
 
     ids = sorted(theirs)
-    pairs = np.array([[ours[id], theirs[id]] for id in ids])
-    random = np.random.default_rng(0)
-    drawn = pairs[random.integers(0, len(ids), (4000, len(ids)))].mean(axis=1)
-    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
-    record.figure(key, _mean(ours) / _mean(theirs), **bound)
-    record.figure(f"{key}.low", float(low), **bound)
-    record.figure(f"{key}.high", float(high))
-    return float(high)
+    ratio, low, high = intervals.ratio_of_paired_means([ours[id] for id in ids], [theirs[id] for id in ids])
+    record.figure(key, ratio, **bound)
+    record.figure(f"{key}.low", low, **bound)
+    record.figure(f"{key}.high", high)
+    return high
 
 
 def _closer(record, run: Path) -> None:

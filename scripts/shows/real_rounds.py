@@ -122,12 +122,9 @@ def _means(runs: list[dict]) -> list[float]:
 
 def _interval(runs: dict) -> tuple[float, float]:
     """Returns Welch's 95 % interval of ours minus synchronous. The seeds of an arm are its sample."""
-    from scipy import stats
+    import intervals
 
-    found = stats.ttest_ind(_means(runs["tail_batching"]), _means(runs["sync"]), equal_var=False).confidence_interval(
-        0.95
-    )
-    return float(found.low), float(found.high)
+    return intervals.difference_of_means(_means(runs["tail_batching"]), _means(runs["sync"]))
 
 
 def _width(runs: dict) -> float:
