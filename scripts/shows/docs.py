@@ -1,12 +1,13 @@
 """Every command and code block of README and docs runs, links and names hold, and the pages build without a warning.
 
 Runs of the pages' commands are real but short: two optimizer steps on a few prompts, where the command itself says nothing else.
-Run folders lie in a temporary folder. A command that needs a checkpoint which is not there, or that is another show, is checked
-by name alone and counted apart. `make docs` makes its own environment at the first call.
+Run folders lie in a temporary folder. A command is checked by name alone, and counted apart, where it is another show, serves until
+it is stopped, or needs a checkpoint that is not there. `make docs` makes its own environment at the first call.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -35,12 +36,30 @@ OWN = {
     "demo_split": ("scheduler.ahead=2", "scheduler.max_unscored=4"),
     "demo_sft": ("scheduler.group_size=1", "optimizer.warmup_steps=1"),
     "demo_dpo": ("scheduler.group_size=2", "optimizer.warmup_steps=1"),
+    "demo_reward_model": ("scheduler.group_size=2", "optimizer.warmup_steps=1", "eval.prompts=0", "eval.samples=4"),
+    **dict.fromkeys(
+        ("gmpo", "dppo", "dro", "clip_cov", "kl_cov", "deepseek_v3_2"),
+        ("scheduler.mini_batches=2", "scheduler.ppo_epochs=1", "eval.every=2"),
+    ),
+    "ppo": ("scheduler.mini_batches=2", "scheduler.ppo_epochs=1", "eval.every=2", "critic.warmup_steps=1"),
+    **dict.fromkeys(("demo_ppo", "ppo_value_head", "vapo"), ("critic.warmup_steps=1",)),
     "gspo": ("scheduler.mini_batches=2", "eval.every=2"),
     "cispo": ("scheduler.mini_batches=2", "eval.every=2"),
     "sapo": ("scheduler.mini_batches=1", "scheduler.ppo_epochs=2", "eval.every=2"),
 }
 OPTIONS = "jaxrl_post.config.reference"  # prints docs/options.md
-BY_NAME = ("make", "scripts/show.py", "scripts/bench.py", "scripts/figures.py", "tests/prose.py")
+ENDLESS = ("serve", "jetstream", "watch")
+READING = ("evaluate", "generate", "export", "report", "rollouts", "compare", "watch")
+WRITTEN = ("exported", "adapter", "both.html", "demo.parquet")  # what commands write beside their run
+OUTPUTS = ("--out", "--json", "--parquet")
+BY_NAME = (
+    "scripts/gpu_check.py",
+    "make",
+    "scripts/show.py",
+    "scripts/bench.py",
+    "scripts/figures.py",
+    "tests/prose.py",
+)
 
 
 def show(record) -> None:
@@ -94,7 +113,7 @@ def _commands(record, pages, found) -> None:
             environment, words = dict(command[0]), list(command[1])
             if why := pages.wrong_with(pages.Command(page="", text="", words=tuple(words))):
                 refused.append(f"{' '.join(words)}: {why}")
-            elif _checked_by_name(words) or "JAX_PROCESS_ID" in environment:
+            elif _checked_by_name(words) or "JAX_PROCESS_ID" in environment or _lacks_a_run(words, folder):
                 by_name.append(" ".join(words))
             else:
                 print(" ".join(words), flush=True)
@@ -114,12 +133,12 @@ def _key(command) -> tuple:
 
 
 def _checked_by_name(words: list[str]) -> bool:
-    """Whether a command is a show, says no config to run, repeats a skipped step, or names a config whose checkpoint is not there.
+    """Whether a command is a show or a server, says no config to run, repeats a skipped step, or needs a checkpoint that is not there.
 
     A command that goes on from a run by that run's config is one of them: here that run has fewer steps than its page says."""
     from jaxrl_post import config
 
-    if "replay" in words:
+    if "replay" in words or (words[1:3] == ["-m", "jaxrl_post"] and _is_a_form(words[3], words[4:])):
         return True
     if words[1:3] == ["-m", "jaxrl_post.main"] and not any(word.startswith(("--config=", "--help")) for word in words):
         return True
@@ -128,7 +147,30 @@ def _checked_by_name(words: list[str]) -> bool:
     for word in words:
         if word.startswith("--config=") and "configs/sim/" not in word:
             named = config.resolve(config.load(word.removeprefix("--config=")))
-            return any(path and not os.path.exists(path) for path in (named.model.path, named.teacher.path))
+            needed = named.model.path, named.teacher.path, named.reward.model, named.lora.adapter
+            return any(path and not os.path.exists(path) for path in needed)
+    return False
+
+
+def _is_a_form(name: str, rest: list[str]) -> bool:
+    """Whether a command of the package runs until it is stopped, or names what a reader has to give."""
+    if "--help" in rest:
+        return False
+    given = any(re.fullmatch(r"(--[\w-]+=)?[A-Z]{3,}", word) for word in rest)
+    return given or (name in ENDLESS and "--once" not in rest) or (not rest and name != "options")
+
+
+def _lacks_a_run(words: list[str], folder: str) -> bool:
+    """Whether a command reads a run or a step that no command before it has made, as runs are short here."""
+    if words[1:3] != ["-m", "jaxrl_post"] or words[3] not in READING:
+        return False
+    short = _shortened(words[1:], folder)
+    for before, word in itertools.pairwise(short):
+        path, at, step = word.rpartition("=")[2].partition("@")
+        written = before in OUTPUTS or word.startswith(OUTPUTS)
+        made = f"{path}/checkpoints/step_{int(step):06d}" if at else path
+        if path.startswith(f"{folder}/") and not written and not os.path.exists(made):
+            return True
     return False
 
 
@@ -136,6 +178,8 @@ def _shortened(words: list[str], folder: str) -> list[str]:
     """The command with short settings in front of its own, and run folders in `folder`."""
     words = [re.sub(r"(^|=)(runs|docs|scripts/results)/(?!.*\.py)", rf"\1{folder}/", word) for word in words]
     words = words[: words.index(">")] if ">" in words else words
+    words = [re.sub(rf"^(--\w+=)?({'|'.join(WRITTEN)})$", rf"\1{folder}/\2", word) for word in words]
+    words = [re.sub(r"^--step=.*", "--step=0:2", word) for word in words]
     words += ["--out", f"{folder}/picture.svg"] if words[0] == "scripts/draw_two_rounds.py" else []
     if "--help" in words:
         return ["scheduler" if word == "SECTION" else word for word in words]
