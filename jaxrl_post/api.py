@@ -24,6 +24,7 @@ from jaxrl_post.launch.trained import Trained
 from jaxrl_post.main import turn
 from jaxrl_post.parallel import liveness
 from jaxrl_post.rewards.carried import carried
+from jaxrl_post.serve.agents import endpoint
 from jaxrl_post.types import Sampling
 
 __all__ = ["evaluate", "load", "train"]
@@ -73,7 +74,7 @@ def train(
     if rewards:
         names, code, digests = carried(rewards, OWN)
         configs.assign(values, {"reward.functions": names})
-    handed = Handed(sources=sources, code=code, digests=digests, callbacks=tuple(callbacks))
+    handed = Handed(sources=sources, code=code, digests=digests, callbacks=tuple(callbacks), endpoint=endpoint.opened)
     exit_code = 1
     with compile_guard.restored(), contextlib.ExitStack() as stack:
         try:

@@ -67,6 +67,7 @@ from jaxrl_post.config import reference
 from jaxrl_post.launch import adapter, attempts, completions, resume, reward_start
 from jaxrl_post.launch import run_folder as folder
 from jaxrl_post.launch.assemble import Run, assemble
+from jaxrl_post.launch.handed import Handed
 from jaxrl_post.launch.stop_signal import RESTART, Stopped, StopSignal, heard, limit
 from jaxrl_post.launch.watchdog import Watchdog, WatchedRing, leaving, write_stacks
 from jaxrl_post.models import hf, lora
@@ -75,6 +76,7 @@ from jaxrl_post.parallel.processes import say
 from jaxrl_post.parallel.weight_sync import NotFinite, Torn
 from jaxrl_post.rewards import NoScores
 from jaxrl_post.rewards.chain import FirstScores
+from jaxrl_post.serve.agents import endpoint
 from jaxrl_post.telemetry import metrics, report
 from jaxrl_post.telemetry.alarms import Alarms, Diverged
 from jaxrl_post.telemetry.events import TimedRing
@@ -375,7 +377,7 @@ def _ended(arguments: Sequence[str]) -> int:
                 return 0
             stack.enter_context(heard(limit(os.environ)))
             with losses():
-                run = assemble(arguments, stack)
+                run = assemble(arguments, stack, Handed(endpoint=endpoint.opened))
         except (ValueError, OSError) as error:
             return sorry(error)
         except Unreachable as error:

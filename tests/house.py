@@ -19,9 +19,10 @@ FLOORS = {  # of rooms: files and folders on the first level of the package
     2: ("loop", "scheduler", "rewards", "telemetry", "engine", "trainer"),
     3: ("evaluation", "sim"),
     4: ("launch",),
-    5: ("main", "simulate", "serve"),
-    6: ("commands", "api"),
-    7: ("__main__",),
+    5: ("serve",),
+    6: ("main", "simulate"),
+    7: ("commands", "api"),
+    8: ("__main__",),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 HOST = (  # module prefixes without jax

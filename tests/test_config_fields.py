@@ -348,6 +348,7 @@ IGNORED = [
     ],
     ("reward.model_weight=2", (), ("reward.model=m",)),
     ("reward.adaptive_limit=true", ENVIRONMENT, ("reward.timeout_s=60",)),
+    ("environment.workers=3", ("environment.name=harness",), ENVIRONMENT),
     *[
         (option, (), ENVIRONMENT)
         for option in (

@@ -13,7 +13,7 @@ from jaxrl_post.data import tokenizer
 from jaxrl_post.data.chat import Chat
 from jaxrl_post.data.turns import Wording
 from jaxrl_post.rewards import environments
-from jaxrl_post.rewards.environments import worker
+from jaxrl_post.rewards.environments.asking import Asking
 from jaxrl_post.rewards.environments.conversations import Conversations, Log, TurnScores, row
 from jaxrl_post.rewards.environments.pool import EnvironmentPool
 from jaxrl_post.telemetry.journal import Journaled
@@ -73,12 +73,17 @@ def said(*texts: str) -> list[dict]:
     return [{"role": "assistant", "content": text} for text in texts]
 
 
-def seen(*texts: str) -> list[str]:
-    return [worker.digest([{"role": "tool", "content": text}]) for text in texts]
+def seen(*texts: str) -> list[list[dict]]:
+    return [[{"role": "tool", "content": text}] for text in texts]
+
+
+def asking(key, words, known=(), **columns) -> Asking:
+    row = {"id": key, "prompt": "p"} | columns
+    return Asking(key, row, said(*words), seen(*known), None)  # processes do not read tokens
 
 
 def asked(pool, key, words, known=(), **columns):
-    pool.ask(key, {"id": key, "prompt": "p"} | columns, said(*words), seen(*known))
+    pool.ask(asking(key, words, known, **columns))
     return pool.take(key)
 
 
@@ -140,7 +145,7 @@ def test_a_failure_is_tried_once_more_and_then_told(own, word, reason):
 def test_a_conversation_beside_one_that_fails_goes_on(own):
     with started(own, workers=1, timeout_s=5.0) as pool:
         asked(pool, "a", "x")
-        pool.ask("b", {"id": "b", "prompt": "p", "word": "die 1"}, said("x"), [])
+        pool.ask(asking("b", "x", word="die 1"))
         assert asked(pool, "a", "xy", "1")[0]["messages"][0]["content"] == "2"
         assert "failed" in pool.take("b")[0]
 

@@ -21,10 +21,6 @@ pip install 'jaxrl_post[serve]'. docs/serve.md says what a request may hold.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
-import secrets
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +28,8 @@ from typing import Any
 from jaxrl_post.commands.arguments import Arguments, answered, number, whole
 from jaxrl_post.config import refuse_url
 from jaxrl_post.data.tool_calls import PARSERS
+from jaxrl_post.serve import listening
 
-TOKEN = "JAXRL_POST_TOKEN"
 _PORTS = 65535
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
@@ -68,18 +64,16 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
         if getattr(flags, name) < least:
             raise ValueError(f"serve: --{name}={getattr(flags, name):g} must be at least {least:g} seconds")
     refuse_url(flags.run, "--run")
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"serve: {missing[0]} is not installed; write pip install 'jaxrl_post[serve]'")
+    listening.need("serve", *_NEEDED)
     return flags
 
 
 def _serve(flags: argparse.Namespace) -> int:
     """Binds the port before anything is compiled, so that a port that is taken costs no minute."""
-    with _bound(flags.host, flags.port) as listening:
+    with listening.bound("serve", flags.host, flags.port) as heard:
         from jaxrl_post.serve import server
 
-        token = "" if flags.without_token else flags.token or os.environ.get(TOKEN) or secrets.token_urlsafe(24)
+        token = "" if flags.without_token else listening.token(flags.token)
         policy, version, following = _opened(flags)
         made = server.Server(
             policy,
@@ -92,24 +86,11 @@ def _serve(flags: argparse.Namespace) -> int:
             parser=flags.tool_calls,
             say=_say,
         )
-        return made.serve(listening)
+        return made.serve(heard)
 
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens.
-
-    Raises:
-      ValueError: the address or the port is not to be had.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise ValueError(f"serve: {host}:{port} cannot be listened at: {error.strerror or error}") from error
 
 
 def _opened(flags: argparse.Namespace) -> tuple[Any, int, Callable[..., Any] | None]:

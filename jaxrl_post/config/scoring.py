@@ -9,6 +9,7 @@ from typing import Any
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, mapping, one_of
 
 _CONVERSES = "environment.name!="
+_IN_PROCESSES = "environment.name!=|harness"
 _GRADED, _NOT_GRADED = "environment.name=", "the environment scores its conversations"
 
 
@@ -18,10 +19,18 @@ class EnvironmentConfig:
 
     name: str = file_path(
         "",
-        doc="A built-in name, or an import path `package.module:name` or `file.py:name`. Empty: one turn, no environment.",
+        doc="A built-in name, or an import path `package.module:name` or `file.py:name`. harness: a program outside plays it "
+        "over HTTP. Empty: one turn, no environment.",
     )
     arguments: Mapping[str, Any] = mapping(used_when=_CONVERSES, doc="What the environment is made with.")
-    workers: int = at_least(1, 1, unit="processes", used_when=_CONVERSES, doc="Processes that play environments.")
+    workers: int = at_least(
+        1,
+        1,
+        unit="processes",
+        used_when=_IN_PROCESSES,
+        why="a harness has processes of its own",
+        doc="Processes that play environments.",
+    )
     timeout_s: float = at_least(
         10.0, 0.01, unit="seconds", used_when=_CONVERSES, doc="After this long a step of an environment is stopped."
     )

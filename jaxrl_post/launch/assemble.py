@@ -168,8 +168,10 @@ class Run:
         return list(dict.fromkeys(engine for engine in (self.engine, self.evaluator) if engine is not None))
 
 
-def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | None:
-    """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run)."""
+def assemble(arguments: Sequence[str], stack: contextlib.ExitStack, handed: Handed = NOTHING) -> Run | None:
+    """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run).
+
+    `handed`: as of `begin`."""
     flags = parse(arguments)
     given = branches.settings(flags)
     if flags.slice:
@@ -177,7 +179,8 @@ def assemble(arguments: Sequence[str], stack: contextlib.ExitStack) -> Run | Non
         slice_plan.text(config, inputs.shape(config), flags.slice, functools.partial(print, flush=True))
         return None
     if not flags.dry_run:
-        return begin(given, flags.overrides, stack, run_dir=flags.run_dir, resumes=flags.resume, branch=flags.branch)
+        where = {"run_dir": flags.run_dir, "resumes": flags.resume, "branch": flags.branch}
+        return begin(given, flags.overrides, stack, **where, handed=handed)
     malloc.return_large_blocks()
     recorded = (
         folder.recorded(bucket_run.config_folder(flags.run_dir, flags.resume == "required")) if flags.resume else {}

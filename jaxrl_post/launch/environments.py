@@ -1,11 +1,11 @@
-"""The environment of a run: the prompts that it begins with, the processes that play it, and its scores."""
+"""The environment of a run: the prompts that it begins with, what plays it, and its scores."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from jaxrl_post.engine.host.turns import Turns
 from jaxrl_post.launch.handed import Handed
 from jaxrl_post.launch.sources import as_they_are
 from jaxrl_post.parallel.processes import say
-from jaxrl_post.rewards.environments import path_of
-from jaxrl_post.rewards.environments.conversations import Conversations, Log, TurnScores
+from jaxrl_post.rewards.environments import HARNESS, harness, path_of
+from jaxrl_post.rewards.environments.conversations import Asked, Conversations, Log, TurnScores
 from jaxrl_post.rewards.environments.pool import EnvironmentPool
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.telemetry.journal import Journal, read_aside
@@ -43,17 +43,21 @@ def begun(config: Config, template: Chat | None, handed: Handed) -> Iterator[tup
             f"environment.name={config.environment.name!r} needs a chat template: add chat_template.jinja beside the "
             "tokenizer"
         )
+    if config.environment.name == HARNESS:
+        tools = harness.read(config.environment.arguments).tools
+        yield dataclasses.replace(template, tools=tools), functools.partial(_begin, harness.reset)
+        return
     with started(config, handed, None, workers=1) as pool:
-        yield dataclasses.replace(template, tools=tuple(pool.tools)), functools.partial(_begin, pool)
+        yield dataclasses.replace(template, tools=tuple(pool.tools)), functools.partial(_begin, pool.reset)
 
 
-def _begin(pool: EnvironmentPool, rows: list[dict]) -> list[dict]:
+def _begin(reset: Callable[[Mapping], list[dict]], rows: list[dict]) -> list[dict]:
     """Returns rows whose prompts are the messages of `reset`. The prompt of the row itself becomes a further column."""
     out = []
     for row in rows:
         extra = {"prompt": row["prompt"]} | dict(row.get("extra", {}))
         own = {"id": str(row["id"]), "answer": row["answer"], "source": row["source"]}
-        out.append(dict(row) | {"prompt": pool.reset(extra | own), "extra": extra})
+        out.append(dict(row) | {"prompt": reset(extra | own), "extra": extra})
     return out
 
 
@@ -82,14 +86,11 @@ def scores(
     mine: Path,
     stack: contextlib.ExitStack,
 ) -> tuple[TurnScores, TurnScores]:
-    """Starts the environment's processes, and returns what scores training and evaluation.
+    """Starts what plays the environment, and returns what scores training and evaluation.
 
     In a job of several processes, process 0 plays and shares what it finds by `share`.
     """
-    pool = None
-    if jax.process_index() == 0:
-        printed = Printed(mine / "rewards.log")
-        pool = stack.enter_context(started(config, start.handed, printed, config.environment.workers))
+    pool = _played(config, start, mine, stack) if jax.process_index() == 0 else None
     files = {"train": mine / "rewards.jsonl", "eval": mine / "eval_rewards.jsonl"}
     conversations = Conversations(
         pool,
@@ -102,6 +103,22 @@ def scores(
     )
     shuffled = config.seed if config.reward.shuffle else None
     return TurnScores(conversations, "train", shuffled), TurnScores(conversations, "eval")
+
+
+def _played(config: Config, start: Any, mine: Path, stack: contextlib.ExitStack) -> Asked:
+    """Starts what plays the environment: its processes, or the endpoint of a harness.
+
+    Raises:
+      ValueError: it cannot be started.
+    """
+    if config.environment.name != HARNESS:
+        printed = Printed(mine / "rewards.log")
+        return stack.enter_context(started(config, start.handed, printed, config.environment.workers))
+    if start.handed.endpoint is None:
+        raise ValueError(
+            f"environment.name={HARNESS!r} needs an endpoint, which python -m jaxrl_post.main and jaxrl_post.train open"
+        )
+    return stack.enter_context(start.handed.endpoint(config, start.tokenizer))
 
 
 def _log(file: Path, stack: contextlib.ExitStack) -> Log:

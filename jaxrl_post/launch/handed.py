@@ -1,4 +1,4 @@
-"""What a Python program hands to a run beside its config: rows, reward functions and callbacks.
+"""What a Python program hands to a run beside its config: rows, reward functions, callbacks and an endpoint.
 
 The config names them by OWN and a name, as "python:train" or "python:score". A run folder so tells what it was given,
 and a command that finds such a name without the program says so.
@@ -6,6 +6,7 @@ and a command that finds such a name without the program says so.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +20,15 @@ OWN = "python:"
 class Handed:
     """Rows by name of a data source; reward functions as text (rewards/carried.py), and the hash of each, by name.
 
-    `callbacks`: called with each row of metrics, as a dict, by process 0.
+    `callbacks`: called with each row of metrics, as a dict, by process 0. `endpoint`: opens the endpoint through which a
+    harness plays conversations, from the config and the tokenizer (serve/agents/endpoint.py).
     """
 
     sources: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     callbacks: tuple[Callable[[dict], object], ...] = ()
+    endpoint: Callable[[Config, Any], contextlib.AbstractContextManager[Any]] | None = None
 
     def rows(self, source: str) -> Sequence[Any] | None:
         """Returns the rows of a data source, or None for one that the program did not hand over."""

@@ -31,7 +31,7 @@ from jaxrl_post.launch import moved_run
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.parallel import processes
 from jaxrl_post.rewards import math_algebra
-from jaxrl_post.rewards.environments import path_of
+from jaxrl_post.rewards.environments import HARNESS, path_of
 from jaxrl_post.telemetry import journal as journal_file
 
 ORDER = 64  # positions whose prompts stand for the order of the data
@@ -67,9 +67,9 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
 
 
 def _judges(settings: Config) -> tuple[str, ...]:
-    """Returns the import paths of what scores rollouts: reward functions, or an environment."""
+    """Returns the import paths of what scores rollouts: reward functions, or an environment. A harness has none."""
     name = settings.environment.name
-    return (path_of(name),) if name else settings.graders
+    return (path_of(name),) if name not in ("", HARNESS) else settings.graders
 
 
 def point(

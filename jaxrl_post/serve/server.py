@@ -19,6 +19,7 @@ from jaxrl_post.launch import inputs, saved_policy
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.serve.app import app
 from jaxrl_post.serve.followed_run import FollowedRun
+from jaxrl_post.serve.listening import address
 from jaxrl_post.serve.service import Service
 
 _CLOSING_S = 5  # for open responses when the server is stopped
@@ -68,9 +69,7 @@ class Server:
 
     def serve(self, listening: socket.socket) -> int:
         """Serves at a socket until a signal, `stop`, or the end of the engine. Returns the exit code."""
-        host, port = listening.getsockname()[:2]
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._say(f"serving {self.service.name}, version {self.engine.version}, at http://{place}/v1")
+        self._say(f"serving {self.service.name}, version {self.engine.version}, at {address(listening)}/v1")
         self._say(
             f"token {self._token}" if self._token else "no token is asked for: whoever reaches the port is served"
         )

@@ -11,6 +11,8 @@ An environment is a class, or a function without required arguments that returns
   this turn, whether the conversation is over, and a mapping from names to numbers.
 - An attribute `tools` lists JSON schemas of functions, which the chat template shows to the policy.
 
+HARNESS is the name of an environment without a class: a program outside plays it over HTTP (harness.py, sessions.py).
+
 Invariant: what `step` returns follows from the row and the messages so far. So a conversation can be played again in a
 fresh process, after a kill or a resume.
 """
@@ -28,6 +30,7 @@ BUILT_IN = {
     "guessing": f"{_HERE}.guessing:Guessing",
     "verifiers": f"{_HERE}.verifiers:Adapter",
 }
+HARNESS = "harness"
 
 
 def path_of(name: str) -> str:
@@ -39,9 +42,10 @@ def path_of(name: str) -> str:
     if ":" in name:
         return name
     if name not in BUILT_IN:
-        near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)
+        names = [*BUILT_IN, HARNESS]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
         raise ValueError(
             f"environment.name={name!r} is neither a path package.module:name or file.py:name nor one of "
-            f"{', '.join(BUILT_IN)}; nearest is {near[0]!r}"
+            f"{', '.join(names)}; nearest is {near[0]!r}"
         )
     return BUILT_IN[name]

@@ -20,7 +20,7 @@ import numpy as np
 from jaxrl_post.data import tool_calls
 from jaxrl_post.data.turns import Wording
 from jaxrl_post.rewards import digest, records
-from jaxrl_post.rewards.environments import worker
+from jaxrl_post.rewards.environments.asking import Asking, spans
 from jaxrl_post.rewards.sharing import Sharing
 from jaxrl_post.types import Group, Prompt, Rollout, RolloutId
 
@@ -29,9 +29,9 @@ _COUNTERS = ("turns", "failed", "retries", "exceptions", "cut", "overtime")
 
 
 class Asked(Protocol):
-    """What plays environments (environments/pool.py)."""
+    """What plays environments: processes (environments/pool.py), or a harness outside (environments/sessions.py)."""
 
-    def ask(self, key: str, row: Mapping, said: Sequence[Mapping], known: Sequence[str]) -> None: ...
+    def ask(self, asking: Asking) -> None: ...
 
     def take(self, key: str) -> tuple[Mapping[str, Any], dict[str, int]]: ...
 
@@ -102,9 +102,7 @@ class Conversations:
         spent_s[last] = spent_s.get(turns[-2].digest, 0.0) if len(turns) > 1 else 0.0
         if self._pool is not None:
             seen = [known[turn.digest]["messages"] for turn in turns[:-1]]
-            self._pool.ask(
-                _key(rollout.id), row(rollout.prompt), self._said(turns), [worker.digest(one) for one in seen]
-            )
+            self._pool.ask(Asking(_key(rollout.id), row(rollout.prompt), self._said(turns), seen, rollout))
 
     def join(self, rollout: Rollout) -> list[int] | None:
         """Returns the observed tokens behind the last turn, or None where it ends the conversation.
@@ -207,7 +205,9 @@ class Conversations:
         first = group.rollouts[0].id
         for id in [id for id in self._records if _of_group(id, first)]:
             del self._records[id]
-            self._spent_s.pop(id, None)
+            asked = self._spent_s.pop(id, None) is not None
+            if asked and self._pool is not None:  # one that was parked may still be open
+                self._pool.drop(_key(id))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what is known of conversations that are not scored, as plain values."""
@@ -269,10 +269,8 @@ def row(prompt: Prompt) -> dict[str, Any]:
 
 def turns_of(rollout: Rollout) -> list[Turn]:
     """Returns the turns of a rollout: runs of sampled tokens."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], rollout.sampled, [False]]).astype(np.int8)))
     return [
-        Turn(rollout.tokens[begin:end], digest.of_ids(rollout.tokens[:end]))
-        for begin, end in edges.reshape(-1, 2).tolist()
+        Turn(rollout.tokens[begin:end], digest.of_ids(rollout.tokens[:end])) for begin, end in spans(rollout.sampled)
     ]
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxrl_post.rewards.environments.asking import Asking
+from jaxrl_post.rewards.environments.worker import digest
 from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.rewards.process import WorkerProcess, check_numbers
@@ -114,12 +116,11 @@ class EnvironmentPool:
             raise ValueError(f"environment {self._path!r}: reset fails: {reply['failed']}")
         return list(reply["messages"])
 
-    def ask(self, key: str, row: Mapping, said: Sequence[Mapping], known: Sequence[str]) -> None:
-        """Hands over what the policy said in every turn of a conversation. Returns at once.
-
-        `known`: the digests (worker.digest) of what followed each turn but the last."""
-        message = {"key": key, "row": dict(row), "said": list(said), "known": list(known)}
-        self._queue(Task(key=key, message=message, turns=len(said)))
+    def ask(self, asking: Asking) -> None:
+        """Hands over what the policy said in every turn of a conversation. Returns at once."""
+        known = [digest(one) for one in asking.seen]
+        message = {"key": asking.key, "row": dict(asking.row), "said": list(asking.said), "known": known}
+        self._queue(Task(key=asking.key, message=message, turns=len(asking.said)))
         self._turn(0.0)
 
     def _queue(self, task: Task) -> None:

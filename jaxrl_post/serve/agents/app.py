@@ -1,0 +1,251 @@
+"""The ASGI application of a run's sessions: a harness takes one, plays it by OpenAI's chat endpoint, and posts its reward.
+
+A session has a base URL of its own, so that an OpenAI client needs no change. The run samples by its own law and seeds:
+what would ask for other tokens is refused.
+
+Invariant: a request may be sent again at any time and gets the same response. Every refusal is one sentence in OpenAI's
+error form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from jaxrl_post.data.tokenizer import Tokenizer
+from jaxrl_post.json_text import shown
+from jaxrl_post.rewards.environments.session import AGAIN, OVER, UNKNOWN, UNLIKE, NotPlayed, Session
+from jaxrl_post.rewards.environments.sessions import Sessions, Wake
+from jaxrl_post.serve import asked as bodies
+from jaxrl_post.serve import fields
+from jaxrl_post.serve.agents.turn_form import TurnForm
+from jaxrl_post.serve.app import Door, _body, _event, _failed, _refused
+from jaxrl_post.serve.asked import Asked
+from jaxrl_post.serve.refusal import Refusal, error, wrong
+
+LONGEST_S = 600.0  # of a request that waits
+LARGEST = 1e30  # of a reward
+MOST = 4096  # sessions that are taken at a time
+_MOST_NUMBERS = 64
+_STATUS = {UNKNOWN: 404, OVER: 410, UNLIKE: 400, AGAIN: 409}
+_OTHERS = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "seed")
+_PATHS = "POST /v1/sessions, POST /v1/sessions/release, GET /v1/sessions, GET /health and those below /sessions/ID/"
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a run says to harnesses.
+
+    `model`: its name. `tools`: that the chat template shows. `max_turns`, `max_tokens`: of a conversation.
+    """
+
+    model: str
+    words: Tokenizer
+    tools: tuple[Mapping, ...]
+    max_turns: int
+    max_tokens: int
+
+
+def app(sessions: Sessions, about: About, token: str) -> Starlette:
+    """Returns the application."""
+    endpoints = Endpoints(sessions, about)
+    routes = [
+        Route("/v1/sessions", endpoints.take, methods=["POST"]),
+        Route("/v1/sessions", endpoints.count),
+        Route("/v1/sessions/release", endpoints.release, methods=["POST"]),
+        Route("/sessions/{name}/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/sessions/{name}/v1/models", endpoints.models),
+        Route("/sessions/{name}/reward", endpoints.reward, methods=["POST"]),
+        Route("/sessions/{name}/failed", endpoints.failed, methods=["POST"]),
+        Route("/health", endpoints.health),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Door, token=token)],
+        exception_handlers={Refusal: _refused, NotPlayed: _not_played, HTTPException: _unrouted, 500: _failed},
+    )
+
+
+class Endpoints:
+    """What each path does."""
+
+    def __init__(self, sessions: Sessions, about: About):
+        self._sessions, self._about = sessions, about
+
+    async def take(self, request: Request) -> Response:
+        """POST /v1/sessions: sessions to play, or none within `wait` seconds. `ended`: there will be no more."""
+        readers = {"harness": fields.text, "most": fields.whole(1, MOST), "wait": fields.number(0.0, LONGEST_S)}
+        given = fields.read(await _body(request), readers)
+        harness, most = given.get("harness"), given.get("most", 1)
+        if not harness:
+            raise Refusal(400, "harness is missing: give a name, by which it may release its sessions", "harness")
+        try:
+            found = await _until(lambda wake: self._sessions.claim(harness, most, wake), given.get("wait", 0.0))
+        except NotPlayed:
+            return JSONResponse({"sessions": [], "ended": True})
+        told = {"sessions": [self._described(one, request) for one in found or ()], "ended": False}
+        return Response(json.dumps(told, default=_plain), media_type="application/json")
+
+    async def count(self, request: Request) -> Response:
+        """GET /v1/sessions."""
+        waiting, played = self._sessions.count()
+        return JSONResponse({"waiting": waiting, "played": played})
+
+    async def release(self, request: Request) -> Response:
+        """POST /v1/sessions/release: sessions of a harness that begins anew are offered again."""
+        given = fields.read(await _body(request), {"harness": fields.text})
+        if not given.get("harness"):
+            raise Refusal(400, "harness is missing: give the name under which sessions were taken", "harness")
+        return JSONResponse({"released": self._sessions.release(given["harness"])})
+
+    async def chat(self, request: Request) -> Response:
+        """POST /sessions/ID/v1/chat/completions: the turn behind the messages."""
+        name, body = request.path_params["name"], await _body(request)
+        asked = bodies.chat(body)
+        self._refuse_others(body, asked)
+        spoken = await _until(
+            lambda wake: self._sessions.heard(name, asked.messages, wake), asked.timeout_s or LONGEST_S
+        )
+        if spoken is None:
+            raise Refusal(408, "the policy's turn is not sampled yet; send the same request again")
+        about = self._about
+        form = TurnForm(spoken, asked, about.words, name=name, model=about.model, max_turns=about.max_turns)
+        if not asked.stream:
+            return JSONResponse(form.whole())
+        events = b"".join(map(_event, form.chunks())) + b"data: [DONE]\n\n"
+        return Response(events, media_type="text/event-stream")
+
+    async def models(self, request: Request) -> Response:
+        """GET /sessions/ID/v1/models."""
+        model = {"id": self._about.model, "object": "model", "created": 0, "owned_by": "jaxrl_post"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def reward(self, request: Request) -> Response:
+        """POST /sessions/ID/reward: the reward of the last turn, which ends the conversation unless `done` is false."""
+        readers = {"reward": fields.number(-LARGEST, LARGEST), "components": _numbers, "done": fields.truth}
+        given = fields.read(await _body(request), readers)
+        if "reward" not in given:
+            raise Refusal(400, "reward is missing: give a number", "reward")
+        name, done = request.path_params["name"], given.get("done", True)
+        self._sessions.rewarded(name, given["reward"], given.get("components", {}), done)
+        return JSONResponse({"reward": given["reward"], "done": done})
+
+    async def failed(self, request: Request) -> Response:
+        """POST /sessions/ID/failed: the rollout is masked."""
+        given = fields.read(await _body(request), {"why": fields.text})
+        if not given.get("why"):
+            raise Refusal(400, "why is missing: say in a few words what failed, for the log of the run", "why")
+        self._sessions.failed(request.path_params["name"], " ".join(given["why"].split())[:200])
+        return JSONResponse({"failed": True})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health."""
+        return JSONResponse({"status": "ok"})
+
+    def _refuse_others(self, body: Mapping[str, Any], asked: Asked) -> None:
+        """Refuses what would ask for other tokens than those of the run."""
+        about = self._about
+        if asked.model and asked.model != about.model:
+            raise Refusal(404, f"there is no model {asked.model[:80]!r}; the only one is {about.model!r}", "model")
+        for name in _OTHERS:
+            if body.get(name) is not None:
+                raise Refusal(
+                    400,
+                    f"{name}={shown(body[name])} is not served: the run samples by its own law and seeds; leave it out",
+                    name,
+                )
+        if asked.n != 1:
+            raise wrong("n", asked.n, "1: every sample is a session of its own", "1")
+        if 0 < asked.max_tokens < about.max_tokens:
+            near = str(about.max_tokens)
+            raise wrong("max_tokens", asked.max_tokens, "left out, or the run's sampling.max_tokens at least", near)
+        if body.get("tools") and list(body["tools"]) != list(about.tools):
+            raise Refusal(
+                400,
+                f"tools has {len(body['tools'])} functions that are not those of the run's environment.arguments.tools, "
+                f"{len(about.tools)}; send these, or leave tools out",
+                "tools",
+            )
+
+    def _described(self, session: Session, request: Request) -> dict[str, Any]:
+        """Returns what a harness must know of a session."""
+        asking, turn = session.asking, len(session.asking.said)
+        rollout = asking.rollout
+        return {
+            "id": session.name,
+            "base_url": f"{request.base_url}sessions/{session.name}/v1",
+            "model": self._about.model,
+            "messages": session.begun(),
+            "turn": turn,
+            "turns_left": self._about.max_turns - turn,
+            "tools": list(self._about.tools),
+            "row": asking.row,
+            "seed": rollout.id.seed().tolist(),
+            **{name: value for name, value in rollout.id._asdict().items() if name != "run_seed"},
+        }
+
+
+async def _until(look: Callable[[Wake], Found | None], seconds: float) -> Found | None:
+    """Looks again and again, whenever it is woken. Returns None where nothing is found within the seconds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        ready = asyncio.Event()
+        found = look(_waking(loop, ready))
+        if found:
+            return found
+        try:
+            await asyncio.wait_for(ready.wait(), end - loop.time())
+        except TimeoutError:
+            return None
+
+
+def _waking(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> Wake:
+    """Returns what sets an event from any thread. A loop that is closed waits for nothing."""
+
+    def wake() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(ready.set)
+
+    return wake
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """Returns named numbers."""
+    if not isinstance(value, dict) or len(value) > _MOST_NUMBERS:
+        raise wrong(name, value, f"an object of at most {_MOST_NUMBERS} numbers")
+    for key, one in value.items():
+        if isinstance(one, bool) or not isinstance(one, (int, float)) or not math.isfinite(one):
+            raise wrong(f"{name}.{key[:40]}", one, "a finite number")
+    return {key: float(one) for key, one in value.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of a data row as JSON has it."""
+    return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+async def _not_played(request: Request, refused: NotPlayed) -> Response:
+    status = _STATUS[refused.kind]
+    param = "messages" if refused.kind == UNLIKE else None
+    return JSONResponse(error(status, refused.sentence, param), status)
+
+
+async def _unrouted(request: Request, unrouted: HTTPException) -> Response:
+    allowed = (unrouted.headers or {}).get("Allow")
+    path = request.url.path[:80]
+    what = f"{request.method} is not served at {path}; valid is {allowed}" if allowed else ""
+    sentence = what or f"there is no path {path}; valid are {_PATHS}"
+    return JSONResponse(error(unrouted.status_code, sentence), unrouted.status_code, headers=unrouted.headers)
