@@ -251,11 +251,11 @@ class Records(list):
         self.append(record)
 
 
-def conversations(sessions, *, journaled=(), max_turns=8, max_s=0.0):
+def conversations(sessions, *, journaled=(), max_turns=8, max_s=0.0, share=None):
     wording = Wording(Chat(template=TEMPLATE, tokens={"eos_token": "<eos>"}), WORDS)
     log = Log(Records(), Journaled(journaled))
     how = dict(parser="none", max_turns=max_turns, max_s=max_s)
-    return Conversations(sessions, wording, **how, logs={"train": log}), log
+    return Conversations(sessions, wording, **how, logs={"train": log}, share=share), log
 
 
 def test_a_played_conversation_is_token_exact_journaled_and_scored(sessions):
@@ -314,13 +314,20 @@ def test_limits_end_a_session_and_what_a_harness_masks_is_counted(sessions, cloc
     assert not group.scored.any() and talk.metrics("train")["environment/failed"] == 1
 
 
-def test_a_conversation_that_was_parked_ends_with_its_group(sessions):
-    """A round may end without it; its harness must not wait for ever."""
-    talk, _ = conversations(sessions)
+@pytest.mark.parametrize("share", [None, lambda sent: sent], ids=["alone", "first_of_a_job"])
+def test_a_conversation_that_was_parked_ends_with_its_group(sessions, share):
+    """A round may end without it; its harness must not wait for ever, and nothing asks for it any more."""
+    talk, _ = conversations(sessions, share=share)
     talk.start(rollout_of("a"))
-    other = Rollout.written(ID._replace(sample=1), PROMPT, np.array([*WORDS.encode("a"), 0]), Finish.EOS)
+    tokens = np.array([*WORDS.encode("a"), 0])
+    other = Rollout.written(ID._replace(sample=1), PROMPT, tokens, Finish.TURN)
     TurnScores(talk, "train").join(Group.unscored(PROMPT, [other]))
     assert refused(hear, sessions, USER).kind == OVER
+    late = Rollout.written(ID._replace(sample=2, epoch=1), PROMPT, tokens, Finish.TURN)
+    talk.start(late)
+    (session,) = sessions.claim("one", 9, nothing)
+    sessions.rewarded(session.name, 1.0, {}, True)
+    assert talk.join(late) is None and talk.score(late)["reward"] == 1.0
 
 
 # ---- options

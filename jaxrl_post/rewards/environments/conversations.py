@@ -205,6 +205,7 @@ class Conversations:
         first = group.rollouts[0].id
         for id in [id for id in self._records if _of_group(id, first)]:
             del self._records[id]
+            self._asked.pop(id, None)
             asked = self._spent_s.pop(id, None) is not None
             if asked and self._pool is not None:  # one that was parked may still be open
                 self._pool.drop(_key(id))
