@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from jaxrl_post.config import default, resolve
-from jaxrl_post.launch import build, memory_plan
+from jaxrl_post.launch import activations, build, memory_plan
 from jaxrl_post.launch.memory_plan import Item, Kind
 from jaxrl_post.models import decoder
 from jaxrl_post.models.presets import PRESETS
 from jaxrl_post.parallel import mesh as meshes
+from jaxrl_post.trainer.learner import Learner
+from jaxrl_post.trainer.teacher import Teacher
 
 TINY = PRESETS["tiny"]
 
@@ -298,6 +300,34 @@ def test_an_engine_that_sleeps_leaves_its_memory_to_the_learner():
     assert len(own) == 3 and len(work) == 2 and len(slept) == 2
     assert learns["all"] == whole["device"]["all"] - sum(whole["device"][name] for name in own)
     assert generates["all"] == whole["device"]["all"] - sum(whole["device"][name] for name in work)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_the_law_of_a_teacher_takes_what_a_compiled_program_needs_for_it(beta):
+    """Programs with and without a teacher, of one policy whose logits are most of what its step needs."""
+    model = dataclasses.replace(TINY, vocab_size=8192, max_length=256)
+    sizes = (
+        "batch.rows=2",
+        "batch.tokens=256",
+        "batch.head_chunk=256",
+        "engine.max_length=128",
+        "sampling.max_tokens=64",
+    )
+    given = {}
+    for mode in (("vanilla", ()), ("gkd", (f"algorithm.gkd_beta={beta}",))):
+        taught = "algorithm.adv_estimator=distill", f"algorithm.loss_mode={mode[0]}", "teacher.path=x"
+        given[mode[0]] = resolve(default(), ["model.preset=tiny", "eval.prompts=0", *sizes, *taught, *mode[1]])
+    needed, estimated = {}, {}
+    for mode, config in given.items():
+        shapes, mesh = decoder.abstract(model), meshes.make_mesh(1, 1, 1)
+        teacher = Teacher(model, shapes, mesh)
+        about = dict(algorithm=config.algorithm, optimizer=config.optimizer, batch=config.batch, remat=True)
+        made = Learner(model, shapes, mesh, **about, temperature=1.0, steps=2, max_tokens=64, teacher=teacher)
+        needed[mode] = made.temporaries()["accumulate"]
+        estimated[mode] = activations.estimate(config, model, 1, "cpu")
+    more = {name: found["gkd"] - found["vanilla"] for name, found in (("needed", needed), ("told", estimated))}
+    assert more["told"] == pytest.approx(more["needed"], rel=0.1)
 
 
 def test_text_lines_up():

@@ -39,6 +39,9 @@ def same(data_source, solution_str, ground_truth, extra_info): return 0.5
 def misread(data_source, solution_str, ground_truth, extra_info):
     return float(solution_str == ground_truth and ground_truth != "3")
 
+def shy(completions, answer):
+    return [None if truth in text else float(len(text) % 2) for text, truth in zip(completions, answer)]
+
 def fails(data_source, solution_str, ground_truth, extra_info): return {}["x"]
 """
 
@@ -87,6 +90,7 @@ def test_right_and_wrong_answers_in_the_form_that_a_function_reads(tried, tmp_pa
         ("zero", (), "all scores are 0, for right texts and for wrong ones", ""),
         ("same", ("", ""), "", "all scores are equal: 0.5, for right texts and for wrong ones"),
         ("misread", (), "1 of 3 gold texts are not scored 1; the first is that of row 2", ""),
+        ("shy", (), "it scores no gold text, and some wrong ones", ""),
         ("fails", (), "it fails: reward function", ""),
         ("jaxrl_post.rewards.format:thinking", ("", ""), "", "all scores are 0"),
     ],

@@ -1,7 +1,8 @@
 """Estimates what the backward pass of one micro-batch takes on a device, and what each remat policy keeps for it.
 
 Invariant: everything follows from shapes. What layers keep is exact; what is at work beside it is an estimate. Its counts
-PAIR, SUMS, the layers of `_matrices` and a TPU's copies were read from compiled programs (compile_tier/memories.py).
+PAIR, SUMS, the layers of `_matrices` and a TPU's copies were read from compiled programs (compile_tier/memories.py), and those of
+`_compared` from programs for CPUs.
 """
 
 from __future__ import annotations
@@ -146,11 +147,22 @@ def _head(config: Config, model: decoder.ModelConfig, shards: int, platform: str
     """
     ways, size = config.mesh.tensor, SIZES[config.model.compute_dtype]
     parts = config.mesh.fsdp * ways
-    if parts == 1 or not on(config.batch.split_head, platform):
+    compared = _compared(config)
+    if parts == 1 or compared or not on(config.batch.split_head, platform):
         chunk = min(-(-config.batch.head_chunk // shards), _tokens(config, shards))
         part = model.vocab_size // ways
     else:
         part = -(-model.vocab_size // parts)
         chunk = min(-(-config.batch.head_chunk // config.mesh.data), _tokens(config, shards) * config.mesh.fsdp)
     copies = 2 if shards > math.gcd(shards, config.mesh.fsdp) else 1
-    return 2 * chunk * part * 4 + part * model.embed * size, copies * part * model.embed * 4
+    return (2 + compared) * chunk * part * 4 + part * model.embed * size, copies * part * model.embed * 4
+
+
+def _compared(config: Config) -> int:
+    """Returns how many numbers of a token and an id are kept for the teacher's law, beside logits and their gradient.
+
+    They are its log-probs and, strictly between the ends of gkd_beta, those of the mixture and a slope.
+    """
+    if config.algorithm.loss_mode != "gkd":
+        return 0
+    return 3 if 0 < config.algorithm.gkd_beta < 1 else 1

@@ -197,6 +197,8 @@ def _judged(trial: Trial, every: np.ndarray, needs_truth: bool) -> Trial:
     elif (known == known[0]).all():
         what = "all scores are 0" if known[0] == 0 else f"all scores are equal: {known[0]:g}"
         (broken if needs_truth and right.size else notes).append(f"{what}, for right texts and for wrong ones")
+    elif needs_truth and right.size and np.isnan(right).all():
+        broken.append("it scores no gold text, and some wrong ones")
     elif needs_truth and right.size:
         off = ~(np.abs(right - 1) <= _RIGHT)
         if wrong.size and not np.nanmean(right) > wrong.mean():
