@@ -24,17 +24,16 @@ import argparse
 import importlib.util
 import os
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_post.commands.arguments import Arguments, answered, number, whole
+from jaxrl_post.commands.listening import bound, check_port
 from jaxrl_post.config import refuse_url
 from jaxrl_post.data.tool_calls import PARSERS
 
 TOKEN = "JAXRL_POST_TOKEN"
-_PORTS = 65535
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -62,8 +61,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
         raise ValueError("serve: say what is served: --model=POLICY or --run=RUN")
     if flags.token and flags.without_token:
         raise ValueError("serve: --token and --without-token are both given: leave one out")
-    if flags.port > _PORTS:
-        raise ValueError(f"serve: --port={flags.port} is above {_PORTS}; the nearest valid value is {_PORTS}")
+    check_port("serve", flags.port)
     for name, least in (("timeout", 0.001), ("every", 0.1)):
         if getattr(flags, name) < least:
             raise ValueError(f"serve: --{name}={getattr(flags, name):g} must be at least {least:g} seconds")
@@ -76,7 +74,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _serve(flags: argparse.Namespace) -> int:
     """Binds the port before anything is compiled, so that a port that is taken costs no minute."""
-    with _bound(flags.host, flags.port) as listening:
+    with bound("serve", flags.host, flags.port) as listening:
         from jaxrl_post.serve import server
 
         token = "" if flags.without_token else flags.token or os.environ.get(TOKEN) or secrets.token_urlsafe(24)
@@ -97,19 +95,6 @@ def _serve(flags: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens.
-
-    Raises:
-      ValueError: the address or the port is not to be had.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise ValueError(f"serve: {host}:{port} cannot be listened at: {error.strerror or error}") from error
 
 
 def _opened(flags: argparse.Namespace) -> tuple[Any, int, Callable[..., Any] | None]:
