@@ -16,6 +16,7 @@ watch      a run while it goes on, in the terminal: watch RUN [--once]
 reward_check  the reward functions on rows of the data and on sampled rollouts: --config=FILE [--rows=N]
 launch     a run on several hosts, from one command: --target=TARGET --config=FILE --run-dir=FOLDER [--slice=NAME]
 jetstream  a policy over gRPC, by the orchestrator of google-jetstream: --policy=POLICY [--port=PORT]
+tinker     a policy that clients of the Tinker SDK train and sample: --model=POLICY [--port=PORT]
 
 python -m jaxrl_post COMMAND --help says more about each.
 """
@@ -46,6 +47,7 @@ COMMANDS = {
     "reward_check": "jaxrl_post.commands.reward_check",
     "launch": "jaxrl_post.commands.launch",
     "jetstream": "jaxrl_post.commands.jetstream",
+    "tinker": "jaxrl_post.commands.tinker",
 }
 
 

@@ -25,7 +25,7 @@ def test_an_unknown_command_is_one_sentence(capsys):
     assert commands.main(["trian"]) == 1
     assert capsys.readouterr().err == (
         "error: unknown command 'trian'; nearest is 'train', all are train, simulate, options, evaluate, generate, "
-        "serve, export, rollouts, compare, replay, report, fetch, watch, reward_check, launch, jetstream\n"
+        "serve, export, rollouts, compare, replay, report, fetch, watch, reward_check, launch, jetstream, tinker\n"
     )
 
 

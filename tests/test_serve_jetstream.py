@@ -46,7 +46,7 @@ def test_without_jetstream_the_command_says_what_to_install(capsys):
 
 def test_flags_of_the_command_are_checked(capsys):
     assert commands.main(["jetstream", "--policy=x", "--port=65536"]) == 1
-    assert "--port=65536 must be at most 65535" in capsys.readouterr().err
+    assert "--port=65536 is above 65535" in capsys.readouterr().err
 
 
 @pytest.mark.extended

@@ -19,6 +19,7 @@ import signal
 from collections.abc import Sequence
 
 from jaxrl_post.commands.arguments import Arguments, answered, law, number, whole
+from jaxrl_post.serve import listening
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,8 +37,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     words.add_argument("--top-k", type=whole(0), help=argparse.SUPPRESS)
     words.add_argument("--seed", type=whole(0), default=0, help=argparse.SUPPRESS)
     flags = words.read(arguments)
-    if flags.port > 65535:
-        raise ValueError(f"jetstream: --port={flags.port} must be at most 65535")
+    listening.check_port("jetstream", flags.port)
     return flags
 
 

@@ -30,7 +30,6 @@ from jaxrl_post.config import refuse_url
 from jaxrl_post.data.tool_calls import PARSERS
 from jaxrl_post.serve import listening
 
-_PORTS = 65535
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -58,8 +57,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
         raise ValueError("serve: say what is served: --model=POLICY or --run=RUN")
     if flags.token and flags.without_token:
         raise ValueError("serve: --token and --without-token are both given: leave one out")
-    if flags.port > _PORTS:
-        raise ValueError(f"serve: --port={flags.port} is above {_PORTS}; the nearest valid value is {_PORTS}")
+    listening.check_port("serve", flags.port)
     for name, least in (("timeout", 0.001), ("every", 0.1)):
         if getattr(flags, name) < least:
             raise ValueError(f"serve: --{name}={getattr(flags, name):g} must be at least {least:g} seconds")

@@ -8,6 +8,7 @@ import secrets
 import socket
 
 TOKEN = "JAXRL_POST_TOKEN"
+PORTS = 65535
 
 
 def token(given: str = "") -> str:
@@ -24,6 +25,16 @@ def need(who: str, *packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"{who}: {missing[0]} is not installed; write pip install 'jaxrl_post[serve]'")
+
+
+def check_port(command: str, port: int) -> None:
+    """Refuses a port that does not exist.
+
+    Raises:
+      ValueError: with the nearest one.
+    """
+    if port > PORTS:
+        raise ValueError(f"{command}: --port={port} is above {PORTS}; the nearest valid value is {PORTS}")
 
 
 def bound(who: str, host: str, port: int) -> socket.socket:

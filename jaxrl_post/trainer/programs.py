@@ -138,7 +138,7 @@ def score(policy: Any, batch: Batch, recipe: Recipe) -> tuple[Float[Array, "B T"
         found = decoder.rewards(policy, h)
         return found, jnp.zeros_like(found)
     with jax.named_scope("logprobs"):
-        results = _laws(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
+        results = laws(policy, h, jnp.roll(batch.tokens, -1, axis=1), recipe)
         return tuple(jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in results)
 
 
@@ -170,7 +170,7 @@ def hidden(params: Any, model: decoder.ModelConfig, batch: Batch, recipe: Recipe
     return jax.lax.with_sharding_constraint(h.reshape(B, T, -1), recipe.rows)
 
 
-def _laws(policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe) -> tuple[jax.Array, jax.Array]:
+def laws(policy: Any, h: jax.Array, following: jax.Array, recipe: Recipe) -> tuple[jax.Array, jax.Array]:
     """Returns log-probs of the following tokens, and entropies, [B, T] each."""
     how = dict(temperature=recipe.temperature, chunk=recipe.head_chunk)
     if recipe.split and split_head.serves(recipe.mesh):

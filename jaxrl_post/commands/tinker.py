@@ -1,0 +1,86 @@
+"""python -m jaxrl_post tinker --model=POLICY [--port=8000] [...]
+
+Serves a policy to the SDK of the Tinker API: its clients train it and sample from it in their own loops. It needs
+pip install 'jaxrl_post[serve]'. docs/tinker.md says which version of the SDK, and what is served.
+
+--model=POLICY        a Hugging Face directory, a llama2.c file, RUN for the policy that a run ended with, or RUN@STEP
+--folder=FOLDER       of saved weights, named by tinker:// paths; runs/tinker
+--host=ADDRESS        where it listens; 127.0.0.1
+--port=PORT           8000; 0 takes a free one
+--key=KEY             that clients send; the variable TINKER_API_KEY, else a new one, which is printed
+--without-key         lets everybody in who reaches the port
+--name=NAME           of the model, as clients call it; the last part of POLICY
+--queue=N             requests that may wait for the devices, before more are refused with 429; 4096
+--idle=SECONDS        without a sign of a client, after which its session has ended; 600
+--config.a.b=VALUE    an option, for example --config.engine.slots=32 or --config.batch.rows=16
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl_post.commands.arguments import Arguments, answered, number, whole
+from jaxrl_post.serve import listening
+
+KEY = "TINKER_API_KEY"
+_PREFIX = "tml-"  # the SDK takes no other keys
+_NEEDED = ("starlette", "uvicorn")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves until it is stopped. Exit code 1, with one sentence, where something given is wrong, or a device failed."""
+    try:
+        return answered(lambda: _serve(_read(arguments)))
+    except KeyboardInterrupt:
+        return 0
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    words = Arguments("tinker", str(__doc__), overrides=True)
+    words.add_argument("--model", required=True, help=argparse.SUPPRESS)
+    for name in ("--key", "--name"):
+        words.add_argument(name, default="", help=argparse.SUPPRESS)
+    words.add_argument("--folder", type=Path, default=Path("runs/tinker"), help=argparse.SUPPRESS)
+    words.add_argument("--host", default="127.0.0.1", help=argparse.SUPPRESS)
+    words.add_argument("--port", type=whole(0), default=8000, help=argparse.SUPPRESS)
+    words.add_argument("--queue", type=whole(1), default=4096, help=argparse.SUPPRESS)
+    words.add_argument("--idle", type=number, default=600.0, help=argparse.SUPPRESS)
+    words.add_argument("--without-key", action="store_true", help=argparse.SUPPRESS)
+    flags = words.read(arguments)
+    if flags.key and flags.without_key:
+        raise ValueError("tinker: --key and --without-key are both given: leave one out")
+    if flags.key and not flags.key.startswith(_PREFIX):
+        raise ValueError(f"tinker: --key={flags.key[:40]} must begin with {_PREFIX}, else the SDK refuses it")
+    listening.check_port("tinker", flags.port)
+    if flags.idle < 1:
+        raise ValueError(f"tinker: --idle={flags.idle:g} must be at least 1 second")
+    listening.need("tinker", *_NEEDED)
+    return flags
+
+
+def _serve(flags: argparse.Namespace) -> int:
+    """Binds the port before anything is compiled, so that a port that is taken costs no minute."""
+    with listening.bound("tinker", flags.host, flags.port) as heard:
+        from jaxrl_post.launch import saved_policy
+        from jaxrl_post.serve.tinker import server
+
+        config, files = saved_policy.files(flags.model, flags.overrides)
+        made = server.Server(
+            config,
+            files,
+            name=flags.name or Path(flags.model.rstrip("/")).name,
+            folder=flags.folder,
+            key="" if flags.without_key else flags.key or os.environ.get(KEY) or _PREFIX + secrets.token_urlsafe(24),
+            queue=flags.queue,
+            idle_s=flags.idle,
+            say=_say,
+        )
+        return made.serve(heard)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,178 @@
+"""The ASGI application: the paths of the Tinker API over a Service, behind a key.
+
+Invariant: what needs a device becomes a promise at once, so that no request holds the event loop. Every refusal is one
+sentence with a status of HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxrl_post import json_text
+from jaxrl_post.serve.refusal import Refusal
+from jaxrl_post.serve.tinker.service import Service
+
+ROOT = "/api/v1"
+LONGEST_BODY = 64 << 20  # bytes; a client sends at most 500,000 numbers at a time
+WAIT_S = 30.0  # of a request for a result; the client's own limit is 45 s
+_OPEN = (f"{ROOT}/healthz",)  # needs no key
+_OFF = (
+    "parallel_fwdbwd_chunks",
+    "proto_write_fwdbwd",
+    "proto_compress_fwdbwd",
+    "pjwt_auth_enabled",
+    "use_pyqwest_transport",
+)
+_POSTS = (
+    "create_session",
+    "session_heartbeat",
+    "create_sampling_session",
+    "create_model",
+    "get_info",
+    "unload_model",
+    "forward",
+    "forward_backward",
+    "optim_step",
+    "save_weights",
+    "save_weights_for_sampler",
+    "load_weights",
+    "weights_info",
+    "asample",
+)
+
+
+def app(service: Service, key: str) -> Starlette:
+    """Returns the application. An empty key lets everybody in."""
+    endpoints = Endpoints(service)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    routes = [Route(f"{ROOT}/{name}", endpoints.called(getattr(service, name)), methods=["POST"]) for name in _POSTS]
+    routes += [
+        Route(f"{ROOT}/retrieve_future", endpoints.retrieve_future, methods=["POST"]),
+        Route(f"{ROOT}/client/config", endpoints.client_config, methods=["POST"]),
+        Route(f"{ROOT}/telemetry", endpoints.telemetry, methods=["POST"]),
+        Route(f"{ROOT}/healthz", endpoints.healthz),
+        Route(f"{ROOT}/get_server_capabilities", endpoints.capabilities),
+        Route(f"{ROOT}/samplers/{{name}}", endpoints.sampler),
+    ]
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(Door, key=key)],
+        exception_handlers={Refusal: _refused, HTTPException: _unrouted, 500: _failed},
+    )
+
+
+class Door:
+    """Lets requests in that carry the key."""
+
+    def __init__(self, inner: Any, key: str):
+        self._inner, self._wanted = inner, key.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and self._wanted and scope["path"] not in _OPEN:
+            given = dict(scope["headers"]).get(b"x-api-key", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                sentence = "the key is missing or wrong: set TINKER_API_KEY to the key that the server printed"
+                return await _told({"detail": sentence}, 401)(scope, receive, send)
+        await self._inner(scope, receive, send)
+
+
+class Endpoints:
+    """What each path does."""
+
+    def __init__(self, service: Service):
+        self._service = service
+
+    def called(self, call: Callable[[Any], Mapping[str, Any]]) -> Callable[[Request], Any]:
+        """Returns an endpoint that gives the body to a method of the service."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                return _told(call(await _body(request)))
+            except ClientDisconnect:
+                return Response(status_code=400)
+
+        return endpoint
+
+    async def retrieve_future(self, request: Request) -> Response:
+        """POST retrieve_future: the result, or 408 where it is not there yet, upon which clients ask again."""
+        result = await self._service.retrieve_future(await _body(request), WAIT_S)
+        if result is None:
+            return _told({"detail": "the result is not there yet", "queue_state": "active"}, 408)
+        return _told(result)
+
+    async def client_config(self, request: Request) -> Response:
+        """POST client/config: JSON bodies, one after another, so that gradients are added in the client's order."""
+        return _told(dict.fromkeys(_OFF, False))
+
+    async def telemetry(self, request: Request) -> Response:
+        """POST telemetry: read by nobody, and kept nowhere."""
+        return _told({"status": "accepted"})
+
+    async def healthz(self, request: Request) -> Response:
+        """GET healthz: 200 while the devices' thread runs, else 503."""
+        alive = self._service.worker.alive
+        return _told({"status": "ok" if alive else "the devices' thread has stopped"}, 200 if alive else 503)
+
+    async def capabilities(self, request: Request) -> Response:
+        """GET get_server_capabilities."""
+        about = {"model_name": self._service.name, "max_context_length": self._service.limits.positions}
+        return _told({"supported_models": [about]})
+
+    async def sampler(self, request: Request) -> Response:
+        """GET samplers/NAME."""
+        return _told(self._service.sampler(request.path_params["name"]))
+
+
+async def _body(request: Request) -> Any:
+    """Returns the JSON value of a body."""
+    data = bytearray()
+    if "protobuf" in request.headers.get("content-type", ""):
+        raise Refusal(415, "protobuf is not served; use the version of the SDK that docs/tinker.md names")
+    async for part in request.stream():
+        data += part
+        if len(data) > LONGEST_BODY:
+            raise Refusal(413, f"the body has more than {LONGEST_BODY} bytes, the most that is read")
+    try:
+        return json_text.parsed(data.decode("utf-8"), "the body")
+    except UnicodeDecodeError as wrong:
+        raise Refusal(400, f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
+    except ValueError as wrong:
+        raise Refusal(400, str(wrong)) from wrong
+
+
+def _told(value: Mapping[str, Any], status: int = 200) -> Response:
+    """Returns a response. A loss may be infinite, which the client's JSON reader takes."""
+    return Response(json.dumps(value), status, media_type="application/json")
+
+
+async def _refused(request: Request, refusal: Refusal) -> Response:
+    return _told({"detail": refusal.sentence}, refusal.status)
+
+
+async def _unrouted(request: Request, wrong: HTTPException) -> Response:
+    sentence = f"{request.method} is not served at {request.url.path[:80]}; docs/tinker.md lists what is"
+    return _told({"detail": sentence}, wrong.status_code)
+
+
+async def _failed(request: Request, wrong: Exception) -> Response:
+    return _told({"detail": "the server failed on this request; its log says how"}, 500)

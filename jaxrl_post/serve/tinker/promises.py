@@ -1,0 +1,86 @@
+"""Results that clients fetch later: a request becomes a promise, which is settled once.
+
+Invariant: a request that is sent twice, as clients do after a lost connection, becomes one promise and is carried out once.
+Everything here belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+KEPT = 4096  # settled promises that can still be fetched, the newest ones
+
+
+class Promise:
+    """A request's result, once it is there. `owner`: the session that asked."""
+
+    def __init__(self, name: str, owner: str):
+        self.name, self.owner = name, owner
+        self.result: Mapping[str, Any] | None = None
+        self._settled = asyncio.Event()
+
+    async def wait(self, seconds: float) -> bool:
+        """Returns whether the result is there, after at most these seconds."""
+        try:
+            await asyncio.wait_for(self._settled.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def settle(self, result: Mapping[str, Any]) -> None:
+        """Gives the result. A second one is left out."""
+        if self.result is None:
+            self.result = result
+            self._settled.set()
+
+
+class Promises:
+    """All promises that can be fetched, by name."""
+
+    def __init__(self) -> None:
+        self._open: collections.OrderedDict[str, Promise] = collections.OrderedDict()
+        self._keys: dict[Hashable, str] = {}
+        self._named: dict[str, Hashable] = {}
+        self._numbers = itertools.count(1)
+
+    def find(self, name: str) -> Promise | None:
+        """Returns a promise, or None where it was never made or is forgotten."""
+        return self._open.get(name)
+
+    def earlier(self, key: Hashable) -> Promise | None:
+        """Returns the promise of an earlier request with this key."""
+        return self._open.get(self._keys.get(key, ""))
+
+    def make(self, owner: str, key: Hashable = None) -> Promise:
+        """Returns a new promise. `key`: tells a repeated request from a new one; None: none is repeated."""
+        self._forget()
+        one = Promise(str(next(self._numbers)), owner)
+        self._open[one.name] = one
+        if key is not None:
+            self._keys[key], self._named[one.name] = one.name, key
+        return one
+
+    def end(self, reason: Mapping[str, Any], owner: str = "") -> None:
+        """Settles what is open, of one owner or of all."""
+        for one in self._open.values():
+            if not owner or one.owner == owner:
+                one.settle(reason)
+
+    def _forget(self) -> None:
+        """Drops the oldest settled promises beyond KEPT."""
+        beyond = len(self._open) - KEPT
+        for name in [
+            name for name, one in itertools.islice(self._open.items(), max(beyond, 0)) if one.result is not None
+        ]:
+            del self._open[name]
+            key = self._named.pop(name, None)
+            self._keys.pop(key, None)
+
+
+def refused(sentence: str, *, ours: bool = False) -> dict[str, str]:
+    """Returns the result of a request that failed, in the API's form. `ours`: the server is at fault."""
+    return {"error": sentence, "category": "server" if ours else "user"}

@@ -1,0 +1,112 @@
+"""The server of the Tinker API: a policy, its engine, its training programs and uvicorn, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import uvicorn
+
+from jaxrl_post.config import Config
+from jaxrl_post.launch import build, inputs
+from jaxrl_post.launch.policy import Policy
+from jaxrl_post.serve.listening import address
+from jaxrl_post.serve.tinker.app import app
+from jaxrl_post.serve.tinker.forms import Limits
+from jaxrl_post.serve.tinker.sampler import Sampler
+from jaxrl_post.serve.tinker.service import Service
+from jaxrl_post.serve.tinker.snapshots import Snapshots
+from jaxrl_post.serve.tinker.trainer import Trainer
+from jaxrl_post.trainer import programs
+
+_CLOSING_S = 5  # for open responses when the server is stopped
+_IDLE_S = 75  # of a connection without a request, as nginx has it
+
+
+class Server:
+    """A server of one base.
+
+    Args:
+      config: of the policy. A micro-batch has batch.rows rows of engine.max_length tokens.
+      folder: of saved weights.
+      key: that clients need; empty: none.
+      how: as in Service.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        files: inputs.PolicyFiles,
+        *,
+        name: str,
+        folder: Path,
+        key: str,
+        say: Callable[[str], object],
+        **how: Any,
+    ):
+        policy, snapshots = Policy(config, files), Snapshots(folder)
+        engine = policy.engine()
+        trainer = _trainer(config, files, policy, engine.device.params, name)
+        vocab, length = files.model.used_vocab or files.model.vocab_size, config.engine.max_length
+        limits = Limits(vocab=vocab, positions=length)
+        sampler = Sampler(policy, engine, trainer, snapshots)
+        self.service = Service(
+            trainer, sampler, snapshots, limits, name=name, tokenizer=str(files.place), say=say, **how
+        )
+        self._key, self._say = key, say
+        how_served = uvicorn.Config(
+            app(self.service, key),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_CLOSING_S,
+            timeout_keep_alive=_IDLE_S,
+        )
+        self._http = uvicorn.Server(how_served)
+
+    def serve(self, listening: socket.socket) -> int:
+        """Serves at a socket until a signal, `stop`, or the end of the devices' thread. Returns the exit code."""
+        self._say(f"serving {self.service.name} to the Tinker SDK at {address(listening)}")
+        self._say(f"key {self._key}" if self._key else "no key is asked for: whoever reaches the port is served")
+        asyncio.run(self._until_the_end(listening))
+        return int(self.service.broken)
+
+    def stop(self) -> None:
+        """Ends the server. It may be called in any thread."""
+        self._http.should_exit = True
+
+    async def _until_the_end(self, listening: socket.socket) -> None:
+        """Serves. A devices' thread that fails ends the server, too."""
+
+        async def watch() -> None:
+            await self.service.failed.wait()
+            self.stop()
+
+        watcher = asyncio.create_task(watch())
+        await self._http.serve(sockets=[listening])
+        watcher.cancel()
+
+
+def _trainer(config: Config, files: inputs.PolicyFiles, policy: Policy, params: Any, name: str) -> Trainer:
+    """Returns the trainer, whose base is the engine's own weights where dtype and layout agree. `params`: these."""
+    batch = dataclasses.replace(config.batch, tokens=config.engine.max_length)
+    config, devices = dataclasses.replace(config, batch=batch), build.device_plan(config)
+    recipe = programs.recipe(
+        files.model,
+        config.algorithm,
+        config.optimizer,
+        batch,
+        devices.learner,
+        temperature=1.0,
+        remat=config.model.remat_policy if config.model.remat else None,
+        scan_layers=config.model.scan_layers,
+        dtype=config.model.compute_dtype,
+        attention=build.training_attention(config, files.model, devices)[0],
+    )
+    wide = jax.tree.leaves(params)[0].dtype == np.float32
+    return Trainer(recipe, params if wide else files.load_params, name=name, rows=batch.rows, tokens=batch.tokens)

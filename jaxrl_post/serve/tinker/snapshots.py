@@ -1,0 +1,136 @@
+"""Saved weights of clients: files of a folder, named by tinker:// paths.
+
+tinker://RUN/weights/NAME lies at FOLDER/RUN/weights/NAME.safetensors, and what is saved for sampling beside it, at
+sampler_weights/NAME. A file holds float32 leaves by their path in the tree, and what they are in its header.
+
+Invariant: a file appears whole or not at all. It refuses names that could lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from jaxrl_post.json_text import said, shown
+from jaxrl_post.models.model_config import Lora
+from jaxrl_post.serve.refusal import Refusal
+
+KINDS = ("weights", "sampler_weights")
+_SCHEME = "tinker://"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Weights at one moment, float32 in host memory.
+
+    `base`: the model that they belong to. `lora`: None where all weights were trained. `trees`: "weights", and with the
+    optimizer's state also "first" and "second". `steps`: optimizer steps so far.
+    """
+
+    base: str
+    lora: Lora | None
+    steps: int
+    trees: Mapping[str, Any]
+
+
+class Snapshots:
+    """The folder."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def path(self, run: str, kind: str, name: str, *, replace: bool = False) -> str:
+        """Returns the tinker:// path of a name. `replace`: also where it is taken.
+
+        Raises:
+          Refusal: the name cannot be one of a file, or is taken.
+        """
+        if not _NAME.fullmatch(name):
+            raise Refusal(400, f"path={shown(name)} must be letters, digits, '.', '_' and '-', at most 200", "path")
+        path = f"{_SCHEME}{run}/{kind}/{name}"
+        if not replace and self._file(path).exists():
+            raise Refusal(409, f"{path} was saved before; choose another name, or overwrite it", "path")
+        return path
+
+    def write(self, path: str, one: Snapshot) -> None:
+        """Writes a file."""
+        file = self._file(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        leaves = {f"{tree}/{name}": leaf for tree, given in one.trees.items() for name, leaf in _flat(given)}
+        told = {"base": one.base, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
+        part = file.with_suffix(".part")
+        save_file(leaves, part, {"jaxrl_post": json.dumps(told)})
+        os.replace(part, file)
+
+    def about(self, path: str) -> Snapshot:
+        """Returns what a file says of itself, without its numbers.
+
+        Raises:
+          Refusal: there is no such path, or the file is damaged.
+        """
+        return self._read(path, whole=False)
+
+    def read(self, path: str) -> Snapshot:
+        """Returns what was saved. Raises Refusal as `about` does."""
+        return self._read(path, whole=True)
+
+    def remove(self, path: str) -> None:
+        """Removes a file, if it is there."""
+        self._file(path).unlink(missing_ok=True)
+
+    def _read(self, path: str, *, whole: bool) -> Snapshot:
+        file, trees = self._file(path), {}
+        if not file.is_file():
+            raise Refusal(
+                404, f"there is no {shown(path)} here; save_state and save_weights_for_sampler return paths", "path"
+            )
+        try:
+            with safe_open(file, framework="np") as opened:
+                told = json.loads(opened.metadata()["jaxrl_post"])
+                for name in opened.keys() if whole else ():
+                    _put(trees, name.split("/"), opened.get_tensor(name))
+        except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
+            raise Refusal(400, f"{shown(path)} is damaged: {said(error)}; save it again", "path") from error
+        added = told["lora"]
+        given = None if added is None else Lora(**{**added, "targets": tuple(added["targets"])})
+        return Snapshot(base=told["base"], lora=given, steps=told["steps"], trees=trees)
+
+    def _file(self, path: str) -> Path:
+        """Returns the file of a path.
+
+        Raises:
+          Refusal: it is no tinker:// path.
+        """
+        parts = path.removeprefix(_SCHEME).split("/")
+        whole = path.startswith(_SCHEME) and len(parts) == 3 and parts[1] in KINDS
+        if not (whole and _NAME.fullmatch(parts[0]) and _NAME.fullmatch(parts[2])):
+            raise Refusal(
+                400, f"{shown(path)} must be {_SCHEME}RUN/weights/NAME or {_SCHEME}RUN/sampler_weights/NAME", "path"
+            )
+        return self._folder.joinpath(*parts[:2], f"{parts[2]}.safetensors")
+
+
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the leaves of nested dicts by their paths, joined by "/"."""
+    for name, one in tree.items():
+        if isinstance(one, Mapping):
+            yield from ((f"{name}/{below}", leaf) for below, leaf in _flat(one))
+        else:
+            yield name, np.ascontiguousarray(one)
+
+
+def _put(tree: dict[str, Any], path: list[str], leaf: np.ndarray) -> None:
+    *parents, last = path
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[last] = leaf
