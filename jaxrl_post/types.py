@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PURPOSES = ("train", "eval")
+PURPOSES = ("train", "eval", "judge")  # "judge": a question to a judge, on an engine of its own
 MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
 PREFIX_MODES = ("recompute", "verify", "restart")
 # a rollout's arrays with one entry for each token: name -> dtype
