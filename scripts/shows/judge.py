@@ -25,7 +25,7 @@ LIMIT_S = 900.0  # of one run, on a busy machine
 CLIENTS = 8
 SMALL = (
     *("steps=4", "checkpoint.every=0", "scheduler.prompts=12", "scheduler.group_size=8", "engine.slots=24"),
-    *("engine.row_sizes=(64,)", "engine.steps_per_dispatch=8", "eval.prompts=0", "optimizer.lr=0"),
+    *("engine.row_sizes=(64,)", "engine.steps_per_dispatch=8", "eval.prompts=0", "eval.every=0", "optimizer.lr=0"),
 )
 ARMS = {
     "sync": (),
@@ -199,9 +199,9 @@ def _cpu(record, here: Path) -> None:
     ]
     data = here / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    same = (*SMALL, f"data.train={data}", "data.size=0", "steps=6")
+    same = (*SMALL, f"data.train={data}", "data.size=4096", "steps=6")
     beside = _run(record, here / "beside", *same, "mesh.data=2", "engine.slots=12", devices=2)
-    off = ("judge.model=''", "judge.question=''", "judge.high=1.0", "judge.weight=1.0", "judge.max_length=1024")
+    off = ("judge.model=", "judge.question=", "judge.high=1.0", "judge.weight=1.0", "judge.max_length=1024")
     with _serving(record) as port:
         grader = here / "endpoint.py"
         grader.write_text(GRADER.format(port=port))
