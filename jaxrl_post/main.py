@@ -98,7 +98,7 @@ def turn(run: Run) -> None:
     ring = WatchedRing(run.watch, dog, run.faults.reach)
     observe = Observer(
         ring=ring,
-        sources=[run.engine, run.scheduler, run.rewards, *run.records],
+        sources=run.sources,
         meter=run.meter,
         write=run.writer.write,
         log=RolloutLog(run.mine / "rollouts").write,

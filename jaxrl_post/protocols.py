@@ -176,6 +176,17 @@ class Rewards(Protocol):
         """
 
 
+class Judge(Protocol):
+    """Replies to questions about finished rollouts, on devices that it shares with an engine."""
+
+    def work(self, slots: int) -> None:
+        """Runs at most one dispatch, or one batch of questions, where slots are free and a question waits.
+
+        Args:
+          slots: free slots of the engine, of which each running question takes one.
+        """
+
+
 class Environments(Protocol):
     """Carries conversations on, by pure functions in processes that can be killed."""
 

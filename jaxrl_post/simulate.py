@@ -22,11 +22,12 @@ from typing import Any
 
 from jaxrl_post import config as configs
 from jaxrl_post import loop
+from jaxrl_post.engine.host.judging import Judging
 from jaxrl_post.launch.command_line import OVERRIDE, read
 from jaxrl_post.scheduler import registry
 from jaxrl_post.sim import parts, settings
 from jaxrl_post.sim.learner import SimLearner
-from jaxrl_post.sim.rewards import Lengths, SimRewards
+from jaxrl_post.sim.rewards import Lengths
 from jaxrl_post.sim.settings import Simulation
 from jaxrl_post.sim.tally import Tally, figures
 from jaxrl_post.telemetry.events import Ring
@@ -77,11 +78,12 @@ def parse(arguments: Sequence[str]) -> Flags:
 
 @dataclass(kw_only=True)
 class Parts:
-    """The parts of a simulation's ring."""
+    """The parts of a simulation's ring. `turns`: the engine as the ring sees it, with the judge beside it."""
 
     engine: Any
+    turns: Any
     scheduler: Any
-    rewards: SimRewards
+    rewards: Any
     learner: SimLearner
     tally: Tally
     meter: BiasMeter
@@ -90,17 +92,21 @@ class Parts:
 def assemble(given: Simulation) -> Parts:
     """Builds all parts of a simulation."""
     engine, past = parts.engine(given), Lengths()
+    desk = parts.judge(given, engine)
     scheduler = registry.made(
         given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster), parts.pace(given)
     )
     if given.cluster.layouts:
         scheduler = registry.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
-    tally = Tally(engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, engine, learner))
+    tally = Tally(
+        engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, desk or engine, learner)
+    )
     return Parts(
         engine=engine,
+        turns=Judging(engine, desk) if desk else engine,
         scheduler=scheduler,
-        rewards=SimRewards(slope=given.reward_slope, records=[past]),
+        rewards=parts.rewards(given, [past], desk),
         learner=learner,
         tally=tally,
         meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)),
@@ -145,7 +151,7 @@ def turn(given: Simulation, draw: Callable[[str], object] | None = None) -> dict
     ring = tallied(made)
     listen(ring, made, traces)
     loop.run(
-        ring, made.engine, made.scheduler, made.rewards, made.learner, publish, given.rounds * given.scheduler.updates
+        ring, made.turns, made.scheduler, made.rewards, made.learner, publish, given.rounds * given.scheduler.updates
     )
     told = made.meter.report()
     return figures(made.tally.rounds, made.tally.counts) | {name: float(told[name]) for name in METERED}

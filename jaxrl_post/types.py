@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PURPOSES = ("train", "eval")
+PURPOSES = ("train", "eval", "judge")  # "judge": a question to a judge, on an engine of its own
 MOST_ENDS = 8  # ids that can end a rollout, eos and stop together
 LEAST_OF_LAW = 1e-30  # of temperature and top_p: float32 logits divided by it stay finite, and it is no 0 in float32
 PREFIX_MODES = ("recompute", "verify", "restart")

@@ -65,6 +65,7 @@ CONFIG_ORDER = (  # each imports only those before it
     "scheduling",
     "estimators",
     "learning",
+    "judging",
     "rules",
     "generation",
     "teaching",

@@ -347,6 +347,18 @@ IGNORED = [
         )
     ],
     ("reward.model_weight=2", (), ("reward.model=m",)),
+    ("judge.model=m", ENVIRONMENT, ("judge.question={answer}",)),
+    *[
+        (option, (), ("judge.model=m", "judge.question={answer}"))
+        for option in (
+            "judge.question={answer}!",
+            "judge.high=2",
+            "judge.weight=2",
+            "judge.max_length=512",
+            "judge.max_tokens=2",
+            "judge.asleep=true",
+        )
+    ],
     ("reward.adaptive_limit=true", ENVIRONMENT, ("reward.timeout_s=60",)),
     ("environment.workers=3", ("environment.name=harness",), ENVIRONMENT),
     *[

@@ -77,7 +77,7 @@ def test_the_options_that_are_paths_are_these():
     assert found == [
         "run_dir", "model.path", "model.tokenizer", "engine.cost_table", "scheduler.auto_history", "critic.path", "teacher.path",
         "lora.adapter", "data.train", "data.sources", "reward.functions", "reward.model",
-        "environment.name", "eval.data",
+        "judge.model", "environment.name", "eval.data",
         "workload.path", "cluster.cost_table", "scheduler.auto_history",
     ]  # fmt: skip
 

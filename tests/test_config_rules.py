@@ -11,6 +11,9 @@ from jaxrl_post.config import relations, rules
 from jaxrl_post.engine.host.wire import PROMPT_TILE
 from jaxrl_post.sim import settings
 
+JUDGED = ("judge.model=m", "judge.question={answer}")
+LENT = ("scheduler.lend=0.5", "scheduler.stream=1", "mesh.data=2")
+
 
 @pytest.mark.parametrize(
     "overrides, sentence",
@@ -30,6 +33,14 @@ from jaxrl_post.sim import settings
             ["engine.prompt_rows=100"],
             f"engine.prompt_rows=100 must be a multiple of {PROMPT_TILE}, the rows of a tile of one prompt; "
             "the nearest valid engine.prompt_rows is 128",
+        ),
+        (["judge.model=m"], "judge.question='' must say where the rollout goes: it lacks the word answer in braces"),
+        ([*JUDGED, "reward.model=r"], "judge.model='m' and reward.model='r' would both be added to the reward"),
+        ([*JUDGED, *LENT], "of which scheduler.lend=0.5 lends some to the learner: leave one of them empty or 0"),
+        (
+            [*JUDGED, "judge.max_tokens=1024"],
+            "judge.max_tokens=1024 must be below judge.max_length=1024, which holds the question too; the nearest valid "
+            "judge.max_tokens is 1023",
         ),
         (["sampling.max_tokens=512"], "sampling.max_tokens=512 must be below engine.max_length=512"),
         (

@@ -61,7 +61,9 @@ def test_preset_runs(name, tmp_path):
         "demo",
         "demo_curriculum",
         "demo_mixed",
+        "demo_judge",
         "demo_sft",
+        "judge_sft",
         "demo_dpo",
         "demo_ipo",
         "demo_sharded",
@@ -71,7 +73,7 @@ def test_preset_runs(name, tmp_path):
     ],
 )
 def test_config_runs(name, tmp_path):
-    size = {"demo_sft": 1, "demo_dpo": 2, "demo_ipo": 2}.get(name)
+    size = {"demo_sft": 1, "judge_sft": 1, "demo_dpo": 2, "demo_ipo": 2}.get(name)
     more = (f"--config.scheduler.group_size={size}", "--config.optimizer.warmup_steps=1") if size else ()
     _runs(name, tmp_path, *more)
 

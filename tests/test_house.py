@@ -35,6 +35,7 @@ RUN_LEVEL = {  # config values that no file in configs/ needs to set
     "reward.test_limit_s": "of programs judged without adaptive_limit, which the one config that judges programs has on",
     "environment.tool_calls": "follows the family of a user's model; the demos' small policy writes no calls",
     "reward.sandbox": "auto takes the strictest level that a host gives; which one a host needs is its owner's to say",
+    "judge.asleep": "whether a judge fits beside the policy is a matter of the user's devices; the demo's does",
     "lora.adapter": "which adapter a run starts from is the user's choice, by --config.lora.adapter",
     "engine.cost_table": "a measured table is of one machine; who has measured his own names it by --config.engine.cost_table",
     "logger.tensorboard": "which viewer a user has is his choice; a recipe that asked for an extra would not start without it",

@@ -346,7 +346,7 @@ def test_the_drafters_tables_are_in_the_plan():
         "engine.slots=4",
         "engine.row_sizes=(64,)",
     )
-    start = SimpleNamespace(model=TINY, held_out=(), reward_model=None)
+    start = SimpleNamespace(model=TINY, held_out=(), reward_model=None, judge=None)
     classes = build.drafter(asked, TINY).classes
     got = memory_plan.table(build.memory(asked, start))
     assert got["drafting (tables of one replica)"] == 4 * (2 * 1024 + 4 * 256 + 3 * classes)
@@ -394,3 +394,39 @@ def test_a_reward_model_lies_with_the_engine_and_stays_while_it_sleeps():
         found = {device: memory_plan.table(own).get(words) for device, own in held.items()}
         assert {device for device, n in found.items() if n == size} == where, found
         assert {n for device, n in found.items() if device not in where} <= {None}
+
+
+def test_a_judge_lies_with_the_engine_or_waits_on_the_host():
+    """Weights and pages by hand: TINY twice as long, in bfloat16, in slots of the policy's engine."""
+    size = 2 * sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(TINY)))
+    asked = ("engine.dtype=bfloat16", "judge.model=m", "judge.question={answer}")
+    own = config("engine.dtype=bfloat16", "engine.max_length=128", "engine.slots=8", "batch.tokens=128")
+    pages = 2 * TINY.layers * 8 * 128 * TINY.kv_heads * TINY.head_dim * 2
+    every, here = {memory_plan.SHARED}, "weights (judge, bfloat16)"
+    for more, where in (
+        ((), every),
+        (("mesh.engine=1",), {memory_plan.GENERATES}),
+        (("engine.sleep=true",), {memory_plan.LEARNING, memory_plan.GENERATING}),
+        (("judge.asleep=true",), {memory_plan.JUDGING}),
+        (("judge.asleep=true", "engine.sleep=true"), {memory_plan.GENERATING}),
+        (("judge.asleep=true", "mesh.engine=1"), {memory_plan.GENERATES}),
+    ):
+        given = config(*asked, *more)
+        items = (*memory_plan.memory(given, TINY), *memory_plan.judge(given, own, TINY))
+        held = memory_plan.by_device(given, items)
+        assert {device for device, mine in held.items() if memory_plan.table(mine).get(here) == size} == where
+        told = memory_plan.table(held[next(iter(where))])
+        assert [n for name, n in told.items() if name.startswith("KV pages (judge")] == [pages]
+        waits = memory_plan.table(held.get(memory_plan.JUDGE_HOST, ())).get("weights (judge, asleep)")
+        assert waits == (size if given.judge.asleep else None)
+
+
+def test_while_a_judge_is_awake_nothing_is_computed_for_a_learner_of_rounds():
+    asked = ("judge.model=m", "judge.question={answer}", "judge.asleep=true")
+    for more, counted in (((), False), (("scheduler.stream=1",), True)):
+        given = config(*asked, *more)
+        items = (*memory_plan.memory(given, TINY), *memory_plan.judge(given, config(), TINY))
+        held = memory_plan.by_device(given, items)
+        assert ("activations (estimate)" in memory_plan.table(held[memory_plan.JUDGING])) is counted
+        assert "activations (estimate)" in memory_plan.table(held[memory_plan.SHARED])
+        assert "weights (learner, float32)" in memory_plan.table(held[memory_plan.JUDGING])

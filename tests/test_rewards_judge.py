@@ -94,6 +94,14 @@ def test_what_is_asked(serve, monkeypatch):
     assert body["messages"] == [{"role": "user", "content": "Task: {answer} Answer: {truth} Truth: 4"}]
 
 
+def test_the_length_of_a_reply_is_asked_for_where_it_is_given(serve):
+    endpoint = serve((200, "VERDICT: 1"))
+    ask(judge(endpoint)), ask(judge(endpoint, max_tokens=7))
+    assert [body.get("max_tokens") for _, body, _ in endpoint.asked] == [None, 7]
+    with pytest.raises(ValueError, match="max_tokens=-1 at least 0"):
+        judge(endpoint, max_tokens=-1)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -8,6 +8,7 @@ nearest valid value. Nothing here imports the schema: options are named by secti
 from __future__ import annotations
 
 from jaxrl_post.config.estimators import ESTIMATORS
+from jaxrl_post.config.judging import JUDGING
 from jaxrl_post.config.learning import LEARNING
 from jaxrl_post.config.relations import relation
 from jaxrl_post.config.scheduling import SCHEDULING
@@ -422,5 +423,6 @@ RUN = (
     *_DEVICES,
     *_SLEEP,
     *LEARNING,
+    *JUDGING,
     *_PARTS,
 )

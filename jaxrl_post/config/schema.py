@@ -13,6 +13,7 @@ from typing import Any
 from jaxrl_post.config import relations, rules
 from jaxrl_post.config.fields import any_of_type, at_least, file_path, input_path, mapping, one_of, switch
 from jaxrl_post.config.generation import EngineConfig, SamplingConfig, SchedulerConfig, SpeculationConfig
+from jaxrl_post.config.judging import JudgeConfig
 from jaxrl_post.config.monitoring import AlarmConfig, LoggerConfig, WatchdogConfig
 from jaxrl_post.config.scoring import EnvironmentConfig, RewardConfig
 from jaxrl_post.config.teaching import TeacherConfig
@@ -328,6 +329,7 @@ class Config:
     data: DataConfig = DataConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     reward: RewardConfig = RewardConfig()
+    judge: JudgeConfig = JudgeConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

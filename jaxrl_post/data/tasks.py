@@ -236,6 +236,37 @@ def solve_opening(extra: Mapping, seed: np.ndarray | None = None) -> str:
     return f" Everybody was {' and '.join(extra['required'])}."
 
 
+# ---- verdicts of a judge on responses to sums
+
+
+def verdict_rows(seed: int, split: str, size: int) -> list[dict]:
+    """Returns a sum and a response to it, as messages to a judge such as "47+8+5= 55+5=60#60". The answer is its verdict.
+
+    A third of the responses is worked out (verdict 2), a third is a guess, right or wrong (1), and a third breaks off
+    before a result (0).
+
+    Raises:
+      ValueError: an unknown split.
+    """
+    split = SOLVED.get(split, split)
+
+    def problem(noise: np.random.Generator, index: int) -> tuple[str, str, dict]:
+        terms = [int(noise.integers(10, 100)), *map(int, noise.integers(1, 10, noise.integers(2, 9)))]
+        worked, verdict = work_out(terms), (2, 1, 0)[index % 3]
+        guess = f"#{sum(terms) - int(noise.choice([0, *terms[1:]]))}"
+        broken = worked[: noise.integers(0, worked.index("#"))]
+        response = (broken, guess, worked)[verdict]
+        return f"{'+'.join(map(str, terms))}= {response}", str(verdict), {"verdict": verdict}
+
+    rows = _distinct("verdicts", seed, split, size, problem)
+    return [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+
+
+def give_verdict(extra: Mapping, seed: np.ndarray | None = None) -> str:
+    """Returns the verdict in the form of rewards.judge. The seed is not read."""
+    return f"VERDICT: {extra['verdict']}"
+
+
 # ---- conversations with an environment
 
 
@@ -289,6 +320,7 @@ TASKS = {
     "turns": Task(rows=mixed_rows, demonstrate=solve_turn, longest=longest_turn),
     "sums": Task(rows=sum_rows, demonstrate=solve_sum, longest=longest_sum, prefer=prefer_sum),
     "sorting": Task(rows=sorting_rows, demonstrate=solve_sorting, longest=solve_sorting),
+    "verdicts": Task(rows=verdict_rows, demonstrate=give_verdict, longest=give_verdict),
     "openings": Task(rows=opening_rows, demonstrate=solve_opening, longest=solve_opening),
 }
 

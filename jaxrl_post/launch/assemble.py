@@ -39,6 +39,7 @@ from jaxrl_post.launch import (
     environments,
     graders,
     inputs,
+    judges,
     malloc,
     memory_plan,
     mode_choice,
@@ -154,13 +155,21 @@ class Run:
 
     @functools.cached_property
     def turns(self) -> Any:
-        """The engine as the ring sees it: where there is an environment, its rollouts are whole conversations."""
-        return environments.conversing(self.config, self.engine, self.rewards)
+        """The engine as the ring sees it: its rollouts are whole conversations, or a judge works beside it."""
+        return judges.attended(
+            self.config, environments.conversing(self.config, self.engine, self.rewards), self.rewards
+        )
+
+    @property
+    def sources(self) -> list[Any]:
+        """Parts whose counters each step reads."""
+        desks = judges.desks(self.config, self.rewards)
+        return [self.engine, self.scheduler, self.rewards, *desks, *self.records]
 
     @property
     def conversations(self) -> list[Any]:
         """Parts that hold conversations, in the order in which they are restored. Without an environment there are none."""
-        return [] if self.turns is self.engine else [self.rewards.conversations, self.turns]
+        return [self.rewards.conversations, self.turns] if self.config.environment.name else []
 
     @property
     def engines(self) -> list[Any]:

@@ -27,7 +27,7 @@ from jaxrl_post.engine.speculation.speculation import Drafting
 from jaxrl_post.history import History
 from jaxrl_post.kernels import choice, hardware
 from jaxrl_post.launch import adapter as adapters
-from jaxrl_post.launch import critic_start, malloc, memory_plan, reward_scoring, teacher_start
+from jaxrl_post.launch import critic_start, judge_start, malloc, memory_plan, reward_scoring, teacher_start
 from jaxrl_post.launch.inputs import Inputs, PolicyFiles
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import key_value, relay
@@ -375,7 +375,8 @@ def memory(config: Config, start: Inputs) -> tuple[memory_plan.Item, ...]:
     generates = config.engine.name == "rows" or bool(start.held_out)
     flash = not hardware.without_flash(jax.devices()[0])
     held = memory_of(config, start.model, generates=generates, platform=jax.default_backend(), flash=flash)
-    return held + memory_plan.reward_model(config, start.reward_model and start.reward_model.model)
+    held += memory_plan.reward_model(config, start.reward_model and start.reward_model.model)
+    return held + (memory_plan.judge(config, judge_start.settings(config), start.judge.model) if start.judge else ())
 
 
 def memory_of(
@@ -406,6 +407,11 @@ def foreseen(config: Config, start: Inputs) -> str:
             needed |= found if mesh is devices.first else {f"{name}, {layout}": n for name, n in found.items()}
     if start.reward_model:
         needed["reward model"] = reward_scoring.temporaries(config, start.reward_model, devices.first)
+    if start.judge:
+        own = judge_start.settings(config)
+        sizes = engine_sizes(own, layouts(own)[0])
+        found = compiled.temporaries(start.judge.model, devices.first, **sizes)
+        needed |= {f"judge: {name}": size for name, size in found.items()}
     malloc.give_back()  # as a run does before its first round
     on_host = jax.devices()[0].platform == "cpu"
     needs = memory_plan.process(config, memory(config, start), needed, memory_plan.resident(), on_host)

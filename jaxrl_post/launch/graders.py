@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -16,10 +16,11 @@ import numpy as np
 from jaxrl_post import config as configs
 from jaxrl_post import evaluation
 from jaxrl_post.launch import build as parts
-from jaxrl_post.launch import environments, inputs, reward_scoring, reward_trial
+from jaxrl_post.launch import environments, inputs, judges, reward_scoring, reward_trial
 from jaxrl_post.parallel import processes
 from jaxrl_post.parallel.processes import say
 from jaxrl_post.rewards.environments.conversations import TurnScores
+from jaxrl_post.rewards.judged import Judged
 from jaxrl_post.rewards.limits import Adaptive, Fixed
 from jaxrl_post.rewards.modelled import Modelled
 from jaxrl_post.rewards.pool import Pool
@@ -34,8 +35,8 @@ def both(
     """Starts the graders of training and those of evaluation. Every prompt is checked against the reward functions."""
     if config.environment.name:
         return environments.scores(config, start, _sharing(devices), mine, stack)
-    score = _scorer(config, start, devices)
-    grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"), score)
+    beside = _beside(config, start, devices, stack)
+    grade = functools.partial(pool, config, start, devices, stack, Printed(mine / "rewards.log"), beside)
     of_training, of_evaluation = config.scheduler.group_size, config.eval.samples
     rewards = grade(mine / "rewards.jsonl", lambda rollout: of_training, shuffle=config.reward.shuffle)
     judge = grade(
@@ -51,8 +52,11 @@ def both(
 
 def checked(config: configs.Config, start: inputs.Inputs) -> None:
     """Loads the reward functions, checks every prompt against them, and calls each once, for a plan."""
+    if start.judge is not None:
+        with contextlib.ExitStack() as stack:
+            judges.questions(config, start, stack)
     if config.environment.name or not config.graders:
-        return  # every row began a conversation when it was read, or a reward model alone scores
+        return  # every row began a conversation when it was read, or a model alone scores
     about, texts = config.reward, reward_trial.Texts(start.tokenizer)
     with Pool(
         about.functions, about.weights, workers=1, timeout_s=about.timeout_s, decode=texts.decode, sandbox=about.sandbox
@@ -61,18 +65,21 @@ def checked(config: configs.Config, start: inputs.Inputs) -> None:
         reward_trial.call_once(start, workers, texts)
 
 
-def _scorer(
-    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan
-) -> Callable[[Sequence[np.ndarray]], np.ndarray] | None:
-    """Returns the run's reward model as a function from texts to numbers, or None where it has none."""
+def _beside(
+    config: configs.Config, start: inputs.Inputs, devices: parts.DevicePlan, stack: contextlib.ExitStack
+) -> Callable[[], Modelled | Judged | None]:
+    """Returns what makes the part of a model in a reward pool: of the reward model, of the judge, or None without either."""
+    if start.judge is not None:
+        return judges.beside(config, start, devices, stack)
     if start.reward_model is None:
-        return None
+        return lambda: None
     if devices.on_whole_hosts:
         raise ValueError(
             f"reward.model={config.reward.model} is scored by every process, and with mesh.engine={config.mesh.engine} some have "
             "no device of the engine; the nearest valid mesh.engine is 0"
         )
-    return reward_scoring.scorer(config, start.reward_model, devices.first)
+    score, alone = reward_scoring.scorer(config, start.reward_model, devices.first), not config.reward.functions
+    return lambda: Modelled(score, config.reward.model_weight, alone=alone)
 
 
 def _sharing(devices: parts.DevicePlan) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -90,7 +97,7 @@ def pool(
     devices: parts.DevicePlan,
     stack: contextlib.ExitStack,
     printed: Printed,
-    score: Callable[[Sequence[np.ndarray]], np.ndarray] | None,
+    beside: Callable[[], Modelled | Judged | None],
     journal: Path,
     group_size: Callable[[RolloutId], int],
     *,
@@ -122,6 +129,6 @@ def pool(
         sandbox=config.reward.sandbox,
         group_size=group_size,
         printed=printed,
-        beside=Modelled(score, config.reward.model_weight, alone=not config.reward.functions) if score else None,
+        beside=beside(),
     )
     return stack.enter_context(workers)

@@ -23,7 +23,16 @@ from jaxrl_post.data.overlong import measured
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.engine.step_cost import StepCost
 from jaxrl_post.json_text import said
-from jaxrl_post.launch import adapter, completions, environments, reward_scoring, reward_start, sources, teacher_start
+from jaxrl_post.launch import (
+    adapter,
+    completions,
+    environments,
+    judge_start,
+    reward_scoring,
+    reward_start,
+    sources,
+    teacher_start,
+)
 from jaxrl_post.launch.handed import NOTHING, Handed
 from jaxrl_post.launch.second_model import SecondModel
 from jaxrl_post.models import decoder, hf, llama2c
@@ -43,7 +52,7 @@ class Inputs:
     `cost`: engine.cost_table, read, or None where none is named. `adapter`: lora.adapter on this machine. `handed`: what a
     Python program gave beside the config. `notes`: lines on data that is not used as it is. `overlong`: prompts that were
     dropped or cut, by "train" and "eval". `chat`: the tokenizer's chat template, with the tools of an environment.
-    `reward_model`: the files of reward.model."""
+    `reward_model`: the files of reward.model. `judge`: those of judge.model."""
 
     model: decoder.ModelConfig
     dtype: str
@@ -65,6 +74,7 @@ class Inputs:
     overlong: Mapping[str, int] = field(default_factory=dict)
     chat: chat.Chat | None = None
     reward_model: SecondModel | None = None
+    judge: PolicyFiles | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +180,7 @@ def _gathered(config: Config, handed: Handed) -> Inputs:
         overlong={"train": rows.overlong, "eval": asked.overlong},
         chat=template,
         reward_model=reward_scoring.files(config, words),
+        judge=policy(judge_start.settings(config)) if config.judge.model else None,
     )
 
 

@@ -29,6 +29,8 @@ from jaxrl_post.parallel import mesh as meshes
 SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generates"
 HOST = "host, for each device that learns"
 WHILE_LENT = "device while it is lent"
+JUDGING = "device while a judge is awake"
+JUDGE_HOST = "host, for each device that generates"
 LEARNING, GENERATING = "device while it learns", "device while it generates"  # with an engine that sleeps
 
 
@@ -48,11 +50,15 @@ class Kind(Enum):
     PAGES = "KV cache"
     DRAFTING = "tables of the drafter"
     REWARD_MODEL = "weights of the reward model"
+    JUDGE = "weights and KV cache of a judge that stays on the devices"
+    JUDGE_AWAKE = "weights and KV cache of a judge, while questions run"
+    JUDGE_ASLEEP = "weights of a judge that wait in host memory"
 
     @property
     def generates(self) -> bool:
         """Whether only generation needs it."""
-        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING, Kind.REWARD_MODEL)
+        scores = (Kind.REWARD_MODEL, Kind.JUDGE, Kind.JUDGE_AWAKE)
+        return self in (Kind.ENGINE_WEIGHTS, Kind.ENGINE_BASE, Kind.PAGES, Kind.DRAFTING, *scores)
 
 
 @dataclass(frozen=True)
@@ -219,6 +225,16 @@ def reward_model(config: Config, model: decoder.ModelConfig | None) -> tuple[Ite
     return (Item(Kind.REWARD_MODEL, f"weights (reward model, {dtype})", size),)
 
 
+def judge(config: Config, own: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
+    """Returns what a judge of this shape holds. `own`: the settings of its engine (judge_start.py)."""
+    homes, dtype = _homes(model, _mesh(own.replicas, 1, own.mesh.replica), "engine", "tensor"), own.engine.dtype
+    size = _bytes(dtype) * _elements(decoder.abstract(model), homes)
+    kind = Kind.JUDGE_AWAKE if config.judge.asleep else Kind.JUDGE
+    pages = f"KV pages (judge, {own.pages} of {own.engine.page_size} tokens, {dtype})"
+    items = (Item(kind, f"weights (judge, {dtype})", size), Item(kind, pages, _cache(own, model)))
+    return (*items, Item(Kind.JUDGE_ASLEEP, "weights (judge, asleep)", size)) if config.judge.asleep else items
+
+
 def _waiting(config: Config, model: decoder.ModelConfig) -> tuple[Item, ...]:
     size = activations.offloaded(config, model)
     return (Item(Kind.OFFLOADED, "activations of layers, offloaded", size),) if size else ()
@@ -281,15 +297,21 @@ def _devices(config: Config, item: Item) -> tuple[str, ...]:
     """Returns the sorts of devices that hold the item."""
     if item.kind is Kind.OFFLOADED:
         return (HOST,)
+    if item.kind is Kind.JUDGE_ASLEEP:
+        return (JUDGE_HOST,)
     if item.lent:
         return (WHILE_LENT,)
     if config.mesh.engine:
         return (GENERATES,) if item.kind.generates else (LEARNS,)
-    stays = item.kind in (Kind.ENGINE_BASE, Kind.REWARD_MODEL) or not (
+    stays = item.kind in (Kind.ENGINE_BASE, Kind.REWARD_MODEL, Kind.JUDGE) or not (
         item.kind.generates or item.kind is Kind.ACTIVATIONS
     )
     if config.engine.sleep:
         return (LEARNING, GENERATING) if stays else (GENERATING,) if item.kind.generates else (LEARNING,)
+    if config.judge.asleep:  # in rounds that are not streamed the learner computes nothing while the judge is awake
+        rests = config.scheduler.name != "pipeline" and not config.scheduler.stream
+        awake = (JUDGING,) * (not rests or item.kind is not Kind.ACTIVATIONS)
+        return awake + (SHARED,) * (item.kind is not Kind.JUDGE_AWAKE)
     return (SHARED, WHILE_LENT) if config.lent and stays else (SHARED,)
 
 
@@ -313,8 +335,9 @@ def process(
       on_host: the devices are the CPU, whose memory is the memory of the process. Otherwise the process holds one copy
         of the weights, at the beginning and at the end, and the bytes on devices are given per device.
     """
-    kept = [item for item in items if item.kind not in (Kind.ACTIVATIONS, Kind.OFFLOADED) and item.bytes]
-    waiting = {item.what: config.mesh.learner * item.bytes for item in items if item.kind is Kind.OFFLOADED}
+    on_hosts = {Kind.OFFLOADED: config.mesh.learner, Kind.JUDGE_ASLEEP: config.generating}
+    kept = [item for item in items if item.kind not in (Kind.ACTIVATIONS, *on_hosts) and item.bytes]
+    waiting = {item.what: on_hosts[item.kind] * item.bytes for item in items if item.kind in on_hosts}
     largest, shards = max(temporaries, key=lambda name: temporaries[name]), config.mesh.fsdp * config.mesh.tensor
     copied = {kind: shards * sum(item.bytes for item in kept if item.kind is kind and not item.lent) for kind in Kind}
     saved = {}
@@ -353,7 +376,7 @@ def _counts(config: Config) -> list[dict[str, int]]:
             GENERATES: config.generating - lent,
         }
         for lent in (0, config.lent)
-    ]
+    ] + [{JUDGING: config.devices}]
 
 
 def _on_all(config: Config, items: Sequence[Item], counts: Mapping[str, int]) -> dict[str, int]:

@@ -27,7 +27,7 @@ import jaxrl_post
 from jaxrl_post import config
 from jaxrl_post.checkpoint import identity, log_marks, store, unsaved
 from jaxrl_post.config import Config
-from jaxrl_post.launch import moved_run
+from jaxrl_post.launch import judge_start, moved_run
 from jaxrl_post.launch.inputs import Inputs
 from jaxrl_post.parallel import processes
 from jaxrl_post.rewards import math_algebra
@@ -53,6 +53,7 @@ def about(settings: Config, start: Inputs, versions: Mapping[str, str]) -> dict:
     code = identity.reward_code(_judges(settings), sys.path)
     if start.reward_model is not None:
         code["reward.model"] = identity.weights(start.reward_model.place)
+    code |= judge_start.digest(settings)
     told = {
         "config": config.to_dict(settings),
         "data": data,

@@ -30,10 +30,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxrl_post.rewards import endpoint as web
+from jaxrl_post.rewards.question import Question
 
 _log = logging.getLogger(__name__)
-_VERDICT = re.compile(r"VERDICT: (-?\d{1,300}(?:\.\d{1,300})?)", re.ASCII)
-_PLACES = re.compile(r"\{(?:task|answer|truth)\}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _PAUSE_S = 0.2  # before the second attempt; twice as long before each further one
 
@@ -57,6 +56,7 @@ class Judge:
         question: str,
         low: float = 0.0,
         high: float = 1.0,
+        max_tokens: int = 0,
         deadline_s: float = 8.0,
         attempts: int = 3,
         cache: str | None = None,
@@ -69,6 +69,7 @@ class Judge:
         Args:
           endpoint: the URL before /chat/completions.
           low, high: range of valid verdicts. A number outside counts as no verdict.
+          max_tokens: of a reply; 0: the endpoint's own.
           deadline_s: seconds for all attempts together. Keep it below reward.timeout_s.
           attempts: at most this many, at least 1. Only failures that may pass are tried again: no connection, a busy
             server, a reply without a verdict.
@@ -81,20 +82,19 @@ class Judge:
         """
         key = os.environ.get(key_variable, "") if key_variable else ""
         web.check(endpoint, key_variable if key else "")
-        if attempts < 1 or not 0 < deadline_s < math.inf or not low < high:
+        if attempts < 1 or not 0 < deadline_s < math.inf or max_tokens < 0:
             raise ValueError(
                 f"judge: attempts={attempts} must be at least 1, deadline_s={deadline_s} above 0 and finite, and "
-                f"low={low} below high={high}"
+                f"max_tokens={max_tokens} at least 0"
             )
-        if "{answer}" not in question:
-            raise ValueError("judge: the question does not say where {answer} goes")
+        self._question = Question(text=question, low=low, high=high)
         if _URL.match(str(cache)):
             raise ValueError(f"judge: cache={str(cache)!r} must be a local folder, and it is a URL; mount the bucket")
         if cache is not None and Path(cache).exists() and not Path(cache).is_dir():
             raise ValueError(f"judge: cache={str(cache)!r} must be a folder, and it is a file")
-        self.needs_truth = "{truth}" in question
-        self._url, self._model, self._question = endpoint.rstrip("/") + "/chat/completions", model, question
-        self._low, self._high, self._deadline_s, self._attempts = low, high, deadline_s, attempts
+        self.needs_truth = self._question.needs_truth
+        self._url, self._deadline_s, self._attempts = endpoint.rstrip("/") + "/chat/completions", deadline_s, attempts
+        self._asks = {"model": model, "temperature": 0} | ({"max_tokens": max_tokens} if max_tokens else {})
         self._cache = None if cache is None else Path(cache)
         self._key, self._now, self._sleep = key, now, sleep
 
@@ -105,16 +105,12 @@ class Judge:
           Undecided: no verdict within the deadline and the attempts.
           ValueError: the question contains {task}, and the row has no task.
         """
-        if "{task}" in self._question and "task" not in extra_info:
+        if self._question.needs_task and "task" not in extra_info:
             raise ValueError(
                 f'judge: the question holds {{task}}, and extra_info has no "task" but {sorted(extra_info)}'
             )
-        told = {"{task}": str(extra_info.get("task")), "{answer}": solution_str, "{truth}": ground_truth}
-        question = _PLACES.sub(lambda place: told[place[0]], self._question)  # one pass: inserted text is not searched
-        body = json.dumps(
-            {"model": self._model, "temperature": 0, "messages": [{"role": "user", "content": question}]},
-            sort_keys=True,
-        ).encode()
+        asked = self._question.asked(task=str(extra_info.get("task")), answer=solution_str, truth=ground_truth)
+        body = json.dumps(self._asks | {"messages": [{"role": "user", "content": asked}]}, sort_keys=True).encode()
         known = self._known(body)
         if known is not None:
             return known
@@ -144,19 +140,19 @@ class Judge:
         )
 
     def _verdict(self, reply: object) -> tuple[float | None, str]:
-        """Returns the number in the reply's last line if that line is a verdict and nothing else, and the reply."""
+        """Returns the verdict of the reply and its text. Without a verdict, the text says what it lacks."""
         try:
             text = reply["choices"][0]["message"]["content"]
-            lines = text.strip().splitlines()
+            found = self._question.verdict(text)
         except (TypeError, KeyError, IndexError, AttributeError):
             return None, f"a reply without choices[0].message.content: {str(reply)[:200]}"
-        match = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
-        if match is None or not self._low <= float(match[1]) <= self._high:
-            return (
-                None,
-                f"{text[-200:]!r}, whose last line is no 'VERDICT: number' from {self._low:g} to {self._high:g}",
-            )
-        return float(match[1]), text
+        if found is None:
+            return None, f"{text[-200:]!r}, whose last line is no 'VERDICT: number' {self._range}"
+        return found, text
+
+    @property
+    def _range(self) -> str:
+        return f"from {self._question.low:g} to {self._question.high:g}"
 
     def _file(self, body: bytes) -> Path:
         name = hashlib.sha256(self._url.encode() + b"\n" + body).hexdigest()
@@ -171,11 +167,10 @@ class Judge:
         except (OSError, ValueError, RecursionError):
             held = None
         verdict = held.get("verdict") if isinstance(held, dict) else None
-        if isinstance(verdict, (int, float)) and not isinstance(verdict, bool) and self._low <= verdict <= self._high:
+        numeric = isinstance(verdict, (int, float)) and not isinstance(verdict, bool)
+        if numeric and self._question.low <= verdict <= self._question.high:
             return float(verdict)
-        _log.warning(
-            "judge: %s holds no verdict from %g to %g and is asked for anew", self._file(body), self._low, self._high
-        )
+        _log.warning("judge: %s holds no verdict %s and is asked for anew", self._file(body), self._range)
         return None
 
     def _remember(self, body: bytes, found: float) -> None:

@@ -37,13 +37,20 @@ class Modelled:
 
     def added(self, rollouts: Sequence[Rollout], records: Sequence[Mapping]) -> list[Mapping]:
         """Returns the records of started rollouts with their scores. Where a reward function failed, nothing is added."""
-        return [self._with_score(rollout.id, record) for rollout, record in zip(rollouts, records, strict=True)]
+        return [self._with_score(rollout, record) for rollout, record in zip(rollouts, records, strict=True)]
 
-    def _with_score(self, id: RolloutId, record: Mapping) -> Mapping:
+    def metrics(self) -> dict[str, float]:
+        """Returns nothing: a score costs one pass of a fixed shape."""
+        return {}
+
+    def _with_score(self, rollout: Rollout, record: Mapping) -> Mapping:
+        id = rollout.id
         if "model" in record or not (record["scored"] or self._alone):
             self._waiting.pop(id, None)
             self._found.pop(id, None)
             return record
+        if id not in self._waiting and id not in self._found:  # its journaled record served a group that changed since
+            self.start(rollout)
         score = self._of(id)
         if not np.isfinite(score):
             return {**record, "model": None, "scored": False, "counts": {**record["counts"], "unscored": 1}}

@@ -25,6 +25,7 @@ from jaxrl_post.rewards import Overrun as Overrun  # exported here too
 from jaxrl_post.rewards import digest, records, signatures
 from jaxrl_post.rewards.failures import Failures
 from jaxrl_post.rewards.jobs import COUNTERS, Call, Job, Task
+from jaxrl_post.rewards.judged import Judged
 from jaxrl_post.rewards.limits import Fixed, Limits
 from jaxrl_post.rewards.modelled import Modelled
 from jaxrl_post.rewards.printed import Printed
@@ -69,9 +70,9 @@ class Pool:
         has started. It may be wrong; without it, or where it returns 0, a group is graded when it is joined.
       printed: takes what reward functions print.
       code: functions of a program as text, by name (rewards/carried.py).
-      beside: adds the score of a reward model to every record, in every process. Then there may be no functions.
+      beside: adds the score of a reward model, or a verdict, to every record, in every process. Then there may be no functions.
 
-    `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
+    `beside` is that argument. `confined` holds the level and the layers of that sandbox. It is empty if no function judges programs.
 
     Raises:
       ValueError: a path is wrong, a function is missing or has neither signature, or weights do not fit.
@@ -96,7 +97,7 @@ class Pool:
         group_size: Callable[[RolloutId], int] | None = None,
         printed: Printed | None = None,
         code: Mapping[str, str] = {},
-        beside: Modelled | None = None,
+        beside: Modelled | Judged | None = None,
     ):
         _check_arguments(functions or ([""] if beside else ()), weights, workers, timeout_s)
         if not compute and share is None:
@@ -107,7 +108,7 @@ class Pool:
         self._sharing = Sharing(share) if share is not None else None
         self._journaled, self._limits = journaled, limits
         self._shuffle, self._seed, self._compute = shuffle, seed, compute
-        self._group_size, self._printed, self._failures, self._beside = group_size, printed, Failures(), beside
+        self._group_size, self._printed, self._failures, self.beside = group_size, printed, Failures(), beside
         self._judging = {"sandbox": sandbox, "workers_per_core": workers / (os.cpu_count() or 1)}
         self._queue: deque[Task] = deque()
         self._jobs: dict[RolloutId, Job] = {}
@@ -157,12 +158,12 @@ class Pool:
         """Queues a rollout and returns at once. A resumed rollout that is started again is scored again."""
         if self._sharing is not None:
             self._sharing.forget(rollout.id)
-        if self._beside is not None:
-            self._beside.start(rollout)
-        if not self._compute:
-            return
         tokens = digest.of_tokens(rollout)
         known = self._journaled.find(rollout.id, tokens) if self._journaled is not None else None
+        if self.beside is not None and (self._sharing is not None or not known):  # only process 0 knows what is known
+            self.beside.start(rollout)
+        if not self._compute:
+            return
         limit_s, text = self._limits.of(rollout.id.prompt_id), "" if known else self._decode(rollout.tokens)
         job = Job(rollout=rollout, digest=tokens, text=text, limit_s=limit_s, journaled=known)
         self._jobs[rollout.id] = job
@@ -227,8 +228,8 @@ class Pool:
             found = self._collect(ids)
         else:
             found = self._sharing.take(ids, (lambda ids: self._collect(ids) + self._ready()) if self._compute else None)
-        if self._beside is not None:
-            found = self._beside.added(group.rollouts, found)
+        if self.beside is not None:
+            found = self.beside.added(group.rollouts, found)
         for record in found:
             for name in COUNTERS:
                 self._counts[name] += record["counts"].get(name, 0)
@@ -246,7 +247,7 @@ class Pool:
         out = {f"reward/{name}": float(count) for name, count in self._counts.items()}
         out |= {"reward/broken_workers": float(self._workers.broken), "timing_s/reward_wait": self._waited_s}
         self._counts, self._workers.broken, self._waited_s = dict.fromkeys(COUNTERS, 0), 0, 0.0
-        return out
+        return out | (self.beside.metrics() if self.beside is not None else {})
 
     def _collect(self, ids: Sequence[RolloutId]) -> list[Mapping]:
         """Waits for the records of rollouts and returns them."""

@@ -147,7 +147,7 @@ class SimEngine:
     def _check(self, request: Request) -> None:
         name, most = request.rollout_id, request.prompt.tokens.size + request.max_tokens
         for wrong, sentence in (
-            (request.purpose != "train", f"is of {request.purpose}: the simulator only trains"),
+            (request.purpose == "eval", "is of evaluation: the simulator only trains and judges"),
             (name in self._lives, "is already in the engine"),
             (
                 not 0 <= request.replica < len(self._replicas),

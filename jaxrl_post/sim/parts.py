@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jaxrl_post.engine import step_cost as cost
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
+from jaxrl_post.sim import judge as judges
 from jaxrl_post.sim import pace as paces
 from jaxrl_post.sim import workloads
 from jaxrl_post.sim.answers import Answers
 from jaxrl_post.sim.elastic import SimElastic
 from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.learner import SimLearner
+from jaxrl_post.sim.rewards import Lengths, SimRewards
 from jaxrl_post.sim.settings import Cluster, Simulation
+from jaxrl_post.sim.wall import Engine as Timed
 from jaxrl_post.sim.wall import OneAfterTheOther, SideBySide, Wall
 from jaxrl_post.telemetry import rollout_log
 from jaxrl_post.types import Layout
 
 _ENDLESS = 1 << 53  # tokens
+JUDGE_CAP = 8  # the longest reply, in mean ones
+JUDGE_BATCHES = 4  # of its slots, as in launch/judges.py
 
 
 def prompts(given: Simulation) -> workloads.Prompts:
@@ -100,7 +107,40 @@ def pace(given: Simulation) -> Pace | None:
     return Interleaved(work, ratio=ratio, piece=1) if ratio else work
 
 
-def wall(given: Simulation, engine: SimEngine | SimElastic, learner: SimLearner) -> Wall:
+def judge(given: Simulation, policy: SimEngine | SimElastic) -> judges.Beside | judges.Apart | None:
+    """Returns the judge beside a policy, or None where there is none."""
+    c, about = given.cluster, given.judge
+    if about.place == "none":
+        return None
+    shape, replicas = cost.SHAPES[about.model], c.replicas if about.place == "beside" else about.replicas
+    steps = cost.decode(c.device, shape, tensor=c.tensor, per_collective_s=c.collective_s)
+    law = judges.replies(about.reply)
+    made = SimEngine(
+        Answers(lambda prompt: law, cap=int(JUDGE_CAP * about.reply)),
+        replicas=replicas,
+        slots=c.slots,
+        pace=paces.LockStep(steps),
+    )
+    most, make = c.slots * replicas, judges.Beside if about.place == "beside" else judges.Apart
+    return make(made, most, most // JUDGE_BATCHES, policy)
+
+
+def rewards(given: Simulation, records: Sequence[Lengths], desk: judges.Beside | judges.Apart | None) -> Any:
+    """Returns what scores rollouts, after the judge where there is one."""
+    plain = SimRewards(slope=given.reward_slope, records=records)
+    if desk is None:
+        return plain
+    return judges.JudgedRewards(
+        plain,
+        desk,
+        question=given.judge.question,
+        cap=int(JUDGE_CAP * given.judge.reply),
+        longest=given.workload.cap,
+        replicas=given.cluster.replicas if given.judge.place == "beside" else given.judge.replicas,
+    )
+
+
+def wall(given: Simulation, engine: Timed, learner: SimLearner) -> Wall:
     """Returns how the seconds of engine and learner add up."""
     return SideBySide(engine, learner) if given.learner.apart else OneAfterTheOther(engine, learner)
 

@@ -20,6 +20,8 @@ from jaxrl_post.config.scheduling import SCHEDULING
 
 _ANALYTIC = "cluster.cost_table= and cluster.step_s=0"
 _SHAPE = f"{_ANALYTIC} or cluster.bounded=true"
+_DEVICE = f"{_SHAPE} or judge.place=beside|apart"
+_JUDGED = "judge.place=beside|apart"
 _FITTED = "workload.name=lognormal"
 
 
@@ -64,7 +66,7 @@ class Cluster:
     tensor: int = at_least(1, 1, unit="devices", doc="Devices of one replica.")
     slots: int = at_least(1024, 1, unit="slots", doc="Rollouts that one replica generates at the same time.")
     device: str = one_of(
-        "h800", "h800", "h200", "h100", "v5e", "v6e", used_when=_SHAPE, doc="Kind of device, for cost and memory."
+        "h800", "h800", "h200", "h100", "v5e", "v6e", used_when=_DEVICE, doc="Kind of device, for cost and memory."
     )
     model: str = one_of(
         "qwen2.5-7b",
@@ -121,6 +123,26 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """A judge of every rollout, and the cost of its steps: the analytic one of `model` on cluster.device."""
+
+    place: str = one_of(
+        "none",
+        "none",
+        "beside",
+        "apart",
+        doc="Where it runs. beside: on the devices that generate, in slots that are free. apart: on devices of its own, none of "
+        "the cluster's.",
+    )
+    replicas: int = at_least(
+        1, 1, unit="replicas", used_when="judge.place=apart", doc="Its replicas, each of cluster.tensor devices."
+    )
+    model: str = one_of("qwen2.5-7b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", used_when=_JUDGED, doc="Its shape.")
+    question: int = at_least(512, 1, unit="tokens", used_when=_JUDGED, doc="Length of a question beside the response.")
+    reply: float = at_least(256.0, 1.0, unit="tokens", used_when=_JUDGED, doc="Mean length of a reply.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """A scheduler over a workload, compared with synchronous rounds and with the numbers of a paper."""
 
@@ -131,6 +153,7 @@ class Simulation:
     cluster: Cluster = Cluster()
     scheduler: config.SchedulerConfig = config.SchedulerConfig()
     learner: LearnerConfig = LearnerConfig()
+    judge: JudgeConfig = JudgeConfig()
     reward_slope: float = any_of_type(0.0, unit="logits", doc="What a factor e of length adds to those of being right.")
     published: Mapping[str, Any] = mapping(doc="Figure name and number of the paper.")
     fitted: tuple[str, ...] = any_of_type((), doc="The published figures that the workload was fitted to.")

@@ -31,7 +31,7 @@ class Counters:
         if purpose == "train":
             self.add("spec/num_drafted", uses["draft_accepted"] + uses["draft_rejected"] + uses["clone"])
             self.add("spec/num_accepted", accepted)
-        prefix = "rows" if purpose == "train" else "eval/rows"
+        prefix = "rows" if purpose == "train" else f"{purpose}/rows"
         for use, count in uses.items():
             self.add(f"{prefix}/{use}", count)
         self.add(f"{prefix}/steps", steps)

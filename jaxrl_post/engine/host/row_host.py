@@ -26,7 +26,7 @@ from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import SequenceState
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.engine.host.wire import DispatchResult, Sizes
-from jaxrl_post.types import Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import PURPOSES, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
 
 NEVER = 1 << 30
 
@@ -90,7 +90,7 @@ class RowHost:
         self._purposes: Counter[str] = Counter()
         self._finished: list[tuple[SequenceState, Finish]] = []
         self._age = 0
-        self._clock = {"train": 0, "eval": 0}
+        self._clock = dict.fromkeys(PURPOSES, 0)
         self._growth = 1.0
         self.counters = Counters()
         self.drafting.reset()
@@ -125,8 +125,8 @@ class RowHost:
 
     @property
     def _purpose(self) -> str:
-        """Returns the purpose that runs: evaluation while the engine has any."""
-        return "eval" if self._purposes["eval"] else "train"
+        """Returns the purpose that runs: evaluation while the engine has any, then questions to a judge."""
+        return next((one for one in ("eval", "judge") if self._purposes[one]), "train")
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests in order; see protocols.Engine.
@@ -232,7 +232,7 @@ class RowHost:
                 f"{self.cost.digest} ({self.cost.source}), which gives other row sizes; use the first"
             )
         self.reset()
-        self._age, self._clock, self._growth = state["age"], dict(state["clock"]), state["growth"]
+        self._age, self._clock, self._growth = state["age"], self._clock | dict(state["clock"]), state["growth"]
         self.counters.load_state_dict(state["counts"])
         self.row_sizes = tuple(state["row_sizes"])
         self.drafting.load_state_dict(state["drafting"])

@@ -19,6 +19,7 @@ from jaxrl_post.engine.host import packing
 from jaxrl_post.engine.host import wire as c
 from jaxrl_post.engine.host.replica import Replica
 from jaxrl_post.engine.host.sequence import NEVER, SequenceState
+from jaxrl_post.types import PURPOSES
 
 _FREE = 1 << 62  # the age of a free slot, behind those of all sequences
 _TOKEN, _LOGPROB, _ENTROPY, _STAMP, _ARGMAX, _VERSION = range(6)  # words of a stored token
@@ -55,7 +56,8 @@ class SlotTable:
         shape = (sizes.replicas, sizes.slots)
         self._sizes, self._blank = sizes, packing.blank(sizes)
         self.packed = self._blank.copy()
-        self.placed, self._evaluates, self._stops = (np.zeros(shape, bool) for _ in range(3))
+        self.placed, self._stops = (np.zeros(shape, bool) for _ in range(2))
+        self._purpose = np.zeros(shape, np.int8)  # its place in PURPOSES
         self._age, self._oldest = np.full(shape, _FREE), np.full(shape, NEVER)
         self._shared, self._stored, self._seen, self._begun = (np.zeros(shape, np.int64) for _ in range(4))
         # Memory that no token was written to yet costs nothing. `store` writes up to `emit` words behind the last token.
@@ -74,7 +76,7 @@ class SlotTable:
         at = one.request.replica, one.slot
         self.packed[at] = self._blank[at]
         packing.describe(one, self.packed[at], replica, False)
-        self.placed[at], self._evaluates[at] = one.place is not None, one.request.purpose == "eval"
+        self.placed[at], self._purpose[at] = one.place is not None, PURPOSES.index(one.request.purpose)
         self._stops[at] = bool(one.request.sampling.stop_strings)
         self._age[at], self._oldest[at] = one.age, one.oldest
         self._shared[at], self._seen[at], self._stored[at], self._begun[at] = one.shared, one.seen, 0, -1
@@ -145,7 +147,7 @@ class SlotTable:
 
     def mask(self, purpose: str) -> np.ndarray:
         """Returns which slots hold a sequence of this purpose, bool[replicas, S]."""
-        return (self._age != _FREE) & (self._evaluates == (purpose == "eval"))
+        return (self._age != _FREE) & (self._purpose == PURPOSES.index(purpose))
 
     def view(self, live: np.ndarray) -> np.ndarray:
         """Returns the matrix of a dispatch in which the slots of `live` run: a copy, with the order of all slots."""

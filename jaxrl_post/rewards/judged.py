@@ -1,0 +1,224 @@
+"""Verdicts of a judge that runs on the engine's devices, beside or in the place of reward functions.
+
+A question is a request of purpose "judge" to an engine of the judge's own weights. Its reply is greedy.
+
+Invariants:
+- A verdict is a function of the judge's weights and the question's tokens. When the question runs never changes it.
+- Questions begin in the order in which they were asked. Equal open questions are asked once.
+- A verdict is added to a record before the record is journaled. A record from before a resume has it already.
+- A reply without a verdict leaves its rollout unscored, never scored 0. Greedy, it would be the same once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxrl_post.protocols import Engine
+from jaxrl_post.rewards.question import Question
+from jaxrl_post.types import Request, Rollout, RolloutId
+
+COMPONENT = "judge/verdict"
+_SHOWN = 200  # characters of a reply in the journal
+_log = logging.getLogger(__name__)
+
+
+class Weights(Protocol):
+    """The judge's weights on the devices, where they are only there while questions run."""
+
+    def wake(self) -> None:
+        """Brings the weights to the devices, and makes room for keys and values."""
+
+    def rest(self) -> None:
+        """Frees both on the devices. No question is running."""
+
+
+class Desk:
+    """A protocols.Judge whose weights stay on the devices: open questions, and replies that nobody has taken yet.
+
+    A dispatch costs nearly the same for few questions as for many, so questions begin in batches.
+
+    Args:
+      engine: of the judge's weights. Nobody else submits to it.
+      most: questions that it runs at the same time.
+      batch: so many begin together at least, where the ring does not wait for them.
+    """
+
+    def __init__(self, engine: Engine, most: int, batch: int):
+        self._engine, self._most, self._batch = engine, most, batch
+        self._wanted: Counter[RolloutId] = Counter()
+        self._waiting: dict[RolloutId, Request] = {}
+        self._running: set[RolloutId] = set()
+        self._replies: dict[RolloutId, Rollout] = {}
+        self._dispatches, self._spent_s = 0, 0.0
+
+    def ask(self, request: Request) -> None:
+        """Queues a question. One that is open or answered already is not asked again."""
+        id = request.rollout_id
+        self._wanted[id] += 1
+        if id not in self._running and id not in self._replies:
+            self._waiting.setdefault(id, request)
+
+    def withdraw(self, id: RolloutId) -> None:
+        """Takes a question back that was asked. It ends where nobody else asked it."""
+        self._wanted[id] -= 1
+        if self._wanted[id]:
+            return
+        del self._wanted[id]
+        self._waiting.pop(id, None)
+        self._replies.pop(id, None)
+        if id in self._running:
+            self._running.remove(id)
+            self._engine.park([id])
+
+    def work(self, slots: int) -> None:
+        """Runs a dispatch where questions run; see protocols.Judge. A batch begins where it waits and its slots are free."""
+        if min(slots - len(self._running), len(self._waiting)) >= self._batch:
+            self._begin(slots)
+        if slots and self._running:
+            self._dispatch()
+
+    def answer(self, ids: Sequence[RolloutId]) -> None:
+        """Runs dispatches until these questions have replies."""
+        while any(id not in self._replies for id in ids):
+            self._begin(self._most)
+            assert self._running, "a question is neither open nor answered"
+            self._dispatch()
+
+    def take(self, id: RolloutId) -> Rollout:
+        """Returns the reply to a question, which is forgotten with the last of those who asked it."""
+        reply = self._replies[id]
+        self.withdraw(id)
+        return reply
+
+    def metrics(self) -> dict[str, float]:
+        """Returns dispatches and seconds since the last call."""
+        out = {"perf/judge_dispatches": float(self._dispatches), "timing_s/judge": self._spent_s}
+        self._dispatches, self._spent_s = 0, 0.0
+        return out
+
+    def _begin(self, slots: int) -> None:
+        """Submits the questions that were asked first, until as many run as there are slots."""
+        free = min(slots, self._most) - len(self._running)
+        begun = [self._waiting.pop(id) for id in list(self._waiting)[: max(free, 0)]]
+        if begun:
+            self._engine.submit(begun)
+            self._running.update(request.rollout_id for request in begun)
+
+    def _dispatch(self) -> None:
+        begun = time.monotonic()
+        for reply in self._engine.step():
+            self._running.remove(reply.id)
+            self._replies[reply.id] = reply
+        self._dispatches += 1
+        self._spent_s += time.monotonic() - begun
+
+
+class SleepingDesk(Desk):
+    """A protocols.Judge whose weights wait in host memory, and come to the devices for a batch of questions.
+
+    It wakes where a batch waits and a slot is free. It then replies to all questions that wait, and sleeps.
+    """
+
+    def __init__(self, engine: Engine, most: int, batch: int, weights: Weights):
+        super().__init__(engine, most, batch)
+        self._weights = weights
+
+    def work(self, slots: int) -> None:
+        """Replies to all waiting questions where a batch waits and a slot is free; see protocols.Judge."""
+        if slots and len(self._waiting) >= self._batch:
+            self._answer_all()
+
+    def answer(self, ids: Sequence[RolloutId]) -> None:
+        """Replies to all waiting questions where one of these is open."""
+        if any(id not in self._replies for id in ids):
+            self._answer_all()
+
+    def _answer_all(self) -> None:
+        self._weights.wake()
+        super().answer(list(self._waiting))
+        self._weights.rest()
+
+
+class Judged:
+    """Adds verdicts to the records of rollouts. Every process of a job calls it alike.
+
+    Args:
+      desk: has the questions of every pool.
+      request: makes the question about a rollout, or gives None where it is too long.
+      text: of a reply.
+      question: reads the verdict.
+      weight: of a verdict in the reward.
+      alone: there are no reward functions, so that a record without them is scored.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        request: Callable[[Rollout], Request | None],
+        text: Callable[[Rollout], str],
+        question: Question,
+        weight: float,
+        *,
+        alone: bool,
+    ):
+        self.desk, self._request, self._text, self._question = desk, request, text, question
+        self._weight, self._alone = weight, alone
+        self._asked: dict[RolloutId, RolloutId | None] = {}  # rollout -> its question; None: it is too long
+        self._counts: Counter[str] = Counter()
+
+    def start(self, rollout: Rollout) -> None:
+        """Asks about a rollout. One that is started again is asked about again."""
+        self._forget(rollout.id)
+        request = self._request(rollout)
+        self._asked[rollout.id] = request and request.rollout_id
+        if request:
+            self.desk.ask(request)
+
+    def added(self, rollouts: Sequence[Rollout], records: Sequence[Mapping]) -> list[Mapping]:
+        """Returns the records with their verdicts. Where a reward function failed, nothing is added."""
+        pairs = list(zip(rollouts, records, strict=True))
+        judged = [rollout for rollout, record in pairs if self._lacks(record)]
+        for rollout in judged:
+            if rollout.id not in self._asked:
+                self.start(rollout)
+        self.desk.answer([asked for rollout in judged if (asked := self._asked[rollout.id])])
+        out = [self._with_verdict(rollout, record) for rollout, record in pairs]
+        for record in out:
+            self._counts["questions"] += "verdict" in record
+            self._counts["reply_tokens"] += record.get("reply_tokens", 0)
+        return out
+
+    def metrics(self) -> dict[str, float]:
+        """Returns counts since the last call: rollouts that were asked about, and tokens of the replies."""
+        out = {f"judge/{name}": float(self._counts[name]) for name in ("questions", "reply_tokens")}
+        self._counts.clear()
+        return out
+
+    def _lacks(self, record: Mapping) -> bool:
+        return "verdict" not in record and (record["scored"] or self._alone)
+
+    def _with_verdict(self, rollout: Rollout, record: Mapping) -> Mapping:
+        if not self._lacks(record):
+            self._forget(rollout.id)
+            return record
+        asked = self._asked.pop(rollout.id)
+        reply = self.desk.take(asked) if asked else None
+        text = self._text(reply) if reply else ""
+        told: dict[str, Any] = {"verdict": self._question.verdict(text), "reply": text[-_SHOWN:]}
+        told["reply_tokens"] = len(reply) if reply else 0
+        if told["verdict"] is None:
+            _log.info("judge: no verdict on %s; its reply ends with %r", rollout.id, told["reply"])
+            return {**record, **told, "scored": False, "counts": {**record["counts"], "unscored": 1}}
+        components = {**record["components"], COMPONENT: told["verdict"]}
+        reward = record["reward"] + self._weight * told["verdict"]
+        return {**record, **told, "scored": True, "reward": reward, "components": components}
+
+    def _forget(self, id: RolloutId) -> None:
+        """Takes the question about a rollout back, where one is open."""
+        asked = self._asked.pop(id, None)
+        if asked:
+            self.desk.withdraw(asked)

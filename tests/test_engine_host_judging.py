@@ -1,0 +1,116 @@
+"""An engine that shares its devices with a judge: free slots decide when the judge works, and no bit of either changes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import engine_lab as lab
+import pytest
+
+from jaxrl_post.engine.host.judging import Judging
+from jaxrl_post.engine.host_weights import HostWeights
+from jaxrl_post.rewards.judged import Desk, SleepingDesk
+from jaxrl_post.types import Request, RolloutId
+
+ASKED = lab.requests(24, longest_prompt=20)
+PLAIN = dict(slots=8, row_sizes=(64,))
+
+
+def questions(requests: list[Request]) -> list[Request]:
+    """The same requests as questions to a judge: prompts, seeds and laws are kept."""
+    return [dataclasses.replace(one, rollout_id=RolloutId(0, "judge", 0, str(n), 0)) for n, one in enumerate(requests)]
+
+
+QUESTIONS = questions(lab.requests(20, longest_prompt=30, temperatures=(1.0, 0.0))[:12])
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return lab.engine(lab.weights(1), **PLAIN)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return lab.engine(lab.weights(2), **PLAIN)
+
+
+def replies(desk: Desk) -> dict:
+    """Every reply, once all questions are answered."""
+    desk.answer([one.rollout_id for one in QUESTIONS])
+    return {one.rollout_id: desk.take(one.rollout_id) for one in QUESTIONS}
+
+
+def together(policy, desk: Desk) -> tuple[dict, dict, list[int]]:
+    """Runs a policy and a judge, of which all questions are asked at the start. Returns rollouts, replies and free slots at
+    each dispatch of the judge."""
+    policy.reset()
+    seen, work = [], desk.work
+    engine = Judging(policy, desk)
+    desk.work = lambda slots: (seen.append((slots, len(desk._running))), work(slots))
+    for one in QUESTIONS:
+        desk.ask(one)
+    found = lab.run(engine, ASKED)
+    desk.work = work
+    return found, replies(desk), seen
+
+
+def test_neither_changes_a_bit_of_the_other(policy, judge):
+    policy.reset(), judge.reset()
+    alone = lab.run(policy, ASKED)
+    judge.reset()
+    apart = Desk(judge, 8, 1)
+    for one in QUESTIONS:
+        apart.ask(one)
+    said = replies(apart)
+    clock = policy.clock
+    judge.reset()
+    desk = Desk(judge, 8, 1)
+    found, heard, seen = together(policy, desk)
+    assert lab.same_bits(alone, found) and lab.same_bits(said, heard) and policy.clock == clock
+    slots = [slots for slots, _ in seen]
+    assert slots[0] == 0 and max(slots) > 2, "the queue of the policy comes first, then its slots are free"
+    assert judge.clock == 0, "questions are no training: their steps are on a clock of their own"
+    assert "judge/rows/steps" in judge.metrics() and "rows/steps" in policy.metrics()
+    assert sum(len(one) for one in heard.values()) > 40
+
+
+def test_a_question_takes_a_free_slot(policy, judge):
+    judge.reset()
+    running = []
+    desk = Desk(judge, 8, 1)
+    begin = desk._begin
+    desk._begin = lambda slots: (begin(slots), running.append((slots, len(desk._running))))
+    together(policy, desk)
+    assert running and all(count <= slots for slots, count in running if slots < 8 and count)
+
+
+def test_a_judge_that_sleeps_says_the_same(policy, judge):
+    judge.reset()
+    awake = Desk(judge, 8, 1)
+    _, said, _ = together(policy, awake)
+    judge.reset()
+    weights = HostWeights(judge)
+    assert judge.device.params is None and judge.device.state is None
+    desk = SleepingDesk(judge, 8, 5, weights)
+    _, heard, _ = together(policy, desk)
+    assert lab.same_bits(said, heard) and judge.device.params is None
+    again = SleepingDesk(judge, 8, 50, weights)
+    for one in QUESTIONS:
+        again.ask(one)
+    assert lab.same_bits(said, replies(again))
+    weights.wake()
+
+
+def test_purposes_of_one_engine_take_turns(policy):
+    """Evaluation first, then questions, then training; each on a clock of its own, and with its own bits."""
+    policy.reset()
+    alone = lab.run(policy, ASKED[:6]) | {}
+    policy.reset()
+    policy.submit([*ASKED[:6], *QUESTIONS[:4]])
+    order, found = [], {}
+    while policy.pending:
+        for rollout in policy.step():
+            order.append(rollout.id.purpose)
+            found[rollout.id] = rollout
+    assert order[:4] == ["judge"] * 4 and policy.clock > 0
+    assert lab.same_bits(alone, {id: one for id, one in found.items() if id.purpose == "train"})
