@@ -32,6 +32,12 @@ SMALL = (
     "--config.eval.samples=2",
     "--config.eval.show=0",
 )
+DEFERRING = (
+    "--config.steps=3",
+    "--config.scheduler.name=tail_batching",
+    "--config.scheduler.over=1.5",
+    "--config.scheduler.prefix_mode=verify",
+)
 TOKEN = "of-the-test"
 
 
@@ -70,6 +76,7 @@ def harness(port: int):
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
 
 
 def command(folder: Path, config: str, *more: str) -> list[str]:
@@ -110,6 +117,18 @@ def test_a_harness_trains_as_the_built_in_environment_does(whole, built_in):
     assert rows(built_in) == rows(folder)
     played = 32 + 2 * 6  # rollouts of two steps, and of two evaluations
     assert counts["sessions"] == played >= counts["rewards"] > 0 and counts["turns"] > played
+
+
+def test_deferred_groups_are_played_again_as_by_the_built_in_environment(port, tmp_path):
+    """A short round leaves groups behind, and a long one verifies them turn by turn under newer weights."""
+    runs = [tmp_path / name for name in ("harness", "built_in")]
+    with harness(port):
+        own = (*DEFERRING, f"--config.environment.arguments.port={port}")
+        assert main.main(command(runs[0], "demo_agents.py", *own)) == 0
+    assert main.main(command(runs[1], "demo_calculator.py", *DEFERRING)) == 0
+    assert differing(*runs) == [] and rows(runs[0]) == rows(runs[1])
+    assert sum(row.get("sched/num_groups_deferred", 0) for row in rows(runs[0])) >= 2
+    assert sum(row.get("sched/num_long_rounds", 0) for row in rows(runs[0])) >= 1
 
 
 class Killed(BaseException):
