@@ -251,17 +251,24 @@ def test_the_key_is_asked_for(client):
     assert client.ask("POST", "create_session", b"{")[0] == 400
 
 
-def test_a_session_without_a_sign_ends_and_frees_its_runs(tmp_path):
+def test_a_session_without_a_sign_ends_and_what_it_named_outlives_the_server(tmp_path):
     with served(tmp_path, idle_s=1.0) as client:
         model = client.model()
+        client.passed(model, written(0), "cross_entropy")
+        client.train("optim_step", model, adam_params=ADAM)
+        path = client.train("save_weights", model, path="named")["path"]
+        expected = client.passed(model, written(1), "cross_entropy", backward=False)
         saved = client.train("save_weights_for_sampler", model, sampling_session_seq_id=0)
-        assert list(tmp_path.rglob("*.safetensors"))
-        service = client.server.service
-        deadline = time.monotonic() + 60
+        assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+        service, deadline = client.server.service, time.monotonic() + 60
         while service._sessions and time.monotonic() < deadline:
             time.sleep(0.1)
         assert client.ask("POST", "get_info", {"model_id": model})[0] == 404
         assert client.ask("GET", f"samplers/{saved['sampling_session_id']}")[0] == 404
         other = client.begun()
         other.result(other.sample(other.sampler(), SUM, max_tokens=2, seed=0))  # behind the end of the other session
-        assert not service._trainer.runs and not list(tmp_path.rglob("*.safetensors"))
+        assert not service._trainer.runs and len(list(tmp_path.rglob("*.safetensors"))) == 1
+    with served(tmp_path) as client:
+        model = client.model(seed=3)
+        client.train("load_weights", model, path=path, optimizer=False)
+        assert client.passed(model, written(1), "cross_entropy", backward=False) == expected

@@ -37,10 +37,14 @@ _UNEMBEDDED = (
 
 @dataclass(eq=False)
 class Session:
-    """A client. `heard`: time.monotonic() of its last sign. `runs`: names. `passing`: paths that end with it."""
+    """A client. `heard`: time.monotonic() of its last sign. `waits`: requests for a result that wait for it now.
+
+    `runs`: names. `passing`: paths that end with it.
+    """
 
     name: str
     heard: float
+    waits: int = 0
     runs: dict[str, Lora | None] = field(default_factory=dict)
     passing: list[str] = field(default_factory=list)
 
@@ -111,9 +115,9 @@ class Service:
     def create_sampling_session(self, body: Any) -> dict[str, Any]:
         """Begins to sample saved weights, or the base."""
         given = forms.body(body, _SAMPLING, "session_id")
-        session = self._session(given["session_id"])
-        path = self._path(given)
-        return {"type": "create_sampling_session", "sampling_session_id": self._sampler(session, path)}
+        sampled, name = (self._session(given["session_id"]), self._path(given)), f"sampler-{secrets.token_hex(8)}"
+        self._samplers[name] = sampled
+        return {"type": "create_sampling_session", "sampling_session_id": name}
 
     def sampler(self, name: str) -> dict[str, Any]:
         """Tells what a sampler samples."""
@@ -272,9 +276,15 @@ class Service:
         promise = self.promises.find(name)
         if promise is None:
             raise Refusal(410, f"there is no request {shown(name)} any more; send it again", "request_id")
-        if promise.owner in self._sessions:
-            self._sessions[promise.owner].heard = time.monotonic()
-        return promise.result if await promise.wait(seconds) else None
+        session = self._sessions.get(promise.owner)
+        if session is None:
+            return promise.result
+        session.waits += 1
+        try:
+            return promise.result if await promise.wait(seconds) else None
+        finally:
+            session.waits -= 1
+            session.heard = time.monotonic()
 
     # ---- what several of them do
 
@@ -329,11 +339,6 @@ class Service:
             raise Refusal(404, f"there is no sampler {shown(name)}; its session may have ended", "sampling_session_id")
         return self._samplers[name]
 
-    def _sampler(self, session: Session, path: str) -> str:
-        name = f"sampler-{secrets.token_hex(8)}"
-        self._samplers[name] = session, path
-        return name
-
     def _path(self, given: Mapping[str, Any]) -> str:
         """Returns the path of the weights that a body names."""
         if ("base_model" in given) == ("model_path" in given):
@@ -362,7 +367,7 @@ class Service:
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._idle_s))
             limit = time.monotonic() - self._idle_s
-            for session in [one for one in self._sessions.values() if one.heard < limit]:
+            for session in [one for one in self._sessions.values() if one.heard < limit and not one.waits]:
                 self._leave(session)
                 self._say(f"{session.name} gave no sign for {self._idle_s:g} s and has ended")
 
