@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -21,16 +19,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxrl_post import json_text
 from jaxrl_post.serve import asked as bodies
 from jaxrl_post.serve.asked import Asked
 from jaxrl_post.serve.choices import Choice
+from jaxrl_post.serve.exchange import Door, body, event, failed, refused, unrouted
 from jaxrl_post.serve.forms import Chat, Completion
-from jaxrl_post.serve.refusal import Refusal, error
+from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.service import GONE, Service, Ticket
 
-LONGEST_BODY = 16 << 20  # bytes
-_OPEN = ("/health",)  # needs no token
+_PATHS = "/v1/completions, /v1/chat/completions, /v1/models, /health and /metrics"
 _EVENTS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -58,24 +55,8 @@ def app(service: Service, token: str) -> Starlette:
         routes=routes,
         lifespan=lifespan,
         middleware=[Middleware(Door, token=token)],
-        exception_handlers={Refusal: _refused, HTTPException: _unrouted, 500: _failed},
+        exception_handlers={Refusal: refused, HTTPException: unrouted(_PATHS), 500: failed},
     )
-
-
-class Door:
-    """Lets requests in that carry the token."""
-
-    def __init__(self, inner: Any, token: str):
-        self._inner, self._wanted = inner, f"Bearer {token}".encode() if token else b""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and self._wanted and scope["path"] not in _OPEN:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
-                sentence = "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it"
-                response = JSONResponse(error(401, sentence), 401, headers={"WWW-Authenticate": "Bearer"})
-                return await response(scope, receive, send)
-        await self._inner(scope, receive, send)
 
 
 class Endpoints:
@@ -129,7 +110,7 @@ class Endpoints:
         service = self._service
         status = 500
         try:
-            asked = read(await _body(request))
+            asked = read(await body(request))
             ticket = await service.open(asked)
             self._watch(request, ticket)
             choices = _choices(ticket, asked, service)
@@ -180,19 +161,19 @@ class Endpoints:
         """Yields server-sent events. A refusal after the first byte is an event, too."""
         try:
             for chunk in made.begun(choices):
-                yield _event(chunk)
+                yield event(chunk)
             async for piece in ticket.pieces():
                 self._first(ticket)
                 one = choices[piece.place]
                 news = one.add(piece)
                 for chunk in made.chunks(one, news):
-                    yield _event(chunk)
+                    yield event(chunk)
                 self._ended(one)
             for chunk in made.last(choices):
-                yield _event(chunk)
+                yield event(chunk)
             yield b"data: [DONE]\n\n"
         except Refusal as refusal:
-            yield _event(refusal.body)
+            yield event(refusal.body)
         finally:
             self._close(ticket)
 
@@ -215,41 +196,3 @@ def _choices(ticket: Ticket, asked: Asked, service: Service) -> list[Choice]:
     """Returns the choices of a request: the samples of its first prompt, then those of the next."""
     prompts = [prompt for prompt in ticket.prompts for _ in range(asked.n)]
     return [Choice(index, prompt, ticket.law, service.words.decode) for index, prompt in enumerate(prompts)]
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """Returns the JSON object of a body."""
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > LONGEST_BODY:
-            raise Refusal(413, f"the body has more than {LONGEST_BODY} bytes, the most that is read")
-    try:
-        value = json_text.parsed(data.decode("utf-8"), "the body")
-    except UnicodeDecodeError as wrong:
-        raise Refusal(400, f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
-    except ValueError as wrong:
-        raise Refusal(400, str(wrong)) from wrong
-    if not isinstance(value, dict):
-        raise Refusal(400, f"the body must be a JSON object, got a {type(value).__name__}")
-    return value
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def _refused(request: Request, refusal: Refusal) -> Response:
-    return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
-
-
-async def _unrouted(request: Request, wrong: HTTPException) -> Response:
-    allowed = (wrong.headers or {}).get("Allow")
-    what = f"{request.method} is not served at {request.url.path[:80]}; valid is {allowed}" if allowed else ""
-    paths = "/v1/completions, /v1/chat/completions, /v1/models, /health and /metrics"
-    sentence = what or f"there is no path {request.url.path[:80]}; valid are {paths}"
-    return JSONResponse(error(wrong.status_code, sentence), wrong.status_code, headers=wrong.headers)
-
-
-async def _failed(request: Request, wrong: Exception) -> Response:
-    return JSONResponse(error(500, "the server failed on this request; its log says how"), 500)

@@ -133,7 +133,7 @@ class Chat(Completion):
             return None
         texts = [self.words.decode([token], skip_special=False) for token in news.tokens]
         told = [
-            {"token": text, "logprob": logprob, "bytes": _bytes(text), "top_logprobs": []}
+            {"token": text, "logprob": logprob, "bytes": utf8(text), "top_logprobs": []}
             for text, logprob in zip(texts, news.logprobs)
         ]
         return {"content": told, "refusal": None}
@@ -161,6 +161,6 @@ def usage(choices: Sequence[Choice]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _bytes(text: str) -> list[int] | None:
+def utf8(text: str) -> list[int] | None:
     """Returns the bytes of a token, or None where its text is a part of a character."""
     return None if "\ufffd" in text else list(text.encode())

@@ -28,10 +28,10 @@ from jaxrl_post.json_text import shown
 from jaxrl_post.rewards.environments.session import AGAIN, OVER, UNKNOWN, UNLIKE, NotPlayed, Session
 from jaxrl_post.rewards.environments.sessions import Sessions, Wake
 from jaxrl_post.serve import asked as bodies
-from jaxrl_post.serve import fields
+from jaxrl_post.serve import exchange, fields
 from jaxrl_post.serve.agents.turn_form import TurnForm
-from jaxrl_post.serve.app import Door, _body, _event, _failed, _refused
 from jaxrl_post.serve.asked import Asked
+from jaxrl_post.serve.exchange import Door, unrouted
 from jaxrl_post.serve.refusal import Refusal, error, wrong
 
 LONGEST_S = 600.0  # of a request that waits
@@ -74,7 +74,12 @@ def app(sessions: Sessions, about: About, token: str) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[Middleware(Door, token=token)],
-        exception_handlers={Refusal: _refused, NotPlayed: _not_played, HTTPException: _unrouted, 500: _failed},
+        exception_handlers={
+            Refusal: exchange.refused,
+            NotPlayed: _not_played,
+            HTTPException: unrouted(_PATHS),
+            500: exchange.failed,
+        },
     )
 
 
@@ -87,7 +92,7 @@ class Endpoints:
     async def take(self, request: Request) -> Response:
         """POST /v1/sessions: sessions to play, or none within `wait` seconds. `ended`: there will be no more."""
         readers = {"harness": fields.text, "most": fields.whole(1, MOST), "wait": fields.number(0.0, LONGEST_S)}
-        given = fields.read(await _body(request), readers)
+        given = fields.read(await exchange.body(request), readers)
         harness, most = given.get("harness"), given.get("most", 1)
         if not harness:
             raise Refusal(400, "harness is missing: give a name, by which it may release its sessions", "harness")
@@ -105,14 +110,14 @@ class Endpoints:
 
     async def release(self, request: Request) -> Response:
         """POST /v1/sessions/release: sessions of a harness that begins anew are offered again."""
-        given = fields.read(await _body(request), {"harness": fields.text})
+        given = fields.read(await exchange.body(request), {"harness": fields.text})
         if not given.get("harness"):
             raise Refusal(400, "harness is missing: give the name under which sessions were taken", "harness")
         return JSONResponse({"released": self._sessions.release(given["harness"])})
 
     async def chat(self, request: Request) -> Response:
         """POST /sessions/ID/v1/chat/completions: the turn behind the messages."""
-        name, body = request.path_params["name"], await _body(request)
+        name, body = request.path_params["name"], await exchange.body(request)
         asked = bodies.chat(body)
         self._refuse_others(body, asked)
         spoken = await _until(
@@ -124,7 +129,7 @@ class Endpoints:
         form = TurnForm(spoken, asked, about.words, name=name, model=about.model, max_turns=about.max_turns)
         if not asked.stream:
             return JSONResponse(form.whole())
-        events = b"".join(map(_event, form.chunks())) + b"data: [DONE]\n\n"
+        events = b"".join(map(exchange.event, form.chunks())) + b"data: [DONE]\n\n"
         return Response(events, media_type="text/event-stream")
 
     async def models(self, request: Request) -> Response:
@@ -135,7 +140,7 @@ class Endpoints:
     async def reward(self, request: Request) -> Response:
         """POST /sessions/ID/reward: the reward of the last turn, which ends the conversation unless `done` is false."""
         readers = {"reward": fields.number(-LARGEST, LARGEST), "components": _numbers, "done": fields.truth}
-        given = fields.read(await _body(request), readers)
+        given = fields.read(await exchange.body(request), readers)
         if "reward" not in given:
             raise Refusal(400, "reward is missing: give a number", "reward")
         name, done = request.path_params["name"], given.get("done", True)
@@ -144,7 +149,7 @@ class Endpoints:
 
     async def failed(self, request: Request) -> Response:
         """POST /sessions/ID/failed: the rollout is masked."""
-        given = fields.read(await _body(request), {"why": fields.text})
+        given = fields.read(await exchange.body(request), {"why": fields.text})
         if not given.get("why"):
             raise Refusal(400, "why is missing: say in a few words what failed, for the log of the run", "why")
         self._sessions.failed(request.path_params["name"], " ".join(given["why"].split())[:200])
@@ -241,11 +246,3 @@ async def _not_played(request: Request, refused: NotPlayed) -> Response:
     status = _STATUS[refused.kind]
     param = "messages" if refused.kind == UNLIKE else None
     return JSONResponse(error(status, refused.sentence, param), status)
-
-
-async def _unrouted(request: Request, unrouted: HTTPException) -> Response:
-    allowed = (unrouted.headers or {}).get("Allow")
-    path = request.url.path[:80]
-    what = f"{request.method} is not served at {path}; valid is {allowed}" if allowed else ""
-    sentence = what or f"there is no path {path}; valid are {_PATHS}"
-    return JSONResponse(error(unrouted.status_code, sentence), unrouted.status_code, headers=unrouted.headers)

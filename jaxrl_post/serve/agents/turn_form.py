@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.rewards.environments.session import Spoken
 from jaxrl_post.serve.asked import Asked
-from jaxrl_post.serve.forms import _bytes
+from jaxrl_post.serve.forms import utf8
 
 
 class TurnForm:
@@ -72,7 +72,7 @@ class TurnForm:
             return None
         texts = [self._words.decode([token], skip_special=False) for token in self._spoken.tokens.tolist()]
         told = [
-            {"token": text, "logprob": logprob, "bytes": _bytes(text), "top_logprobs": []}
+            {"token": text, "logprob": logprob, "bytes": utf8(text), "top_logprobs": []}
             for text, logprob in zip(texts, self._spoken.logprobs.tolist(), strict=True)
         ]
         return {"content": told, "refusal": None}

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxrl_post import json_text
+from jaxrl_post.serve import exchange
 from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.tinker.service import Service
 
@@ -145,19 +145,9 @@ class Endpoints:
 
 async def _body(request: Request) -> Any:
     """Returns the JSON value of a body."""
-    data = bytearray()
     if "protobuf" in request.headers.get("content-type", ""):
         raise Refusal(415, "protobuf is not served; use the version of the SDK that docs/tinker.md names")
-    async for part in request.stream():
-        data += part
-        if len(data) > LONGEST_BODY:
-            raise Refusal(413, f"the body has more than {LONGEST_BODY} bytes, the most that is read")
-    try:
-        return json_text.parsed(data.decode("utf-8"), "the body")
-    except UnicodeDecodeError as wrong:
-        raise Refusal(400, f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
-    except ValueError as wrong:
-        raise Refusal(400, str(wrong)) from wrong
+    return exchange.parsed(await exchange.read(request, LONGEST_BODY))
 
 
 def _told(value: Mapping[str, Any], status: int = 200) -> Response:

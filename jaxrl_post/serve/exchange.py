@@ -1,0 +1,104 @@
+"""What the HTTP interfaces share: the bearer token, JSON bodies, server-sent events, and responses to refused requests.
+
+Every refusal is one sentence in OpenAI's error form.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from jaxrl_post import json_text
+from jaxrl_post.serve.refusal import Refusal, error
+
+LONGEST_BODY = 16 << 20  # bytes
+_OPEN = ("/health",)  # needs no token
+
+
+class Door:
+    """Lets requests in that carry the token."""
+
+    def __init__(self, inner: Any, token: str):
+        self._inner, self._wanted = inner, f"Bearer {token}".encode() if token else b""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and self._wanted and scope["path"] not in _OPEN:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                sentence = "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it"
+                response = JSONResponse(error(401, sentence), 401, headers={"WWW-Authenticate": "Bearer"})
+                return await response(scope, receive, send)
+        await self._inner(scope, receive, send)
+
+
+async def body(request: Request) -> dict[str, Any]:
+    """Returns the JSON object of a body.
+
+    Raises:
+      Refusal: the body is too long, or no JSON object.
+    """
+    value = parsed(await read(request))
+    if not isinstance(value, dict):
+        raise Refusal(400, f"the body must be a JSON object, got a {type(value).__name__}")
+    return value
+
+
+async def read(request: Request, longest: int = LONGEST_BODY) -> bytes:
+    """Returns a body of at most `longest` bytes.
+
+    Raises:
+      Refusal: it is too long.
+    """
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > longest:
+            raise Refusal(413, f"the body has more than {longest} bytes, the most that is read")
+    return bytes(data)
+
+
+def parsed(data: bytes) -> Any:
+    """Returns the JSON value of a body.
+
+    Raises:
+      Refusal: it has none.
+    """
+    try:
+        return json_text.parsed(data.decode("utf-8"), "the body")
+    except UnicodeDecodeError as wrong:
+        raise Refusal(400, f"the body is no UTF-8 text: {wrong.reason} at byte {wrong.start}") from wrong
+    except ValueError as wrong:
+        raise Refusal(400, str(wrong)) from wrong
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    """Returns a server-sent event."""
+    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def refused(request: Request, refusal: Refusal) -> Response:
+    """Returns the response to a request that is refused."""
+    return JSONResponse(refusal.body, refusal.status, headers=refusal.headers)
+
+
+async def failed(request: Request, wrong: Exception) -> Response:
+    """Returns the response to a request on which the server failed."""
+    return JSONResponse(error(500, "the server failed on this request; its log says how"), 500)
+
+
+def unrouted(paths: str) -> Callable[[Request, HTTPException], Awaitable[Response]]:
+    """Returns what responds to a path or a method that is not served. `paths`: those that are."""
+
+    async def respond(request: Request, wrong: HTTPException) -> Response:
+        allowed, path = (wrong.headers or {}).get("Allow"), request.url.path[:80]
+        what = f"{request.method} is not served at {path}; valid is {allowed}" if allowed else ""
+        sentence = what or f"there is no path {path}; valid are {paths}"
+        return JSONResponse(error(wrong.status_code, sentence), wrong.status_code, headers=wrong.headers)
+
+    return respond
