@@ -148,6 +148,9 @@ def test_saved_state_is_loaded_by_another_session(client, server):
     other = server.begun()
     about = other.post("weights_info", tinker_path=path)
     assert (about["base_model"], about["is_lora"], about["lora_rank"]) == ("demo", True, 4)
+    whole = client.model(rank=0)
+    about = other.post("weights_info", tinker_path=client.train("save_weights", whole, path="all")["path"])
+    assert about["lora_rank"] == 0 and about["train_mlp"] and about["train_attn"] and about["train_unembed"]
     copy = other.model(seed=9)
     assert other.train("load_weights", copy, path=path, optimizer=True)["path"] == path
     passes = [one.passed(name, written(1), "cross_entropy") for one, name in ((client, model), (other, copy))]

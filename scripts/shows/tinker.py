@@ -50,10 +50,10 @@ def show(record) -> None:
     losses = {loss: {"needs": needs[loss], "config": LEARNED[loss][2] or None} for loss in LEARNED}
     with tempfile.TemporaryDirectory() as folder, _Server(record, Path(folder)) as server:
         sdk = _Sdk(record, python, Path(folder), server.port)
-        learning = dict(steps=20, batch=32, rate=3e-3, rank=32)
+        learning = dict(steps=12, batch=32, rate=3e-3, rank=32)
         found = sdk.run(
             supervised={"solved": solved, **learning},
-            rl={"problems": problems, "steps": 15, "prompts": 16, "group": 8, "rate": 2e-3, "rank": 32},
+            rl={"problems": problems, "steps": 12, "prompts": 16, "group": 8, "rate": 2e-3, "rank": 32},
             scored={"data": data, "losses": losses, "rank": 0},
             refused={"data": data},
         )
@@ -176,10 +176,10 @@ def _groups(data: list[dict], *, weighted: bool) -> tuple[list, dict, dict]:
 
 def _bits(record, sdk, problems: list, server) -> None:
     """Runs two clients alone, together, and after a third one was killed."""
-    cases = [dict(problems=problems, seed=1, steps=3, rank=16), dict(problems=problems, seed=2, steps=3, rank=0)]
+    cases = [dict(problems=problems, seed=1, steps=2, rank=16), dict(problems=problems, seed=2, steps=2, rank=0)]
     alone = [sdk.run(small=case)["small"] for case in cases]
     together = [one["small"] for one in sdk.together([{"small": case} for case in cases])]
-    record.figure("bits.numbers", sum(_count(one) for one in alone), at_least=2000)
+    record.figure("bits.numbers", sum(_count(one) for one in alone), at_least=1500)
     record.figure("bits.clients_at_once", len(together), equals=2)
     record.figure("bits.clients_that_differ_from_alone", sum(a != b for a, b in zip(alone, together)), equals=0)
     record.figure("bits.clients_differ_from_each_other", alone[0] != alone[1], equals=True)

@@ -244,14 +244,14 @@ class Service:
     def weights_info(self, body: Any) -> dict[str, Any]:
         """Tells which run may load saved weights."""
         about = self._snapshots.about(forms.body(body, _INFO, "tinker_path")["tinker_path"])
-        names = about.lora.targets if about.lora else ()
+        added = about.lora
         return {
             "base_model": about.base,
-            "is_lora": about.lora is not None,
-            "lora_rank": about.lora.rank if about.lora else 0,
-            "train_unembed": False,
-            "train_mlp": "gate" in names,
-            "train_attn": "q" in names,
+            "is_lora": added is not None,
+            "lora_rank": added.rank if added else 0,
+            "train_unembed": added is None,
+            "train_mlp": added is None or "gate" in added.targets,
+            "train_attn": added is None or "q" in added.targets,
         }
 
     # ---- sampling
