@@ -121,7 +121,9 @@ def _scores(record, data: list[dict], found: dict) -> None:
         gaps = [np.abs(np.float64(one) - own).max() for one, own in zip(theirs["logprobs"], logprobs, strict=True)]
         record.figure(f"scored.{loss}.logprob_gap", float(max(gaps)), at_most=1e-6)
         record.figure(f"scored.{loss}.loss", theirs["loss"])
-        record.figure(f"scored.{loss}.relative_loss_gap", abs(theirs["loss"] - total) / abs(total), at_most=1e-6)
+        # Terms of both signs cancel in a sum, so the gap is measured by the number of terms and not by what is left.
+        tokens = sum(map(len, theirs["logprobs"]))
+        record.figure(f"scored.{loss}.loss_gap_per_token", abs(theirs["loss"] - total) / tokens, at_most=1e-6)
         record.figure(f"scored.{loss}.relative_gradient_norm_gap", abs(theirs["norm"] - norm) / norm, at_most=1e-5)
 
 
