@@ -171,6 +171,34 @@ def test_an_unloaded_run_is_gone_and_what_it_saved_is_sampled(client):
     assert client.result(client.sample(sampler, SUM, max_tokens=3, seed=0))["sequences"]
 
 
+def test_a_replaced_name_is_sampled_as_it_is_now(client):
+    """Two names for the same weights: one was on the engine before it was replaced, the other is new."""
+    model = client.model()
+
+    def rollouts(sampler):
+        return client.result(client.sample(sampler, SUM, 2, max_tokens=8, seed=3, logprobs=True))
+
+    sampler = client.sampler(client.train("save_weights", model, path="now")["path"])
+    before = rollouts(sampler)
+    client.passed(model, written(0), "cross_entropy")
+    client.train("optim_step", model, adam_params=ADAM)
+    client.train("save_weights", model, path="now", overwrite=True)
+    same = client.sampler(client.train("save_weights", model, path="same")["path"])
+    after = rollouts(sampler)
+    assert after == rollouts(same) != before
+
+
+def test_weights_whose_file_was_removed_are_refused_and_the_server_goes_on(client, server):
+    path = client.train("save_weights_for_sampler", client.model(), path="gone")["path"]
+    sampler = client.sampler(path)
+    asked = dict(max_tokens=4, seed=0)
+    assert client.result(client.sample(sampler, SUM, **asked))["sequences"]
+    server.server.service._snapshots.remove(path)
+    for logprobs in (False, True):
+        assert "there is no" in client.result(client.sample(sampler, SUM, logprobs=logprobs, **asked))["error"]
+    assert client.result(client.sample(client.sampler(), SUM, **asked))["sequences"]
+
+
 GOOD = written(0, 1)[0]
 LOSS = {"loss_fn": "cross_entropy", "data": [GOOD]}
 RL = datum([1, 2], [2, 3], logprobs=[-1, -1], advantages=[1, 1])

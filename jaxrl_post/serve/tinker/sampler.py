@@ -56,7 +56,7 @@ class Sampler:
 
     def __init__(self, policy: Policy, engine: RowEngine, trainer: Trainer, snapshots: Snapshots):
         self._policy, self._engine, self._trainer, self._snapshots = policy, engine, trainer, snapshots
-        self._base, self._path = engine.device.params, BASE
+        self._base, self._held = engine.device.params, (BASE, 0)  # the path on the engine, and the stamp of its file
         self._mesh = jax.tree.leaves(self._base)[0].sharding.mesh
         self._dtype = jax.tree.leaves(self._base)[0].dtype
         self._homes = meshes.param_shardings(self._mesh, decoder.axes(policy.model), "engine")
@@ -76,8 +76,9 @@ class Sampler:
         """
         self._use(sampling.path)
         requests = self._requests(sampling)
+        scores = self._prompt_logprobs(sampling) if sampling.ask.prompt_logprobs else None  # may refuse, so it is first
         self._engine.submit(requests)
-        self._live[sampling] = _Live(self._prompt_logprobs(sampling) if sampling.ask.prompt_logprobs else None)
+        self._live[sampling] = _Live(scores)
         self._places |= {request.rollout_id: (sampling, place) for place, request in enumerate(requests)}
 
     def step(self) -> list[tuple[Sampling, Mapping[str, Any]]]:
@@ -98,13 +99,16 @@ class Sampler:
         self._live.clear()
 
     def _use(self, path: str) -> None:
-        """Gives the engine the weights of a path."""
-        if path == self._path:
+        """Gives the engine the weights of a path, unless they are there and no other file has replaced theirs."""
+        if self._live:
+            assert path == self._held[0], "requests of other weights are on the engine"
             return
-        assert not self._live, "requests of other weights are on the engine"
+        held = path, 0 if path == BASE else self._snapshots.stamp(path)
+        if held == self._held:
+            return
         weights = self._base if path == BASE else self._placed(path)
         self._engine.swap(weights, self._engine.version + 1)
-        self._path = path
+        self._held = held
 
     def _placed(self, path: str) -> Any:
         """Returns the weights of a path in the engine's layout and dtype, merged where they are additions."""

@@ -84,6 +84,18 @@ class Snapshots:
         """Returns what was saved. Raises Refusal as `about` does."""
         return self._read(path, whole=True)
 
+    def stamp(self, path: str) -> tuple[int, int]:
+        """Returns what tells a file from one that replaced it.
+
+        Raises:
+          Refusal: there is no such path.
+        """
+        try:
+            found = self._file(path).stat()
+        except FileNotFoundError:
+            raise _missing(path) from None
+        return found.st_ino, found.st_mtime_ns
+
     def remove(self, path: str) -> None:
         """Removes a file, if it is there."""
         self._file(path).unlink(missing_ok=True)
@@ -91,9 +103,7 @@ class Snapshots:
     def _read(self, path: str, *, whole: bool) -> Snapshot:
         file, trees = self._file(path), {}
         if not file.is_file():
-            raise Refusal(
-                404, f"there is no {shown(path)} here; save_state and save_weights_for_sampler return paths", "path"
-            )
+            raise _missing(path)
         try:
             with safe_open(file, framework="np") as opened:
                 told = json.loads(opened.metadata()["jaxrl_post"])
@@ -118,6 +128,10 @@ class Snapshots:
                 400, f"{shown(path)} must be {_SCHEME}RUN/weights/NAME or {_SCHEME}RUN/sampler_weights/NAME", "path"
             )
         return self._folder.joinpath(*parts[:2], f"{parts[2]}.safetensors")
+
+
+def _missing(path: str) -> Refusal:
+    return Refusal(404, f"there is no {shown(path)} here; save_state and save_weights_for_sampler return paths", "path")
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
