@@ -1,7 +1,7 @@
 """The thread that owns the devices. It takes one piece of work after another, in the order of their arrival.
 
-Invariant: pieces of one client run in the order in which they came. Requests to sample the same weights run together on the
-engine; nothing else runs together.
+Invariant: pieces of one client run in the order in which they came, except that a request to sample may pass others to
+sample. Requests to sample the same weights run together on the engine; nothing else runs together.
 """
 
 from __future__ import annotations
@@ -120,11 +120,20 @@ class Worker:
         return live
 
     def _alike(self, first: Piece) -> list[Piece]:
-        """Takes the waiting requests to sample the same weights out of the queue."""
+        """Takes the waiting requests to sample the same weights out of the queue.
+
+        Those behind other work of their client stay, as it may replace these weights.
+        """
+        found: list[Piece] = []
+        left: collections.deque[Piece] = collections.deque()
+        held = set()  # clients whose other work waits
         with self._changed:
-            found = [one for one in self._pieces if _weights(one) == _weights(first)]
-            if found:
-                self._pieces = collections.deque(one for one in self._pieces if _weights(one) != _weights(first))
+            for one in self._pieces:
+                taken = _weights(one) == _weights(first) and one.owner not in held
+                (found if taken else left).append(one)
+                if one.sampling is None:
+                    held.add(one.owner)
+            self._pieces = left
         return found
 
     def _others(self, first: Piece) -> bool:
