@@ -21,7 +21,7 @@ from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.tinker import datums, trainer
 from jaxrl_post.serve.tinker.losses import LOSSES
 from jaxrl_post.serve.tinker.programs import Adam
-from jaxrl_post.serve.tinker.snapshots import Snapshots
+from jaxrl_post.serve.tinker.snapshots import Snapshot, Snapshots
 from jaxrl_post.trainer import programs
 
 MODEL = made_groups.MODEL
@@ -229,6 +229,26 @@ def test_saved_weights_continue_bit_for_bit(tmp_path):
     with pytest.raises(Refusal, match="is damaged"):
         (tmp_path / "run" / "weights" / "first.safetensors").write_bytes(b"short")
         folder.read(path)
+
+
+def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    folder, path = Snapshots(tmp_path), "tinker://run/weights/x"
+    one = Snapshot(base="made", lora=None, steps=0, trees={"weights": {"w": np.ones(3, np.float32)}})
+
+    def full(leaves, file, told):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("jaxrl_post.serve.tinker.snapshots.save_file", full)
+        with pytest.raises(Refusal, match=f"{path} cannot be written: .* No space left"):
+            folder.write(path, one)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+    (tmp_path / "run" / "weights").rmdir()
+    (tmp_path / "run" / "weights").write_text("no folder")
+    with pytest.raises(Refusal, match="cannot be written"):
+        folder.write(path, one)
+    folder.remove(path)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.tinker.forms import Ask
 from jaxrl_post.serve.tinker.sampler import Sampling
 from jaxrl_post.serve.tinker.worker import Piece, Worker
@@ -67,3 +68,22 @@ def test_requests_of_the_same_weights_run_together_and_pass_none_of_their_own_wo
     work.sample("a", "one")
     work.sample("a", "two")
     assert work.done() == [["one", "one"], ["two"], "a saves", ["one"], ["two"]]
+
+
+def test_a_refused_piece_is_told_whose_fault_it_is_and_the_next_one_runs():
+    def raises(error):
+        def run():
+            raise error
+
+        return run
+
+    work = Work()
+    for error in (Refusal(400, "theirs"), Refusal(500, "the disk is full"), ValueError("theirs too")):
+        work.train("a", "", raises(error))
+    work.train("a", "after")
+    assert work.done() == ["after"]
+    assert [(one.get("error"), one.get("category")) for one in work.told[:3]] == [
+        ("theirs", "user"),
+        ("the disk is full", "server"),
+        ("theirs too", "user"),
+    ]

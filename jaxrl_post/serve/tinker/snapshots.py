@@ -8,6 +8,7 @@ Invariant: a file appears whole or not at all. It refuses names that could lead 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -63,14 +64,22 @@ class Snapshots:
         return path
 
     def write(self, path: str, one: Snapshot) -> None:
-        """Writes a file."""
+        """Writes a file.
+
+        Raises:
+          Refusal: it cannot be written, as where the disk is full. Then nothing is left of it.
+        """
         file = self._file(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
         leaves = {f"{tree}/{name}": leaf for tree, given in one.trees.items() for name, leaf in _flat(given)}
         told = {"base": one.base, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
         part = file.with_suffix(".part")
-        save_file(leaves, part, {"jaxrl_post": json.dumps(told)})
-        os.replace(part, file)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(leaves, part, {"jaxrl_post": json.dumps(told)})
+            os.replace(part, file)
+        except (OSError, SafetensorError) as error:
+            _remove(part)
+            raise Refusal(500, f"{path} cannot be written: {said(error)}", "path") from error
 
     def about(self, path: str) -> Snapshot:
         """Returns what a file says of itself, without its numbers.
@@ -97,8 +106,8 @@ class Snapshots:
         return found.st_ino, found.st_mtime_ns
 
     def remove(self, path: str) -> None:
-        """Removes a file, if it is there."""
-        self._file(path).unlink(missing_ok=True)
+        """Removes a file, if it is there. One that cannot be removed stays."""
+        _remove(self._file(path))
 
     def _read(self, path: str, *, whole: bool) -> Snapshot:
         file, trees = self._file(path), {}
@@ -128,6 +137,11 @@ class Snapshots:
                 400, f"{shown(path)} must be {_SCHEME}RUN/weights/NAME or {_SCHEME}RUN/sampler_weights/NAME", "path"
             )
         return self._folder.joinpath(*parts[:2], f"{parts[2]}.safetensors")
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
 
 
 def _missing(path: str) -> Refusal:

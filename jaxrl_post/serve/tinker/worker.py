@@ -152,5 +152,5 @@ def _answered(piece: Piece) -> None:
     try:
         result = piece.run()
     except (Refusal, ValueError) as error:
-        result = refused(said(error))
+        result = refused(said(error), ours=isinstance(error, Refusal) and error.status >= 500)
     piece.tell(result)
