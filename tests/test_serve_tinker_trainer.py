@@ -12,7 +12,7 @@ import made_groups
 import numpy as np
 import pytest
 from dense_attend import dense
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxrl_post import config
 from jaxrl_post.models import decoder
@@ -231,9 +231,33 @@ def test_saved_weights_continue_bit_for_bit(tmp_path):
         folder.read(path)
 
 
+def test_additions_are_refused_on_another_base_of_the_same_name(tmp_path):
+    one, folder = one_of(), Snapshots(tmp_path)
+    other = trainer.Trainer(one._recipe, made_groups.weights(1), name="made", rows=2, tokens=24)
+    paths = {}
+    for name, given in (("added", lora_arms.PLAIN), ("whole", None)):
+        one.begin(name, given, 0)
+        paths[name] = folder.path(name, "weights", "first")
+        folder.write(paths[name], one.snapshot(name, optimizer=False))
+        other.begin(name, given, 0)
+        one.load(name, folder.read(paths[name]), optimizer=False)
+    with pytest.raises(Refusal, match="additions to other weights than 'made' here"):
+        other.load("added", folder.read(paths["added"]), optimizer=False)
+    with pytest.raises(Refusal, match="additions to other weights"):
+        other.policy(folder.read(paths["added"]))
+    whole = folder.read(paths["whole"])
+    other.load("whole", whole, optimizer=False)
+    with pytest.raises(Refusal, match="other shapes than 'made' here"):
+        other.load("whole", dataclasses.replace(whole, mark="0"), optimizer=False)
+    flat = load_file(tmp_path / "added" / "weights" / "first.safetensors")
+    save_file(flat, tmp_path / "added" / "weights" / "first.safetensors", {"jaxrl_post": '{"base": "made"}'})
+    with pytest.raises(Refusal, match="is damaged"):
+        folder.read(paths["added"])
+
+
 def test_a_file_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     folder, path = Snapshots(tmp_path), "tinker://run/weights/x"
-    one = Snapshot(base="made", lora=None, steps=0, trees={"weights": {"w": np.ones(3, np.float32)}})
+    one = Snapshot(base="made", mark="", lora=None, steps=0, trees={"weights": {"w": np.ones(3, np.float32)}})
 
     def full(leaves, file, told):
         file.write_bytes(b"half")

@@ -34,11 +34,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 class Snapshot:
     """Weights at one moment, float32 in host memory.
 
-    `base`: the model that they belong to. `lora`: None where all weights were trained. `trees`: "weights", and with the
-    optimizer's state also "first" and "second". `steps`: optimizer steps so far.
+    `base`: the name of the model that they belong to, and `mark`: what else must agree to use them again; see
+    Trainer.check. `lora`: None where all weights were trained. `trees`: "weights", and with the optimizer's state also
+    "first" and "second". `steps`: optimizer steps so far.
     """
 
     base: str
+    mark: str
     lora: Lora | None
     steps: int
     trees: Mapping[str, Any]
@@ -71,7 +73,7 @@ class Snapshots:
         """
         file = self._file(path)
         leaves = {f"{tree}/{name}": leaf for tree, given in one.trees.items() for name, leaf in _flat(given)}
-        told = {"base": one.base, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
+        told = {"base": one.base, "mark": one.mark, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
         part = file.with_suffix(".part")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -116,13 +118,14 @@ class Snapshots:
         try:
             with safe_open(file, framework="np") as opened:
                 told = json.loads(opened.metadata()["jaxrl_post"])
+                added = told["lora"]
+                given = None if added is None else Lora(**{**added, "targets": tuple(added["targets"])})
+                found = {"base": told["base"], "mark": told["mark"], "lora": given, "steps": told["steps"]}
                 for name in opened.keys() if whole else ():
                     _put(trees, name.split("/"), opened.get_tensor(name))
         except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
             raise Refusal(400, f"{shown(path)} is damaged: {said(error)}; save it again", "path") from error
-        added = told["lora"]
-        given = None if added is None else Lora(**{**added, "targets": tuple(added["targets"])})
-        return Snapshot(base=told["base"], lora=given, steps=told["steps"], trees=trees)
+        return Snapshot(**found, trees=trees)
 
     def _file(self, path: str) -> Path:
         """Returns the file of a path.

@@ -7,6 +7,7 @@ with and from its own requests, in their order.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -68,6 +69,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, base: Any, *, name: str, rows: int, tokens: int):
         self._recipe, self._name, self._rows, self._tokens = recipe, name, rows, tokens
         self.base = frozen(base, placement.of_policy(recipe.model, recipe.mesh)[0])
+        self._marks = _marks(self.base)
         self._programs: dict[Lora | None, Programs] = {}
         self.runs: dict[str, Run] = {}
 
@@ -126,7 +128,8 @@ class Trainer:
         trees = {"weights": run.weights}
         if optimizer:
             trees |= run.moments._asdict()
-        return Snapshot(base=self._name, lora=run.lora, steps=run.steps, trees=jax.device_get(trees))
+        mark = self._marks[run.lora is not None]
+        return Snapshot(base=self._name, mark=mark, lora=run.lora, steps=run.steps, trees=jax.device_get(trees))
 
     def load(self, name: str, saved: Snapshot, *, optimizer: bool) -> None:
         """Continues a run from saved weights. Gradients that were added are dropped.
@@ -151,13 +154,24 @@ class Trainer:
             run.moments, run.steps = _rest(run.weights, homes), 0
 
     def check(self, saved: Snapshot) -> None:
-        """Refuses weights of another base.
+        """Refuses weights of another base: additions to other weights, or all weights in other shapes.
 
         Raises:
-          Refusal: with both names.
+          Refusal: it says what differs.
         """
         if saved.base != self._name:
             raise Refusal(400, f"the saved weights belong to {saved.base!r}, and {self._name!r} is served here", "path")
+        if saved.mark != self._marks[saved.lora is not None]:
+            what = (
+                "all weights of a model with other shapes than"
+                if saved.lora is None
+                else "additions to other weights than"
+            )
+            raise Refusal(
+                400,
+                f"the saved weights are {what} {self._name!r} here; serve the model that they were saved of",
+                "path",
+            )
 
     def policy(self, saved: Snapshot) -> Any:
         """Returns the policy of saved weights, in the learner's layout."""
@@ -187,6 +201,13 @@ class Trainer:
         rows = meshes.batch_sharding(self._recipe.mesh)
         found = jax.device_get([run(meshes.put(micro, rows)) for micro in micros])
         return Outcome(*(unpacked([one[part] for one in found], places) for part in range(2)))
+
+
+def _marks(base: Any) -> tuple[str, str]:
+    """Returns digests of a base, as text: of its shapes, and of its bits."""
+    shapes = [(jax.tree_util.keystr(path), leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(base)]
+    bits = jax.device_get(jax.jit(lora.digest)(base))
+    return f"{zlib.crc32(repr(shapes).encode()):08x}", "".join(f"{one:08x}" for one in bits.tolist())
 
 
 def _rest(weights: Any, homes: Any) -> Moments:
