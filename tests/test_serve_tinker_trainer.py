@@ -186,6 +186,19 @@ def test_steps_are_those_of_adam_in_numpy(clip):
     assert run.steps == 3 and run.sums is None
 
 
+def test_the_square_of_the_gradient_counts_also_where_beta2_is_1_in_float32():
+    one, adam = one_of(), dataclasses.replace(ADAM, beta2=1 - 1e-8)
+    run = one.begin("run", None, 0)
+    one.forward_backward("run", made(), "cross_entropy", {})
+    before, slope = jax.device_get((run.weights, run.sums))
+    one.step("run", adam)
+    for second, new, old, g in zip(*map(jax.tree.leaves, (run.moments.second, run.weights, before, slope))):
+        far = np.abs(g) > 1e-3
+        assert np.allclose(np.asarray(second)[far], 1e-8 * np.float64(g[far]) ** 2, rtol=1e-5, atol=0)
+        moved = old - 0.01 * (np.sign(g) + 0.1 * np.float64(old))
+        assert np.abs(np.asarray(new) - moved)[far].max(initial=0) < 1e-5
+
+
 def test_a_gradient_that_is_not_finite_moves_no_bit():
     one = one_of()
     run = one.begin("run", None, 0)

@@ -47,6 +47,7 @@ class Adam:
         """Returns the arguments of `stepped`. `step`: from 1."""
         given = dict(rate=self.rate, beta1=self.beta1, beta2=self.beta2, eps=self.eps, decay=self.decay)
         given["most"] = self.clip or np.inf
+        given["rest1"], given["rest2"] = 1.0 - self.beta1, 1.0 - self.beta2  # float32 would lose digits of these
         given["unbias1"], given["unbias2"] = 1.0 - self.beta1**step, 1.0 - self.beta2**step
         return {name: np.float32(value) for name, value in given.items()}
 
@@ -91,8 +92,8 @@ def stepped(
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
     scale = jnp.where(norm > given["most"], given["most"] / norm, 1.0)
     beta1, beta2, sound = given["beta1"], given["beta2"], jnp.isfinite(norm)
-    first = jax.tree.map(lambda m, g: beta1 * m + (1.0 - beta1) * (scale * g), moments.first, grads)
-    second = jax.tree.map(lambda v, g: beta2 * v + (1.0 - beta2) * jnp.square(scale * g), moments.second, grads)
+    first = jax.tree.map(lambda m, g: beta1 * m + given["rest1"] * (scale * g), moments.first, grads)
+    second = jax.tree.map(lambda v, g: beta2 * v + given["rest2"] * jnp.square(scale * g), moments.second, grads)
 
     def moved(p: Any, m: Any, v: Any) -> Any:
         direction = m / given["unbias1"] / (jnp.sqrt(v / given["unbias2"]) + given["eps"])
