@@ -13,14 +13,19 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 KEPT = 4096  # settled promises that can still be fetched, the newest ones
+KEPT_NUMBERS = 1 << 22  # in results that were fetched and can be fetched again; a number takes about 32 bytes
 
 
 class Promise:
-    """A request's result, once it is there. `owner`: the session that asked."""
+    """A request's result, once it is there. `owner`: the session that asked.
+
+    `numbers`: of a result that was fetched, or that nobody fetches any more; 0 before.
+    """
 
     def __init__(self, name: str, owner: str):
         self.name, self.owner = name, owner
         self.result: Mapping[str, Any] | None = None
+        self.numbers = 0
         self._settled = asyncio.Event()
 
     async def wait(self, seconds: float) -> bool:
@@ -36,6 +41,11 @@ class Promise:
         if self.result is None:
             self.result = result
             self._settled.set()
+
+    def take(self) -> Mapping[str, Any] | None:
+        """Returns the result for its client. It is kept for a client that asks again, but not for ever."""
+        self.numbers = _numbers(self.result)
+        return self.result
 
 
 class Promises:
@@ -69,16 +79,25 @@ class Promises:
         for one in self._open.values():
             if not owner or one.owner == owner:
                 one.settle(reason)
+                one.take()
 
     def _forget(self) -> None:
-        """Drops the oldest settled promises beyond KEPT."""
-        beyond = len(self._open) - KEPT
-        for name in [
-            name for name, one in itertools.islice(self._open.items(), max(beyond, 0)) if one.result is not None
-        ]:
-            del self._open[name]
-            key = self._named.pop(name, None)
-            self._keys.pop(key, None)
+        """Drops the oldest settled promises beyond KEPT, and the oldest fetched ones beyond KEPT_NUMBERS."""
+        beyond, numbers = len(self._open) - KEPT, sum(one.numbers for one in self._open.values()) - KEPT_NUMBERS
+        for name, one in list(self._open.items()) if max(beyond, numbers) > 0 else ():
+            if one.result is not None and (beyond > 0 or (numbers > 0 and one.numbers)):
+                beyond, numbers = beyond - 1, numbers - one.numbers
+                del self._open[name]
+                self._keys.pop(self._named.pop(name, None), None)
+
+
+def _numbers(value: Any) -> int:
+    """Counts what lists hold, at any depth. A list holds lists and objects alone, or none."""
+    if isinstance(value, Mapping):
+        return sum(map(_numbers, value.values()))
+    if not isinstance(value, list) or not value:
+        return 0
+    return sum(map(_numbers, value)) if isinstance(value[0], (list, Mapping)) else len(value)
 
 
 def refused(sentence: str, *, ours: bool = False) -> dict[str, str]:

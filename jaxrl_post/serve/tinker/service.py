@@ -278,10 +278,10 @@ class Service:
             raise Refusal(410, f"there is no request {shown(name)} any more; send it again", "request_id")
         session = self._sessions.get(promise.owner)
         if session is None:
-            return promise.result
+            return promise.take()
         session.waits += 1
         try:
-            return promise.result if await promise.wait(seconds) else None
+            return promise.take() if await promise.wait(seconds) else None
         finally:
             session.waits -= 1
             session.heard = time.monotonic()
