@@ -38,6 +38,15 @@ def test_a_mistake_is_one_sentence(capsys, flags, sentence):
     assert told.startswith("error: ") and told.count("\n") == 1 and sentence in told, told
 
 
+def test_a_key_of_the_environment_that_the_sdk_refuses_is_one_sentence(capsys, monkeypatch):
+    monkeypatch.setenv(tinker.KEY, "secret")
+    assert tinker.main(["--model=x"]) == 1
+    told = capsys.readouterr().err
+    assert "the variable TINKER_API_KEY must begin with tml-" in told and "secret" not in told
+    for flag in ("--key=tml-a", "--without-key"):
+        assert tinker.main(["--model=x", "--port=0", flag]) == 1 and "no folder or file x" in capsys.readouterr().err
+
+
 def test_a_server_begins_says_where_and_ends_by_a_signal(tmp_path):
     command = [sys.executable, "-m", "jaxrl_post", "tinker", "--model=configs/demo_policy", "--port=0", "--name=sums"]
     command += [f"--folder={tmp_path}", "--config.engine.slots=4", "--config.engine.row_sizes=(32,)"]

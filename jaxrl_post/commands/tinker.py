@@ -55,6 +55,10 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
         raise ValueError("tinker: --key and --without-key are both given: leave one out")
     if flags.key and not flags.key.startswith(_PREFIX):
         raise ValueError(f"tinker: --key={flags.key[:40]} must begin with {_PREFIX}, else the SDK refuses it")
+    if not (flags.key or flags.without_key or (os.environ.get(KEY) or _PREFIX).startswith(_PREFIX)):
+        raise ValueError(
+            f"tinker: the variable {KEY} must begin with {_PREFIX}, else the SDK refuses it; or give --key"
+        )
     listening.check_port("tinker", flags.port)
     if flags.idle < 1:
         raise ValueError(f"tinker: --idle={flags.idle:g} must be at least 1 second")
