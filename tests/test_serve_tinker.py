@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import hashlib
+import threading
 import time
 
 import numpy as np
 import pytest
-from tinker_client import datum, served, text
+from tinker_client import ROOT, datum, served, text
 
 import jaxrl_post
+from jaxrl_post.serve.tinker import forms
+from jaxrl_post.serve.tinker.worker import Piece
 from jaxrl_post.types import Finish, Prompt, Request, RolloutId
 
 ADAM = {"learning_rate": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
@@ -163,7 +167,8 @@ def test_saved_state_is_loaded_by_another_session(client, server):
 def test_an_unloaded_run_is_gone_and_what_it_saved_is_sampled(client):
     model = client.model()
     path = client.train("save_weights_for_sampler", model, path="kept")["path"]
-    assert client.post("get_info", model_id=model)["model_data"]["tokenizer_id"].endswith("demo_policy")
+    about = client.post("get_info", model_id=model)["model_data"]
+    assert about["tokenizer_id"] == str(ROOT / "configs" / "demo_policy")  # whole: clients run in other folders
     client.result(client.post("unload_model", model_id=model))
     assert client.ask("POST", "get_info", {"model_id": model})[0] == 404
     sampler = client.sampler(path)
@@ -197,6 +202,30 @@ def test_weights_whose_file_was_removed_are_refused_and_the_server_goes_on(clien
     for logprobs in (False, True):
         assert "there is no" in client.result(client.sample(sampler, SUM, logprobs=logprobs, **asked))["error"]
     assert client.result(client.sample(client.sampler(), SUM, **asked))["sequences"]
+
+
+def test_a_run_is_freed_where_its_session_ends_before_it_is_unloaded(server):
+    """The devices are busy meanwhile, so that the request to unload waits. A sampler that comes late is not kept."""
+    client, service, go = server.begun(), server.server.service, threading.Event()
+    model, session = client.model(), service._sessions[client.session]
+    assert model in service._trainer.runs
+    service.worker.submit(Piece(owner="other", tell=lambda result: None, run=lambda: go.wait(60) and {}))
+
+    async def end():
+        service.unload_model({"model_id": model})
+        service._leave(session)
+        service._keep("late", session, "")
+
+    asyncio.run_coroutine_threadsafe(end(), service._loop).result(60)
+    go.set()
+    server.begun().model()  # behind the end of the session
+    assert model not in service._trainer.runs and "late" not in service._samplers
+
+
+def test_what_a_request_leaves_out_of_the_law_is_as_the_sdk_has_it():
+    given = forms.body({"prompt": text(SUM), "sampling_params": {"max_tokens": 4}}, forms.SAMPLE)
+    law = forms.ask(given, forms.Limits(vocab=15, positions=64)).law
+    assert law == {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 GOOD = written(0, 1)[0]
@@ -244,6 +273,14 @@ def test_wrong_passes_are_one_sentence_and_change_nothing(client, given, named):
         ("create_model", {"base_model": "demo", "lora_config": {"rank": -1}}, 400, "nearest valid value is 0"),
         ("optim_step", {"model_id": "run-0", "adam_params": ADAM}, 404, "no training run"),
         ("optim_step", {"model_id": "run-0", "adam_params": {"beta1": 1.0}}, 400, "below 1"),
+        (
+            "create_model",
+            {"base_model": "demo", "lora_config": {"rank": 4, "seed": 1 << 63}},
+            400,
+            "9223372036854775807",
+        ),
+        ("optim_step", {"model_id": "run-0", "adam_params": {"eps": 1e-46}}, 400, "nearest valid value is 1e-30"),
+        ("asample", {"prompt": text(SUM), "sampling_session_id": "x", "model_path": "y"}, 400, "says which weights"),
         ("optim_step", {"model_id": "run-0", "adam_params": {"learning_rat": 1}}, 400, "'learning_rate'"),
         ("asample", {"prompt": text(SUM), "sampling_session_id": "x", "seq_id": 0}, 404, "no sampler 'x'"),
         ("create_sampling_session", {"model_path": "tinker://a/weights/b"}, 404, "there is no 'tinker://a/weights/b'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -119,7 +120,7 @@ def datum(ids, targets, **floats) -> dict:
 def served(folder: Path, **how) -> Iterator[Client]:
     """Serves the demo policy until the block ends."""
     given = dict(key=KEY, say=lambda line: None, name="demo", queue=200, idle_s=600.0) | how
-    made = Server(*saved_policy.files(ROOT / "configs/demo_policy", SMALL), folder=folder, **given)
+    made = Server(*saved_policy.files(os.path.relpath(ROOT / "configs/demo_policy"), SMALL), folder=folder, **given)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=made.serve, args=(listening,))
     with listening:

@@ -23,7 +23,7 @@ from jaxrl_post.serve.tinker.programs import Adam
 
 ALPHA = 32.0  # of the additions' scale, as the API has it for every rank
 MOST_SAMPLES, MOST_STOPS, MOST_DATUMS, LARGEST_RANK = 1024, 16, 4096, 1024
-_WHOLE, _SEED = (1 << 63) - 1, (1 << 64) - 1
+_WHOLE = (1 << 63) - 1
 _DTYPES = {"int64": "iu", "float32": "iuf"}  # of a tensor -> kinds of numpy that its numbers may have
 _GROUPS = {"train_attn": ("q", "k", "v", "o"), "train_mlp": ("gate", "up", "down")}
 
@@ -216,7 +216,7 @@ _ADAM: dict[str, fields.Reader] = {
     "learning_rate": fields.number(0.0, 1e6),
     "beta1": fields.number(0.0, 1.0),
     "beta2": fields.number(0.0, 1.0),
-    "eps": fields.number(0.0, 1.0, above=True),
+    "eps": fields.number(1e-30, 1.0),  # 0 in float32 would divide 0 by 0 where there was no gradient
     "weight_decay": fields.number(0.0, 1e6),
     "grad_clip_norm": fields.number(0.0, 1e30),
 }
@@ -240,7 +240,7 @@ def adam(name: str, value: Any) -> Adam:
 
 _LORA: dict[str, fields.Reader] = {
     "rank": fields.whole(0, LARGEST_RANK),
-    "seed": fields.whole(0, _SEED),
+    "seed": fields.whole(0, _WHOLE),
     **dict.fromkeys(("train_unembed", *_GROUPS), _flags),
 }
 
@@ -281,8 +281,8 @@ SAMPLE: dict[str, fields.Reader] = {
     **dict.fromkeys(
         ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"), fields.only(0, _NO_OTHERS)
     ),
-    **dict.fromkeys(("include_prompt_logprobs",), _flags),
-    **dict.fromkeys(("base_model", "model_path", "sampling_session_id"), fields.text),
+    **dict.fromkeys(("base_model", "model_path"), fields.only(None, "sampling_session_id says which weights")),
+    "sampling_session_id": fields.text,
     "seq_id": fields.whole(0, _WHOLE),
     "type": fields.anything,
 }
@@ -300,7 +300,7 @@ def ask(given: Mapping[str, Any], limits: Limits) -> Ask:
             f"served (engine.max_length); the largest valid value is {max(room, 0)}",
             "sampling_params",
         )
-    law = {name: params[name] for name in ("temperature", "top_p") if name in params}
+    law = {"temperature": params.get("temperature", 1.0), "top_p": params.get("top_p", 1.0)}
     law |= {"top_k": max(params.get("top_k", 0), 0), **params.get("stop", {})}
     return Ask(
         prompt=prompt.astype(np.int32),

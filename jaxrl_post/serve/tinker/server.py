@@ -57,7 +57,7 @@ class Server:
         limits = Limits(vocab=vocab, positions=length)
         sampler = Sampler(policy, engine, trainer, snapshots)
         self.service = Service(
-            trainer, sampler, snapshots, limits, name=name, tokenizer=str(files.place), say=say, **how
+            trainer, sampler, snapshots, limits, name=name, tokenizer=str(files.place.resolve()), say=say, **how
         )
         self._key, self._say = key, say
         how_served = uvicorn.Config(

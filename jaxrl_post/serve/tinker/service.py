@@ -166,7 +166,7 @@ class Service:
             return {"type": "unload_model", "model_id": run}
 
         promise = self._queued(session, end, None)
-        del session.runs[run], self._owners[run]
+        del self._owners[run]  # the session keeps the name, as it may end before the piece is run
         return _future(promise)
 
     def forward(self, body: Any) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Service:
             if not passing:
                 return {"type": "save_weights_for_sampler", "path": path}
             session.passing.append(path)
-            self._later(self._samplers.__setitem__, sampler, (session, path))
+            self._later(self._keep, sampler, session, path)
             return {"type": "save_weights_for_sampler", "path": None, "sampling_session_id": sampler}
 
         return self._trained(given, work)
@@ -258,13 +258,8 @@ class Service:
 
     def asample(self, body: Any) -> dict[str, Any]:
         """Samples."""
-        given = forms.body(body, forms.SAMPLE, "prompt")
-        if "sampling_session_id" in given:
-            session, path = self._sampled(given["sampling_session_id"])
-        else:
-            raise Refusal(
-                400, "sampling_session_id is missing; create_sampling_session gives one", "sampling_session_id"
-            )
+        given = forms.body(body, forms.SAMPLE, "prompt", "sampling_session_id")
+        session, path = self._sampled(given["sampling_session_id"])
         asked = forms.ask(given, self.limits)
         seed = secrets.randbits(_SEED_BITS) if asked.seed is None else asked.seed
         key = ("asample", given["sampling_session_id"], given.get("seq_id"))
@@ -339,6 +334,11 @@ class Service:
             raise Refusal(404, f"there is no sampler {shown(name)}; its session may have ended", "sampling_session_id")
         return self._samplers[name]
 
+    def _keep(self, name: str, session: Session, path: str) -> None:
+        """Adds a sampler, unless its session has ended meanwhile."""
+        if session.name in self._sessions:
+            self._samplers[name] = session, path
+
     def _path(self, given: Mapping[str, Any]) -> str:
         """Returns the path of the weights that a body names."""
         if ("base_model" in given) == ("model_path" in given):
@@ -379,7 +379,7 @@ class Service:
         self._samplers = {name: one for name, one in self._samplers.items() if one[0] is not session}
         runs = tuple(session.runs)
         for run in runs:
-            del self._owners[run]
+            self._owners.pop(run, None)
 
         def end() -> dict[str, Any]:
             for run in runs:
