@@ -180,6 +180,17 @@ def test_verdicts_alone_are_journaled_counted_and_not_asked_for_again():
     assert silent.engine.asked == [] and again == log and found.scored.tolist() == [True, False, False, True]
 
 
+@pytest.mark.parametrize("finish, scored", [(Finish.LENGTH, False), (Finish.STOP, True)])
+def test_a_reply_that_is_cut_off_has_no_verdict(finish, scored):
+    """VERDICT: 0.25 cut after 0.2 would be another verdict."""
+    judged, (one,) = Court().judged(True), _rollouts(3)
+    judged.desk._engine.step = lambda: [Rollout.written(question(3).rollout_id, one.prompt, [3], finish)]
+    record = {"scored": False, "reward": 0.0, "components": {}, "counts": {}}
+    (found,) = judged.added([one], [record])
+    assert (found["scored"], found["verdict"]) == (scored, 3.0 if scored else None) and found["reply"].endswith("3")
+    assert found["counts"].get("unscored", 0) == (not scored)
+
+
 def test_a_verdict_is_added_to_the_sum_of_functions_where_they_score(graders):
     court, log = Court(), Log()
     texts = {1: "0.5", 2: "no number", 3: "2"}
