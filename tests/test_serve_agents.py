@@ -133,6 +133,8 @@ LONG = {"messages": [{"role": "user", "content": "x" * 100_000}]}
         (f"/sessions/{NAME}/reward", b'{"reward": NaN}', 400, "reward=nan must be a number"),
         (f"/sessions/{NAME}/reward", {"reward": 1e31}, 400, "reward=1e+31 must be a number"),
         (f"/sessions/{NAME}/reward", {"reward": 1, "components": {"a": "b"}}, 400, "components.a='b' must be"),
+        (f"/sessions/{NAME}/reward", {"reward": 1, "components": {"a": 10**400}}, 400, "components.a=1000"),
+        (f"/sessions/{NAME}/reward", b'{"reward": 1, "components": {"a": Infinity}}', 400, "components.a=inf must be"),
         (f"/sessions/{NAME}/reward", {"reward": 1, "score": 2}, 400, "there is no field 'score'"),
         (f"/sessions/{NAME}/failed", {}, 400, "why is missing"),
         ("/v1/sessions", {}, 400, "harness is missing"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,7 +34,7 @@ from jaxrl_post.serve.exchange import Door, unrouted
 from jaxrl_post.serve.refusal import Refusal, error, wrong
 
 LONGEST_S = 600.0  # of a request that waits
-LARGEST = 1e30  # of a reward
+LARGEST = 1e30  # of a reward or a component
 MOST = 4096  # sessions that are taken at a time
 _MOST_NUMBERS = 64
 _STATUS = {UNKNOWN: 404, OVER: 410, UNLIKE: 400, AGAIN: 409}
@@ -231,10 +230,8 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     """Returns named numbers."""
     if not isinstance(value, dict) or len(value) > _MOST_NUMBERS:
         raise wrong(name, value, f"an object of at most {_MOST_NUMBERS} numbers")
-    for key, one in value.items():
-        if isinstance(one, bool) or not isinstance(one, (int, float)) or not math.isfinite(one):
-            raise wrong(f"{name}.{key[:40]}", one, "a finite number")
-    return {key: float(one) for key, one in value.items()}
+    read = fields.number(-LARGEST, LARGEST)
+    return {key: read(f"{name}.{key[:40]}", one) for key, one in value.items()}
 
 
 def _plain(value: Any) -> Any:
