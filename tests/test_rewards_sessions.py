@@ -330,6 +330,23 @@ def test_a_conversation_that_was_parked_ends_with_its_group(sessions, share):
     assert talk.join(late) is None and talk.score(late)["reward"] == 1.0
 
 
+def test_a_turn_that_was_shared_before_it_is_joined_is_taken_once(sessions, clock):
+    """The ring joins in order: the third turn is ready with the first, and the second needs a message of its own."""
+    talk, _ = conversations(sessions, max_s=3.0, share=lambda sent: sent)
+    tokens = np.array([*WORDS.encode("a"), 0])
+    rollouts = [Rollout.written(ID._replace(sample=n), PROMPT, tokens, Finish.TURN) for n in range(3)]
+    for one in rollouts:
+        talk.start(one)
+    names = [session.name for session in sessions.claim("one", 9, nothing)]
+    clock.now = 2.0
+    sessions.rewarded(names[0], 1.0, {}, True)
+    sessions.rewarded(names[2], 1.0, {}, True)
+    assert talk.join(rollouts[0]) is None
+    sessions.rewarded(names[1], 1.0, {}, True)
+    assert talk.join(rollouts[1]) is talk.join(rollouts[2]) is None
+    assert [talk.score(one)["scored"] for one in rollouts] == [True] * 3, "2 of 3 seconds each"
+
+
 # ---- options
 
 
