@@ -204,6 +204,16 @@ def test_sessions_are_taken_in_order_and_released_by_name(sessions):
     assert [one.name for one in sessions.claim("one", 9, nothing)] == [name_of("0"), name_of("2")]
 
 
+def test_a_session_between_two_turns_is_released_too_and_offered_with_its_next_turn(sessions):
+    sessions.ask(asking("a"))
+    sessions.claim("one", 1, nothing)
+    hear(sessions, USER, said("a"), tool("1"))
+    assert sessions.release("one") == 1 and not sessions.claim("one", 1, nothing)
+    sessions.ask(asking("ab", "1"))
+    (offered,) = sessions.claim("one", 1, nothing)
+    assert offered.begun() == [USER, said("a"), tool("1")]
+
+
 def test_a_late_session_is_offered_once_more_and_then_fails(sessions, clock):
     sessions.ask(asking("a"))
     clock.now = 1000.0

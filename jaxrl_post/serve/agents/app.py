@@ -96,7 +96,9 @@ class Endpoints:
         if not harness:
             raise Refusal(400, "harness is missing: give a name, by which it may release its sessions", "harness")
         try:
-            found = await _until(lambda wake: self._sessions.claim(harness, most, wake), given.get("wait", 0.0))
+            found = await self._until(
+                request, lambda wake: self._sessions.claim(harness, most, wake), given.get("wait", 0.0)
+            )
         except NotPlayed:
             return JSONResponse({"sessions": [], "ended": True})
         told = {"sessions": [self._described(one, request) for one in found or ()], "ended": False}
@@ -119,8 +121,8 @@ class Endpoints:
         name, body = request.path_params["name"], await exchange.body(request)
         asked = bodies.chat(body)
         self._refuse_others(body, asked)
-        spoken = await _until(
-            lambda wake: self._sessions.heard(name, asked.messages, wake), asked.timeout_s or LONGEST_S
+        spoken = await self._until(
+            request, lambda wake: self._sessions.heard(name, asked.messages, wake), asked.timeout_s or LONGEST_S, name
         )
         if spoken is None:
             raise Refusal(408, "the policy's turn is not sampled yet; send the same request again")
@@ -157,6 +159,26 @@ class Endpoints:
     async def health(self, request: Request) -> Response:
         """GET /health."""
         return JSONResponse({"status": "ok"})
+
+    async def _until(
+        self, request: Request, look: Callable[[Wake], Found | None], seconds: float, name: str = ""
+    ) -> Found | None:
+        """Looks again and again, whenever it is woken. `name`: of a session that wakes it.
+
+        Returns None where nothing is found within the seconds, or the client has gone: what it took would be lost."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        wake, end = _waking(loop, ready), loop.time() + seconds
+        try:
+            while not (found := look(wake)):
+                await asyncio.wait_for(ready.wait(), end - loop.time())
+                ready.clear()
+                if await request.is_disconnected():
+                    return None
+            return found
+        except TimeoutError:
+            return None
+        finally:
+            self._sessions.leave(wake, name)
 
     def _refuse_others(self, body: Mapping[str, Any], asked: Asked) -> None:
         """Refuses what would ask for other tokens than those of the run."""
@@ -199,21 +221,6 @@ class Endpoints:
             "seed": rollout.id.seed().tolist(),
             **{name: value for name, value in rollout.id._asdict().items() if name != "run_seed"},
         }
-
-
-async def _until(look: Callable[[Wake], Found | None], seconds: float) -> Found | None:
-    """Looks again and again, whenever it is woken. Returns None where nothing is found within the seconds."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while True:
-        ready = asyncio.Event()
-        found = look(_waking(loop, ready))
-        if found:
-            return found
-        try:
-            await asyncio.wait_for(ready.wait(), end - loop.time())
-        except TimeoutError:
-            return None
 
 
 def _waking(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> Wake:
