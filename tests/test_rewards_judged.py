@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from test_rewards_pool import graders as graders
 from test_rewards_pool import group, pool, rollout
 
+from jaxrl_post.rewards import judged
 from jaxrl_post.rewards.judged import COMPONENT, Desk, Judged, SleepingDesk
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.question import Question
@@ -124,6 +127,28 @@ def test_a_sleeping_judge_wakes_for_a_whole_batch_or_where_the_ring_waits():
     desk.ask(question(4))
     desk.answer([question(4).rollout_id])
     assert weights == ["wake", "rest"] * 2 and not engine.here
+
+
+def test_the_seconds_of_a_sleeping_judge_include_the_way_of_its_weights(monkeypatch):
+    now = [0.0]
+
+    class Slow:
+        def wake(self):
+            now[0] += 5.0
+
+        def rest(self):
+            now[0] += 0.5
+
+    class Timed(Engine):
+        def step(self):
+            now[0] += 2.0
+            return super().step()
+
+    monkeypatch.setattr(judged, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    desk = SleepingDesk(Timed(), 2, 1, Slow())
+    desk.ask(question(3))
+    desk.work(1)
+    assert desk.metrics() == {"perf/judge_dispatches": 3.0, "timing_s/judge": 3 * 2.0 + 5.5}
 
 
 # ---- in a pool

@@ -139,9 +139,11 @@ class SleepingDesk(Desk):
             self._answer_all()
 
     def _answer_all(self) -> None:
+        begun, spent_s = time.monotonic(), self._spent_s
         self._weights.wake()
         super().answer(list(self._waiting))
         self._weights.rest()
+        self._spent_s = spent_s + time.monotonic() - begun  # with the way of the weights, which no dispatch counts
 
 
 class Judged:
