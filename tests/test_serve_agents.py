@@ -124,6 +124,7 @@ LONG = {"messages": [{"role": "user", "content": "x" * 100_000}]}
         (CHAT, {**GOOD, "max_tokens": 8}, 400, "max_tokens=8 must be left out"),
         (CHAT, {**GOOD, "model": "gpt"}, 404, "there is no model 'gpt'"),
         (CHAT, {**GOOD, "tools": [{**TOOL, "function": {"name": "g"}}]}, 400, "tools has 1 functions"),
+        (CHAT, {**GOOD, "tool_choice": "none"}, 400, "tool_choice='none' is not served"),
         (CHAT, {}, 400, "messages is missing"),
         (CHAT, b"{", 400, "the body"),
         (CHAT, LONG, 400, "messages[0] differs"),

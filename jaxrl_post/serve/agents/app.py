@@ -3,8 +3,8 @@
 A session has a base URL of its own, so that an OpenAI client needs no change. The run samples by its own law and seeds:
 what would ask for other tokens is refused.
 
-Invariant: a request may be sent again at any time and gets the same response. Every refusal is one sentence in OpenAI's
-error form.
+Invariant: a request may be sent again while its session is open, and gets the same response. Every refusal is one sentence
+in OpenAI's error form.
 """
 
 from __future__ import annotations
@@ -197,6 +197,12 @@ class Endpoints:
         if 0 < asked.max_tokens < about.max_tokens:
             near = str(about.max_tokens)
             raise wrong("max_tokens", asked.max_tokens, "left out, or the run's sampling.max_tokens at least", near)
+        if about.tools and body.get("tool_choice") == "none":
+            raise Refusal(
+                400,
+                "tool_choice='none' is not served: the policy is shown the run's tools; leave it out",
+                "tool_choice",
+            )
         if body.get("tools") and list(body["tools"]) != list(about.tools):
             raise Refusal(
                 400,
