@@ -421,6 +421,14 @@ def test_a_judge_lies_with_the_engine_or_waits_on_the_host():
         assert waits == (size if given.judge.asleep else None)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_replicas_share_the_copy_of_a_judge_that_sleeps(replicas):
+    """As engine/host_weights.py keeps it: each piece once, however many devices of a process have it."""
+    given = config("judge.model=m", "judge.question={answer}", "judge.asleep=true", f"mesh.data={replicas}")
+    found = memory_plan.process(given, memory_plan.judge(given, given, TINY), {"commit": 1}, 1000, True)
+    assert found["weights (judge, asleep)"] == 4 * sum(leaf.size for leaf in jax.tree.leaves(decoder.abstract(TINY)))
+
+
 def test_while_a_judge_is_awake_nothing_is_computed_for_a_learner_of_rounds():
     asked = ("judge.model=m", "judge.question={answer}", "judge.asleep=true")
     for more, counted in (((), False), (("scheduler.stream=1",), True)):

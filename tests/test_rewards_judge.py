@@ -102,6 +102,18 @@ def test_the_length_of_a_reply_is_asked_for_where_it_is_given(serve):
         judge(endpoint, max_tokens=-1)
 
 
+def test_a_reply_that_is_cut_off_has_no_verdict(serve):
+    """VERDICT: 0.25 cut after 0.2 would be another verdict."""
+    told = [
+        json.dumps({"choices": [{"message": {"content": f"VERDICT: {text}"}, "finish_reason": why}]})
+        for text, why in (("0.2", "length"), ("0.25", "stop"))
+    ]
+    endpoint = serve(*((200, one) for one in told))
+    assert ask(judge(endpoint)) == 0.25 and len(endpoint.asked) == 2
+    with pytest.raises(Undecided, match="VERDICT: 0.2', which is cut off at max_tokens"):
+        ask(judge(serve((200, told[0])), attempts=1))
+
+
 @pytest.mark.parametrize(
     "text",
     [

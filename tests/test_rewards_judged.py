@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from test_rewards_pool import graders as graders
 from test_rewards_pool import group, pool, rollout
 
+from jaxrl_post.rewards import judged
 from jaxrl_post.rewards.judged import COMPONENT, Desk, Judged, SleepingDesk
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.question import Question
@@ -126,6 +129,28 @@ def test_a_sleeping_judge_wakes_for_a_whole_batch_or_where_the_ring_waits():
     assert weights == ["wake", "rest"] * 2 and not engine.here
 
 
+def test_the_seconds_of_a_sleeping_judge_include_the_way_of_its_weights(monkeypatch):
+    now = [0.0]
+
+    class Slow:
+        def wake(self):
+            now[0] += 5.0
+
+        def rest(self):
+            now[0] += 0.5
+
+    class Timed(Engine):
+        def step(self):
+            now[0] += 2.0
+            return super().step()
+
+    monkeypatch.setattr(judged, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    desk = SleepingDesk(Timed(), 2, 1, Slow())
+    desk.ask(question(3))
+    desk.work(1)
+    assert desk.metrics() == {"perf/judge_dispatches": 3.0, "timing_s/judge": 3 * 2.0 + 5.5}
+
+
 # ---- in a pool
 
 
@@ -178,6 +203,17 @@ def test_verdicts_alone_are_journaled_counted_and_not_asked_for_again():
         found = joined(rewards, rollouts)
         assert rewards.metrics() == {**counts, "timing_s/reward_wait": pytest.approx(0, abs=5)}
     assert silent.engine.asked == [] and again == log and found.scored.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("finish, scored", [(Finish.LENGTH, False), (Finish.STOP, True)])
+def test_a_reply_that_is_cut_off_has_no_verdict(finish, scored):
+    """VERDICT: 0.25 cut after 0.2 would be another verdict."""
+    judged, (one,) = Court().judged(True), _rollouts(3)
+    judged.desk._engine.step = lambda: [Rollout.written(question(3).rollout_id, one.prompt, [3], finish)]
+    record = {"scored": False, "reward": 0.0, "components": {}, "counts": {}}
+    (found,) = judged.added([one], [record])
+    assert (found["scored"], found["verdict"]) == (scored, 3.0 if scored else None) and found["reply"].endswith("3")
+    assert found["counts"].get("unscored", 0) == (not scored)
 
 
 def test_a_verdict_is_added_to_the_sum_of_functions_where_they_score(graders):

@@ -204,6 +204,16 @@ def test_sessions_are_taken_in_order_and_released_by_name(sessions):
     assert [one.name for one in sessions.claim("one", 9, nothing)] == [name_of("0"), name_of("2")]
 
 
+def test_a_session_between_two_turns_is_released_too_and_offered_with_its_next_turn(sessions):
+    sessions.ask(asking("a"))
+    sessions.claim("one", 1, nothing)
+    hear(sessions, USER, said("a"), tool("1"))
+    assert sessions.release("one") == 1 and not sessions.claim("one", 1, nothing)
+    sessions.ask(asking("ab", "1"))
+    (offered,) = sessions.claim("one", 1, nothing)
+    assert offered.begun() == [USER, said("a"), tool("1")]
+
+
 def test_a_late_session_is_offered_once_more_and_then_fails(sessions, clock):
     sessions.ask(asking("a"))
     clock.now = 1000.0
@@ -328,6 +338,23 @@ def test_a_conversation_that_was_parked_ends_with_its_group(sessions, share):
     (session,) = sessions.claim("one", 9, nothing)
     sessions.rewarded(session.name, 1.0, {}, True)
     assert talk.join(late) is None and talk.score(late)["reward"] == 1.0
+
+
+def test_a_turn_that_was_shared_before_it_is_joined_is_taken_once(sessions, clock):
+    """The ring joins in order: the third turn is ready with the first, and the second needs a message of its own."""
+    talk, _ = conversations(sessions, max_s=3.0, share=lambda sent: sent)
+    tokens = np.array([*WORDS.encode("a"), 0])
+    rollouts = [Rollout.written(ID._replace(sample=n), PROMPT, tokens, Finish.TURN) for n in range(3)]
+    for one in rollouts:
+        talk.start(one)
+    names = [session.name for session in sessions.claim("one", 9, nothing)]
+    clock.now = 2.0
+    sessions.rewarded(names[0], 1.0, {}, True)
+    sessions.rewarded(names[2], 1.0, {}, True)
+    assert talk.join(rollouts[0]) is None
+    sessions.rewarded(names[1], 1.0, {}, True)
+    assert talk.join(rollouts[1]) is talk.join(rollouts[2]) is None
+    assert [talk.score(one)["scored"] for one in rollouts] == [True] * 3, "2 of 3 seconds each"
 
 
 # ---- options

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import time
 
 import openai
 import pytest
@@ -123,6 +124,7 @@ LONG = {"messages": [{"role": "user", "content": "x" * 100_000}]}
         (CHAT, {**GOOD, "max_tokens": 8}, 400, "max_tokens=8 must be left out"),
         (CHAT, {**GOOD, "model": "gpt"}, 404, "there is no model 'gpt'"),
         (CHAT, {**GOOD, "tools": [{**TOOL, "function": {"name": "g"}}]}, 400, "tools has 1 functions"),
+        (CHAT, {**GOOD, "tool_choice": "none"}, 400, "tool_choice='none' is not served"),
         (CHAT, {}, 400, "messages is missing"),
         (CHAT, b"{", 400, "the body"),
         (CHAT, LONG, 400, "messages[0] differs"),
@@ -133,6 +135,8 @@ LONG = {"messages": [{"role": "user", "content": "x" * 100_000}]}
         (f"/sessions/{NAME}/reward", b'{"reward": NaN}', 400, "reward=nan must be a number"),
         (f"/sessions/{NAME}/reward", {"reward": 1e31}, 400, "reward=1e+31 must be a number"),
         (f"/sessions/{NAME}/reward", {"reward": 1, "components": {"a": "b"}}, 400, "components.a='b' must be"),
+        (f"/sessions/{NAME}/reward", {"reward": 1, "components": {"a": 10**400}}, 400, "components.a=1000"),
+        (f"/sessions/{NAME}/reward", b'{"reward": 1, "components": {"a": Infinity}}', 400, "components.a=inf must be"),
         (f"/sessions/{NAME}/reward", {"reward": 1, "score": 2}, 400, "there is no field 'score'"),
         (f"/sessions/{NAME}/failed", {}, 400, "why is missing"),
         ("/v1/sessions", {}, 400, "harness is missing"),
@@ -180,6 +184,45 @@ def test_requests_that_wait_hear_the_end_of_a_session_and_of_the_run(run):
     run.served.stop()
     waiting.join()
     assert told[1] == {"sessions": [], "ended": True}
+
+
+def left_behind(run, path: str, body: dict, waits) -> None:
+    """Sends a request, and closes the connection once it waits."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", run.port)) as gone:
+        gone.sendall(head.encode() + data)
+        until(waits)
+
+
+def until(found) -> None:
+    while not found():
+        time.sleep(0.01)
+
+
+def test_a_harness_that_was_killed_while_it_waited_takes_nothing(run):
+    left_behind(run, "/v1/sessions", {"harness": "one", "wait": 60}, lambda: run.sessions._wakes)
+    time.sleep(0.1)  # until the server sees the end of the connection
+    run.sessions.ask(asking("a"))
+    until(lambda: not run.sessions._wakes)
+    (session,) = run.post("/v1/sessions", harness="one", wait=5)["sessions"]
+    following = {"messages": [*session["messages"], said("a"), tool("1")]}
+    left_behind(run, CHAT, following, lambda: run.sessions.answered(KEY))
+    time.sleep(0.1)
+    assert run.post("/v1/sessions/release", harness="one") == {"released": 1}
+    run.sessions.ask(asking("ab", "1"))
+    (again,) = run.post("/v1/sessions", harness="one", wait=5)["sessions"]
+    assert again["messages"] == following["messages"] and again["turn"] == 2
+
+
+def test_requests_that_found_nothing_in_time_leave_nothing(run):
+    run.sessions.ask(asking("a"))
+    run.post("/v1/sessions", harness="one")
+    given = {"messages": [USER, said("a"), tool("1")], "timeout": 0.01}
+    for _ in range(3):
+        assert run.post("/v1/sessions", harness="one")["sessions"] == []
+        assert run.ask("POST", CHAT, given)[0] == 408
+    assert not run.sessions._wakes and not run.sessions._open[NAME].wakes
 
 
 def test_a_turn_that_is_not_sampled_in_time_is_asked_for_again(run):

@@ -5,7 +5,8 @@
   <|python_tag|> before it; several are separated by semicolons.
 - mistral: [TOOL_CALLS] and a JSON list of {"name": ..., "arguments": {...}}, or [TOOL_CALLS]name[ARGS]{...} of later models.
 
-Invariant: a call that is no valid JSON, or names no function, stays a part of the text. Nothing is repaired.
+Invariant: a call that is no valid JSON, or names no function, stays a part of the text. Nothing is repaired. So every call
+can be sent as JSON and read again: NaN, halves of surrogate pairs and more than 64 levels are no call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from jaxrl_post import json_text
 
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _PYTHON, _TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
@@ -90,14 +93,23 @@ def _call(value: Any, *names: str) -> dict | None:
     arguments = next((value[name] for name in names if name in value), {})
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
-    return {"name": value["name"], "arguments": arguments} if isinstance(arguments, dict) else None
+    return _sent({"name": value["name"], "arguments": arguments}) if isinstance(arguments, dict) else None
+
+
+def _sent(call: dict) -> dict | None:
+    """Returns a call, or None where JSON that others read cannot hold it."""
+    try:
+        json_text.parsed(json.dumps(call, allow_nan=False), "a call")
+    except (ValueError, RecursionError):
+        return None
+    return call
 
 
 def _named(text: str) -> dict | None:
     """Returns a call of the form name[ARGS]{...}."""
     found = _NAMED.match(text.strip())
     arguments = _parsed(text.strip()[found.end() :]) if found else None
-    return {"name": found[1], "arguments": arguments} if found and isinstance(arguments, dict) else None
+    return _sent({"name": found[1], "arguments": arguments}) if found and isinstance(arguments, dict) else None
 
 
 def _parsed(text: str) -> Any:

@@ -30,7 +30,7 @@ SHARED, LEARNS, GENERATES = "device", "device that learns", "device that generat
 HOST = "host, for each device that learns"
 WHILE_LENT = "device while it is lent"
 JUDGING = "device while a judge is awake"
-JUDGE_HOST = "host, for each device that generates"
+JUDGE_HOST = "host, for each device of a replica"  # replicas share the copy of their process
 LEARNING, GENERATING = "device while it learns", "device while it generates"  # with an engine that sleeps
 
 
@@ -335,7 +335,7 @@ def process(
       on_host: the devices are the CPU, whose memory is the memory of the process. Otherwise the process holds one copy
         of the weights, at the beginning and at the end, and the bytes on devices are given per device.
     """
-    on_hosts = {Kind.OFFLOADED: config.mesh.learner, Kind.JUDGE_ASLEEP: config.generating}
+    on_hosts = {Kind.OFFLOADED: config.mesh.learner, Kind.JUDGE_ASLEEP: config.mesh.replica}
     kept = [item for item in items if item.kind not in (Kind.ACTIVATIONS, *on_hosts) and item.bytes]
     waiting = {item.what: on_hosts[item.kind] * item.bytes for item in items if item.kind in on_hosts}
     largest, shards = max(temporaries, key=lambda name: temporaries[name]), config.mesh.fsdp * config.mesh.tensor

@@ -142,10 +142,14 @@ class Judge:
     def _verdict(self, reply: object) -> tuple[float | None, str]:
         """Returns the verdict of the reply and its text. Without a verdict, the text says what it lacks."""
         try:
-            text = reply["choices"][0]["message"]["content"]
+            choice = reply["choices"][0]
+            text = choice["message"]["content"]
             found = self._question.verdict(text)
+            cut = choice.get("finish_reason") == "length"
         except (TypeError, KeyError, IndexError, AttributeError):
             return None, f"a reply without choices[0].message.content: {str(reply)[:200]}"
+        if cut:  # the number at its end may lack digits
+            return None, f"{text[-200:]!r}, which is cut off at max_tokens"
         if found is None:
             return None, f"{text[-200:]!r}, whose last line is no 'VERDICT: number' {self._range}"
         return found, text

@@ -6,7 +6,8 @@ Invariants:
 - A verdict is a function of the judge's weights and the question's tokens. When the question runs never changes it.
 - Questions begin in the order in which they were asked. Equal open questions are asked once.
 - A verdict is added to a record before the record is journaled. A record from before a resume has it already.
-- A reply without a verdict leaves its rollout unscored, never scored 0. Greedy, it would be the same once more.
+- A reply without a verdict leaves its rollout unscored, never scored 0. Greedy, it would be the same once more. One that is
+  cut off at its longest has none: the number at its end may lack digits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 
 from jaxrl_post.protocols import Engine
 from jaxrl_post.rewards.question import Question
-from jaxrl_post.types import Request, Rollout, RolloutId
+from jaxrl_post.types import Finish, Request, Rollout, RolloutId
 
 COMPONENT = "judge/verdict"
 _SHOWN = 200  # characters of a reply in the journal
@@ -138,9 +139,11 @@ class SleepingDesk(Desk):
             self._answer_all()
 
     def _answer_all(self) -> None:
+        begun, spent_s = time.monotonic(), self._spent_s
         self._weights.wake()
         super().answer(list(self._waiting))
         self._weights.rest()
+        self._spent_s = spent_s + time.monotonic() - begun  # with the way of the weights, which no dispatch counts
 
 
 class Judged:
@@ -208,7 +211,8 @@ class Judged:
         asked = self._asked.pop(rollout.id)
         reply = self.desk.take(asked) if asked else None
         text = self._text(reply) if reply else ""
-        told: dict[str, Any] = {"verdict": self._question.verdict(text), "reply": text[-_SHOWN:]}
+        whole = reply is not None and reply.finish is not Finish.LENGTH
+        told: dict[str, Any] = {"verdict": self._question.verdict(text) if whole else None, "reply": text[-_SHOWN:]}
         told["reply_tokens"] = len(reply) if reply else 0
         if told["verdict"] is None:
             _log.info("judge: no verdict on %s; its reply ends with %r", rollout.id, told["reply"])

@@ -22,11 +22,14 @@ import time
 from collections import Counter
 
 import openai
+from openai.types.chat import ChatCompletion
 
 DIGITS = 8  # of a number that the calculator takes
 WAIT_S = 20.0  # of a request for sessions
 MOST = 256  # sessions that are taken at a time
 GONE = (404, 409, 410)  # the session has ended, or another harness has played it
+LATE = 408  # the turn is not sampled yet
+TURN_S = 660.0  # of a request for a turn, which the run itself ends after 600
 _OPERATION = re.compile(r"(-?[0-9]+)([+*-])(-?[0-9]+)")
 
 
@@ -90,7 +93,7 @@ class Harness:
         own = self._client.with_options(base_url=session["base_url"])
         messages = list(session["messages"])
         while True:
-            response = await own.chat.completions.create(model=session["model"], messages=messages)
+            response = await self._spoken(own, session["model"], messages)
             self.counts["turns"] += 1
             await asyncio.sleep(self._late_s)
             said = response.choices[0].message.content
@@ -98,6 +101,16 @@ class Harness:
                 return await self._reward(session, float(said[1:] == str(session["row"]["answer"])))
             told = computed(said[:-1]) if said.endswith("=") else "?"
             messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": told}]
+
+    async def _spoken(self, own: openai.AsyncOpenAI, model: str, messages: list) -> ChatCompletion:
+        """Returns the policy's turn. One that is long in coming is asked for again."""
+        while True:
+            try:
+                return await own.chat.completions.create(model=model, messages=messages, timeout=TURN_S)
+            except openai.APIStatusError as refused:
+                if refused.status_code != LATE:
+                    raise
+                self.counts["waits"] += 1
 
     async def _reward(self, session: dict, right: float) -> None:
         await self._posted(f"/sessions/{session['id']}/reward", {"reward": right, "components": {"acc": right}})

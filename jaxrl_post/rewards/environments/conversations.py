@@ -153,7 +153,7 @@ class Conversations:
         reply, counts = self._pool.take(_key(id))
         self._waited_s[id.purpose] += time.monotonic() - begun
         self._counts[id.purpose]["late"] += late
-        failed, last = "failed" in reply, self._asked[id]
+        failed, last = "failed" in reply, self._asked.pop(id)
         self._spent_s[id][last] += reply.get("seconds", 0.0)
         over = 0 < self._max_s < self._spent_s[id][last]
         return id._asdict() | {

@@ -83,6 +83,11 @@ class Session:
             seen.append(self.reply.get("messages", []))
         return list(asking.said[: len(said)]) == list(said) and list(asking.seen[: len(seen)]) == seen
 
+    @property
+    def over(self) -> bool:
+        """Returns whether it has its last reward, or its rollout is masked."""
+        return self.reply is not None and (bool(self.reply.get("done")) or "failed" in self.reply)
+
     def messages(self) -> list[Mapping]:
         """Returns all messages, up to the last turn of the policy or what follows it."""
         out = list(self.asking.rollout.prompt.messages)
@@ -121,7 +126,7 @@ class Session:
             return self._spoken(places.index(len(given)))
         if len(given) < len(stored) or (len(given) == len(stored) and self.reply is None):
             raise NotPlayed(UNLIKE, self._ends_wrong(len(given), len(stored), places))
-        if self.reply is not None and (self.reply.get("done") or "failed" in self.reply):
+        if self.over:
             raise NotPlayed(
                 OVER, "the session has ended: it has its reward, or its rollout is masked; take another session"
             )

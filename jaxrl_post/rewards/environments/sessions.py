@@ -161,9 +161,11 @@ class Sessions:
             return free
 
     def release(self, harness: str) -> int:
-        """Offers the sessions of a harness again, as one does that begins anew. Returns how many."""
+        """Offers the sessions of a harness again, as one does that begins anew. Returns how many.
+
+        One whose next turn is still being sampled is offered with that turn."""
         with self._changed:
-            held = [one for one in self._open.values() if one.holder == harness and one.reply is None]
+            held = [one for one in self._open.values() if one.holder == harness and not one.over]
             for session in held:
                 self._free(session)
             return len(held)
@@ -181,6 +183,14 @@ class Sessions:
                 session.wakes.append(wake)
                 self._changed.notify_all()
             return found
+
+    def leave(self, wake: Wake, name: str = "") -> None:
+        """Takes back what `claim` or, with the name of a session, `heard` would call."""
+        with self._changed:
+            session = self._open.get(name)
+            for wakes in (self._wakes, session.wakes if session else []):
+                if wake in wakes:
+                    wakes.remove(wake)
 
     def rewarded(self, name: str, reward: float, numbers: Mapping[str, float], done: bool) -> None:
         """Takes the reward of the last turn; see Session.rewarded."""

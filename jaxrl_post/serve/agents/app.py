@@ -3,15 +3,14 @@
 A session has a base URL of its own, so that an OpenAI client needs no change. The run samples by its own law and seeds:
 what would ask for other tokens is refused.
 
-Invariant: a request may be sent again at any time and gets the same response. Every refusal is one sentence in OpenAI's
-error form.
+Invariant: a request may be sent again while its session is open, and gets the same response. Every refusal is one sentence
+in OpenAI's error form.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,7 +34,7 @@ from jaxrl_post.serve.exchange import Door, unrouted
 from jaxrl_post.serve.refusal import Refusal, error, wrong
 
 LONGEST_S = 600.0  # of a request that waits
-LARGEST = 1e30  # of a reward
+LARGEST = 1e30  # of a reward or a component
 MOST = 4096  # sessions that are taken at a time
 _MOST_NUMBERS = 64
 _STATUS = {UNKNOWN: 404, OVER: 410, UNLIKE: 400, AGAIN: 409}
@@ -97,7 +96,9 @@ class Endpoints:
         if not harness:
             raise Refusal(400, "harness is missing: give a name, by which it may release its sessions", "harness")
         try:
-            found = await _until(lambda wake: self._sessions.claim(harness, most, wake), given.get("wait", 0.0))
+            found = await self._until(
+                request, lambda wake: self._sessions.claim(harness, most, wake), given.get("wait", 0.0)
+            )
         except NotPlayed:
             return JSONResponse({"sessions": [], "ended": True})
         told = {"sessions": [self._described(one, request) for one in found or ()], "ended": False}
@@ -120,8 +121,8 @@ class Endpoints:
         name, body = request.path_params["name"], await exchange.body(request)
         asked = bodies.chat(body)
         self._refuse_others(body, asked)
-        spoken = await _until(
-            lambda wake: self._sessions.heard(name, asked.messages, wake), asked.timeout_s or LONGEST_S
+        spoken = await self._until(
+            request, lambda wake: self._sessions.heard(name, asked.messages, wake), asked.timeout_s or LONGEST_S, name
         )
         if spoken is None:
             raise Refusal(408, "the policy's turn is not sampled yet; send the same request again")
@@ -159,6 +160,26 @@ class Endpoints:
         """GET /health."""
         return JSONResponse({"status": "ok"})
 
+    async def _until(
+        self, request: Request, look: Callable[[Wake], Found | None], seconds: float, name: str = ""
+    ) -> Found | None:
+        """Looks again and again, whenever it is woken. `name`: of a session that wakes it.
+
+        Returns None where nothing is found within the seconds, or the client has gone: what it took would be lost."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        wake, end = _waking(loop, ready), loop.time() + seconds
+        try:
+            while not (found := look(wake)):
+                await asyncio.wait_for(ready.wait(), end - loop.time())
+                ready.clear()
+                if await request.is_disconnected():
+                    return None
+            return found
+        except TimeoutError:
+            return None
+        finally:
+            self._sessions.leave(wake, name)
+
     def _refuse_others(self, body: Mapping[str, Any], asked: Asked) -> None:
         """Refuses what would ask for other tokens than those of the run."""
         about = self._about
@@ -176,6 +197,12 @@ class Endpoints:
         if 0 < asked.max_tokens < about.max_tokens:
             near = str(about.max_tokens)
             raise wrong("max_tokens", asked.max_tokens, "left out, or the run's sampling.max_tokens at least", near)
+        if about.tools and body.get("tool_choice") == "none":
+            raise Refusal(
+                400,
+                "tool_choice='none' is not served: the policy is shown the run's tools; leave it out",
+                "tool_choice",
+            )
         if body.get("tools") and list(body["tools"]) != list(about.tools):
             raise Refusal(
                 400,
@@ -202,21 +229,6 @@ class Endpoints:
         }
 
 
-async def _until(look: Callable[[Wake], Found | None], seconds: float) -> Found | None:
-    """Looks again and again, whenever it is woken. Returns None where nothing is found within the seconds."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while True:
-        ready = asyncio.Event()
-        found = look(_waking(loop, ready))
-        if found:
-            return found
-        try:
-            await asyncio.wait_for(ready.wait(), end - loop.time())
-        except TimeoutError:
-            return None
-
-
 def _waking(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> Wake:
     """Returns what sets an event from any thread. A loop that is closed waits for nothing."""
 
@@ -231,10 +243,8 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     """Returns named numbers."""
     if not isinstance(value, dict) or len(value) > _MOST_NUMBERS:
         raise wrong(name, value, f"an object of at most {_MOST_NUMBERS} numbers")
-    for key, one in value.items():
-        if isinstance(one, bool) or not isinstance(one, (int, float)) or not math.isfinite(one):
-            raise wrong(f"{name}.{key[:40]}", one, "a finite number")
-    return {key: float(one) for key, one in value.items()}
+    read = fields.number(-LARGEST, LARGEST)
+    return {key: read(f"{name}.{key[:40]}", one) for key, one in value.items()}
 
 
 def _plain(value: Any) -> Any:
