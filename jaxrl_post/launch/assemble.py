@@ -156,15 +156,13 @@ class Run:
     @functools.cached_property
     def turns(self) -> Any:
         """The engine as the ring sees it: its rollouts are whole conversations, or a judge works beside it."""
-        return judges.attended(
-            self.config, environments.conversing(self.config, self.engine, self.rewards), self.rewards
-        )
+        played = environments.conversing(self.config, self.engine, self.rewards)
+        return judges.attended(self.config, played, self.rewards)
 
     @property
     def sources(self) -> list[Any]:
         """Parts whose counters each step reads."""
-        desks = judges.desks(self.config, self.rewards)
-        return [self.engine, self.scheduler, self.rewards, *desks, *self.records]
+        return [self.engine, self.scheduler, self.rewards, *judges.desks(self.config, self.rewards), *self.records]
 
     @property
     def conversations(self) -> list[Any]:
@@ -178,9 +176,7 @@ class Run:
 
 
 def assemble(arguments: Sequence[str], stack: contextlib.ExitStack, handed: Handed = NOTHING) -> Run | None:
-    """Builds a run from the command line. Returns None where only the plan was asked for (--dry-run).
-
-    `handed`: as of `begin`."""
+    """Builds a run from the command line, with `handed` as in `begin`. Returns None where only the plan was asked for."""
     flags = parse(arguments)
     given = branches.settings(flags)
     if flags.slice:
