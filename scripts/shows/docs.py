@@ -16,7 +16,7 @@ import tempfile
 
 import bucket_server
 
-MINUTES = 35.0
+MINUTES = 30.0
 SHORT = (
     "steps=2",
     "scheduler.prompts=4",
