@@ -92,7 +92,7 @@ class Parts:
 def assemble(given: Simulation) -> Parts:
     """Builds all parts of a simulation."""
     engine, past = parts.engine(given), Lengths()
-    desk = parts.judge(given, engine)
+    queue = parts.judge(given, engine)
     scheduler = registry.made(
         given, parts.prompts(given), Sampling(), past.of, lambda: parts.replica(given.cluster), parts.pace(given)
     )
@@ -100,13 +100,13 @@ def assemble(given: Simulation) -> Parts:
         scheduler = registry.planned(scheduler, parts.replicas(given.cluster), move_s=given.cluster.move_s)
     learner = SimLearner(token_s=given.learner.token_s, step_s=given.learner.step_s)
     tally = Tally(
-        engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, desk or engine, learner)
+        engine, scheduler, learner, round_s=given.cluster.round_s, wall=parts.wall(given, queue or engine, learner)
     )
     return Parts(
         engine=engine,
-        turns=Judging(engine, desk) if desk else engine,
+        turns=Judging(engine, queue) if queue else engine,
         scheduler=scheduler,
-        rewards=parts.rewards(given, [past], desk),
+        rewards=parts.rewards(given, [past], queue),
         learner=learner,
         tally=tally,
         meter=BiasMeter(lambda request: engine.answers.length(request.rollout_id, request.prompt, engine.version)),

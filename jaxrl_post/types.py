@@ -59,6 +59,11 @@ class RolloutId(NamedTuple):
         return frozen(np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), "<u4").astype(np.uint32))
 
 
+def served_seed(seed: int, prompt_id: str, sample: int) -> np.ndarray:
+    """Returns uint32[2], the key of the noise of a request from outside a run. It does not depend on who else asks."""
+    return RolloutId(seed, "eval", 0, prompt_id, sample).seed()
+
+
 def frozen(array: np.ndarray) -> np.ndarray:
     """Makes the array read-only and returns it."""
     array.setflags(write=False)
@@ -103,6 +108,12 @@ class Prompt:
     messages: tuple[Mapping, ...] = ()
     extra: Mapping = field(default_factory=dict)
     weight: float = 1.0
+
+    @classmethod
+    def of_tokens(cls, tokens: np.ndarray) -> Prompt:
+        """Returns a prompt of no data row. Its id is the BLAKE2b hash of int32[T], 16 bytes in hex."""
+        tokens = np.asarray(tokens, np.int32)
+        return cls(id=hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest(), tokens=tokens)
 
     def __post_init__(self):
         object.__setattr__(self, "tokens", _array(self.tokens, np.int32))

@@ -14,6 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LIMIT_S = 600.0
+CONVERSING = (  # a small pipelined run of conversations, which is soon in the middle of some
+    "--config.scheduler.name=pipeline",
+    "--config.scheduler.max_staleness=2",
+    "--config.scheduler.ahead=8",
+    "--config.scheduler.max_unscored=24",
+    "--config.scheduler.prompts=8",
+    "--config.scheduler.group_size=4",
+    "--config.engine.slots=16",
+    "--config.engine.row_sizes=(64,)",
+    "--config.eval.prompts=4",
+    "--config.checkpoint.keep_last=5",
+    "--config.environment.delay=20",
+)
 _APART = {"attempts", "checkpoints", "rewards.log"}
 _TIMED = ("summary.json", "config.json", "report.html")
 

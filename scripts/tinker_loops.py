@@ -1,8 +1,8 @@
 """The Tinker SDK's loops against a server: python tinker_loops.py PLAN.json OUT.json
 
-Runs where the SDK is installed and this project need not be. The supervised loop and the RL loop are those of the SDK's
-documentation and of the cookbook's recipes sl_loop and rl_loop, with nothing but public calls. Only data and reward are those of
-sums, and the seeds of samples are given. OUT.json holds what each part of the plan found.
+Runs where the SDK is installed and this project need not be. The supervised loop and the RL loop are written after the SDK's
+documentation and the cookbook's recipes sl_loop and rl_loop, with nothing but public calls. Data, reward and the seeds of samples are
+ours. OUT.json holds what each part of the plan found.
 
 PLAN.json: {"base_url", "base_model", "parts": {PART: arguments}}, the parts supervised, rl, scored, small, endless and refused.
 TINKER_API_KEY is the key.

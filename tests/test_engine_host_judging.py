@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_post.engine.host.judging import Judging
 from jaxrl_post.engine.host_weights import HostWeights
-from jaxrl_post.rewards.judged import Desk, SleepingDesk
+from jaxrl_post.rewards.judged import JudgeQueue, SleepingJudgeQueue
 from jaxrl_post.types import Request, RolloutId
 
 ASKED = lab.requests(24, longest_prompt=20)
@@ -34,38 +34,38 @@ def judge():
     return lab.engine(lab.weights(2), **PLAIN)
 
 
-def replies(desk: Desk) -> dict:
+def replies(queue: JudgeQueue) -> dict:
     """Every reply, once all questions are answered."""
-    desk.answer([one.rollout_id for one in QUESTIONS])
-    return {one.rollout_id: desk.take(one.rollout_id) for one in QUESTIONS}
+    queue.answer([one.rollout_id for one in QUESTIONS])
+    return {one.rollout_id: queue.take(one.rollout_id) for one in QUESTIONS}
 
 
-def together(policy, desk: Desk) -> tuple[dict, dict, list[int]]:
+def together(policy, queue: JudgeQueue) -> tuple[dict, dict, list[int]]:
     """Runs a policy and a judge, of which all questions are asked at the start. Returns rollouts, replies and free slots at
     each dispatch of the judge."""
     policy.reset()
-    seen, work = [], desk.work
-    engine = Judging(policy, desk)
-    desk.work = lambda slots: (seen.append((slots, len(desk._running))), work(slots))
+    seen, work = [], queue.work
+    engine = Judging(policy, queue)
+    queue.work = lambda slots: (seen.append((slots, len(queue._running))), work(slots))
     for one in QUESTIONS:
-        desk.ask(one)
+        queue.ask(one)
     found = lab.run(engine, ASKED)
-    desk.work = work
-    return found, replies(desk), seen
+    queue.work = work
+    return found, replies(queue), seen
 
 
 def test_neither_changes_a_bit_of_the_other(policy, judge):
     policy.reset(), judge.reset()
     alone = lab.run(policy, ASKED)
     judge.reset()
-    apart = Desk(judge, 8, 1)
+    apart = JudgeQueue(judge, 8, 1)
     for one in QUESTIONS:
         apart.ask(one)
     said = replies(apart)
     clock = policy.clock
     judge.reset()
-    desk = Desk(judge, 8, 1)
-    found, heard, seen = together(policy, desk)
+    queue = JudgeQueue(judge, 8, 1)
+    found, heard, seen = together(policy, queue)
     assert lab.same_bits(alone, found) and lab.same_bits(said, heard) and policy.clock == clock
     slots = [slots for slots, _ in seen]
     assert slots[0] == 0 and max(slots) > 2, "the queue of the policy comes first, then its slots are free"
@@ -77,24 +77,24 @@ def test_neither_changes_a_bit_of_the_other(policy, judge):
 def test_a_question_takes_a_free_slot(policy, judge):
     judge.reset()
     running = []
-    desk = Desk(judge, 8, 1)
-    begin = desk._begin
-    desk._begin = lambda slots: (begin(slots), running.append((slots, len(desk._running))))
-    together(policy, desk)
+    queue = JudgeQueue(judge, 8, 1)
+    begin = queue._begin
+    queue._begin = lambda slots: (begin(slots), running.append((slots, len(queue._running))))
+    together(policy, queue)
     assert running and all(count <= slots for slots, count in running if slots < 8 and count)
 
 
 def test_a_judge_that_sleeps_says_the_same(policy, judge):
     judge.reset()
-    awake = Desk(judge, 8, 1)
+    awake = JudgeQueue(judge, 8, 1)
     _, said, _ = together(policy, awake)
     judge.reset()
     weights = HostWeights(judge)
     assert judge.device.params is None and judge.device.state is None
-    desk = SleepingDesk(judge, 8, 5, weights)
-    _, heard, _ = together(policy, desk)
+    queue = SleepingJudgeQueue(judge, 8, 5, weights)
+    _, heard, _ = together(policy, queue)
     assert lab.same_bits(said, heard) and judge.device.params is None
-    again = SleepingDesk(judge, 8, 50, weights)
+    again = SleepingJudgeQueue(judge, 8, 50, weights)
     for one in QUESTIONS:
         again.ask(one)
     assert lab.same_bits(said, replies(again))

@@ -11,9 +11,9 @@ import served
 
 from jaxrl_post import main
 from jaxrl_post.data.tokenizer import load
-from jaxrl_post.launch.judges import Desk
+from jaxrl_post.launch.judges import JudgeQueue
 from jaxrl_post.rewards.judge import Judge
-from jaxrl_post.rewards.judged import SleepingDesk
+from jaxrl_post.rewards.judged import SleepingJudgeQueue
 from jaxrl_post.telemetry import metrics
 from jaxrl_post.telemetry.run_logs import groups_of, opened
 
@@ -76,9 +76,11 @@ def test_verdicts_are_those_of_an_endpoint(whole):
 def test_sync_pipelined_and_asleep_give_each_rollout_one_verdict(tmp_path, monkeypatch):
     """With a learning rate of 0 all have the same rollouts."""
     begun, woken = [], []
-    work, answer_all = Desk.work, SleepingDesk._answer_all
-    monkeypatch.setattr(Desk, "work", lambda self, slots: (work(self, slots), begun.append(len(self._running)))[0])
-    monkeypatch.setattr(SleepingDesk, "_answer_all", lambda self: (answer_all(self), woken.append(1))[0])
+    work, answer_all = JudgeQueue.work, SleepingJudgeQueue._answer_all
+    monkeypatch.setattr(
+        JudgeQueue, "work", lambda self, slots: (work(self, slots), begun.append(len(self._running)))[0]
+    )
+    monkeypatch.setattr(SleepingJudgeQueue, "_answer_all", lambda self: (answer_all(self), woken.append(1))[0])
     sync = verdicts(run(tmp_path / "sync", STILL))
     assert max(begun) > 0, "no question ran beside the policy"
     begun.clear()
@@ -97,8 +99,8 @@ def test_a_resumed_run_reads_verdicts_and_ends_with_the_same_bits(tmp_path, whol
     for step in (2, 3):
         shutil.rmtree(again / "checkpoints" / f"step_{step:06d}")
     shutil.rmtree(again / "policy")
-    questions, ask = [], Desk.ask
-    monkeypatch.setattr(Desk, "ask", lambda self, request: (questions.append(request), ask(self, request))[1])
+    questions, ask = [], JudgeQueue.ask
+    monkeypatch.setattr(JudgeQueue, "ask", lambda self, request: (questions.append(request), ask(self, request))[1])
     run(again, resumes=True)
     assert "are used again, not asked for again" in capsys.readouterr().out
     assert questions == []

@@ -1,4 +1,4 @@
-"""A judge's desk over a scripted engine: order, slots, equal questions and batches, and its verdicts in a reward pool."""
+"""A judge's queue over a scripted engine: order, slots, equal questions and batches, and its verdicts in a reward pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_rewards_pool import graders as graders
 from test_rewards_pool import group, pool, rollout
 
 from jaxrl_post.rewards import judged
-from jaxrl_post.rewards.judged import COMPONENT, Desk, Judged, SleepingDesk
+from jaxrl_post.rewards.judged import COMPONENT, Judged, JudgeQueue, SleepingJudgeQueue
 from jaxrl_post.rewards.pool import Pool
 from jaxrl_post.rewards.question import Question
 from jaxrl_post.telemetry.journal import Journaled
@@ -57,48 +57,48 @@ def question(length: int) -> Request:
 
 def test_questions_begin_in_order_in_as_many_slots_as_are_free():
     engine = Engine()
-    desk = Desk(engine, most=4, batch=1)
+    queue = JudgeQueue(engine, most=4, batch=1)
     for length in (3, 1, 2, 5, 4, 6):
-        desk.ask(question(length))
-    desk.work(0)
-    assert engine.asked == [] and desk.metrics()["perf/judge_dispatches"] == 0
-    desk.work(2)
+        queue.ask(question(length))
+    queue.work(0)
+    assert engine.asked == [] and queue.metrics()["perf/judge_dispatches"] == 0
+    queue.work(2)
     assert engine.asked == [3, 1]
-    desk.work(1)  # one still runs, so that none begins
+    queue.work(1)  # one still runs, so that none begins
     assert engine.asked == [3, 1] and set(engine.here) == {question(3).rollout_id}
-    desk.work(99)  # at most four at a time
+    queue.work(99)  # at most four at a time
     assert engine.asked == [3, 1, 2, 5, 4] and engine.most == 4
-    desk.answer([question(6).rollout_id])
+    queue.answer([question(6).rollout_id])
     assert engine.asked[-1] == 6 and not engine.here
-    assert [desk.take(question(n).rollout_id).tokens.tolist() for n in (6, 1)] == [[6], [1]]
+    assert [queue.take(question(n).rollout_id).tokens.tolist() for n in (6, 1)] == [[6], [1]]
 
 
 def test_a_batch_begins_where_it_waits_and_its_slots_are_free():
     engine = Engine()
-    desk = Desk(engine, most=8, batch=2)
+    queue = JudgeQueue(engine, most=8, batch=2)
     for length, slots, begun in ((4, 9, []), (5, 1, []), (6, 2, [4, 5]), (7, 3, [4, 5]), (8, 4, [4, 5, 6, 7])):
-        desk.ask(question(length))
-        desk.work(slots)
+        queue.ask(question(length))
+        queue.work(slots)
         assert engine.asked == begun
-    desk.answer([question(8).rollout_id])  # whoever waits for one waits for no batch
+    queue.answer([question(8).rollout_id])  # whoever waits for one waits for no batch
     assert engine.asked == [4, 5, 6, 7, 8]
 
 
 def test_equal_questions_are_asked_once_and_withdrawn_by_the_last():
     engine = Engine()
-    desk = Desk(engine, most=4, batch=1)
+    queue = JudgeQueue(engine, most=4, batch=1)
     for _ in range(3):
-        desk.ask(question(2))
-    desk.work(4)
+        queue.ask(question(2))
+    queue.work(4)
     assert engine.asked == [2]
-    desk.withdraw(question(2).rollout_id)
+    queue.withdraw(question(2).rollout_id)
     assert len(engine.here) == 1
-    desk.answer([question(2).rollout_id])
-    assert len(desk.take(question(2).rollout_id)) == len(desk.take(question(2).rollout_id)) == 1
-    desk.ask(question(2))  # nobody wants the reply of before
-    desk.work(4)
+    queue.answer([question(2).rollout_id])
+    assert len(queue.take(question(2).rollout_id)) == len(queue.take(question(2).rollout_id)) == 1
+    queue.ask(question(2))  # nobody wants the reply of before
+    queue.work(4)
     assert engine.asked == [2, 2]
-    desk.withdraw(question(2).rollout_id)
+    queue.withdraw(question(2).rollout_id)
     assert not engine.here
 
 
@@ -112,20 +112,20 @@ class Weights(list):
 
 def test_a_sleeping_judge_wakes_for_a_whole_batch_or_where_the_ring_waits():
     engine, weights = Engine(), Weights()
-    desk = SleepingDesk(engine, 2, 3, weights)
+    queue = SleepingJudgeQueue(engine, 2, 3, weights)
     for length in (1, 2):
-        desk.ask(question(length))
-        desk.work(8)
+        queue.ask(question(length))
+        queue.work(8)
     assert weights == []
-    desk.ask(question(3))
-    desk.work(0)
+    queue.ask(question(3))
+    queue.work(0)
     assert weights == []
-    desk.work(1)
+    queue.work(1)
     assert weights == ["wake", "rest"] and engine.asked == [1, 2, 3] and engine.most == 2
-    desk.answer([question(2).rollout_id])
+    queue.answer([question(2).rollout_id])
     assert len(weights) == 2
-    desk.ask(question(4))
-    desk.answer([question(4).rollout_id])
+    queue.ask(question(4))
+    queue.answer([question(4).rollout_id])
     assert weights == ["wake", "rest"] * 2 and not engine.here
 
 
@@ -145,10 +145,10 @@ def test_the_seconds_of_a_sleeping_judge_include_the_way_of_its_weights(monkeypa
             return super().step()
 
     monkeypatch.setattr(judged, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    desk = SleepingDesk(Timed(), 2, 1, Slow())
-    desk.ask(question(3))
-    desk.work(1)
-    assert desk.metrics() == {"perf/judge_dispatches": 3.0, "timing_s/judge": 3 * 2.0 + 5.5}
+    queue = SleepingJudgeQueue(Timed(), 2, 1, Slow())
+    queue.ask(question(3))
+    queue.work(1)
+    assert queue.metrics() == {"perf/judge_dispatches": 3.0, "timing_s/judge": 3 * 2.0 + 5.5}
 
 
 # ---- in a pool
@@ -159,7 +159,7 @@ class Court:
 
     def __init__(self):
         self.engine = Engine()
-        self.desk = Desk(self.engine, most=2, batch=1)
+        self.queue = JudgeQueue(self.engine, most=2, batch=1)
 
     def request(self, one: Rollout):
         return None if one.tokens[0] == 9 else question(int(one.tokens[0]))
@@ -167,7 +167,7 @@ class Court:
     def judged(self, alone: bool, weight: float = 0.5) -> Judged:
         form = Question(text="{answer}", low=0.0, high=7.0)
         return Judged(
-            self.desk, self.request, lambda reply: f"so\nVERDICT: {reply.tokens[0]}", form, weight, alone=alone
+            self.queue, self.request, lambda reply: f"so\nVERDICT: {reply.tokens[0]}", form, weight, alone=alone
         )
 
 
@@ -209,7 +209,7 @@ def test_verdicts_alone_are_journaled_counted_and_not_asked_for_again():
 def test_a_reply_that_is_cut_off_has_no_verdict(finish, scored):
     """VERDICT: 0.25 cut after 0.2 would be another verdict."""
     judged, (one,) = Court().judged(True), _rollouts(3)
-    judged.desk._engine.step = lambda: [Rollout.written(question(3).rollout_id, one.prompt, [3], finish)]
+    judged.queue._engine.step = lambda: [Rollout.written(question(3).rollout_id, one.prompt, [3], finish)]
     record = {"scored": False, "reward": 0.0, "components": {}, "counts": {}}
     (found,) = judged.added([one], [record])
     assert (found["scored"], found["verdict"]) == (scored, 3.0 if scored else None) and found["reply"].endswith("3")
@@ -227,8 +227,8 @@ def test_a_verdict_is_added_to_the_sum_of_functions_where_they_score(graders):
     np.testing.assert_allclose(found.rewards[[0, 2]], [0.5 + 0.5, 2 + 1.5])
     np.testing.assert_array_equal(found.components["acc"][[0, 2]], [0.5, 2])
     assert "verdict" not in log[1]
-    desk = court.desk  # the question about the rollout without a score was taken back
-    assert not court.engine.here and not desk._wanted and not desk._waiting and not desk._replies
+    queue = court.queue  # the question about the rollout without a score was taken back
+    assert not court.engine.here and not queue._wanted and not queue._waiting and not queue._replies
 
 
 def test_a_rollout_that_is_started_again_is_asked_about_again():
@@ -236,8 +236,8 @@ def test_a_rollout_that_is_started_again_is_asked_about_again():
     judged = court.judged(True)
     first, second = _rollouts(2), _rollouts(5)
     judged.start(first[0])
-    court.desk.work(1)
+    court.queue.work(1)
     judged.start(second[0])  # the same id with other tokens, as after a resume
     record = {"scored": False, "reward": 0.0, "components": {}, "counts": {}}
     assert [one["verdict"] for one in judged.added(second, [record])] == [5.0]
-    assert court.engine.asked == [2, 5] and not court.desk._wanted
+    assert court.engine.asked == [2, 5] and not court.queue._wanted

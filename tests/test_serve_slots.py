@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.serve import slots as serving
 from jaxrl_post.serve.slots import ENDED, LENGTH, TOKEN, VALID, Slots
 from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
 
@@ -39,7 +38,7 @@ def directly(given: list[np.ndarray], law: Sampling = LAW) -> tuple[list[Request
     """Returns the requests and tokens of an engine that gets all prompts at once, with other dispatches."""
     asked = []
     for place, tokens in enumerate(given):
-        prompt = Prompt(id=serving.named(tokens), tokens=tokens)
+        prompt = Prompt.of_tokens(tokens)
         asked.append(
             Request(
                 rollout_id=RolloutId(0, "train", 0, prompt.id, place),

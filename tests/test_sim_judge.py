@@ -44,16 +44,16 @@ def test_a_judge_changes_no_rollout_and_adds_its_own_seconds(given):
     lengths = [[one.lengths.tolist() for one in made.tally.rounds] for made in (plain, beside, apart)]
     assert lengths[0] == lengths[1] == lengths[2]
     assert plain.engine.seconds == pytest.approx(beside.engine.seconds) == pytest.approx(apart.engine.seconds)
-    desk = beside.rewards.desk
-    assert beside.tally.now() == pytest.approx(beside.engine.seconds + desk._judge.seconds)
-    assert desk._judge.seconds > 0 and not desk._running and not desk._waiting and not desk._replies
+    queue = beside.rewards.queue
+    assert beside.tally.now() == pytest.approx(beside.engine.seconds + queue._judge.seconds)
+    assert queue._judge.seconds > 0 and not queue._running and not queue._waiting and not queue._replies
 
 
 def test_replies_and_questions_by_hand(given):
     """Every rollout is asked about once. A question is 50 tokens longer than its rollout, and replies have the given mean."""
     made = ran(given(*JUDGED, "rounds=20"))
     counted, rollouts = (
-        made.rewards.desk._judge.metrics(),
+        made.rewards.queue._judge.metrics(),
         [n for one in made.tally.rounds for n in one.lengths.tolist()],
     )
     assert counted["sim/num_tokens_forced"] == sum(rollouts) + 50 * len(rollouts)
@@ -63,7 +63,7 @@ def test_replies_and_questions_by_hand(given):
 def test_apart_the_policy_waits_for_the_last_replies_only(given):
     """With a judge of its own, a round is longer than the policy's by no more than the longest reply."""
     made = ran(given(*APART))
-    waited = made.rewards.desk._waited_s
+    waited = made.rewards.queue._waited_s
     law, longest = parts.judge(given(*APART), made.engine)._judge, 8 * 100
     step = step_cost.decode("h800", step_cost.SHAPES["qwen2.5-7b"])
     most = 4 * (longest * float(step(64.0, 64 * 3000.0)) + 32 * 3000 * step.prefill_s)

@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from jaxrl_post.engine.host.around import AroundEngine
 from jaxrl_post.engine.host.dispatch_log import Dispatch
 from jaxrl_post.engine.row_engine import Held, RowEngine, drop
-from jaxrl_post.types import Capacity, Group, Layout, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import Group, Layout, Prompt, Request, Rollout, RolloutId
 
 
 class Borrower(Protocol):
@@ -32,8 +33,8 @@ class Borrower(Protocol):
         """Frees everything on the devices: the engine is about to use them."""
 
 
-class Elastic:
-    """A protocols.Engine over several RowEngines.
+class Elastic(AroundEngine):
+    """A protocols.Engine over several RowEngines. The active one is inside.
 
     Args:
       make: functions that build, and may probe, the engine of a layout. The first layout is active at the start. Each
@@ -95,26 +96,6 @@ class Elastic:
         return self._engine.layout
 
     # ---- protocols.Engine
-
-    @property
-    def capacity(self) -> Capacity:
-        """Returns free slots and pages of the active engine."""
-        return self._engine.capacity
-
-    @property
-    def clock(self) -> int:
-        """Returns the engine steps of training rollouts so far."""
-        return self._engine.clock
-
-    @property
-    def version(self) -> int:
-        """Returns the version of the weights."""
-        return self._engine.version
-
-    @property
-    def pending(self) -> int:
-        """Returns the number of requests in the engine; see protocols.Engine."""
-        return self._engine.pending
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queues requests; see protocols.Engine."""

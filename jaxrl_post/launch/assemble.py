@@ -162,7 +162,7 @@ class Run:
     @property
     def sources(self) -> list[Any]:
         """Parts whose counters each step reads."""
-        return [self.engine, self.scheduler, self.rewards, *judges.desks(self.config, self.rewards), *self.records]
+        return [self.engine, self.scheduler, self.rewards, *judges.queues(self.config, self.rewards), *self.records]
 
     @property
     def conversations(self) -> list[Any]:

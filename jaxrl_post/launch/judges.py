@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,11 +24,10 @@ from jaxrl_post.launch import build, inputs, judge_start
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh as meshes
 from jaxrl_post.parallel.processes import say
-from jaxrl_post.rewards.judged import Desk, Judged, SleepingDesk
+from jaxrl_post.rewards.judged import BATCHES, Judged, JudgeQueue, SleepingJudgeQueue
 from jaxrl_post.rewards.question import Question
-from jaxrl_post.types import Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import Prompt, Request, Rollout, RolloutId, served_seed
 
-BATCHES = 4  # of the judge's slots: a quarter of them begins together
 _log = logging.getLogger(__name__)
 
 
@@ -98,14 +96,14 @@ class Questions:
         return str(prompt.messages[-1]["content"]) if prompt.messages else self._decode(prompt.tokens)
 
     def _request(self, tokens: np.ndarray) -> Request:
-        about, digest = self._engine, hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
+        about, prompt = self._engine, Prompt.of_tokens(tokens)
         return Request(
-            rollout_id=RolloutId(0, "judge", 0, digest, 0),
-            prompt=Prompt(id=digest, tokens=tokens),
-            seed=RolloutId(0, "eval", 0, digest, 0).seed(),  # as for a served request
+            rollout_id=RolloutId(0, "judge", 0, prompt.id, 0),
+            prompt=prompt,
+            seed=served_seed(0, prompt.id, 0),
             max_tokens=min(about.sampling.max_tokens, about.engine.max_length - tokens.size),
             sampling=self._law,
-            replica=int(digest[:8], 16) % about.replicas,
+            replica=int(prompt.id[:8], 16) % about.replicas,
         )
 
 
@@ -136,12 +134,12 @@ def beside(
             "device of the engine; the nearest valid mesh.engine is 0"
         )
     ask = questions(config, start, stack)
-    desk = _desk(config, start, devices)
+    queue = _queue(config, start, devices)
     form, alone = Question(text=config.judge.question, high=config.judge.high), not config.reward.functions
-    return lambda: Judged(desk, ask, ask.text, form, config.judge.weight, alone=alone)
+    return lambda: Judged(queue, ask, ask.text, form, config.judge.weight, alone=alone)
 
 
-def _desk(config: Config, start: inputs.Inputs, devices: build.DevicePlan) -> Desk:
+def _queue(config: Config, start: inputs.Inputs, devices: build.DevicePlan) -> JudgeQueue:
     """Loads the judge onto the engine's mesh, in the engine's dtype, and compiles its programs."""
     own, files, mesh = judge_start.settings(config), start.judge, devices.first
     homes = meshes.param_shardings(mesh, decoder.axes(files.model), "engine")
@@ -158,15 +156,15 @@ def _desk(config: Config, start: inputs.Inputs, devices: build.DevicePlan) -> De
     )
     most = own.engine.slots * own.replicas
     if config.judge.asleep:  # waking costs a transfer of all weights
-        return SleepingDesk(engine, most, most, HostWeights(engine))
-    return Desk(engine, most, -(-most // BATCHES))
+        return SleepingJudgeQueue(engine, most, most, HostWeights(engine))
+    return JudgeQueue(engine, most, -(-most // BATCHES))
 
 
 def attended(config: Config, engine: Any, rewards: Any) -> Any:
     """Returns the engine as the ring sees it: one that gives the judge its turn, where there is a judge."""
-    return Judging(engine, rewards.beside.desk) if config.judge.model and engine is not None else engine
+    return Judging(engine, rewards.beside.queue) if config.judge.model and engine is not None else engine
 
 
-def desks(config: Config, rewards: Any) -> list[Desk]:
+def queues(config: Config, rewards: Any) -> list[JudgeQueue]:
     """Returns the judge as a source of metrics, where there is one."""
-    return [rewards.beside.desk] if config.judge.model else []
+    return [rewards.beside.queue] if config.judge.model else []

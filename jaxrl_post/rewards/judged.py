@@ -23,6 +23,7 @@ from jaxrl_post.rewards.question import Question
 from jaxrl_post.types import Finish, Request, Rollout, RolloutId
 
 COMPONENT = "judge/verdict"
+BATCHES = 4  # of a judge's slots: a quarter of them begins together
 _SHOWN = 200  # characters of a reply in the journal
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Weights(Protocol):
         """Frees both on the devices. No question is running."""
 
 
-class Desk:
+class JudgeQueue:
     """A protocols.Judge whose weights stay on the devices: open questions, and replies that nobody has taken yet.
 
     A dispatch costs nearly the same for few questions as for many, so questions begin in batches.
@@ -118,7 +119,7 @@ class Desk:
         self._spent_s += time.monotonic() - begun
 
 
-class SleepingDesk(Desk):
+class SleepingJudgeQueue(JudgeQueue):
     """A protocols.Judge whose weights wait in host memory, and come to the devices for a batch of questions.
 
     It wakes where a batch waits and a slot is free. It then replies to all questions that wait, and sleeps.
@@ -150,7 +151,7 @@ class Judged:
     """Adds verdicts to the records of rollouts. Every process of a job calls it alike.
 
     Args:
-      desk: has the questions of every pool.
+      queue: has the questions of every pool.
       request: makes the question about a rollout, or gives None where it is too long.
       text: of a reply.
       question: reads the verdict.
@@ -160,7 +161,7 @@ class Judged:
 
     def __init__(
         self,
-        desk: Desk,
+        queue: JudgeQueue,
         request: Callable[[Rollout], Request | None],
         text: Callable[[Rollout], str],
         question: Question,
@@ -168,7 +169,7 @@ class Judged:
         *,
         alone: bool,
     ):
-        self.desk, self._request, self._text, self._question = desk, request, text, question
+        self.queue, self._request, self._text, self._question = queue, request, text, question
         self._weight, self._alone = weight, alone
         self._asked: dict[RolloutId, RolloutId | None] = {}  # rollout -> its question; None: it is too long
         self._counts: Counter[str] = Counter()
@@ -179,7 +180,7 @@ class Judged:
         request = self._request(rollout)
         self._asked[rollout.id] = request and request.rollout_id
         if request:
-            self.desk.ask(request)
+            self.queue.ask(request)
 
     def added(self, rollouts: Sequence[Rollout], records: Sequence[Mapping]) -> list[Mapping]:
         """Returns the records with their verdicts. Where a reward function failed, nothing is added."""
@@ -188,7 +189,7 @@ class Judged:
         for rollout in judged:
             if rollout.id not in self._asked:
                 self.start(rollout)
-        self.desk.answer([asked for rollout in judged if (asked := self._asked[rollout.id])])
+        self.queue.answer([asked for rollout in judged if (asked := self._asked[rollout.id])])
         out = [self._with_verdict(rollout, record) for rollout, record in pairs]
         for record in out:
             self._counts["questions"] += "verdict" in record
@@ -196,7 +197,7 @@ class Judged:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Returns counts since the last call: rollouts that were asked about, and tokens of the replies."""
+        """Returns counts since the last call: rollouts with a question, also one that is too long to ask, and tokens of the replies."""
         out = {f"judge/{name}": float(self._counts[name]) for name in ("questions", "reply_tokens")}
         self._counts.clear()
         return out
@@ -209,7 +210,7 @@ class Judged:
             self._forget(rollout.id)
             return record
         asked = self._asked.pop(rollout.id)
-        reply = self.desk.take(asked) if asked else None
+        reply = self.queue.take(asked) if asked else None
         text = self._text(reply) if reply else ""
         whole = reply is not None and reply.finish is not Finish.LENGTH
         told: dict[str, Any] = {"verdict": self._question.verdict(text) if whole else None, "reply": text[-_SHOWN:]}
@@ -225,4 +226,4 @@ class Judged:
         """Takes the question about a rollout back, where one is open."""
         asked = self._asked.pop(id, None)
         if asked:
-            self.desk.withdraw(asked)
+            self.queue.withdraw(asked)

@@ -7,14 +7,12 @@ in OpenAI's error form.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -22,7 +20,7 @@ from starlette.routing import Route
 from jaxrl_post.serve import asked as bodies
 from jaxrl_post.serve.asked import Asked
 from jaxrl_post.serve.choices import Choice
-from jaxrl_post.serve.exchange import Door, body, event, failed, refused, unrouted
+from jaxrl_post.serve.exchange import body, door, event, failed, lifespan, refused, unrouted
 from jaxrl_post.serve.forms import Chat, Completion
 from jaxrl_post.serve.refusal import Refusal
 from jaxrl_post.serve.service import GONE, Service, Ticket
@@ -35,14 +33,6 @@ def app(service: Service, token: str) -> Starlette:
     """Returns the application. An empty token lets everybody in."""
     endpoints = Endpoints(service)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        service.start()
-        try:
-            yield
-        finally:
-            await service.stop()
-
     routes = [
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
@@ -53,8 +43,8 @@ def app(service: Service, token: str) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        lifespan=lifespan,
-        middleware=[Middleware(Door, token=token)],
+        lifespan=lifespan(service),
+        middleware=[door(token)],
         exception_handlers={Refusal: refused, HTTPException: unrouted(_PATHS), 500: failed},
     )
 

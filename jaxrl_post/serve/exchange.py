@@ -5,12 +5,14 @@ Every refusal is one sentence in OpenAI's error form.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,23 +20,57 @@ from jaxrl_post import json_text
 from jaxrl_post.serve.refusal import Refusal, error
 
 LONGEST_BODY = 16 << 20  # bytes
-_OPEN = ("/health",)  # needs no token
 
 
 class Door:
-    """Lets requests in that carry the token."""
+    """Lets requests in that carry the key.
 
-    def __init__(self, inner: Any, token: str):
-        self._inner, self._wanted = inner, f"Bearer {token}".encode() if token else b""
+    Args:
+      key: without one, everybody is let in.
+      header: that carries it, behind `prefix`.
+      free: paths that need no key.
+      refusal: the response to others.
+    """
+
+    def __init__(self, inner: Any, *, key: str, header: str, prefix: str, free: Sequence[str], refusal: Response):
+        self._inner, self._header, self._free, self._refusal = inner, header.encode(), free, refusal
+        self._wanted = f"{prefix}{key}".encode() if key else b""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and self._wanted and scope["path"] not in _OPEN:
-            given = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["type"] == "http" and self._wanted and scope["path"] not in self._free:
+            given = dict(scope["headers"]).get(self._header, b"")
             if not hmac.compare_digest(given, self._wanted):
-                sentence = "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it"
-                response = JSONResponse(error(401, sentence), 401, headers={"WWW-Authenticate": "Bearer"})
-                return await response(scope, receive, send)
+                return await self._refusal(scope, receive, send)
         await self._inner(scope, receive, send)
+
+
+def door(token: str) -> Middleware:
+    """Returns the door of OpenAI's interface: a bearer token, and /health for everybody."""
+    sentence = "the token is missing or wrong: send the header Authorization: Bearer TOKEN, as the server printed it"
+    refusal = JSONResponse(error(401, sentence), 401, headers={"WWW-Authenticate": "Bearer"})
+    return Middleware(Door, key=token, header="authorization", prefix="Bearer ", free=("/health",), refusal=refusal)
+
+
+class Serviced(Protocol):
+    """What an application serves: it begins and ends with it, in the event loop."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def lifespan(service: Serviced) -> Callable[[Any], contextlib.AbstractAsyncContextManager[None]]:
+    """Returns what starts a service with its application, and stops it at the end."""
+
+    @contextlib.asynccontextmanager
+    async def alive(_: Any) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    return alive
 
 
 async def body(request: Request) -> dict[str, Any]:

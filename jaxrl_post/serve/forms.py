@@ -131,12 +131,7 @@ class Chat(Completion):
         """Returns log-probs (nats) of the sampled tokens under the sampling law."""
         if not self.asked.logprobs:
             return None
-        texts = [self.words.decode([token], skip_special=False) for token in news.tokens]
-        told = [
-            {"token": text, "logprob": logprob, "bytes": utf8(text), "top_logprobs": []}
-            for text, logprob in zip(texts, news.logprobs)
-        ]
-        return {"content": told, "refusal": None}
+        return chat_scores(self.words, news.tokens, news.logprobs)
 
     def _message(self, one: Choice) -> dict[str, Any]:
         """Returns an assistant's message, with the calls in its text where there are tools."""
@@ -158,9 +153,24 @@ def usage(choices: Sequence[Choice]) -> dict[str, int]:
     """Returns counts of tokens. A prompt counts once, however many samples it has."""
     prompts = {id(one.prompt): one.prompt.tokens.size for one in choices}
     read, written = sum(prompts.values()), sum(len(one.tokens) for one in choices)
+    return counted(read, written)
+
+
+def counted(read: int, written: int) -> dict[str, int]:
+    """Returns counts of tokens of prompts and of rollouts, in the form of an API."""
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def utf8(text: str) -> list[int] | None:
+def chat_scores(words: Tokenizer, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    """Returns log-probs (nats) of tokens, in the form of a chat."""
+    texts = [words.decode([token], skip_special=False) for token in tokens]
+    told = [
+        {"token": text, "logprob": logprob, "bytes": _utf8(text), "top_logprobs": []}
+        for text, logprob in zip(texts, logprobs, strict=True)
+    ]
+    return {"content": told, "refusal": None}
+
+
+def _utf8(text: str) -> list[int] | None:
     """Returns the bytes of a token, or None where its text is a part of a character."""
     return None if "\ufffd" in text else list(text.encode())

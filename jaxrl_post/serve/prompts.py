@@ -6,7 +6,6 @@ that of its prompt wherever it stands.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,5 +77,4 @@ class Reading:
         for token in ids:
             if not 0 <= token <= last:
                 raise wrong(name, token, f"token ids from 0 to {last}", str(min(max(token, 0), last)))
-        tokens = np.array(ids, np.int32)
-        return Prompt(id=hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest(), tokens=tokens)
+        return Prompt.of_tokens(np.array(ids, np.int32))

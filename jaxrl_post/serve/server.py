@@ -6,24 +6,20 @@ every token is the one that the weights of its version sample behind the text be
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import socket
 from collections.abc import Callable
 from typing import Any
-
-import uvicorn
 
 from jaxrl_post.engine.host.swap_policy import SwapPolicy
 from jaxrl_post.launch import inputs, saved_policy
 from jaxrl_post.launch.policy import Policy
 from jaxrl_post.serve.app import app
 from jaxrl_post.serve.followed_run import FollowedRun
+from jaxrl_post.serve.http_server import CLOSING_S, HttpServer
 from jaxrl_post.serve.listening import address
 from jaxrl_post.serve.service import Service
 
-_CLOSING_S = 5  # for open responses when the server is stopped
-_IDLE_S = 75  # of a connection without a request, as nginx has it
 Following = Callable[..., FollowedRun]
 
 
@@ -52,14 +48,7 @@ class Server:
         self.service = Service(policy, self.engine, say=say, **how)
         self._run = self._follower(following, version, say) if following else None
         self._token, self._say = token, say
-        how_served = uvicorn.Config(
-            app(self.service, token),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=_CLOSING_S,
-            timeout_keep_alive=_IDLE_S,
-        )
-        self._http = uvicorn.Server(how_served)
+        self._http = HttpServer(app(self.service, token))
 
     def _follower(self, following: Following, version: int, say: Callable[[str], object]) -> FollowedRun:
         gauges = self.service.gauges
@@ -76,26 +65,15 @@ class Server:
         if self._run is not None:
             self._run.start()
         try:
-            asyncio.run(self._until_the_end(listening))
+            self._http.run(listening, self.service.failed)
         finally:
             if self._run is not None:
-                self._run.stop(_CLOSING_S)
+                self._run.stop(CLOSING_S)
         return int(self.service.broken)
 
     def stop(self) -> None:
         """Ends the server. It may be called in any thread."""
-        self._http.should_exit = True
-
-    async def _until_the_end(self, listening: socket.socket) -> None:
-        """Serves. An engine that fails ends the server, too."""
-
-        async def watch() -> None:
-            await self.service.failed.wait()
-            self.stop()
-
-        watcher = asyncio.create_task(watch())
-        await self._http.serve(sockets=[listening])
-        watcher.cancel()
+        self._http.stop()
 
 
 def following(run: str, policy: Policy, start: inputs.PolicyFiles, every_s: float) -> Following:

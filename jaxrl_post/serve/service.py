@@ -27,7 +27,7 @@ from jaxrl_post.serve.engine_thread import EngineThread, Lost, Piece, Told, Work
 from jaxrl_post.serve.gauges import Gauges
 from jaxrl_post.serve.prompts import Reading
 from jaxrl_post.serve.refusal import Refusal
-from jaxrl_post.types import MOST_ENDS, Prompt, Request, RolloutId, Sampling
+from jaxrl_post.types import MOST_ENDS, Prompt, Request, RolloutId, Sampling, served_seed
 
 _SEED_BITS = 48  # of a seed that the server draws: JSON readers of every language keep such a number exactly
 _STOP_S = 30.0  # for the last dispatch
@@ -195,7 +195,7 @@ class Service:
                 Request(
                     rollout_id=RolloutId(serial, "eval", 0, prompt.id, sample),
                     prompt=prompt,
-                    seed=RolloutId(ticket.seed, "eval", 0, prompt.id, sample).seed(),
+                    seed=served_seed(ticket.seed, prompt.id, sample),
                     max_tokens=asked.max_tokens or self.policy.room(prompt),
                     sampling=ticket.law,
                     replica=replica,

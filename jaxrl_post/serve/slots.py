@@ -10,7 +10,6 @@ prompts that the engine can never serve.
 from __future__ import annotations
 
 import collections
-import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxrl_post.engine.host.row_host import RowHost
-from jaxrl_post.types import Prompt, Request, RolloutId, Sampling
+from jaxrl_post.types import Prompt, Request, RolloutId, Sampling, served_seed
 
 TOKEN, VALID, LENGTH = range(3)  # columns of `read`
 ENDED = np.iinfo(np.int32).max  # the length of a slot whose request has ended: above every limit of a caller
@@ -44,11 +43,6 @@ class _Held:
             return 0, 0, ENDED
         self.given += 1
         return self.unread.popleft(), 1, self.given
-
-
-def named(tokens: np.ndarray) -> str:
-    """Returns the id of the prompt with these tokens, int32[T]."""
-    return hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
 
 
 class Slots:
@@ -111,11 +105,11 @@ class Slots:
 
     def _request(self, tokens: np.ndarray, slot: int) -> Request:
         """Returns the request of a prompt. Its name tells requests of one prompt apart, and its noise does not."""
-        name = named(tokens)
+        prompt = Prompt.of_tokens(tokens)
         return Request(
-            rollout_id=RolloutId(self._seed, "eval", 0, name, next(self._number)),
-            prompt=Prompt(id=name, tokens=tokens),
-            seed=RolloutId(self._seed, "eval", 0, name, 0).seed(),
+            rollout_id=RolloutId(self._seed, "eval", 0, prompt.id, next(self._number)),
+            prompt=prompt,
+            seed=served_seed(self._seed, prompt.id, 0),
             max_tokens=self._engine.sizes.max_length - tokens.size,
             sampling=self._law,
             replica=slot % self._engine.sizes.replicas,

@@ -6,14 +6,15 @@ running or waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
+from jaxrl_post.engine.host.around import AroundEngine
 from jaxrl_post.sim.answers import Answers
 from jaxrl_post.sim.engine import SimEngine
-from jaxrl_post.types import Capacity, Layout, Request, Rollout, RolloutId
+from jaxrl_post.types import Layout
 
 
-class SimElastic:
+class SimElastic(AroundEngine):
     """A protocols.Engine over one engine per layout. It starts with the first. `move_s`: seconds of a relayout."""
 
     def __init__(self, engines: Mapping[Layout, SimEngine], *, move_s: float = 0.0):
@@ -26,22 +27,6 @@ class SimElastic:
         return self._engines[self.layout]
 
     @property
-    def capacity(self) -> Capacity:
-        return self._engine.capacity
-
-    @property
-    def clock(self) -> int:
-        return self._engine.clock
-
-    @property
-    def version(self) -> int:
-        return self._engine.version
-
-    @property
-    def pending(self) -> int:
-        return self._engine.pending
-
-    @property
     def seconds(self) -> float:
         """Returns the simulated seconds since the start."""
         return self._engine.seconds
@@ -50,18 +35,6 @@ class SimElastic:
     def answers(self) -> Answers:
         """Returns the source of lengths and tokens."""
         return self._engine.answers
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        self._engine.submit(requests)
-
-    def park(self, ids: Iterable[RolloutId]) -> list[Rollout]:
-        return self._engine.park(ids)
-
-    def step(self) -> list[Rollout]:
-        return self._engine.step()
-
-    def swap(self, params: object, version: int) -> None:
-        self._engine.swap(params, version)
 
     def relayout(self, layout: Layout) -> None:
         if layout == self.layout:

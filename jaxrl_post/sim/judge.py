@@ -1,6 +1,6 @@
 """A judge beside a simulated engine: on the same devices, or on devices of its own.
 
-Questions are asked and joined by the desk of a real run (rewards/judged.py). Invariant: seconds are those of the two
+Questions are asked and joined by the queue of a real run (rewards/judged.py). Invariant: seconds are those of the two
 simulated engines. A question is as long as the response and `question` tokens more, which are prefilled. Replies have
 lengths of a log-normal law.
 """
@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxrl_post.rewards.judged import Desk
+from jaxrl_post.rewards.judged import JudgeQueue
 from jaxrl_post.sim.engine import SimEngine
 from jaxrl_post.sim.laws import LogNormal
 from jaxrl_post.sim.rewards import SimRewards
@@ -34,7 +34,7 @@ class Timed(Protocol):
     seconds: float
 
 
-class Beside(Desk):
+class Beside(JudgeQueue):
     """A judge on the devices of the policy: for each step of the policy it makes at most one, where a slot is free.
 
     `seconds`: of both engines, one after the other.
@@ -60,7 +60,7 @@ class Beside(Desk):
             steps -= self._judge.clock - before
 
 
-class Apart(Desk):
+class Apart(JudgeQueue):
     """A judge on devices of its own, which works while the policy generates.
 
     `seconds`: of the policy, and those that it waited for the last verdicts of a group.
@@ -99,15 +99,15 @@ class JudgedRewards:
       replicas: of the judge.
     """
 
-    def __init__(self, inner: SimRewards, desk: Desk, *, question: int, cap: int, longest: int, replicas: int):
-        self._inner, self.desk, self._question, self._cap, self._replicas = inner, desk, question, cap, replicas
+    def __init__(self, inner: SimRewards, queue: JudgeQueue, *, question: int, cap: int, longest: int, replicas: int):
+        self._inner, self.queue, self._question, self._cap, self._replicas = inner, queue, question, cap, replicas
         self._blank = frozen(np.zeros(question + longest, np.int32))
         self._count = 0
 
     def start(self, rollout: Rollout) -> None:
         """Asks about a rollout."""
         id = _asked(rollout.id)
-        self.desk.ask(
+        self.queue.ask(
             Request(
                 rollout_id=id,
                 prompt=Prompt(id="/".join(map(str, id)), tokens=self._blank[: self._question + len(rollout)]),
@@ -123,9 +123,9 @@ class JudgedRewards:
     def join(self, group: Group) -> Group:
         """Returns the scored group, once its questions are answered."""
         ids = [_asked(rollout.id) for rollout in group.rollouts]
-        self.desk.answer(ids)
+        self.queue.answer(ids)
         for id in ids:
-            self.desk.take(id)
+            self.queue.take(id)
         return self._inner.join(group)
 
     def metrics(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_post.engine import step_cost as cost
+from jaxrl_post.rewards.judged import BATCHES
 from jaxrl_post.scheduler.forecast import ReplicaCapacity
 from jaxrl_post.scheduler.learner_pace import Interleaved, Pace, Split
 from jaxrl_post.sim import judge as judges
@@ -26,7 +27,6 @@ from jaxrl_post.types import Layout
 
 _ENDLESS = 1 << 53  # tokens
 JUDGE_CAP = 8  # the longest reply, in mean ones
-JUDGE_BATCHES = 4  # of its slots, as in launch/judges.py
 
 
 def prompts(given: Simulation) -> workloads.Prompts:
@@ -122,17 +122,17 @@ def judge(given: Simulation, policy: SimEngine | SimElastic) -> judges.Beside | 
         pace=paces.LockStep(steps),
     )
     most, make = c.slots * replicas, judges.Beside if about.place == "beside" else judges.Apart
-    return make(made, most, most // JUDGE_BATCHES, policy)
+    return make(made, most, -(-most // BATCHES), policy)
 
 
-def rewards(given: Simulation, records: Sequence[Lengths], desk: judges.Beside | judges.Apart | None) -> Any:
+def rewards(given: Simulation, records: Sequence[Lengths], queue: judges.Beside | judges.Apart | None) -> Any:
     """Returns what scores rollouts, after the judge where there is one."""
     plain = SimRewards(slope=given.reward_slope, records=records)
-    if desk is None:
+    if queue is None:
         return plain
     return judges.JudgedRewards(
         plain,
-        desk,
+        queue,
         question=given.judge.question,
         cap=int(JUDGE_CAP * given.judge.reply),
         longest=given.workload.cap,

@@ -21,6 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from killed import CONVERSING, Runs, end, steps
+
 MINUTES = 8.0
 SOURCES = ("scripts/agents/*.py", "configs/turns_policy/*")
 
@@ -36,17 +38,7 @@ COMMAND = (
     "--config=configs/demo_agents.py",
     f"--config.steps={STEPS}",
     f"--config.checkpoint.every={EVERY}",
-    "--config.scheduler.name=pipeline",
-    "--config.scheduler.max_staleness=2",
-    "--config.scheduler.ahead=8",
-    "--config.scheduler.max_unscored=24",
-    "--config.scheduler.prompts=8",
-    "--config.scheduler.group_size=4",
-    "--config.engine.slots=16",
-    "--config.engine.row_sizes=(64,)",
-    "--config.eval.prompts=4",
-    "--config.checkpoint.keep_last=5",
-    "--config.environment.delay=20",
+    *CONVERSING,
 )
 
 
@@ -185,8 +177,6 @@ def _counted(run: Path) -> tuple[int, int]:
 
 
 def _killed(record, here: Path) -> None:
-    from killed import Runs, steps
-
     port = _free_port()
     runs = Runs(record, here, [*COMMAND, f"--config.environment.arguments.port={port}"], STEPS)
     with _Harnesses(record, port):
@@ -213,8 +203,6 @@ def _killed(record, here: Path) -> None:
 
 def _harness_killed(record, runs, port: int) -> None:
     """Kills the harness after steps of the run, and begins another process at once."""
-    from killed import end
-
     run, kills = runs.here / "harness", 0
     with _Harnesses(record, port, f"--late={LATE_S}") as harness:
         process = runs.begin(run.name)

@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from killed import CONVERSING, Runs, steps
+
 MINUTES = 12.0
 
 LIMIT_S = 3000.0  # of one run, on a busy machine
@@ -27,17 +29,7 @@ KILLED = (
     "--config=configs/demo_calculator.py",
     f"--config.steps={STEPS}",
     f"--config.checkpoint.every={EVERY}",
-    "--config.scheduler.name=pipeline",
-    "--config.scheduler.max_staleness=2",
-    "--config.scheduler.ahead=8",
-    "--config.scheduler.max_unscored=24",
-    "--config.scheduler.prompts=8",
-    "--config.scheduler.group_size=4",
-    "--config.engine.slots=16",
-    "--config.engine.row_sizes=(64,)",
-    "--config.eval.prompts=4",
-    "--config.checkpoint.keep_last=5",
-    "--config.environment.delay=20",
+    *CONVERSING,
 )
 BROKEN = '''
 """A calculator that fails for one problem in four, in its second turn."""
@@ -204,8 +196,6 @@ def _restarted(turns, shared) -> dict:
 
 
 def _killed(record) -> None:
-    from killed import Runs, steps
-
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(record, Path(folder), KILLED, STEPS)
         runs.finish("whole")

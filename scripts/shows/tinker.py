@@ -1,9 +1,9 @@
-"""The Tinker SDK's supervised and RL loops learn on the demo policy, and two clients at once get the bits of each alone.
+"""A supervised and an RL loop of the Tinker SDK learn on the demo policy, and two clients at once get the bits of each alone.
 
 The SDK, at the version of docs/tinker.md, runs in an environment of its own below .cache/peers/. It reaches
 `python -m jaxrl_post tinker`, and no hub: the tokenizer is the policy's own.
 
-- supervised, rl: scripts/tinker_loops.py runs the loops of the SDK's documentation. The loss falls, the reward rises.
+- supervised, rl: scripts/tinker_loops.py runs loops written after the SDK's documentation. The loss falls, the reward rises.
 - scored: log-probs, losses and norms of gradients are compared with this project's learner, which is called directly with the
   same tokens, in another process.
 - small: every number of two clients, alone and at the same time.

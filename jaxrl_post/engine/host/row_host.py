@@ -232,7 +232,7 @@ class RowHost:
                 f"{self.cost.digest} ({self.cost.source}), which gives other row sizes; use the first"
             )
         self.reset()
-        self._age, self._clock, self._growth = state["age"], self._clock | dict(state["clock"]), state["growth"]
+        self._age, self._clock, self._growth = state["age"], dict(state["clock"]), state["growth"]
         self.counters.load_state_dict(state["counts"])
         self.row_sizes = tuple(state["row_sizes"])
         self.drafting.load_state_dict(state["drafting"])

@@ -14,19 +14,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from jaxrl_post.engine.host.around import AroundEngine
 from jaxrl_post.engine.host.sequence import from_request_state, to_request_state
 from jaxrl_post.protocols import Engine, Environments
-from jaxrl_post.types import PER_TOKEN, Capacity, Finish, Layout, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import PER_TOKEN, Finish, Prompt, Request, Rollout, RolloutId
 
 _ENDS = (Finish.EOS, Finish.STOP)
 
 
-class Turns:
+class Turns(AroundEngine):
     """A protocols.Engine over another one, whose rollouts are whole conversations.
+
+    A conversation between two turns has no slot. At a swap, turns that have ended keep their tokens and versions.
 
     Args:
       delay: engine steps from the end of a turn to its continuation. Turns of evaluation are joined before the next
@@ -41,21 +43,6 @@ class Turns:
         self._former: dict[RolloutId, Rollout] = {}  # whose later turns are still to be verified
 
     # ---- protocols.Engine
-
-    @property
-    def capacity(self) -> Capacity:
-        """Returns free slots and pages. A conversation between two turns has no slot."""
-        return self._engine.capacity
-
-    @property
-    def clock(self) -> int:
-        """Returns the engine steps of training rollouts so far."""
-        return self._engine.clock
-
-    @property
-    def version(self) -> int:
-        """Returns the version of the weights."""
-        return self._engine.version
 
     @property
     def pending(self) -> int:
@@ -106,14 +93,6 @@ class Turns:
         for rollout in finished:
             self._forget(rollout.id)
         return sorted(finished, key=lambda rollout: (rollout.finish_clock, rollout.id))
-
-    def swap(self, params: Any, version: int) -> None:
-        """Uses new weights; see protocols.Engine. Turns that have ended keep their tokens and versions."""
-        self._engine.swap(params, version)
-
-    def relayout(self, layout: Layout) -> None:
-        """Uses another layout; see protocols.Engine."""
-        self._engine.relayout(layout)
 
     def state_dict(self) -> dict:
         """Returns every conversation as plain values and arrays, without what the engine itself holds."""

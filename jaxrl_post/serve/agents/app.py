@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -30,7 +29,6 @@ from jaxrl_post.serve import asked as bodies
 from jaxrl_post.serve import exchange, fields
 from jaxrl_post.serve.agents.turn_form import TurnForm
 from jaxrl_post.serve.asked import Asked
-from jaxrl_post.serve.exchange import Door, unrouted
 from jaxrl_post.serve.refusal import Refusal, error, wrong
 
 LONGEST_S = 600.0  # of a request that waits
@@ -72,11 +70,11 @@ def app(sessions: Sessions, about: About, token: str) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Door, token=token)],
+        middleware=[exchange.door(token)],
         exception_handlers={
             Refusal: exchange.refused,
             NotPlayed: _not_played,
-            HTTPException: unrouted(_PATHS),
+            HTTPException: exchange.unrouted(_PATHS),
             500: exchange.failed,
         },
     )

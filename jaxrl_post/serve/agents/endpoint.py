@@ -6,7 +6,6 @@ hears that the run has ended. If the server fails, the run ends, too.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -21,8 +20,6 @@ from jaxrl_post.rewards.environments import harness
 from jaxrl_post.rewards.environments.sessions import Sessions
 from jaxrl_post.serve import listening
 
-_CLOSING_S = 5  # for open responses when the run ends
-_IDLE_S = 75  # of a connection without a request, as nginx has it
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -51,31 +48,22 @@ class Served:
     """An application that is served in a thread, from now on."""
 
     def __init__(self, sessions: Sessions, application: Any, heard: socket.socket):
-        import uvicorn
+        from jaxrl_post.serve.http_server import CLOSING_S, HttpServer
 
-        self._sessions, self._heard = sessions, heard
-        self._http = uvicorn.Server(
-            uvicorn.Config(
-                application,
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=_CLOSING_S,
-                timeout_keep_alive=_IDLE_S,
-            )
-        )
+        self._sessions, self._heard, self._closing_s = sessions, heard, CLOSING_S
+        self._http = HttpServer(application, lifespan="off")
         self._thread = threading.Thread(target=self._run, name="harness", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Ends all sessions, and the server behind its open responses."""
         self._sessions.stop("the run has ended")
-        self._http.should_exit = True
-        self._thread.join(2 * _CLOSING_S)
+        self._http.stop()
+        self._thread.join(2 * self._closing_s)
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._http.serve(sockets=[self._heard]))
+            self._http.run(self._heard)
         finally:
             self._sessions.stop("its server has ended; the traceback above says why")
 

@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl_post.data.tokenizer import Tokenizer
 from jaxrl_post.rewards.environments.session import Spoken
 from jaxrl_post.serve.asked import Asked
-from jaxrl_post.serve.forms import utf8
+from jaxrl_post.serve.forms import chat_scores, counted
 
 
 class TurnForm:
@@ -70,12 +70,7 @@ class TurnForm:
         """Returns log-probs (nats) of the sampled tokens under the sampling law of the run."""
         if not self._asked.logprobs:
             return None
-        texts = [self._words.decode([token], skip_special=False) for token in self._spoken.tokens.tolist()]
-        told = [
-            {"token": text, "logprob": logprob, "bytes": utf8(text), "top_logprobs": []}
-            for text, logprob in zip(texts, self._spoken.logprobs.tolist(), strict=True)
-        ]
-        return {"content": told, "refusal": None}
+        return chat_scores(self._words, self._spoken.tokens.tolist(), self._spoken.logprobs.tolist())
 
     def _ids(self) -> dict[str, Any]:
         if not self._asked.token_ids:
@@ -87,5 +82,4 @@ class TurnForm:
         }
 
     def _usage(self) -> dict[str, int]:
-        read, written = self._spoken.before.size, self._spoken.tokens.size
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return counted(self._spoken.before.size, self._spoken.tokens.size)

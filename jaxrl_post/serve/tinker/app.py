@@ -6,10 +6,8 @@ sentence with a status of HTTP.
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,7 +24,6 @@ from jaxrl_post.serve.tinker.service import Service
 ROOT = "/api/v1"
 LONGEST_BODY = 64 << 20  # bytes; a client sends at most 500,000 numbers at a time
 WAIT_S = 30.0  # of a request for a result; the client's own limit is 45 s
-_OPEN = (f"{ROOT}/healthz",)  # needs no key
 _OFF = (
     "parallel_fwdbwd_chunks",
     "proto_write_fwdbwd",
@@ -56,14 +53,6 @@ def app(service: Service, key: str) -> Starlette:
     """Returns the application. An empty key lets everybody in."""
     endpoints = Endpoints(service)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        service.start()
-        try:
-            yield
-        finally:
-            await service.stop()
-
     routes = [Route(f"{ROOT}/{name}", endpoints.called(getattr(service, name)), methods=["POST"]) for name in _POSTS]
     routes += [
         Route(f"{ROOT}/retrieve_future", endpoints.retrieve_future, methods=["POST"]),
@@ -75,25 +64,17 @@ def app(service: Service, key: str) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        lifespan=lifespan,
-        middleware=[Middleware(Door, key=key)],
+        lifespan=exchange.lifespan(service),
+        middleware=[_door(key)],
         exception_handlers={Refusal: _refused, HTTPException: _unrouted, 500: _failed},
     )
 
 
-class Door:
-    """Lets requests in that carry the key."""
-
-    def __init__(self, inner: Any, key: str):
-        self._inner, self._wanted = inner, key.encode()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and self._wanted and scope["path"] not in _OPEN:
-            given = dict(scope["headers"]).get(b"x-api-key", b"")
-            if not hmac.compare_digest(given, self._wanted):
-                sentence = "the key is missing or wrong: set TINKER_API_KEY to the key that the server printed"
-                return await _told({"detail": sentence}, 401)(scope, receive, send)
-        await self._inner(scope, receive, send)
+def _door(key: str) -> Middleware:
+    """Returns the door of the API: a key, and /healthz for everybody."""
+    sentence = "the key is missing or wrong: set TINKER_API_KEY to the key that the server printed"
+    refusal = _told({"detail": sentence}, 401)
+    return Middleware(exchange.Door, key=key, header="x-api-key", prefix="", free=(f"{ROOT}/healthz",), refusal=refusal)
 
 
 class Endpoints:

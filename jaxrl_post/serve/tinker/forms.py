@@ -83,10 +83,6 @@ def _inside(readers: Mapping[str, fields.Reader], *needed: str) -> fields.Reader
     return reader
 
 
-def _flags(name: str, value: Any) -> bool:
-    return fields.truth(name, value)
-
-
 # ---- tensors and datums
 
 
@@ -241,7 +237,7 @@ def adam(name: str, value: Any) -> Adam:
 _LORA: dict[str, fields.Reader] = {
     "rank": fields.whole(0, LARGEST_RANK),
     "seed": fields.whole(0, _WHOLE),
-    **dict.fromkeys(("train_unembed", *_GROUPS), _flags),
+    **dict.fromkeys(("train_unembed", *_GROUPS), fields.truth),
 }
 
 
@@ -277,7 +273,7 @@ SAMPLE: dict[str, fields.Reader] = {
     "prompt": tokens,
     "num_samples": fields.whole(1, MOST_SAMPLES),
     "sampling_params": _inside(_LAW),
-    "prompt_logprobs": _flags,
+    "prompt_logprobs": fields.truth,
     **dict.fromkeys(
         ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"), fields.only(0, _NO_OTHERS)
     ),

@@ -20,12 +20,11 @@ from jaxrl_post.launch.policy import Policy
 from jaxrl_post.models import decoder, lora
 from jaxrl_post.models.model_config import Lora
 from jaxrl_post.parallel import mesh as meshes
-from jaxrl_post.serve.slots import named
 from jaxrl_post.serve.tinker.datums import Datum
 from jaxrl_post.serve.tinker.forms import Ask
 from jaxrl_post.serve.tinker.snapshots import Snapshots
 from jaxrl_post.serve.tinker.trainer import Trainer
-from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId
+from jaxrl_post.types import Finish, Prompt, Request, Rollout, RolloutId, served_seed
 
 BASE = ""  # the path of the base's own weights
 
@@ -131,14 +130,14 @@ class Sampler:
 
     def _requests(self, sampling: Sampling) -> list[Request]:
         """Returns a request of the engine for each sample. Their noise does not depend on who else asks."""
-        ask, name, serial = sampling.ask, named(sampling.ask.prompt), next(self._numbers)
-        prompt = Prompt(id=name, tokens=ask.prompt)
+        ask, serial = sampling.ask, next(self._numbers)
+        prompt = Prompt.of_tokens(ask.prompt)
         room = self._policy.config.engine.max_length - prompt.tokens.size
         return [
             Request(
-                rollout_id=RolloutId(serial, "eval", 0, name, sample),
+                rollout_id=RolloutId(serial, "eval", 0, prompt.id, sample),
                 prompt=prompt,
-                seed=RolloutId(sampling.seed, "eval", 0, name, sample).seed(),
+                seed=served_seed(sampling.seed, prompt.id, sample),
                 max_tokens=ask.max_tokens or room,
                 sampling=self._policy.law(ask.law),
                 replica=next(self._replicas) % self._policy.replicas,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import socket
 from collections.abc import Callable
@@ -11,11 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import uvicorn
 
 from jaxrl_post.config import Config
 from jaxrl_post.launch import build, inputs
 from jaxrl_post.launch.policy import Policy
+from jaxrl_post.serve.http_server import HttpServer
 from jaxrl_post.serve.listening import address
 from jaxrl_post.serve.tinker.app import app
 from jaxrl_post.serve.tinker.forms import Limits
@@ -24,9 +23,6 @@ from jaxrl_post.serve.tinker.service import Service
 from jaxrl_post.serve.tinker.snapshots import Snapshots
 from jaxrl_post.serve.tinker.trainer import Trainer
 from jaxrl_post.trainer import programs
-
-_CLOSING_S = 5  # for open responses when the server is stopped
-_IDLE_S = 75  # of a connection without a request, as nginx has it
 
 
 class Server:
@@ -60,36 +56,18 @@ class Server:
             trainer, sampler, snapshots, limits, name=name, tokenizer=str(files.place.resolve()), say=say, **how
         )
         self._key, self._say = key, say
-        how_served = uvicorn.Config(
-            app(self.service, key),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=_CLOSING_S,
-            timeout_keep_alive=_IDLE_S,
-        )
-        self._http = uvicorn.Server(how_served)
+        self._http = HttpServer(app(self.service, key))
 
     def serve(self, listening: socket.socket) -> int:
         """Serves at a socket until a signal, `stop`, or the end of the devices' thread. Returns the exit code."""
         self._say(f"serving {self.service.name} to the Tinker SDK at {address(listening)}")
         self._say(f"key {self._key}" if self._key else "no key is asked for: whoever reaches the port is served")
-        asyncio.run(self._until_the_end(listening))
+        self._http.run(listening, self.service.failed)
         return int(self.service.broken)
 
     def stop(self) -> None:
         """Ends the server. It may be called in any thread."""
-        self._http.should_exit = True
-
-    async def _until_the_end(self, listening: socket.socket) -> None:
-        """Serves. A devices' thread that fails ends the server, too."""
-
-        async def watch() -> None:
-            await self.service.failed.wait()
-            self.stop()
-
-        watcher = asyncio.create_task(watch())
-        await self._http.serve(sockets=[listening])
-        watcher.cancel()
+        self._http.stop()
 
 
 def _trainer(config: Config, files: inputs.PolicyFiles, policy: Policy, params: Any, name: str) -> Trainer:

@@ -12,12 +12,13 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -72,7 +73,8 @@ class Snapshots:
           Refusal: it cannot be written, as where the disk is full. Then nothing is left of it.
         """
         file = self._file(path)
-        leaves = {f"{tree}/{name}": leaf for tree, given in one.trees.items() for name, leaf in _flat(given)}
+        flat = traverse_util.flatten_dict(dict(one.trees), sep="/")
+        leaves = {name: np.ascontiguousarray(leaf) for name, leaf in flat.items()}
         told = {"base": one.base, "mark": one.mark, "lora": one.lora and one.lora._asdict(), "steps": one.steps}
         part = file.with_suffix(".part")
         try:
@@ -112,7 +114,7 @@ class Snapshots:
         _remove(self._file(path))
 
     def _read(self, path: str, *, whole: bool) -> Snapshot:
-        file, trees = self._file(path), {}
+        file = self._file(path)
         if not file.is_file():
             raise _missing(path)
         try:
@@ -121,11 +123,10 @@ class Snapshots:
                 added = told["lora"]
                 given = None if added is None else Lora(**{**added, "targets": tuple(added["targets"])})
                 found = {"base": told["base"], "mark": told["mark"], "lora": given, "steps": told["steps"]}
-                for name in opened.keys() if whole else ():
-                    _put(trees, name.split("/"), opened.get_tensor(name))
+                leaves = {name: opened.get_tensor(name) for name in (opened.keys() if whole else ())}
         except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
             raise Refusal(400, f"{shown(path)} is damaged: {said(error)}; save it again", "path") from error
-        return Snapshot(**found, trees=trees)
+        return Snapshot(**found, trees=traverse_util.unflatten_dict(leaves, sep="/"))
 
     def _file(self, path: str) -> Path:
         """Returns the file of a path.
@@ -149,19 +150,3 @@ def _remove(file: Path) -> None:
 
 def _missing(path: str) -> Refusal:
     return Refusal(404, f"there is no {shown(path)} here; save_state and save_weights_for_sampler return paths", "path")
-
-
-def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the leaves of nested dicts by their paths, joined by "/"."""
-    for name, one in tree.items():
-        if isinstance(one, Mapping):
-            yield from ((f"{name}/{below}", leaf) for below, leaf in _flat(one))
-        else:
-            yield name, np.ascontiguousarray(one)
-
-
-def _put(tree: dict[str, Any], path: list[str], leaf: np.ndarray) -> None:
-    *parents, last = path
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[last] = leaf
