@@ -53,17 +53,14 @@ def pytest_collection_finish(session) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_compilation(request):
+def quick_compilation():
     """Programs are compiled without most optimizations, in half the time; those of children too.
 
-    For files whose tests compare no bits of compiled arithmetic, or the bits of programs that are the same. It holds in
-    the first tier alone: the second one compiles as users do.
+    For files whose tests compare no bits of compiled arithmetic, or the bits of programs that are the same. The second
+    tier finds them in the cache of the first. Engines of the other files, and all shows, are compiled as users do.
     """
     import jax
 
-    if request.config.getoption("-m") != "not extended":
-        yield
-        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)

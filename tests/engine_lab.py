@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import numpy_cached
 import sampler
+import shared_programs
 
 from jaxrl_post.engine import step_cost
 from jaxrl_post.engine.row_engine import EngineSettings, RowEngine
@@ -53,7 +54,8 @@ def made(config: decoder.ModelConfig, params, mesh, **changes) -> RowEngine:
     settings = {
         field.name: given.pop(field.name) for field in dataclasses.fields(EngineSettings) if field.name in given
     }
-    return RowEngine(config, params, mesh, EngineSettings(**settings), **given)
+    with shared_programs.on_demand():
+        return RowEngine(config, params, mesh, EngineSettings(**settings), **given)
 
 
 def requests(

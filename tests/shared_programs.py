@@ -1,12 +1,14 @@
-"""Compiles a program once for all tests of a worker that ask for the same one: engines by sizes and drafter, learners by settings.
+"""Compiles a program once for all tests of a worker that ask for the same one: an engine's by sizes and drafter, learners by settings.
 
 Tracing, lowering and loading from the compilation cache took a third of the CPU seconds of the runs that tests start.
 Two requests are the same where every setting is, and where nothing in the project has been replaced since: a planted
 fault, by monkeypatch or otherwise, is compiled anew. What is shared is a finished program; arrays are never shared.
+An engine that is made within `on_demand` compiles a program when it first runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -20,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(
     f"{ROOT / folder}{os.sep}" for folder in ("jaxrl_post", "kernels", "tests")
 )  # an environment may lie in ROOT
-KEPT = 16  # programs of so many engines and learners stay; a worker's memory is bounded
+KEPT = 64  # so many programs of engines and learners stay; a worker's memory is bounded
 UNTRACED = {
     "checkpoint",
     "chores",
@@ -121,31 +123,54 @@ def share() -> None:
         _share_learners(shelf, Learner)
 
 
+class OnDemand:
+    """Stands for a compiled program that is made when something of it is first asked for."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self._make = make
+
+    @functools.cached_property
+    def _program(self) -> Any:
+        return self._make()
+
+    def __call__(self, *given) -> Any:
+        return self._program(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+
+_WAITING = [False]
+
+
+@contextlib.contextmanager
+def on_demand() -> Iterator[None]:
+    """Lets engines that are made within it compile a program when it first runs: most tests run few of them."""
+    before, _WAITING[0] = _WAITING[0], True
+    try:
+        yield
+    finally:
+        _WAITING[0] = before
+
+
 def _share_engines(shelf: Shelf, programs: type) -> None:
-    real = programs.compile
+    for name in ("_dispatch_program", "_insert_program", "_prefill_program", "_blank_programs", "_upload_programs"):
+        setattr(programs, name, _shared(shelf, name, getattr(programs, name)))
 
+
+def _shared(shelf: Shelf, name: str, real: Callable) -> Callable:
     @functools.wraps(real)
-    def compile(self, params):
-        def make():
-            real(self, params)
-            return [getattr(self, name) for name in ("_dispatches", "_inserts", "_prefills", "_blanks", "_uploads")]
-
+    def program(self, *given):
         sizes = dataclasses.replace(self.sizes, shards=None)  # those follow from the mesh
-        settings = (
-            "engine",
-            self.config,
-            self.mesh,
-            sizes,
-            self.row_sizes,
-            str(self.dtype),
-            self.drafter,
-            described(params),
-        )
-        (dispatches, inserts, prefills, self._blanks, uploads), _ = shelf.ask(settings, make)
-        self._dispatches, self._inserts, self._uploads = dict(dispatches), dict(inserts), dict(uploads)
-        self._prefills = dict(prefills)
+        asked = tuple(described(x) if isinstance(x, dict) else x for x in given)  # weights are a dictionary
+        settings = (name, self.config, self.mesh, sizes, str(self.dtype), *asked)
 
-    programs.compile = compile
+        def ask():
+            return shelf.ask(settings, lambda: real(self, *given))[0]
+
+        return OnDemand(ask) if _WAITING[0] and not name.endswith("s") else ask()
+
+    return program
 
 
 def _share_learners(shelf: Shelf, learner: type) -> None:

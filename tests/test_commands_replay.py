@@ -20,6 +20,8 @@ from jaxrl_post.rewards import records
 from jaxrl_post.telemetry import rollout_log, rollout_names, run_logs
 from jaxrl_post.types import RolloutId
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN = (
     "--config=configs/demo.py",

@@ -31,6 +31,8 @@ from jaxrl_post.trainer.update_gate import Gate
 from jaxrl_post.types import Finish
 
 STEP, LIMIT, ROWS, TOKENS = 3, 20, 8, 32
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ARMS_OF_ALGORITHM = {  # values that are set one at a time; those that the arms choose are in _CHOSEN
     "gamma": ("0.9",),
     "lam": ("0.5",),

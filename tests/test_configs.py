@@ -10,7 +10,8 @@ import pytest
 from jaxrl_post import main
 from jaxrl_post.telemetry import metrics
 
-pytestmark = pytest.mark.extended  # README's config trains in the first tier (test_docs.py)
+# README's config trains in the first tier (test_docs.py)
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SHORT = (

@@ -16,6 +16,8 @@ from jaxrl_post.launch import graders, inputs, reward_trial
 from jaxrl_post.rewards.printed import Printed
 from jaxrl_post.types import Prompt
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = Path(__file__).resolve().parents[1]
 REWARDS = r"""
 from jaxrl_post.rewards import needs_no_truth

@@ -16,7 +16,8 @@ from jaxrl_post import main
 from jaxrl_post.rewards.environments.conversations import TurnScores
 from jaxrl_post.telemetry import metrics
 
-pytestmark = pytest.mark.extended  # test_rewards_sessions.py and test_serve_agents.py have the parts in the first tier
+# test_rewards_sessions.py and test_serve_agents.py have the parts in the first tier
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (

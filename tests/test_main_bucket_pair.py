@@ -21,6 +21,8 @@ from jaxrl_post.commands import fetch
 from jaxrl_post.launch import attempts
 
 __all__ = ["here"]  # a fixture
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 URL = "gs://bucket/runs/pair"
 STEPS = 3
 DYING = """

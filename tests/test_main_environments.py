@@ -14,9 +14,8 @@ from jaxrl_post.rewards.environments.conversations import TurnScores
 from jaxrl_post.telemetry import metrics, rollout_log
 from jaxrl_post.types import Finish
 
-pytestmark = (
-    pytest.mark.extended
-)  # test_engine_host_turns.py and test_rewards_environments.py have the parts in the first tier
+# test_engine_host_turns.py and test_rewards_environments.py have the parts in the first tier
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (

@@ -17,9 +17,8 @@ from jaxrl_post.rewards.judged import SleepingJudgeQueue
 from jaxrl_post.telemetry import metrics
 from jaxrl_post.telemetry.run_logs import groups_of, opened
 
-pytestmark = (
-    pytest.mark.extended
-)  # its parts are in test_rewards_judged.py, test_engine_host_judging.py and test_launch_judges.py
+# its parts are in test_rewards_judged.py, test_engine_host_judging.py and test_launch_judges.py
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SMALL = (

@@ -10,7 +10,8 @@ import pytest
 from jaxrl_post import main
 from jaxrl_post.telemetry import metrics
 
-pytestmark = pytest.mark.extended  # its parts are in test_trainer_preferences.py
+# its parts are in test_trainer_preferences.py
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo_dpo.py"
 SMALL = (

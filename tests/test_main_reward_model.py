@@ -13,7 +13,8 @@ from jaxrl_post import main
 from jaxrl_post.models import hf
 from jaxrl_post.telemetry import metrics
 
-pytestmark = pytest.mark.extended  # its parts are in test_trainer_reward_model.py
+# its parts are in test_trainer_reward_model.py
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo_reward_model.py"
 SMALL = ("steps=4", "checkpoint.every=2", "scheduler.prompts=8", "optimizer.warmup_steps=1")

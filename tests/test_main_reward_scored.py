@@ -14,7 +14,8 @@ from jaxrl_post import main
 from jaxrl_post.models import hf
 from jaxrl_post.telemetry import metrics
 
-pytestmark = pytest.mark.extended  # its parts are in test_trainer_reward_scorer.py and test_rewards_modelled.py
+# its parts are in test_trainer_reward_scorer.py and test_rewards_modelled.py
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SMALL = (

@@ -24,6 +24,8 @@ from jaxrl_post.serve.tinker.programs import Adam
 from jaxrl_post.serve.tinker.snapshots import Snapshot, Snapshots
 from jaxrl_post.trainer import programs
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 MODEL = made_groups.MODEL
 SINGLE = 5e-6  # relative 2-norm of a leaf's gradient in float32
 BOUNDS = {

@@ -58,77 +58,96 @@ class Programs:
         """Compiles every program for weights of these shapes, dtypes and shardings."""
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
         for drafter in dict.fromkeys((Off(), self.drafter)):
-            self._compile_steps(like, drafter)
+            for rows in self.row_sizes:
+                self._dispatches[rows, drafter.width > 0] = self._dispatch_program(like, drafter, rows)
+            self._inserts[drafter.width > 0] = self._insert_program(drafter)
         if self.sizes.prompt_rows:
-            self._compile_prefill(like)
-        self._blanks = tuple(
-            jax.jit(make, out_shardings=home).lower().compile()
-            for make, home in (
-                (lambda: self.blanks(self.drafter)[0], self._placed),
-                (lambda: self.blanks(self.drafter)[1], self._blocks),
-                (lambda: self.blanks(Off())[0][2:], self._placed[2:]),
-            )
-        )
-        tables = self._described(jax.eval_shape(lambda: self.blanks(self.drafter))[1], self._blocks)
-        number, self._uploads = jax.ShapeDtypeStruct((), jnp.int32, sharding=self._whole), {}
-        for size in (UPLOAD, BULK) if tables else ():
-            if tables[0].shape[1] >= size:
-                pieces = tuple(jax.ShapeDtypeStruct((size,), x.dtype, sharding=self._whole) for x in tables[:-1])
-                self._uploads[size] = (
-                    jax.jit(upload, donate_argnums=0, out_shardings=self._blocks)
-                    .lower(tables, number, number, pieces)
-                    .compile()
-                )
+            self._prefills[self.sizes.prompt_rows] = self._prefill_program(like)
+        self._blanks = self._blank_programs(self.drafter)
+        self._uploads = self._upload_programs(self.drafter)
 
-    def _compile_steps(self, params: Any, drafter: Drafter) -> None:
-        """Compiles a dispatch for each row size, and an insertion, with this drafter."""
-        s, spread = self.sizes, functools.partial(meshes.by_heads, self.mesh)
-        ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self._whole)
-        state, tables = (
-            self._described(x, home)
-            for x, home in zip(jax.eval_shape(lambda: self.blanks(drafter)), (self._placed, self._blocks))
+    def _dispatch_program(self, params: Any, drafter: Drafter, rows: int) -> Callable:
+        """Returns a dispatch of `rows` rows with this drafter, compiled."""
+        s, (state, tables) = self.sizes, self._shapes(drafter)
+        program = RowProgram(
+            rows=rows,
+            sizes=s,
+            config=self.config,
+            dtype=self.dtype,
+            drafter=drafter,
+            spread=functools.partial(meshes.by_heads, self.mesh),
+            platforms=self.platforms,
         )
-        for rows in self.row_sizes:
-            program = RowProgram(
-                rows=rows,
-                sizes=s,
-                config=self.config,
-                dtype=self.dtype,
-                drafter=drafter,
-                spread=spread,
-                platforms=self.platforms,
-            )
-            run = jax.jit(
-                functools.partial(dispatch, program), donate_argnums=2, out_shardings=(self._placed, self._whole)
-            )
-            self._dispatches[rows, drafter.width > 0] = run.lower(
-                params, tables, state, ints((s.replicas, s.slots, TABLE + s.blocks)), ints((3,))
-            ).compile()
-        entry = ints((s.replicas, s.inserts, len(Entry._fields) - 2 + s.max_length + self.watched(drafter)))
+        run = jax.jit(functools.partial(dispatch, program), donate_argnums=2, out_shardings=(self._placed, self._whole))
+        return run.lower(
+            params, tables, state, self._ints((s.replicas, s.slots, TABLE + s.blocks)), self._ints((3,))
+        ).compile()
+
+    def _insert_program(self, drafter: Drafter) -> Callable:
+        """Returns an insertion with this drafter, compiled."""
+        s, (state, _) = self.sizes, self._shapes(drafter)
+        entry = self._ints((s.replicas, s.inserts, len(Entry._fields) - 2 + s.max_length + self.watched(drafter)))
 
         def put(state: State, joined: jax.Array) -> State:
             return insert(drafter, state, Entry.parted(joined, s.max_length))
 
-        self._inserts[drafter.width > 0] = (
-            jax.jit(put, donate_argnums=0, out_shardings=self._placed).lower(state, entry).compile()
-        )
+        return jax.jit(put, donate_argnums=0, out_shardings=self._placed).lower(state, entry).compile()
 
-    def _compile_prefill(self, params: Any) -> None:
-        """Compiles a pass of the wide prompt program."""
-        s, home = self.sizes, self._placed.cache
-        state = self._described(jax.eval_shape(lambda: self.blanks(Off())[0]), self._placed)
-        tiles = (s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks)
+    def _prefill_program(self, params: Any) -> Callable:
+        """Returns a pass of the wide prompt program, compiled."""
+        s, (state, _) = self.sizes, self._shapes(Off())
         program = PromptProgram(
             config=self.config,
             dtype=self.dtype,
             spread=functools.partial(meshes.by_heads, self.mesh),
             platforms=self.platforms,
         )
-        self._prefills[s.prompt_rows] = (
-            jax.jit(functools.partial(prefill, program), donate_argnums=2, out_shardings=home)
-            .lower(params, state.tokens, state.cache, jax.ShapeDtypeStruct(tiles, jnp.int32, sharding=self._whole))
+        return (
+            jax.jit(functools.partial(prefill, program), donate_argnums=2, out_shardings=self._placed.cache)
+            .lower(
+                params,
+                state.tokens,
+                state.cache,
+                self._ints((s.replicas, s.prompt_rows // PROMPT_TILE, TILE_TABLE + s.blocks)),
+            )
             .compile()
         )
+
+    def _blank_programs(self, drafter: Drafter) -> tuple[Callable, ...]:
+        """Returns what makes an empty state, empty tables, and what stands for a drafter's state where none is read."""
+        return tuple(
+            jax.jit(make, out_shardings=home).lower().compile()
+            for make, home in (
+                (lambda: self.blanks(drafter)[0], self._placed),
+                (lambda: self.blanks(drafter)[1], self._blocks),
+                (lambda: self.blanks(Off())[0][2:], self._placed[2:]),
+            )
+        )
+
+    def _upload_programs(self, drafter: Drafter) -> dict[int, Callable]:
+        """Returns what writes pieces of a drafter's tables, by the entries of a piece."""
+        _, tables = self._shapes(drafter)
+        sizes = [size for size in (UPLOAD, BULK) if tables and tables[0].shape[1] >= size]
+        return {
+            size: jax.jit(upload, donate_argnums=0, out_shardings=self._blocks)
+            .lower(
+                tables,
+                self._ints(()),
+                self._ints(()),
+                tuple(jax.ShapeDtypeStruct((size,), x.dtype, sharding=self._whole) for x in tables[:-1]),
+            )
+            .compile()
+            for size in sizes
+        }
+
+    def _ints(self, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        """Describes integers that every device has."""
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._whole)
+
+    def _shapes(self, drafter: Drafter) -> tuple[State, Any]:
+        """Describes state and tables with this drafter, with their places."""
+        state, tables = jax.eval_shape(lambda: self.blanks(drafter))
+        return self._described(state, self._placed), self._described(tables, self._blocks)
 
     @staticmethod
     def _described(tree: Any, homes: Any) -> Any:
