@@ -4,7 +4,7 @@
 
 It imports no part of the project: it knows the run by its endpoint alone (docs/agents.md). It ends with 0 when the run has
 ended, and with 1 when the run cannot be reached for --patience seconds. With --late it thinks before it follows a turn. Its
-last line says what it has played.
+first line says how many sessions it takes over from an earlier process of its name, its last one what it has played.
 
 Invariant: what it puts behind a turn follows from the session's row and the turn alone. So another process may play a
 session again.
@@ -53,7 +53,7 @@ class Harness:
     async def turn(self) -> None:
         """Plays sessions until the run has ended. Sessions that a process of this name left behind are played anew."""
         given = await self._asked("/v1/sessions/release", {"harness": self._name})
-        self.counts["released"] += given.get("released", 0)
+        print(json.dumps({"released": given.get("released", 0)}), flush=True)
         async with asyncio.TaskGroup() as tasks:
             while not (given.get("ended") or self.counts["gone"]):
                 given = await self._asked("/v1/sessions", {"harness": self._name, "most": MOST, "wait": WAIT_S})

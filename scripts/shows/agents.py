@@ -55,7 +55,7 @@ def show(record) -> None:
 
 
 class _Harnesses:
-    """Processes of one harness, one after the other. `counts`: what those have played that came to their end."""
+    """Processes of one harness, one after the other. `counts`: what they said, of which killed ones lack the last line."""
 
     def __init__(self, record, port: int, *more: str):
         self._root, self._more, self.port = record.root, (f"--url=http://127.0.0.1:{port}", *more), port
@@ -69,7 +69,7 @@ class _Harnesses:
     def __exit__(self, kind, *_) -> None:
         try:
             if kind is None:
-                self.counts.update(json.loads(self.process.communicate(timeout=120)[0].splitlines()[-1]))
+                self.process.wait(120)
         finally:
             self.kill()
 
@@ -80,8 +80,8 @@ class _Harnesses:
     def kill(self) -> None:
         """kill -9."""
         self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
+        for line in self.process.communicate()[0].splitlines():
+            self.counts.update(json.loads(line))
 
 
 def _free_port() -> int:
