@@ -202,22 +202,34 @@ def _killed(record, here: Path) -> None:
 
 
 def _harness_killed(record, runs, port: int) -> None:
-    """Kills the harness after steps of the run, and begins another process at once."""
-    run, kills = runs.here / "harness", 0
+    """Kills the harness after steps of the run, while it plays sessions, and begins another process at once."""
+    import http_clients
+
+    run, kills, endpoint = runs.here / "harness", 0, http_clients.Caller(port, os.environ[TOKEN])
     with _Harnesses(record, port, f"--late={LATE_S}") as harness:
         process = runs.begin(run.name)
         while process.poll() is None and kills < HARNESS_KILLS:
             time.sleep(0.05)
-            if _steps(run) > 2 * kills:
+            if _steps(run) > 2 * kills and _played(endpoint):
                 harness.kill()
                 harness.begin()
                 kills += 1
         end(process)
+    endpoint.close()
     late = sum(row.get("perf/late_environments", 0) for row in _timed(run))
     record.figure("harness.kills", kills, equals=HARNESS_KILLS)
     record.figure("harness.kill.sessions_taken_again", harness.counts["released"], at_least=1)
     record.figure("harness.kill.turns_that_the_ring_waited_for", late, at_least=1)
     record.figure("harness.kill.what_differs", runs.differences(runs.here / "whole", run), equals=[])
+
+
+def _played(endpoint) -> int:
+    """Returns the sessions that a harness plays now."""
+    try:
+        return json.loads(endpoint.ask("GET", "/v1/sessions")[1])["played"]
+    except OSError:
+        endpoint.close()
+        return 0
 
 
 def _steps(run: Path) -> int:
