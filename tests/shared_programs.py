@@ -3,7 +3,7 @@
 Tracing, lowering and loading from the compilation cache took a third of the CPU seconds of the runs that tests start.
 Two requests are the same where every setting is, and where nothing in the project has been replaced since: a planted
 fault, by monkeypatch or otherwise, is compiled anew. What is shared is a finished program; arrays are never shared.
-An engine that is made within `on_demand` compiles a program when it first runs.
+An engine that is made within `on_demand` traces its programs then, and compiles one when it first runs.
 """
 
 from __future__ import annotations
@@ -145,12 +145,27 @@ _WAITING = [False]
 
 @contextlib.contextmanager
 def on_demand() -> Iterator[None]:
-    """Lets engines that are made within it compile a program when it first runs: most tests run few of them."""
+    """Lets engines that are made within it compile a program when it first runs: most tests run few of them.
+
+    It is traced at once, so that a fault which is planted now is in it."""
     before, _WAITING[0] = _WAITING[0], True
     try:
         yield
     finally:
         _WAITING[0] = before
+
+
+@contextlib.contextmanager
+def _postponed() -> Iterator[None]:
+    """Compiles what is lowered within it when it is first asked for."""
+    from jax.stages import Lowered
+
+    real = Lowered.compile
+    Lowered.compile = lambda self, *given: OnDemand(functools.partial(real, self, *given))
+    try:
+        yield
+    finally:
+        Lowered.compile = real
 
 
 def _share_engines(shelf: Shelf, programs: type) -> None:
@@ -165,10 +180,11 @@ def _shared(shelf: Shelf, name: str, real: Callable) -> Callable:
         asked = tuple(described(x) if isinstance(x, dict) else x for x in given)  # weights are a dictionary
         settings = (name, self.config, self.mesh, sizes, str(self.dtype), *asked)
 
-        def ask():
-            return shelf.ask(settings, lambda: real(self, *given))[0]
+        def make():
+            with _postponed() if _WAITING[0] else contextlib.nullcontext():
+                return real(self, *given)
 
-        return OnDemand(ask) if _WAITING[0] and not name.endswith("s") else ask()
+        return shelf.ask((*settings, _WAITING[0]), make)[0]
 
     return program
 

@@ -17,6 +17,8 @@ from jaxrl_post.data import tasks
 from jaxrl_post.data.tokenizer import characters
 from jaxrl_post.launch import completions, inputs
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 BETA = 0.5
 PAIRED = made_groups.groups(6, 2, unscored=False)  # one rollout has observed tokens in its middle
 ALONE = made_groups.groups(6, 1, unscored=False)

@@ -17,6 +17,8 @@ from jaxrl_post.serve.tinker import forms
 from jaxrl_post.serve.tinker.worker import Piece
 from jaxrl_post.types import Finish, Prompt, Request, RolloutId
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ADAM = {"learning_rate": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
 SUM = [3, 8, 11, 9, 12]
 

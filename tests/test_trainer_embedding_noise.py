@@ -19,6 +19,8 @@ from jaxrl_post.config import AlgorithmConfig
 from jaxrl_post.models import decoder
 from jaxrl_post.parallel import mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 MODEL = dataclasses.replace(made_groups.MODEL, tied=False)
 GROUPS = made_groups.groups(3, 2, unscored=False)
 ALPHA, STEP = 4.0, 3

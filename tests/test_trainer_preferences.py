@@ -13,6 +13,8 @@ from jaxrl_post.algorithms import credit, preferences
 from jaxrl_post.engine.preferences import Preferences
 from jaxrl_post.types import Request, RolloutId
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GROUPS = made_groups.groups(size=2)  # in the second one a rollout is unscored, in the third some tokens are observed
 
 

@@ -15,6 +15,8 @@ from jaxrl_post.algorithms import credit, reward_model
 from jaxrl_post.launch import reward_start
 from jaxrl_post.parallel import mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GROUPS = pairs.groups()
 
 

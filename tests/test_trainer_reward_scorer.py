@@ -17,6 +17,8 @@ from jaxrl_post.parallel import mesh
 from jaxrl_post.trainer import reward_scorer
 from jaxrl_post.trainer.reward_scorer import RewardScorer
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 MESH = mesh.make_mesh(1, 1, 1)
 
 
