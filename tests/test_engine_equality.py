@@ -369,20 +369,20 @@ def guesses_kept_after_a_miss(monkeypatch):
     monkeypatch.setattr(SequenceState, "extend", extend)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("equality")
 def test_planted_noise_keyed_by_slot(monkeypatch, plain):
     noise_keyed_by_slot(monkeypatch)
     assert not lab.same_bits(plain, lab.run(lab.engine(), ASKED[::-1]))
 
 
-@pytest.mark.extended
+@pytest.mark.shown("equality")
 def test_planted_position_off_by_one_after_a_park(monkeypatch, plain):
     position_off_by_one_after_a_park(monkeypatch)
     out, _ = lab.park_and_resume(lab.engine(), ASKED, mode="recompute")
     assert not lab.same_bits(plain, out)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("equality")
 @pytest.mark.parametrize("fault", [draft_not_compared_at_eos, verify_keeps_the_mismatched_token])
 def test_planted_faults_of_acceptance(monkeypatch, plain, fault):
     fault(monkeypatch)

@@ -32,7 +32,7 @@ def test_tokens_with_candidates_follow_the_cut_law(alone):
     assert arms.by_context(40, LAW, alone, 2) > LEVEL and arms.by_context(40, LAW, told, 2) > LEVEL
 
 
-@pytest.mark.extended
+@pytest.mark.shown("spec-law")
 @pytest.mark.parametrize("fault", arms.FAULTS, ids=lambda fault: fault.__name__)
 def test_planted_faults_do_not(alone, monkeypatch, fault):
     with monkeypatch.context() as patch:

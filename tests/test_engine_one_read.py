@@ -15,8 +15,6 @@ import test_kernels_attention_tpu as kernel
 from jaxrl_post.kernels import attention, attention_tpu, prompt_attention
 from jaxrl_post.types import Prompt
 
-pytestmark = pytest.mark.extended
-
 MODEL = dataclasses.replace(lab.TINY, head_dim=64, max_length=320)
 SIZES = dict(slots=4, max_length=288, pages=4 * 18, dtype=jnp.bfloat16)
 LONG = attention_tpu.BLOCK - 9  # answers cross the end of a turn
@@ -56,12 +54,14 @@ def drafted(plain):
     return out
 
 
+@pytest.mark.shown("exact-scale")
 def test_drafts_and_slots_change_no_bit():
     plain = lab.run(engine(), asked())
     assert lab.same_bits(plain, drafted(plain))
     assert lab.same_bits(plain, lab.run(engine(slots=1, pages=18), asked()))
 
 
+@pytest.mark.extended
 def test_wide_prompts_and_drafts_change_no_bit():
     plain = lab.run(engine(prompt_rows=128), asked())
     past = [group for epoch in (0, 1) for group in lab.groups_of(asked(), plain, epoch, vary=0.1)]
@@ -69,6 +69,7 @@ def test_wide_prompts_and_drafts_change_no_bit():
     assert lab.same_bits(plain, lab.run(one, asked()))
 
 
+@pytest.mark.shown("exact-scale")
 def test_a_planted_fault_is_caught(monkeypatch):
     """A row that sees the next position sees a draft's key, or nothing."""
     kernel.mask_off_by_one(monkeypatch)

@@ -71,7 +71,7 @@ def test_every_rollout_agrees_with_the_independent_sampler(plain):
     assert lab.against_sampler(plain, ASKED, lab.weights(0)) == []
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -90,7 +90,7 @@ def test_slots_pages_and_dispatches_change_nothing(plain, changes):
     assert (counts.get("sched/preemptions", 0) > 0) == (changes.get("pages") == 15)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("rows", [192, 512])
 def test_within_one_number_of_rows_the_order_changes_nothing(rows):
     one = engine(prompt_rows=rows)
@@ -102,14 +102,14 @@ def test_within_one_number_of_rows_the_order_changes_nothing(rows):
         assert lab.same_bits(out, lab.run(fresh(one), order, submit_at=noise.integers(0, 12, len(ASKED)).tolist()))
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("mode", ["recompute", "verify", "restart"])
 def test_parking_changes_nothing(shared, plain, mode):
     out, parks = lab.park_and_resume(fresh(shared), ASKED, mode=mode)
     assert parks >= 10 and lab.same_bits(plain, out)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 def test_drafts_and_clones_change_nothing(plain):
     past = [g for epoch in (0, 1) for g in lab.groups_of(ASKED, plain, epoch, vary=0.1)]
     for clones in (False, True):
@@ -131,7 +131,7 @@ def test_a_saved_engine_resumes_with_the_same_bits(shared, plain):
     assert lab.same_bits(plain, out)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 def test_after_a_swap_prompts_are_computed_with_the_new_weights():
     asked = lab.requests(24, samples=4, seed=10, longest=40, longest_prompt=150)
     new = meshes.put(lab.weights(1), meshes.param_shardings(meshes.make_mesh(), decoder.axes(lab.TINY), "engine"))
@@ -141,8 +141,14 @@ def test_after_a_swap_prompts_are_computed_with_the_new_weights():
     assert [o for o in (lab.recomputed_after_swap(out[r.rollout_id], r, lab.weights(1), 1) for r in mixed) if o] == []
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("shape", [(2, 1, 1), (2, 1, 2)], ids=["data2", "data2xtensor2"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((2, 1, 1), marks=pytest.mark.shown("exact-scale")),
+        pytest.param((2, 1, 2), marks=pytest.mark.extended),
+    ],
+    ids=["data2", "data2xtensor2"],
+)
 def test_replicas_and_shards(shape):
     mesh = meshes.make_mesh(*shape)
     asked = lab.requests(32, longest_prompt=160, longest=32, seed=3, replicas=meshes.replicas(mesh))
@@ -268,7 +274,7 @@ def test_a_prompt_of_four_thousand_tokens_reads_an_eighth_at_most():
 # ---- the probe, and planted faults
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 def test_the_probe_accepts_the_wide_program(shared):
     assert bit_probe.keep_equal_sizes(fresh(shared)) == {64: True}
     assert shared.row_sizes == (64,) and shared.clock == 0 and shared.metrics() == {}
@@ -299,7 +305,7 @@ def test_planted_last_shared_position_left_out(small, monkeypatch):
     assert lab.against_sampler(lab.run(fresh(small), SHORT[:8]), SHORT[:8], lab.weights(0)) != []
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 def test_planted_second_writer_of_a_prompt(plain, monkeypatch):
     """Prompts of preempted rollouts are left to the row program: right values, and other bits."""
     real = prompt_tiles.compute
@@ -316,7 +322,7 @@ def test_planted_second_writer_of_a_prompt(plain, monkeypatch):
     assert not lab.same_bits(plain, out)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize(
     "old, new",
     [

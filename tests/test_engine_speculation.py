@@ -83,10 +83,10 @@ def placed(params):
 
 
 def tiers(*cases):
-    """Returns the cases. Those that need engines which nothing of the first tier compiles are in the second."""
+    """Returns the cases. The show spec-equality has those that need engines which nothing of the first tier compiles."""
     first = set(scripted.KINDS)
     return [
-        pytest.param(name, clones, marks=() if {name, (name, clones)} & first else pytest.mark.extended)
+        pytest.param(name, clones, marks=() if {name, (name, clones)} & first else pytest.mark.shown("spec-equality"))
         for name, clones in cases
     ]
 
@@ -416,7 +416,7 @@ def draft_not_compared_at_eos(monkeypatch):
     )
 
 
-@pytest.mark.extended
+@pytest.mark.shown("spec-equality")
 @pytest.mark.parametrize(
     "fault", [clone_begins_with_another_page, clone_is_copied_back_from_the_wrong_position, the_losers_text_is_kept]
 )
@@ -426,7 +426,7 @@ def test_planted_faults_of_clones(monkeypatch, fault):
     assert not lab.same_bits(plain_long(), lab.run(made("better_clones", True, steps_per_dispatch=3), LONG))
 
 
-@pytest.mark.extended
+@pytest.mark.shown("spec-equality")
 @pytest.mark.parametrize(
     "fault, kind",
     [

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 PLACE = attention_gpu.PLACE
 HOW = dict(scale=0.2, window=None, soft_cap=None)
-ALSO = pytest.mark.extended
+ALSO = pytest.mark.shown("exact-scale")
 
 interpreted = pytest.mark.skipif(
     not hasattr(plgpu, "InterpretGPUParams"), reason="the interpreter of jax 0.10 knows no transposed operand of wgmma"

@@ -13,7 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jaxrl_post.kernels import attention, attention_tpu, prompt_attention
 from jaxrl_post.kernels.pallas_tpu import pltpu
 
-ALSO = pytest.mark.extended
+ALSO = pytest.mark.shown("exact-scale")
 HOW = dict(scale=0.2, window=None, soft_cap=None)
 DRAFTS = ((0, 252, 9), (1, 40, 3))  # slot, first position, rows: drafts behind four rows reach into another turn
 

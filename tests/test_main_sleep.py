@@ -11,7 +11,7 @@ from test_main_tail_batching import VERIFIED
 from jaxrl_post.checkpoint import store
 from jaxrl_post.engine.row_engine import MeshDevice
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.extended]
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 OWN = ("--config.engine.dtype=bfloat16", "--config.steps=6", "--config.checkpoint.every=2")
 RUNS = {
@@ -31,6 +31,7 @@ def held(leaves) -> int:
     )
 
 
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_whose_engine_sleeps_is_the_same(here, name, monkeypatch):  # noqa: F811
     """Every file, weight and decision is equal. Pages are always freed, and weights where the engine has its own."""
@@ -51,6 +52,7 @@ def test_a_run_whose_engine_sleeps_is_the_same(here, name, monkeypatch):  # noqa
     same_run(whole, slept)
 
 
+@pytest.mark.extended
 def test_killed_while_it_sleeps(here, capsys):  # noqa: F811
     flags = (*OWN, "--config.engine.sleep=True")
     whole, target = whole_run(here, "sleeping", *flags), here / "sleeping_killed"
@@ -60,6 +62,7 @@ def test_killed_while_it_sleeps(here, capsys):  # noqa: F811
     same_run(whole, target)
 
 
+@pytest.mark.extended
 def test_an_engine_that_works_beside_the_learner_does_not_sleep(here, capsys):  # noqa: F811
     assert go(here, "--config.engine.sleep=True", "--config.scheduler.name=pipeline") == 1
     assert "engine.sleep=True frees the engine while the learner works" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def worst(a, b):
         (MIXED, {"remat": True}),
         (MIXED, {"remat": True, "paired": True}),
         *(
-            pytest.param(*one, marks=pytest.mark.extended)
+            pytest.param(*one, marks=pytest.mark.shown("exact-scale"))
             for one in ((MIXED, {}), (ALIKE, {"remat": True}), (ALIKE, {"paired": True, "row_major": True}))
         ),
     ],
@@ -66,14 +66,14 @@ def test_the_order_of_axes_in_memory_changes_no_bit_of_a_gradient():
     assert jax.tree.all(jax.tree.map(np.array_equal, found, plain))
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("policy", layer_loop.POLICIES)
 @pytest.mark.parametrize("how", FORMS.values(), ids=FORMS)
 def test_policies_change_no_gradient(policy, how):
     assert worst(gradient(MIXED, remat=True, policy=policy, **how), gradient(MIXED)) <= EXACT
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("config", [MIXED, ALIKE], ids=["mixed", "alike"])
 def test_float32(config):
     assert worst(gradient(config, np.float32, scan=True, remat=True), gradient(config, np.float32)) <= SINGLE
@@ -139,7 +139,7 @@ def layers_in_reverse(monkeypatch):
 FAULTS = (every_layer_has_the_first_window, every_layer_has_the_first_rotation, layers_in_reverse)
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_planted_faults_are_seen(monkeypatch, fault):
     plain = gradient(MIXED)

@@ -79,13 +79,15 @@ MESHES = [(2, 2, 2), *(pytest.param(sizes, marks=pytest.mark.extended) for sizes
 
 
 @pytest.mark.parametrize("sizes", MESHES)
-@pytest.mark.parametrize("model", [TIED, pytest.param(OWN, marks=pytest.mark.extended)], ids=["tied", "own"])
+@pytest.mark.parametrize(
+    "model", [TIED, pytest.param(OWN, marks=pytest.mark.shown("exact-scale"))], ids=["tied", "own"]
+)
 def test_values_and_gradients_are_those_of_the_whole_head_in_x64(model, sizes):
     split, whole = both(model, sizes, np.float64)
     assert max(made_groups.distances(split, whole).values()) <= EXACT
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("model", [TIED, OWN], ids=["tied", "own"])
 def test_float32(model):
     split, whole = both(model, (2, 2, 2), np.float32)
@@ -161,7 +163,7 @@ FAULTS = (
 )
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_planted_faults_are_seen(monkeypatch, fault):
     fault(monkeypatch)

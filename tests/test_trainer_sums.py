@@ -57,7 +57,7 @@ def test_every_mode_in_x64(plain, arm, mode):
     assert arms.worst(arms.gradient(GROUPS, np.float64, one=one, **how), plain[mode]) <= EXACT
 
 
-@pytest.mark.extended
+@pytest.mark.shown("sums")
 @pytest.mark.parametrize("loss_mode", ["gspo", "cispo", "sapo"])
 def test_every_loss_in_x64(loss_mode):
     """gspo needs a sequence's mean inside a packed row."""
@@ -90,7 +90,7 @@ def test_what_must_not_matter_in_x64(plain, arm):
     assert arms.worst(arms.gradient(GROUPS, np.float64, mode=mode, **ARMS[arm]), plain[mode]) <= EXACT
 
 
-@pytest.mark.extended
+@pytest.mark.shown("exact-scale")
 @pytest.mark.parametrize("arm", ["packed", "three_accumulates", "eight_devices", "scanned", "scanned_and_split"])
 def test_float32(plain, arm):
     mode = "token-mean"
@@ -291,7 +291,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.extended
+@pytest.mark.shown("sums")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_planted_faults_are_seen(plain, monkeypatch, fault):
     fault(monkeypatch)

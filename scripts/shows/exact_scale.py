@@ -8,7 +8,7 @@ reported, and must be near.
 
 Engine: a run that sleeps while the learner works, and one whose prompts go through the wide program, against runs
 without: policy and rollouts, byte by byte. Rows that share one read of their pages on TPUs, in interpret mode, against
-the same rows one by one.
+the same rows one by one. The same kernel for GPUs, on pages of every size.
 
 Each planted fault must be far outside.
 """
@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 
-MINUTES = 17.0
+MINUTES = 20.0
 EXACT, SINGLE, SEEN = 1e-12, 5e-6, 1e-3
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -43,6 +43,7 @@ ENGINE = {  # part: tests, and how many there are
     "sleep_and_wake": (("tests/test_main_sleep.py",), 7),
     "wide_prompts": (("tests/test_engine_prompt_program.py", "tests/test_kernels_prompt_attention.py"), 40),
     "one_read": (("tests/test_engine_one_read.py", "tests/test_kernels_attention_tpu.py"), 41),
+    "pages_on_gpus": (("tests/test_kernels_attention_gpu.py",), 30),
 }
 
 
