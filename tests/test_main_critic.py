@@ -33,7 +33,7 @@ def rows(folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.extended) for name in RUNS if name != "ppo")]
+    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.shown("variants")) for name in RUNS if name != "ppo")]
 )
 def test_killed_in_a_save_and_resumed_it_is_the_same_run(here, name):  # noqa: F811
     whole, target = whole_run(here, f"whole_{name}", *RUNS[name]), here / f"killed_{name}"

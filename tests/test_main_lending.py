@@ -104,8 +104,10 @@ def test_when_deferred_calls_are_made_changes_nothing(here, whole, where, monkey
     same_run(one, other)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("name", ["split", "sharded"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("split", marks=pytest.mark.extended), pytest.param("sharded", marks=pytest.mark.shown("variants"))],
+)
 def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing(here, name):  # noqa: F811
     """Also those that moved to another replica: tokens and log-probs, bit for bit, since its programs are the same."""
     found = {}
@@ -131,7 +133,7 @@ def test_at_learning_rate_zero_every_answer_is_that_of_a_run_which_lends_nothing
     assert found["0.2"] == found["0.0"] and len(found["0.0"]) == 80
 
 
-@pytest.mark.extended  # test_main.py starts two processes too
+@pytest.mark.shown("variants")  # test_main.py starts two processes too
 def test_two_processes_lend_half_of_their_devices_each(here):  # noqa: F811
     """They decide, sample and measure alike, and at learning rate 0 every answer is that of two processes which lend nothing."""
     sys.path.insert(0, str(ROOT / "scripts"))

@@ -139,13 +139,12 @@ def test_a_run_without_additions_has_no_adapter(here, capsys):  # noqa: F811
         assert "no adapter" in capsys.readouterr().err
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--config.engine.sleep=True",),
-        ("--config.speculation.drafter=ngram",),
-        ("--config.scheduler.mini_batches=2", "--config.steps=6"),
+        pytest.param(("--config.engine.sleep=True",), marks=pytest.mark.extended),
+        pytest.param(("--config.speculation.drafter=ngram",), marks=pytest.mark.shown("variants")),
+        pytest.param(("--config.scheduler.mini_batches=2", "--config.steps=6"), marks=pytest.mark.shown("variants")),
     ],
     ids=["sleeping", "drafts", "two_updates"],
 )
@@ -159,13 +158,16 @@ def test_the_ring_goes_with_it(here, ended, flags):  # noqa: F811
     assert (target / "adapter" / peft.CONFIG).is_file()
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "flags, case",
     [
-        (("--config.mesh.engine=1",), "relayout and merge"),
-        (("--config.mesh.fsdp=2", "--config.mesh.engine_tensor=2"), "relayout and merge"),
-        (("--config.scheduler.name=pipeline",), "merge"),
+        pytest.param(("--config.mesh.engine=1",), "relayout and merge", marks=pytest.mark.shown("variants")),
+        pytest.param(
+            ("--config.mesh.fsdp=2", "--config.mesh.engine_tensor=2"),
+            "relayout and merge",
+            marks=pytest.mark.shown("variants"),
+        ),
+        pytest.param(("--config.scheduler.name=pipeline",), "merge", marks=pytest.mark.extended),
     ],
     ids=["split", "sharded", "pipeline"],
 )

@@ -35,8 +35,13 @@ ROUNDS = (
 )
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("name, flags", [("pipeline", SPLIT), ("rounds", ROUNDS)])
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        pytest.param("pipeline", SPLIT, marks=pytest.mark.extended),
+        pytest.param("rounds", ROUNDS, marks=pytest.mark.shown("variants")),
+    ],
+)
 def test_killed_while_the_learner_is_at_work(here, name, flags, capsys):  # noqa: F811
     (here / "cost.json").write_text(COSTS)
     flags = (*flags, TABLE.format(here=here))

@@ -121,7 +121,7 @@ def by_steps(rollouts):
         {},
         {"pages": 13},
         *(
-            pytest.param(more, marks=pytest.mark.extended)
+            pytest.param(more, marks=pytest.mark.shown("variants"))
             for more in (
                 {"steps_per_dispatch": 1},
                 {"pages": 13, "steps_per_dispatch": 3},
@@ -215,14 +215,15 @@ def test_a_swap_in_mid_generation_and_parked_rollouts():
     assert twin.told == real.told
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "name, clones, changes",
     [
-        ("ours", True, {}),
-        ("ngram", True, {"steps_per_dispatch": 3}),
-        ("ours", False, {"pages": 13, "steps_per_dispatch": 5}),
-        ("ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240}),
+        pytest.param("ours", True, {}, marks=pytest.mark.shown("variants")),
+        pytest.param("ngram", True, {"steps_per_dispatch": 3}, marks=pytest.mark.extended),
+        pytest.param("ours", False, {"pages": 13, "steps_per_dispatch": 5}, marks=pytest.mark.shown("variants")),
+        pytest.param(
+            "ours", False, {"row_sizes": (64, 96), "slots": 40, "pages": 240}, marks=pytest.mark.shown("variants")
+        ),
     ],
     ids=str,
 )

@@ -65,18 +65,24 @@ def bytes_on(devices):
     )
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "shared, fsdp, mode, back",
     [
-        (False, False, "token-mean", True),
-        (False, True, "token-mean", False),
-        (True, False, "prompt-mean", False),
-        (True, True, "seq-mean-token-sum-norm", True),
-        (True, False, "token-mean", True),
-        (True, True, "token-mean", False),
-        (False, False, "prompt-mean", False),
-        (False, True, "seq-mean-token-sum-norm", True),
+        *(
+            pytest.param(*one, marks=pytest.mark.extended)
+            for one in ((False, True, "token-mean", False), (True, False, "prompt-mean", False))
+        ),
+        *(
+            pytest.param(*one, marks=pytest.mark.shown("variants"))
+            for one in (
+                (False, False, "token-mean", True),
+                (True, True, "seq-mean-token-sum-norm", True),
+                (True, False, "token-mean", True),
+                (True, True, "token-mean", False),
+                (False, False, "prompt-mean", False),
+                (False, True, "seq-mean-token-sum-norm", True),
+            )
+        ),
     ],
 )
 def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
@@ -91,8 +97,14 @@ def test_the_sum_is_that_of_the_learner_alone(shared, fsdp, mode, back):
             assert told[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("shared, scan", [(False, "no"), (True, "no"), (False, "yes")])
+@pytest.mark.parametrize(
+    "shared, scan",
+    [
+        pytest.param(False, "no", marks=pytest.mark.shown("variants")),
+        pytest.param(True, "no", marks=pytest.mark.extended),
+        pytest.param(False, "yes", marks=pytest.mark.shown("variants")),
+    ],
+)
 def test_the_weights_after_steps_are_those_of_the_learner_alone(shared, scan):
     """Lent over a commit: what is accumulated then is at the new weights. SGD-like: no step of Adam hides a difference."""
     with arms.precision(np.float64):
@@ -146,7 +158,7 @@ def test_micro_batches_go_where_they_make_the_lesser_share():
     [
         (True, False, 2),
         *(
-            pytest.param(*given, marks=pytest.mark.extended)
+            pytest.param(*given, marks=pytest.mark.shown("variants"))
             for given in ((False, False, 4), (True, True, 2), (False, True, 2))
         ),
     ],

@@ -23,9 +23,9 @@ BESIDE = distill.algorithm("grpo", opd_kl_coef=0.7)
     [
         (distill.algorithm(), {}),
         pytest.param(BESIDE, dict(parts=3), marks=pytest.mark.extended),
-        pytest.param(distill.algorithm(), dict(scan_layers="yes", remat=True), marks=pytest.mark.extended),
+        pytest.param(distill.algorithm(), dict(scan_layers="yes", remat=True), marks=pytest.mark.shown("variants")),
         pytest.param(BESIDE, dict(sizes=(2, 2, 2)), marks=pytest.mark.extended),
-        pytest.param(distill.algorithm(), dict(sizes=(2, 2, 1), split_head="yes"), marks=pytest.mark.extended),
+        pytest.param(distill.algorithm(), dict(sizes=(2, 2, 1), split_head="yes"), marks=pytest.mark.shown("variants")),
     ],
 )
 def test_the_gradient_is_that_of_plain_code_in_x64(given, how):
@@ -33,7 +33,7 @@ def test_the_gradient_is_that_of_plain_code_in_x64(given, how):
     assert arms.worst(distill.gradient(GROUPS, np.float64, given=given, **how), want) <= EXACT
 
 
-@pytest.mark.extended
+@pytest.mark.shown("training-parity")
 @pytest.mark.parametrize("given", [distill.algorithm(), BESIDE])
 def test_the_gradient_in_f32(given):
     assert arms.worst(distill.gradient(GROUPS, given=given), distill.plain_gradient(GROUPS, given=given)) <= SINGLE
@@ -44,10 +44,10 @@ def test_the_gradient_in_f32(given):
     [
         (1.0, dict(head_chunk=24)),
         pytest.param(0.0, dict(parts=3), marks=pytest.mark.extended),
-        pytest.param(0.3, {}, marks=pytest.mark.extended),
-        pytest.param(0.3, dict(sizes=(2, 2, 2)), marks=pytest.mark.extended),
+        pytest.param(0.3, {}, marks=pytest.mark.shown("variants")),
+        pytest.param(0.3, dict(sizes=(2, 2, 2)), marks=pytest.mark.shown("variants")),
         pytest.param(1.0, dict(sizes=(2, 2, 2), split_head="yes", head_chunk=24), marks=pytest.mark.extended),
-        pytest.param(1.0, dict(scan_layers="yes", remat=True), marks=pytest.mark.extended),
+        pytest.param(1.0, dict(scan_layers="yes", remat=True), marks=pytest.mark.shown("variants")),
     ],
 )
 def test_whole_laws_have_the_gradient_of_plain_code_in_x64(beta, how):

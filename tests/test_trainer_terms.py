@@ -15,15 +15,24 @@ SINGLE = 5e-6
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.extended) for name in terms.CASES]
+    "name",
+    [name if name in FIRST else pytest.param(name, marks=pytest.mark.shown("training-parity")) for name in terms.CASES],
 )
 def test_gradient_is_that_of_plain_code(name):
     groups, given = terms.groups(), terms.algorithm(**terms.CASES[name])
     assert arms.worst(terms.gradient(groups, given), terms.plain_gradient(groups, given)) <= SINGLE
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("name", ["kl_cov", "positive_nll", "m2po", "optimal_token_baseline"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("kl_cov", marks=pytest.mark.extended),
+        *(
+            pytest.param(name, marks=pytest.mark.shown("variants"))
+            for name in ("positive_nll", "m2po", "optimal_token_baseline")
+        ),
+    ],
+)
 def test_packing_and_pieces_of_the_gradient_change_nothing(name):
     groups, given = terms.groups(), terms.algorithm(**terms.CASES[name])
     how = dict(given=given, reference=False)
